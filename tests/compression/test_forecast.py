@@ -390,6 +390,37 @@ def test_training_for_a_format_publishes_weights_of_it(folder: Path, tmp_path: P
     assert report.result.weights == "int4"
 
 
+@pytest.mark.parametrize("kind", ["point", "bands"])
+def test_training_that_is_worse_than_rounding(folder: Path, tmp_path: Path, kind: str) -> None:
+    run, names = source(folder, kind), ("out", "plain")
+    report = compress(run, tmp_path / "out", to="int4", **{**TRAIN, "learning_rate": 10.0})
+    assert report.methods == ["int4, rounded to the nearest, which lost less than training for it"]
+    assert report.training.steps == 10
+    plain = compress(run, tmp_path / "plain", to="int4")
+    assert report.result.quality == plain.result.quality
+    assert report.scores == plain.scores
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in names]
+    assert files[0] == files[1], "weights and intervals"
+    about = [json.loads((tmp_path / name / "config.json").read_text()) for name in names]
+    assert [one["compression"].get("is_trained") for one in about] == [False, None]
+    assert about[0]["train"] == about[1]["train"], "that of the source"
+    events = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert any("training for int4 lost more" in str(event.get("text")) for event in events)
+    assert events[-1]["compression"]["methods"] == report.methods
+
+
+def test_the_table_of_a_compressed_run_may_be_moved(folder: Path, tmp_path: Path) -> None:
+    run, moved, other = source(folder), tmp_path / "moved.parquet", tmp_path / "other.parquet"
+    moved.write_bytes((folder / "point.parquet").read_bytes())
+    pq.write_table(louder(), other)
+    compress(run, tmp_path / "small", to="fp16")
+    own = compress(tmp_path / "small", tmp_path / "own", to="int8", data=moved)
+    assert set(own.scores) == {"valid", "test"}
+    compress(tmp_path / "small", tmp_path / "elsewhere", to="int8", data=other)
+    again = compress(tmp_path / "elsewhere", tmp_path / "again", to="int4", data=moved)
+    assert set(again.scores) == {"test"}  # its intervals are of the other table
+
+
 class StopAt:
     """A stop flag that is set at the n-th question."""
 

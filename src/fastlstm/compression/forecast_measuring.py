@@ -24,6 +24,7 @@ from fastlstm.compression.report import (
     CompressReport,
     TrainingFigures,
     notes_of_speed,
+    plain_rounding,
     pruning_method,
 )
 from fastlstm.errors import DataError, Setting
@@ -60,6 +61,7 @@ class Measuring:
         self._inputs: ScaledWindows | None = None
         self._table, self._scored, self._blocks = "", "", dict[str, list[Any]]()
         self._before: dict[str, BlockErrors] = {}
+        self._valid: WindowIndex | None = None
         self._limit_s: float | None = None
         self.why_not, self.notes, self.seconds = "", list[str](), _SPEED_S
         weights = "fp32" if source.compression is None else source.compression.weights
@@ -131,9 +133,18 @@ class Measuring:
                     Setting("max_loss"), f" cannot be checked: {self.why_not}; give another ",
                     Setting("data"), " or leave out ", Setting("max_loss"),
                 )  # fmt: skip
-        self._limit_s = limit_s
+        self._valid, self._limit_s = valid, limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
+        if self._config.is_only_rounded:  # and RUN's weights, rounded to the nearest
+            self.seconds += self.seconds + (limit_s or 0.0)
         return valid
+
+    def calibrated(self, result: StoredForecaster) -> StoredForecaster:
+        """Returns a result with intervals of the validation part."""
+        assert self._inputs is not None
+        assert self._valid is not None
+        calibration = _calibrated(result, self._inputs, self._valid, self._limit_s)
+        return dataclasses.replace(result, calibration=calibration)
 
     def report(
         self, result: StoredForecaster, out: Path, training: TrainingFigures | None
@@ -191,6 +202,9 @@ def methods_of(
     run: Path, config: CompressConfig, source: StoredForecaster, result: StoredForecaster
 ) -> list[str]:
     """Returns what was done, in order."""
+    about = None if result.compression is None else result.compression.about
+    if about is not None and about.get("is_trained") is False:
+        return [plain_rounding(config.to)]
     methods, sizes = [], (source.network.config, result.network.config)
     if config.prune is not None:
         units = sizes[0].hidden_size, sizes[1].hidden_size
@@ -208,7 +222,7 @@ def methods_of(
 def _calibrated(
     source: StoredForecaster, inputs: ScaledWindows, valid: WindowIndex, limit_s: float | None
 ) -> Calibration:
-    """Returns a calibration of the source; after `limit_s` it leaves windows out."""
+    """Returns a calibration of a forecaster; after `limit_s` it leaves windows out."""
     started = time.perf_counter()
 
     def has_time(done: int) -> bool:

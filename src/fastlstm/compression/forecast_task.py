@@ -26,7 +26,7 @@ from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.trainer import Trainer
 
-Approval = tuple[Event, Mapping[str, bytes] | None]
+Approval = tuple[Event, tuple[StoredForecaster, Mapping[str, bytes]] | None]
 
 _NUM_SAMPLES = 4
 _TEACHER = "teacher."
@@ -41,8 +41,8 @@ class CompressedForecastTask(ForecastTask):
         alpha: share of the teacher in the loss.
         finished: returns what is published, of the forecaster with the best weights.
         approve: called with what is finished, the trainer and the seconds spent in the teacher;
-            returns what the `end` event holds of it, and further files to publish, None where
-            nothing is published.
+            returns what the `end` event holds of it, and the forecaster to publish with further
+            files, None where nothing is published.
         measuring_s: kept of a budget for `approve`.
 
     Attributes:
@@ -127,10 +127,12 @@ class CompressedForecastTask(ForecastTask):
         closing.stored = self._finished(closing.stored)
         about: Event = {}
 
-        def approve(stored: StoredForecaster) -> Mapping[str, bytes] | None:
-            event, files = self._approve(stored, trainer, self.teacher_s)
+        def approve(
+            stored: StoredForecaster,
+        ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
+            event, approved = self._approve(stored, trainer, self.teacher_s)
             about.update(event)
-            return files
+            return approved
 
         closing.approve = approve
         return {**closing.finish(trainer), **about}

@@ -214,6 +214,19 @@ def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str
     return f"{100 * share:g} % of the {what} pruned"
 
 
+def plain_rounding(to: str) -> str:
+    """Returns what was done where RUN's rounded weights are better than those trained for it."""
+    return f"{to}, rounded to the nearest, which lost less than training for it"
+
+
+def better_rounding(to: str) -> str:
+    """Returns the warning that `plain_rounding` is published."""
+    return (
+        f"training for {to} lost more than rounding RUN's weights to the nearest, which is measured"
+        " and published instead"
+    )
+
+
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
     loss, limit, change = report.loss, report.max_loss, report.change

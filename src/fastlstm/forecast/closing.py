@@ -48,8 +48,8 @@ class Closing:
         inputs: its windows as the network takes them.
         valid: validation windows.
         budget_s: of the whole run, or None.
-        approve: called with the forecaster that is about to be published, for further files to
-            publish with it; None refuses.
+        approve: called with the forecaster that is about to be published; returns the one that is,
+            and further files to publish with it, or None, which refuses.
     """
 
     session: RunSession
@@ -59,7 +59,9 @@ class Closing:
     inputs: ScaledWindows
     valid: WindowIndex
     budget_s: float | None
-    approve: Callable[[StoredForecaster], Mapping[str, bytes] | None] = lambda stored: {}
+    approve: Callable[[StoredForecaster], tuple[StoredForecaster, Mapping[str, bytes]] | None] = (
+        lambda stored: (stored, {})
+    )
 
     def __post_init__(self) -> None:
         sizes, has_run = self.stored.network.config, self.session.run is not None
@@ -105,8 +107,9 @@ class Closing:
         self.stored = dataclasses.replace(self.stored, calibration=calibration)
         if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
             trainer.say("info", missing)
-        if self.session.run is None or (more := self.approve(self.stored)) is None:
+        if self.session.run is None or (approved := self.approve(self.stored)) is None:
             return {}
+        self.stored, more = approved
         with trainer.progress.counted("saving"):
             self.session.run.publish({**forecaster_files(self.stored), **more})
             trainer.best.set_published()
