@@ -44,7 +44,8 @@ from fastlstm.compression.text_result import (
     output_method,
     publish,
 )
-from fastlstm.compression.text_task import CompressedTextTask, Teaching
+from fastlstm.compression.text_task import CompressedTextTask
+from fastlstm.compression.text_teacher import Teaching
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FormatError, Setting
 from fastlstm.runs.events import Event
@@ -235,7 +236,10 @@ class CompressionSession(TextSession):
         teaching = None
         if self._teacher is not None:
             config = self._config
-            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
+            teaching = Teaching(
+                self._teacher.model, config.temperature, config.alpha,
+                needs_features=config.match_hidden > 0,
+            )  # fmt: skip
         models = self._source.config, parts["model"].config
         num_scored = min(len(parts["valid_ids"]), max_scored(*models))
         return CompressedTextTask(
