@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.compression.goal import WAYS_OF_TEXTS, Attempt
-from fastlstm.compression.low_rank import check_output_rank, with_output_rank
-from fastlstm.compression.options import CompressConfig, Job
+from fastlstm.compression.job import Job
+from fastlstm.compression.low_rank import check_output_rank
+from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.pruning import pruned
 from fastlstm.compression.report import CompressReport, quality_error
 from fastlstm.compression.text_model import (
@@ -25,9 +26,9 @@ from fastlstm.compression.text_result import (
     measured,
     name_of_text,
     notes_of,
-    output_method,
     publish,
 )
+from fastlstm.compression.text_rounding import rounded_model
 from fastlstm.compression.text_session import CompressionSession
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FastLSTMError, Setting
@@ -107,26 +108,22 @@ def _attempt(source: TextModel, config: CompressConfig, chars_per_token: float) 
 def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> CompressReport:
     """Stores the weights with an output of low rank, or in another format, without training."""
     checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
-    weights, sizes, methods = source.weights, source.config, list[str]()
     notes = notes_of(job, stored, source)
-    if (rank := job.config.output_rank) is not None:
-        weights, sizes = with_output_rank(weights, sizes, rank)
-        methods.append(output_method(source.config, sizes))
+    if job.config.output_rank is not None:
         notes.append("an output of low rank loses less when it is trained: give a budget")
-    if job.config.to != "fp32":
-        methods.append(f"{job.config.to}, rounded to the nearest")
     if job.config.to == "int4":
         notes.append("int4 loses less when it is trained: give a budget")
-    data = encode_model(weights, job.config.to)
-    result = TextModel.of_file(data, run.path, sizes, job.config.to)
+    model = rounded_model(source, job.config)
+    result = model.loaded(run.path)
     ids, scored_on, why = _ids_to_score(job, stored)
-    report = measured(job.config, stored, source, result, ids, scored_on or why, methods, notes)
+    about_ids = scored_on or why
+    report = measured(job.config, stored, source, result, ids, about_ids, model.methods, notes)
     if not report.is_published:
         raise quality_error(report, is_trained=False)
     files = compressed_files(
-        files_of(stored, sizes), compression_of(job, job.config, source, None, stored.config)
+        files_of(stored, model.config), compression_of(job, job.config, source, None, stored.config)
     )
-    publish(run, files, data, report)
+    publish(run, files, model.data, report)
     with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
         write_report(run.path)
     return report
