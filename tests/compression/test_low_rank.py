@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fastlstm
-from fastlstm.compression.low_rank import with_output_rank
+from fastlstm.compression.low_rank import output_to_shrink, with_output_rank
 from fastlstm.compression.report import CompressReport
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize, rounded
@@ -176,6 +176,24 @@ def test_a_student_may_have_one(compressed: Compress, tmp_path: Path) -> None:
     compressed(rnn_size=16, output_rank=4, steps=3)
     config = config_of(tmp_path / "out")
     assert (config.rnn_size, config.output_rank) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "other", "changes", "want"),
+    [
+        (400, 200, 719_999, {}, 200),
+        (400, 200, 720_000, {}, None),
+        (399, 200, 0, {}, None),
+        (400, 200, 0, {"tie_weights": True}, None),
+        (400, 200, 0, {"output_rank": 64}, None),
+    ],
+)
+def test_an_output_that_a_rank_would_shrink(
+    rows: int, columns: int, other: int, changes: dict[str, Any], want: int | None
+) -> None:
+    config = ModelConfig(vocab_size=rows, embed_size=200, rnn_size=200, **changes)
+    weights = {"output.weight": np.zeros((rows, columns)), "other": np.zeros(other)}
+    assert output_to_shrink(weights, config) == want
 
 
 def test_tied_weights_are_refused() -> None:

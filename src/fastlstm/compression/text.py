@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.compression.goal import WAYS_OF_TEXTS, Attempt
+from fastlstm.compression.goal import Attempt, ways_of_text
 from fastlstm.compression.job import Job
-from fastlstm.compression.low_rank import check_output_rank
+from fastlstm.compression.low_rank import check_output_rank, output_to_shrink, with_output_rank
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.pruning import pruned
 from fastlstm.compression.report import CompressReport, quality_error
@@ -60,7 +60,7 @@ def compress_text(job: Job) -> CompressReport:
             has_speed = job.config.target is not None
             chars_per_token = _chars_per_token(job, stored) if has_speed else 1.0
             job = job.with_goal_reached(
-                WAYS_OF_TEXTS,
+                ways_of_text(output_to_shrink(source.weights, source.config)),
                 lambda config: _attempt(source, config, chars_per_token),
                 "characters",
             )
@@ -90,12 +90,14 @@ def _chars_per_token(job: Job, stored: StoredModel) -> float:
 def _attempt(source: TextModel, config: CompressConfig, chars_per_token: float) -> Attempt:
     """Prunes and rounds the source's weights without training, and measures what comes out."""
     weights, sizes = as_floats(source.weights), source.config
-    if config.prune is not None:
+    if config.prune is not None and config.structured == "units":
         tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
-        if config.structured == "units":
-            tensors, sizes = without_units(tensors, sizes, config.prune)
-        else:
-            tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
+        tensors, sizes = without_units(tensors, sizes, config.prune)
+        weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if config.output_rank is not None:
+        weights, sizes = with_output_rank(weights, sizes, config.output_rank)
+    if config.prune is not None and config.structured == "blocks":
+        tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
         weights = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = encode_model(weights, config.to)
     if config.target is None:
