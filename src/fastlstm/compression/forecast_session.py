@@ -20,12 +20,12 @@ from fastlstm.compression.forecast_result import (
 )
 from fastlstm.compression.forecast_task import Approval, CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
-from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig, Job
+from fastlstm.compression.job import Job
+from fastlstm.compression.options import COMPRESS_MAY_CHANGE, TRAINING, CompressConfig
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
     TrainingFigures,
-    better_rounding,
     quality_error,
     unfinished_error,
 )
@@ -113,7 +113,8 @@ class ForecastCompression:
                 reports.append((report, result))
         self._report, best = min(reports, key=lambda r: _quality(r[0]))
         if best is not stored:
-            trainer.say("warning", better_rounding(self._config.to))
+            text = "training lost more than the same without training, which is measured and"
+            trainer.say("warning", f"{text} published instead")
         about = {"compression": self._report.to_dict()}
         if not self._report.is_published:
             return about, None
@@ -125,7 +126,7 @@ class ForecastCompression:
 
     def _results(self, stored: StoredForecaster) -> list[StoredForecaster]:
         """Returns the forecasters that may be published, the trained one first."""
-        if not self._config.is_only_rounded:
+        if not self._config.needs_no_training:
             return [stored]
         plain = dataclasses.replace(self._source, compression=self._base.compression)
         plain = self._measuring.calibrated(with_rounded_weights(plain))

@@ -214,19 +214,6 @@ def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str
     return f"{100 * share:g} % of the {what} pruned"
 
 
-def plain_rounding(to: str) -> str:
-    """Returns what was done where RUN's rounded weights are better than those trained for it."""
-    return f"{to}, rounded to the nearest, which lost less than training for it"
-
-
-def better_rounding(to: str) -> str:
-    """Returns the warning that `plain_rounding` is published."""
-    return (
-        f"training for {to} lost more than rounding RUN's weights to the nearest, which is measured"
-        " and published instead"
-    )
-
-
 def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     """Returns the error for a result whose loss is above the limit."""
     loss, limit, change = report.loss, report.max_loss, report.change
@@ -247,10 +234,13 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     ]  # fmt: skip
     if is_trained:
         again = Message("The same call with resume=True", flags="The same command with --resume")
+        is_over = report.training is not None and report.training.reason.startswith("no gain")
+        more = [" a larger ", Setting("patience")] if is_over else [
+            " more ", Setting("steps"), " or ", Setting("budget"),
+        ]  # fmt: skip
         parts += [
-            "Its checkpoints stay. ", again, " and more ", Setting("steps"), " or ",
-            Setting("budget"), " trains on; with a larger ", Setting("max_loss"),
-            " it publishes the model",
+            "Its checkpoints stay. ", again, " and", *more, " trains on; with a larger ",
+            Setting("max_loss"), " it publishes the model",
         ]  # fmt: skip
     else:
         parts += [
