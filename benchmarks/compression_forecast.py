@@ -47,7 +47,23 @@ WAYS: dict[str, dict[str, Any]] = {
     "student": {"hidden_size": UNITS, "steps": STEPS},
     "dense": {"hidden_size": UNITS},
     "alone": {"hidden_size": UNITS},
+    "units-50-rate": {**_UNITS_WAY, "learning_rate": 2e-3},
+    "units-50-dropout": {**_UNITS_WAY, "dropout": 0.25},
+    "units-50-distil": {**_UNITS_WAY, "distil": "RUN"},
+    "student-90": {"hidden_size": UNITS, "steps": STEPS, "alpha": 0.9},
+    "student-dropout": {"hidden_size": UNITS, "steps": STEPS, "dropout": 0.0},
+    **{
+        f"{structured}-75{name}": {
+            "prune": 0.75,
+            "structured": structured,
+            "steps": STEPS,
+            "schedule": schedule,
+        }
+        for structured in ("blocks", "none")
+        for name, schedule in {"": None, "-late": "polynomial:0.05,0.6,3,10"}.items()
+    },
 }
+"""-late: the schedule of before; RUN is the source."""
 _SAME_TIME = {"dense": ("source", "units-50"), "alone": ("student",)}
 """Ways whose time a model that is trained by itself gets."""
 _BATCH, _ROUNDS = 256, 9
@@ -78,6 +94,8 @@ class Bench:
             ).fit(self._options.table, out=out)
             steps, best_step = model.fitted_.steps, model.fitted_.best_step
         else:
+            if fields.get("distil") == "RUN":
+                fields["distil"] = str(self._work / "source")
             events: list[dict[str, Any]] = []
             report = fastlstm.compress(
                 self._work / "source", out=out, data=self._options.table,
@@ -88,7 +106,7 @@ class Bench:
             best_step = next(e["best_step"] for e in reversed(events) if "best_step" in e)
         cpu_s = time.process_time() - began
         return {
-            "source": self.source, "seed": self._seed, "way": way, "fields": fields,
+            "source": self.source, "seed": self._seed, "way": way, "fields": WAYS[way],
             "table": Path(self._options.table).name, "machine": describe_machine(),
             **errors_of(out, self._options.table),
             "steps": steps, "best_step": best_step, "cpu_s": cpu_s, "teacher_s": teacher_s,
