@@ -9,8 +9,8 @@ TABLE is ETTh1. A way that compression.jsonl already has, of this source and see
 --work keeps the runs that other ways need. The source has the settings that users get, and is
 trained until validation gains no more. Time is CPU time of this process, which other work on the
 machine changes little: `dense` is trained for as many steps as fit the time of source and
-`units-50` together, `alone` for that of `student`, of which the teacher is a part. Errors are in
-deviations, over every window of validation and test.
+`units-50` together, `alone` for that of `student`, of which the teacher is a part; what a step
+takes is that of `untaught`. Errors are in deviations, over every window of validation and test.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ STEPS = 300
 UNITS = 128
 """Of the smaller models: half of the source's."""
 _UNITS_WAY: dict[str, Any] = {"prune": 0.5, "structured": "units", "steps": STEPS}
+_UNTAUGHT = {**_UNITS_WAY, "alpha": 0.0}
 WAYS: dict[str, dict[str, Any]] = {
     "source": SOURCE,
-    "units-50": _UNITS_WAY,
+    "units-50": {**_UNITS_WAY, "steps": 250},
     "student": {"hidden_size": UNITS, "steps": STEPS},
     "dense": {"hidden_size": UNITS},
     "alone": {"hidden_size": UNITS},
-    "units-50-rate": {**_UNITS_WAY, "learning_rate": 2e-3},
-    "units-50-dropout": {**_UNITS_WAY, "dropout": 0.25},
-    "units-50-distil": {**_UNITS_WAY, "distil": "RUN"},
-    "student-90": {"hidden_size": UNITS, "steps": STEPS, "alpha": 0.9},
-    "student-dropout": {"hidden_size": UNITS, "steps": STEPS, "dropout": 0.0},
+    "untaught": {**_UNTAUGHT, "dropout": 0.5},
+    "untaught-rate": {**_UNTAUGHT, "dropout": 0.5, "learning_rate": 2e-3},
+    "untaught-0.25": {**_UNTAUGHT, "dropout": 0.25},
+    "untaught-0": {**_UNTAUGHT, "dropout": 0.0},
+    "units-50-dropout": {**_UNITS_WAY, "dropout": 0.5},
+    "student-dropout": {"hidden_size": UNITS, "steps": STEPS, "dropout": 0.5},
     **{
         f"{structured}-75{name}": {
             "prune": 0.75,
@@ -63,7 +65,7 @@ WAYS: dict[str, dict[str, Any]] = {
         for name, schedule in {"": None, "-late": "polynomial:0.05,0.6,3,10"}.items()
     },
 }
-"""-late: the schedule of before; RUN is the source."""
+"""-late: with the schedule of before. An untaught step is that of any model of its size."""
 _SAME_TIME = {"dense": ("source", "units-50"), "alone": ("student",)}
 """Ways whose time a model that is trained by itself gets."""
 _BATCH, _ROUNDS = 256, 9
@@ -94,8 +96,6 @@ class Bench:
             ).fit(self._options.table, out=out)
             steps, best_step = model.fitted_.steps, model.fitted_.best_step
         else:
-            if fields.get("distil") == "RUN":
-                fields["distil"] = str(self._work / "source")
             events: list[dict[str, Any]] = []
             report = fastlstm.compress(
                 self._work / "source", out=out, data=self._options.table,
@@ -106,7 +106,7 @@ class Bench:
             best_step = next(e["best_step"] for e in reversed(events) if "best_step" in e)
         cpu_s = time.process_time() - began
         return {
-            "source": self.source, "seed": self._seed, "way": way, "fields": WAYS[way],
+            "source": self.source, "seed": self._seed, "way": way, "fields": fields,
             "table": Path(self._options.table).name, "machine": describe_machine(),
             **errors_of(out, self._options.table),
             "steps": steps, "best_step": best_step, "cpu_s": cpu_s, "teacher_s": teacher_s,
@@ -115,7 +115,7 @@ class Bench:
 
     def _steps_of(self, way: str) -> int:
         """Returns as many steps of a small model as take as long as other ways together."""
-        units = self._rows["units-50"]  # its steps are those of a model of this size
+        units = self._rows["untaught"]  # its steps are those of a model of this size
         total_s = sum(self._rows[other]["cpu_s"] for other in _SAME_TIME[way])
         return round(total_s / units["cpu_s"] * units["steps"])
 

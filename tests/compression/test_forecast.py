@@ -390,6 +390,24 @@ def test_training_for_a_format_publishes_weights_of_it(folder: Path, tmp_path: P
     assert report.result.weights == "int4"
 
 
+def test_what_is_less_than_the_source_has_it_as_the_teacher_and_no_dropout(
+    folder: Path, tmp_path: Path
+) -> None:
+    run = source(folder)
+    taught = compress(run, tmp_path / "taught", prune=0.5, structured="units", **TRAIN)
+    assert taught.methods[-1] == f"distilled from {run}"
+    assert taught.training.teacher_s > 0
+    assert read_forecaster(tmp_path / "taught").network.config.dropout == 0.0
+    alone = compress(run, tmp_path / "alone", prune=0.5, alpha=0.0, dropout=0.2, **TRAIN)
+    assert len(alone.methods) == 1
+    assert alone.training.teacher_s == 0
+    assert read_forecaster(tmp_path / "alone").network.config.dropout == 0.2
+    zeros = compress(run, tmp_path / "zeros", prune=0.5, structured="blocks", **TRAIN)
+    assert zeros.source.speed == zeros.result.speed, "the same products"
+    compress(run, tmp_path / "student", hidden_size=16, **TRAIN)
+    assert read_forecaster(tmp_path / "student").network.config.dropout == 0.0
+
+
 @pytest.mark.parametrize("kind", ["point", "bands"])
 def test_training_that_is_worse_than_rounding(folder: Path, tmp_path: Path, kind: str) -> None:
     run, names = source(folder, kind), ("out", "plain")

@@ -55,7 +55,7 @@ def compress_forecaster(job: Job) -> CompressReport:
         job = job.with_goal_reached(
             WAYS_OF_FORECASTERS, lambda config: _attempt(job, source, config), "windows"
         )
-        job.config.require_teacher(job.config.distils)
+        job.config.require_teacher(job.config.is_taught)
     is_trained = is_resumed or job.config.trains
     if not is_trained:
         job.config.require_work()

@@ -208,7 +208,7 @@ def methods_of(
     if config.prune is not None:
         units = sizes[0].hidden_size, sizes[1].hidden_size
         methods.append(pruning_method(config.prune, config.structured, units))
-    if config.distils:
+    if config.is_taught:
         shapes = [f"{s.num_layers} x {s.hidden_size}" for s in sizes]
         new = f", {shapes[1]} hidden units instead of {shapes[0]}" if config.is_new_student else ""
         methods.append(f"distilled from {config.distil or run}{new}")

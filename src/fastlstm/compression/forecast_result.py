@@ -42,6 +42,8 @@ def start_of(
         for name in ("hidden_size", "num_layers", "dropout")
         if getattr(config, name) is not None
     }
+    if config.prune is not None or config.is_new_student:
+        changes.setdefault("dropout", 0.0)  # fewer weights and the teacher are enough
     if config.prune is not None and config.structured == "units":
         weights, smaller = without_units(weights, sizes, config.prune)
         changes["hidden_size"] = smaller.hidden_size

@@ -56,7 +56,7 @@ class ForecastCompression:
         self._report: CompressReport | None = None
         self._is_own = False
         self._teacher: StoredForecaster | None = None
-        if config.distils:
+        if config.is_taught:
             own = config.distil is None
             self._teacher = source if own else read_teacher(str(config.distil), source)
         self._base = start_of(config, source, compression_of(job, config, source, table))
@@ -66,7 +66,7 @@ class ForecastCompression:
     def run(self) -> CompressReport:
         job, options = self._job, _options(self._job, self._config, self._base)
         callbacks = compression_callbacks(self._config, self._before)
-        callbacks += [TeacherTime()] if self._config.distils else []
+        callbacks += [TeacherTime()] if self._config.is_taught else []
         train_forecaster(
             self._table, options, out=job.out, resume=job.resume,
             given=[n for n in TRAINING if n in job.given and hasattr(options, n)],

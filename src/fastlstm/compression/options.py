@@ -56,7 +56,7 @@ class CompressConfig:
         embed_size: width of the student's token embedding.
         num_layers: number of the student's layers.
         distil: run of the teacher, whose predictions are learnt too; may be RUN itself, which
-            teaches a pruned text model, or one of a lower rank, by default.
+            teaches a pruned model, or one of a lower rank, by default.
         temperature: of the predictions of teacher and student that are compared.
         alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
             teacher of these.
@@ -78,8 +78,8 @@ class CompressConfig:
         seq_length: steps of truncated backpropagation through time, T; default is RUN's.
         learning_rate: peak learning rate; default is a share of RUN's, a student's that of a new
             model.
-        dropout: default is RUN's; 0 where a text model is pruned, gets an output of lower rank or
-            is a student.
+        dropout: default is RUN's; 0 where a model is pruned, gets an output of lower rank or is a
+            student.
         seed: random seed of order and dropout, and of a student's initialization.
         device: auto uses the GPU if there is one.
         precision: of training; auto measures which is fastest on this machine.
@@ -246,7 +246,7 @@ class CompressConfig:
 
     @property
     def is_taught(self) -> bool:
-        """Whether a text model has a teacher: what is left of RUN has RUN, unless `alpha` is 0."""
+        """Whether there is a teacher: what is left of RUN has RUN, unless `alpha` is 0."""
         is_less = self.prune is not None or (self.output_rank is not None and self._has_end)
         return self.distils or (is_less and self.alpha > 0)
 
