@@ -260,7 +260,8 @@ def test_half_of_the_units_leave_a_smaller_forecaster(
     run, out = source(folder, kind), tmp_path / "small"
     report = compress(run, out, prune=0.4, structured="units", **TRAIN)
     assert report.training.steps == 10
-    assert report.methods == ["50 % of the hidden units pruned (32 -> 16)"], "of 0.4"
+    pruned = "50 % of the hidden units pruned (32 -> 16)"  # of 0.4
+    assert report.methods == [pruned, f"distilled from {run}"]
     small = read_forecaster(out)
     assert small.compression is not None
     assert small.compression.about["prune"] == 0.5
