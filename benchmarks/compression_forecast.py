@@ -8,9 +8,9 @@ usage: python benchmarks/compression_forecast.py TABLE WAY... [--seeds 0] [--hor
 TABLE is ETTh1. A way that compression.jsonl already has, of this source and seed, is skipped;
 --work keeps the runs that other ways need. The source has the settings that users get, and is
 trained until validation gains no more. Time is CPU time of this process, which other work on the
-machine changes little: `dense` is trained for as many steps as fit the time of source and
-`units-50` together, `alone` for that of `student`, of which the teacher is a part; what a step
-takes is that of `untaught`. Errors are in deviations, over every window of validation and test.
+machine changes little: the steps of `dense` are chosen to take as long as source and `units-50`
+together, those of `alone` as long as `student`, its teacher included; cpu_s tells how well. Errors
+are in deviations, over every window of validation and test.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "source": SOURCE,
     "units-50": {**_UNITS_WAY, "steps": 250},
     "student": {"hidden_size": UNITS, "steps": STEPS},
-    "dense": {"hidden_size": UNITS},
-    "alone": {"hidden_size": UNITS},
+    "dense": {"hidden_size": UNITS, "steps": 3000},
+    "dense-1100": {"hidden_size": UNITS, "steps": 1100},
+    "alone": {"hidden_size": UNITS, "steps": 370},
     "untaught": {**_UNTAUGHT, "dropout": 0.5},
     "untaught-rate": {**_UNTAUGHT, "dropout": 0.5, "learning_rate": 2e-3},
     "untaught-0.25": {**_UNTAUGHT, "dropout": 0.25},
@@ -65,17 +66,16 @@ WAYS: dict[str, dict[str, Any]] = {
         for name, schedule in {"": None, "-late": "polynomial:0.05,0.6,3,10"}.items()
     },
 }
-"""-late: with the schedule of before. An untaught step is that of any model of its size."""
-_SAME_TIME = {"dense": ("source", "units-50"), "alone": ("student",)}
-"""Ways whose time a model that is trained by itself gets."""
+"""-late: with the schedule of before."""
+_ALONE = ("source", "dense", "dense-1100", "alone")
 _BATCH, _ROUNDS = 256, 9
 
 
 class Bench:
-    """The ways of one source and seed; `rows` are those measured before, by way."""
+    """The ways of one source and seed."""
 
-    def __init__(self, options: argparse.Namespace, seed: int, rows: dict[str, Any]) -> None:
-        self._options, self._seed, self._rows = options, seed, rows
+    def __init__(self, options: argparse.Namespace, seed: int) -> None:
+        self._options, self._seed = options, seed
         third = options.train_rows // 3
         self._split = f"{options.train_rows},{third},{third}"
         self.source = name_of(options)
@@ -88,9 +88,7 @@ class Bench:
             shutil.rmtree(out)
         began, teacher_s = time.process_time(), 0.0
         common = {"seed": self._seed, "threads": self._options.threads, "tensorboard": False}
-        if way == "source" or way in _SAME_TIME:
-            if way in _SAME_TIME:
-                fields["steps"] = self._steps_of(way)
+        if way in _ALONE:
             model = Forecaster(
                 horizon=self._options.horizon, split=self._split, **common, **fields
             ).fit(self._options.table, out=out)
@@ -112,12 +110,6 @@ class Bench:
             "steps": steps, "best_step": best_step, "cpu_s": cpu_s, "teacher_s": teacher_s,
             "windows_per_cpu_s": None if way == "source" else self._speeds(out),
         }  # fmt: skip
-
-    def _steps_of(self, way: str) -> int:
-        """Returns as many steps of a small model as take as long as other ways together."""
-        units = self._rows["untaught"]  # its steps are those of a model of this size
-        total_s = sum(self._rows[other]["cpu_s"] for other in _SAME_TIME[way])
-        return round(total_s / units["cpu_s"] * units["steps"])
 
     def _speeds(self, out: Path) -> list[float]:
         """Returns windows per second of CPU time of the source and of a result, in turns."""
@@ -184,7 +176,7 @@ def main() -> None:
         stored = map(json.loads, path.read_text("utf-8").splitlines() if path.exists() else [])
         own = [r for r in stored if (r["source"], r["seed"]) == (name_of(options), seed)]
         rows = {row["way"]: row for row in own}
-        bench = Bench(options, seed, rows)
+        bench = Bench(options, seed)
         for way in options.ways:
             if way not in rows:
                 rows[way] = bench.measure(way)
