@@ -16,7 +16,14 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
 NARROWER := from fastlstm.system.environment import ISA_NAMES; from fastlstm.system.hardware import cpu; print(*ISA_NAMES[:ISA_NAMES.index(cpu().isa)])
+# The files with tests marked isa: collecting all the others takes longer than these tests.
+ISA_TESTS := grep -rl --include='test_*.py' 'mark\.isa' tests
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fastlstm/csrc/*/*.*)
+
+# Where CMake finds no Ninja it uses make, which compiles one file at a time if it is not told more.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+# The processes of the tests share what Python has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 # An environment that was moved or copied points to its old place: make it again.
 $(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
@@ -39,7 +46,7 @@ test: .venv/.dev  ## the whole test suite
 test-isa: .venv/.dev  ## the tests that depend on the CPU, as on CPUs with narrower instruction sets
 	@for isa in $$(env -u FASTLSTM_ISA $(PY) -c '$(NARROWER)'); do \
 		echo "instruction set: $$isa"; \
-		$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m isa --isa $$isa || exit 1; \
+		$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m isa --isa $$isa $$($(ISA_TESTS)) || exit 1; \
 	done
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
