@@ -18,7 +18,8 @@ pytest.importorskip("expecttest", reason="torch.testing._internal needs expectte
 def torchs_own():
     """Returns torch's `ModuleInfo` of `nn.LSTM` and its `noncontiguous_like`.
 
-    Imported when asked for: that takes seconds and would freeze torch's flags for all tests of this process.
+    Imported when asked for: that takes seconds. It would freeze torch's flags for all tests of
+    this process.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.backends, "disable_global_flags", lambda: None)
