@@ -9,8 +9,10 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 # the right one by pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 TORCH ?= torch==2.13.0
 BUDGET ?= 90s
-# Processes that run the tests, file by file.
+# Processes that run the tests, file by file, and that check types.
 WORKERS ?= 2
+# In the order of the folders, which end with short files; by the number of tests a long one would be last.
+XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -41,12 +43,12 @@ demo: install  ## install, train 90 seconds on the text of Python's own manual, 
 install: .venv/.made  ## the environment with fastlstm in it
 
 test: .venv/.dev  ## the whole test suite
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest $(XDIST)
 
 test-isa: .venv/.dev  ## the tests that depend on the CPU, as on CPUs with narrower instruction sets
 	@for isa in $$(env -u FASTLSTM_ISA $(PY) -c '$(NARROWER)'); do \
 		echo "instruction set: $$isa"; \
-		$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m isa --isa $$isa $$($(ISA_TESTS)) || exit 1; \
+		$(PY) -m pytest -q $(XDIST) -m isa --isa $$isa $$($(ISA_TESTS)) || exit 1; \
 	done
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
@@ -55,7 +57,7 @@ gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without 
 check: .venv/.dev  ## formatting, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy
+	$(PY) -m mypy --num-workers $(WORKERS)
 	.venv/bin/clang-format --dry-run -Werror $$(find src/fastlstm/csrc -name '*.h' -o -name '*.cpp')
 
 format: .venv/.dev  ## put Python and C++ into the common format
