@@ -19,8 +19,6 @@ from fastlstm.ops.custom_op import (
     present_tensors,
 )
 
-pytestmark = pytest.mark.isa
-
 I, H = 5, 7  # noqa: E741
 STACK = {"num_layers": 2, "bidirectional": True}
 
@@ -43,6 +41,7 @@ def must_not_run(*args, **kwargs):
     raise AssertionError("torch's own LSTM ran")
 
 
+@pytest.mark.isa
 def test_gradients_of_a_layer_used_twice_sum():
     torch.manual_seed(0)
     model = Twice()
@@ -97,6 +96,7 @@ def test_compile_without_a_break(backend, has_lengths, strict, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_graphs_have_one_node_per_layer_and_direction():
     graphs = []
@@ -114,6 +114,7 @@ def num_nodes(graph):
     return sum("lstm_sequence" in str(node.target) for node in graph.nodes)
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_lengths_out_of_range_stay_inside_a_compiled_sequence():
     module = fastlstm.LSTM(I, H)
@@ -123,6 +124,7 @@ def test_lengths_out_of_range_stay_inside_a_compiled_sequence():
     assert torch.equal(got, module(x, lengths=[4, 0, 2])[0])
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_lengths_and_dropout_compile_without_a_break():
     module = fastlstm.LSTM(I, H, num_layers=2, dropout=0.5)
@@ -142,6 +144,7 @@ def test_export(strict):
     torch.testing.assert_close(got[1], want[1])
 
 
+@pytest.mark.isa
 def test_functional_gradients_are_torchs():
     layer = fastlstm.LSTM(I, H)
     x = torch.randn(4, 3, I)
@@ -158,6 +161,7 @@ def test_functional_gradients_are_torchs():
         torch.func.grad(loss)(dict(layer.named_parameters()), x)
 
 
+@pytest.mark.isa
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_torchscript_trace_holds_the_weights():
     layer = fastlstm.LSTM(I, H)
@@ -218,16 +222,19 @@ def sequence_arguments(
     return (*present_tensors(args), options_text(options), is_bf16, keep)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("call", CALLS)
 def test_opcheck(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call]))
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name].get("keep", True)])
 def test_opcheck_with_gradients(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call], requires_grad=True))
 
 
+@pytest.mark.isa
 def test_the_shape_rule_knows_the_layout_of_gradients():
     """`batch_first` gives transposed rows; a compiler trusts the strides it is told."""
     tensors, present, options, *rest = sequence_arguments()
@@ -238,6 +245,7 @@ def test_the_shape_rule_knows_the_layout_of_gradients():
     torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
 
 
+@pytest.mark.isa
 def test_no_gradient_of_what_kept_nothing():
     y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
     with pytest.raises(KernelError, match="keep=False"):
