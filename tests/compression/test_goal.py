@@ -11,7 +11,14 @@ import pytest
 
 import fastlstm
 from fastlstm.compression import text
-from fastlstm.compression.goal import WAYS_OF_FORECASTERS, WAYS_OF_TEXTS, Attempt, Way, chosen
+from fastlstm.compression.goal import (
+    WAYS_OF_FORECASTERS,
+    WAYS_OF_TEXTS,
+    Attempt,
+    Way,
+    chosen,
+    ways_of_text,
+)
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import CompressReport
 from fastlstm.errors import ConfigError, Stopped, in_flags
@@ -51,7 +58,7 @@ def choose(lines: list[str], **fields: Any) -> CompressConfig:
 def test_the_mildest_way_that_reaches_the_goal(fields: dict[str, str], way: Way) -> None:
     lines: list[str] = []
     config = choose(lines, **fields, budget="1m")
-    assert (config.to, config.prune, config.structured) == way
+    assert Way(config.to, config.prune, config.structured, config.output_rank) == way
     assert config.budget == "1m"
     assert [line.endswith("chosen") for line in lines] == [False] * WAYS.index(way) + [True]
 
@@ -76,11 +83,25 @@ def test_a_goal_out_of_reach_names_the_best_figures() -> None:
     )
 
 
-@pytest.mark.parametrize("ways", [WAYS_OF_TEXTS, WAYS_OF_FORECASTERS])
+@pytest.mark.parametrize("ways", [ways_of_text(None), ways_of_text(512), WAYS_OF_FORECASTERS])
 def test_ways_are_options(ways: tuple[Way, ...]) -> None:
     for way in ways:
         CompressConfig(**way._asdict())
     assert len(set(ways)) == len(ways)
+
+
+def test_a_large_output_may_get_a_rank() -> None:
+    assert ways_of_text(None) == WAYS_OF_TEXTS
+    added = [way for way in ways_of_text(512) if way not in WAYS_OF_TEXTS]
+    assert [str(way) for way in added] == [
+        "output of rank 256, int8",
+        "output of rank 128, int8",
+        "50 % of the hidden units removed, output of rank 64, int8",
+        "75 % of the hidden units removed, output of rank 32, int8",
+    ]
+    assert ways_of_text(512).index(added[0]) == ways_of_text(512).index(Way("int4")) + 1
+    assert [way.output_rank for way in ways_of_text(40) if way.output_rank] == [16]
+    assert ways_of_text(16) == WAYS_OF_TEXTS
 
 
 @pytest.mark.parametrize(
@@ -154,7 +175,7 @@ def test_the_choice_stays_when_resumed(
     goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "checkpoint_every": 1}
     with pytest.raises(Stopped):
         compressed(**goal, callbacks=[_StopAt()])
-    monkeypatch.setattr(text, "WAYS_OF_TEXTS", ())  # not asked again
+    monkeypatch.setattr(text, "ways_of_text", lambda width: ())  # not asked again
     report = compressed(**goal, resume=True)
     whole = compressed("whole", to="int8", prune=0.5, structured="units", steps=6)
     assert report.result.sha256 == whole.result.sha256

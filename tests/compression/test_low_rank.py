@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fastlstm
-from fastlstm.compression.low_rank import with_output_rank
+from fastlstm.compression.low_rank import output_to_shrink, with_output_rank
 from fastlstm.compression.report import CompressReport
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize, rounded
@@ -79,6 +79,18 @@ def test_without_training(source: Path, compressed: Compress, tmp_path: Path, to
     assert report.result.num_parameters < report.source.num_parameters
     assert report.result.quality is not None
     assert len(fastlstm.LM.load(tmp_path / "out").generate("a", max_tokens=5, seed=0)) > 0
+
+
+def test_training_that_is_worse_than_none(compressed: Compress, tmp_path: Path) -> None:
+    report = compressed(output_rank=8, to="int8", steps=3, learning_rate=10.0)
+    last = "int8, rounded to the nearest, which lost less than training for it"
+    assert report.methods == ["output of rank 8 instead of 32", last]
+    compressed("plain", output_rank=8, to="int8")
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "plain")]
+    assert files[0] == files[1]
+    stored = load_stored_model(tmp_path / "out")
+    assert stored.model_config.output_rank == 8
+    assert stored.config["compression"]["is_trained"] is False
 
 
 def test_with_training_run_is_the_teacher(
@@ -164,6 +176,24 @@ def test_a_student_may_have_one(compressed: Compress, tmp_path: Path) -> None:
     compressed(rnn_size=16, output_rank=4, steps=3)
     config = config_of(tmp_path / "out")
     assert (config.rnn_size, config.output_rank) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "other", "changes", "want"),
+    [
+        (400, 200, 719_999, {}, 200),
+        (400, 200, 720_000, {}, None),
+        (399, 200, 0, {}, None),
+        (400, 200, 0, {"tie_weights": True}, None),
+        (400, 200, 0, {"output_rank": 64}, None),
+    ],
+)
+def test_an_output_that_a_rank_would_shrink(
+    rows: int, columns: int, other: int, changes: dict[str, Any], want: int | None
+) -> None:
+    config = ModelConfig(vocab_size=rows, embed_size=200, rnn_size=200, **changes)
+    weights = {"output.weight": np.zeros((rows, columns)), "other": np.zeros(other)}
+    assert output_to_shrink(weights, config) == want
 
 
 def test_tied_weights_are_refused() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compression_report import REPORT
-from fastlstm.compression.report import quality_error
+from fastlstm.compression.report import TrainingFigures, quality_error
 from fastlstm.errors import DataError, in_flags
 
 
@@ -41,6 +41,13 @@ def test_the_error_says_how_to_go_on() -> None:
         " the model"
     )
     assert error.report["result"]["quality"] == 2.01
+    training = TrainingFigures(
+        steps=9, seconds=1.0, teacher_s=0.0, reason="no gain in 3 evaluations"
+    )
+    over = dataclasses.replace(REPORT, max_loss=0.005, training=training)
+    assert "--resume and a larger --patience trains on;" in in_flags(
+        *quality_error(over, is_trained=True).args
+    )
     short = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=False)
     assert str(short).endswith(
         "nothing is published in 'runs/small'. Give a budget to train the model, which loses less,"

@@ -324,29 +324,6 @@ def test_training_starts_from_the_source(compressed: Compress) -> None:
     assert losses[-1]["bits_per_char"] == pytest.approx(report.source.quality, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("fields", "share"),
-    [
-        ({"to": "int8"}, 0.05),
-        ({}, 0.3),
-        ({"to": "int8", "prune": 0.5, "structured": "units"}, 1.0),
-        ({"to": "int8", "prune": 0.75}, 2.0),
-        ({"distil": "source", "to": "int4"}, 0.05),
-    ],
-)
-def test_learning_rate(
-    fields: dict[str, Any], share: float, compressed: Compress, tmp_path: Path
-) -> None:
-    if "distil" in fields:
-        fields = {**fields, "distil": tmp_path / "source"}
-    compressed(**fields, steps=3)
-    rates = [
-        json.loads((tmp_path / name / "config.json").read_text())["train"]["learning_rate"]
-        for name in ("source", "out")
-    ]
-    assert rates[1] == pytest.approx(share * rates[0])
-
-
 def test_options_of_training_are_the_sources(compressed: Compress, tmp_path: Path) -> None:
     compressed(to="int8", steps=2)
     config = json.loads((tmp_path / "out/config.json").read_text())

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression.distillation import FeatureMatch
-from fastlstm.compression.text_task import MEASURING_S, CompressedTextTask, Teaching
+from fastlstm.compression.text_task import MEASURING_S, CompressedTextTask
+from fastlstm.compression.text_teacher import Teaching
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -42,8 +43,9 @@ def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> 
     )  # fmt: skip
 
 
-def teaching(alpha: float = 0.5) -> Teaching:
-    return Teaching(build(12, 2).eval().requires_grad_(False), temperature=2.0, alpha=alpha)
+def teaching(alpha: float = 0.5, *, needs_features: bool = False) -> Teaching:
+    model = build(12, 2).eval().requires_grad_(False)
+    return Teaching(model, temperature=2.0, alpha=alpha, needs_features=needs_features)
 
 
 def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[float, list[Tensor]]:
@@ -56,10 +58,12 @@ def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[flo
 
 
 @pytest.mark.parametrize("num_parts", [2, 6])
-def test_a_batch_in_parts_is_the_whole(num_parts: int) -> None:
-    whole, cut = make_task(teaching()), make_task(teaching())
+@pytest.mark.parametrize("matches", [True, False])
+def test_a_batch_in_parts_is_the_whole(num_parts: int, matches: bool) -> None:
+    whole, cut = (make_task(teaching(needs_features=matches)) for _ in range(2))
     for task in (whole, cut):
-        task.model.add_module("matcher", FeatureMatch(8, 12, 0.5))
+        if matches:
+            task.model.add_module("matcher", FeatureMatch(8, 12, 0.5))
     cut.model.load_state_dict(whole.model.state_dict())
     for _ in range(3):
         want, want_gradients = gradients(whole, whole.loader.next(), 1)
@@ -73,7 +77,7 @@ def test_a_batch_in_parts_is_the_whole(num_parts: int) -> None:
 
 
 def test_the_teacher_reads_the_lanes_without_a_break() -> None:
-    task = make_task(teaching())
+    task = make_task(teaching(needs_features=True))
     assert task.teaching is not None
     state = task.teaching.model.initial_state(6)
     for _ in range(3):
@@ -86,7 +90,7 @@ def test_the_teacher_reads_the_lanes_without_a_break() -> None:
 
 
 def test_carried_state_is_put_back() -> None:
-    task, other = make_task(teaching()), make_task(teaching())
+    task, other = (make_task(teaching(needs_features=True)) for _ in range(2))
     list(task.losses(task.loader.next(), 1))
     other.restore_carried(task.carried())
     other.loader.load_state_dict(task.loader.state_dict())

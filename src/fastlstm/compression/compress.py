@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig, Job
+from fastlstm.compression.job import Job
+from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.compression.report import CompressReport
 from fastlstm.errors import (
     ConfigError,

@@ -34,16 +34,30 @@ class Output(NamedTuple):
         return torch.addmm(bias, features, weight.t())
 
 
+class Logits(NamedTuple):
+    """What an output layer has computed.
+
+    Attributes:
+        values: `(N, V)`.
+    """
+
+    values: Tensor
+
+    def logits(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Returns the logits of some rows, `(n, V)`."""
+        return self.values[rows].to(dtype)
+
+
 def distillation_loss(
-    student: Output, teacher: Output, targets: Tensor, temperature: float, alpha: float
+    student: Output, teacher: Logits | Output, targets: Tensor, temperature: float, alpha: float
 ) -> tuple[Tensor, Tensor]:
     """Returns the summed loss of all rows, and the nats of their targets alone.
 
-    The `(N, V)` logits of neither model ever exist at once.
+    The `(N, V)` logits of neither model ever exist at once, but for given ones.
 
     Args:
         student: gets gradients.
-        teacher: of any width H; gets none.
+        teacher: an output layer of any width H, or logits; gets none.
         targets: `(N,)` int64 in `[0, V)`.
         temperature: T, divides the logits of both.
         alpha: share of the teacher, 0..1.
@@ -56,7 +70,7 @@ def distillation_loss(
         the weight, over chunks, in float32.
     """
     total, nats = _Distillation.apply(  # type: ignore[no-untyped-call]
-        *student, Output(*(t.detach() for t in teacher)), targets, temperature, alpha
+        *student, type(teacher)(*(t.detach() for t in teacher)), targets, temperature, alpha
     )
     return total, nats
 
@@ -67,7 +81,7 @@ class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor,
-        teacher: Output, targets: Tensor, temperature: float, alpha: float,
+        teacher: Logits | Output, targets: Tensor, temperature: float, alpha: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         student = Output(features, weight, bias)
         kind, dtype = features.device.type, features.dtype

@@ -18,12 +18,11 @@ from fastlstm.compression.forecast_measuring import Measuring
 from fastlstm.compression.forecast_task import Approval, CompressedForecastTask
 from fastlstm.compression.forecast_teacher import read_teacher
 from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
+from fastlstm.compression.job import Job, peak_rate
 from fastlstm.compression.options import (
     COMPRESS_MAY_CHANGE,
     TRAINING,
     CompressConfig,
-    Job,
-    peak_rate,
 )
 from fastlstm.compression.report import (
     REPORT_FILE,

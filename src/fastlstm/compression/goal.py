@@ -19,12 +19,16 @@ class Way(NamedTuple):
     to: WeightFormat
     prune: float | None = None
     structured: Structure = "none"
+    output_rank: int | None = None
 
     def __str__(self) -> str:
-        if self.prune is None:
-            return self.to
-        what = "hidden units" if self.structured == "units" else "blocks"
-        return f"{100 * self.prune:g} % of the {what} removed, {self.to}"
+        parts: list[str] = [self.to]
+        if self.output_rank is not None:
+            parts.insert(0, f"output of rank {self.output_rank}")
+        if self.prune is not None:
+            what = "hidden units" if self.structured == "units" else "blocks"
+            parts.insert(0, f"{100 * self.prune:g} % of the {what} removed")
+        return ", ".join(parts)
 
 
 class Attempt(NamedTuple):
@@ -53,13 +57,35 @@ WAYS_OF_TEXTS = (
     Way("int8", 0.95, "blocks"),
     Way("int4", 0.875, "units"),
 )
-"""From the mildest to the strongest."""
+"""From the mildest to the strongest (docs/log.md)."""
 WAYS_OF_FORECASTERS = (
     Way("int8"),
     Way("int4"),
     *(Way(to, share, "units") for share in (0.25, 0.5, 0.75, 0.875) for to in ("int8", "int4")),
 )
 """Forecasts are computed in float32, and with zeros: only fewer units make them faster."""
+
+
+def ways_of_text(output_width: int | None) -> tuple[Way, ...]:
+    """Returns the ways to compress a text model, from the mildest to the strongest.
+
+    Args:
+        output_width: what the output matrix reads, where that matrix is a large part of the model
+            and can be given a rank; else None.
+    """
+    ways = list(WAYS_OF_TEXTS)
+    if output_width is None:
+        return tuple(ways)
+    for before, share, way in (
+        (Way("int8", 0.5, "blocks"), 2, Way("int8")),
+        (Way("int8", 0.75, "blocks"), 4, Way("int8")),
+        (Way("int8", 0.9, "blocks"), 8, Way("int8", 0.5, "units")),
+        (Way("int8", 0.95, "blocks"), 16, Way("int8", 0.75, "units")),
+    ):
+        rank = output_width // share // 16 * 16
+        if rank:
+            ways.insert(ways.index(before), way._replace(output_rank=rank))
+    return tuple(ways)
 
 
 def chosen(

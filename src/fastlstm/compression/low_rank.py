@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastlstm.compression.pruning import OUTPUT_SHARE
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.config import ModelConfig
@@ -29,6 +31,21 @@ def check_output_rank(config: ModelConfig, rank: int) -> None:
             Setting("output_rank"), f" is {rank}, expected less than {largest}, the rank that the"
             " model's output has",
         )  # fmt: skip
+
+
+def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | None:
+    """Returns what the output matrix reads, where a rank would shrink a model by much.
+
+    Returns:
+        Its columns; None where it is tied, has a rank, is no more than a tenth of the weights, or
+        has fewer than two rows a column.
+    """
+    if config.tie_weights or config.output_rank:
+        return None
+    rows, columns = weights[OUTPUT].shape
+    total = sum(math.prod(weight.shape) for weight in weights.values())
+    is_large = rows >= 2 * columns and rows * columns > OUTPUT_SHARE * total
+    return int(columns) if is_large else None
 
 
 def with_output_rank(

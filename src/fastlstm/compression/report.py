@@ -234,10 +234,13 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     ]  # fmt: skip
     if is_trained:
         again = Message("The same call with resume=True", flags="The same command with --resume")
+        is_over = report.training is not None and report.training.reason.startswith("no gain")
+        more = [" a larger ", Setting("patience")] if is_over else [
+            " more ", Setting("steps"), " or ", Setting("budget"),
+        ]  # fmt: skip
         parts += [
-            "Its checkpoints stay. ", again, " and more ", Setting("steps"), " or ",
-            Setting("budget"), " trains on; with a larger ", Setting("max_loss"),
-            " it publishes the model",
+            "Its checkpoints stay. ", again, " and", *more, " trains on; with a larger ",
+            Setting("max_loss"), " it publishes the model",
         ]  # fmt: skip
     else:
         parts += [

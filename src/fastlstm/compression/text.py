@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.compression.goal import WAYS_OF_TEXTS, Attempt
-from fastlstm.compression.low_rank import check_output_rank, with_output_rank
-from fastlstm.compression.options import CompressConfig, Job
+from fastlstm.compression.goal import Attempt, ways_of_text
+from fastlstm.compression.job import Job
+from fastlstm.compression.low_rank import check_output_rank, output_to_shrink, with_output_rank
+from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.pruning import pruned
 from fastlstm.compression.report import CompressReport, quality_error
 from fastlstm.compression.text_model import (
@@ -25,9 +26,9 @@ from fastlstm.compression.text_result import (
     measured,
     name_of_text,
     notes_of,
-    output_method,
     publish,
 )
+from fastlstm.compression.text_rounding import rounded_model
 from fastlstm.compression.text_session import CompressionSession
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FastLSTMError, Setting
@@ -59,7 +60,7 @@ def compress_text(job: Job) -> CompressReport:
             has_speed = job.config.target is not None
             chars_per_token = _chars_per_token(job, stored) if has_speed else 1.0
             job = job.with_goal_reached(
-                WAYS_OF_TEXTS,
+                ways_of_text(output_to_shrink(source.weights, source.config)),
                 lambda config: _attempt(source, config, chars_per_token),
                 "characters",
             )
@@ -89,12 +90,14 @@ def _chars_per_token(job: Job, stored: StoredModel) -> float:
 def _attempt(source: TextModel, config: CompressConfig, chars_per_token: float) -> Attempt:
     """Prunes and rounds the source's weights without training, and measures what comes out."""
     weights, sizes = as_floats(source.weights), source.config
-    if config.prune is not None:
+    if config.prune is not None and config.structured == "units":
         tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
-        if config.structured == "units":
-            tensors, sizes = without_units(tensors, sizes, config.prune)
-        else:
-            tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
+        tensors, sizes = without_units(tensors, sizes, config.prune)
+        weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if config.output_rank is not None:
+        weights, sizes = with_output_rank(weights, sizes, config.output_rank)
+    if config.prune is not None and config.structured == "blocks":
+        tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
         weights = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = encode_model(weights, config.to)
     if config.target is None:
@@ -107,26 +110,22 @@ def _attempt(source: TextModel, config: CompressConfig, chars_per_token: float) 
 def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> CompressReport:
     """Stores the weights with an output of low rank, or in another format, without training."""
     checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
-    weights, sizes, methods = source.weights, source.config, list[str]()
     notes = notes_of(job, stored, source)
-    if (rank := job.config.output_rank) is not None:
-        weights, sizes = with_output_rank(weights, sizes, rank)
-        methods.append(output_method(source.config, sizes))
+    if job.config.output_rank is not None:
         notes.append("an output of low rank loses less when it is trained: give a budget")
-    if job.config.to != "fp32":
-        methods.append(f"{job.config.to}, rounded to the nearest")
     if job.config.to == "int4":
         notes.append("int4 loses less when it is trained: give a budget")
-    data = encode_model(weights, job.config.to)
-    result = TextModel.of_file(data, run.path, sizes, job.config.to)
+    model = rounded_model(source, job.config)
+    result = model.loaded(run.path)
     ids, scored_on, why = _ids_to_score(job, stored)
-    report = measured(job.config, stored, source, result, ids, scored_on or why, methods, notes)
+    about_ids = scored_on or why
+    report = measured(job.config, stored, source, result, ids, about_ids, model.methods, notes)
     if not report.is_published:
         raise quality_error(report, is_trained=False)
     files = compressed_files(
-        files_of(stored, sizes), compression_of(job, job.config, source, None, stored.config)
+        files_of(stored, model.config), compression_of(job, job.config, source, None, stored.config)
     )
-    publish(run, files, data, report)
+    publish(run, files, model.data, report)
     with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
         write_report(run.path)
     return report

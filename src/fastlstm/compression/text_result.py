@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.compression.options import CompressConfig, Job, peak_rate
+from fastlstm.compression.job import Job, peak_rate
+from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import (
     REPORT_FILE,
     CompressReport,
@@ -22,7 +23,6 @@ from fastlstm.compression.text_model import (
 from fastlstm.compression.units import removed_share
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
-from fastlstm.text.config import ModelConfig
 from fastlstm.text.stored_model import MODEL_FILE, StoredModel
 from fastlstm.text.task import tokens_per_char
 
@@ -66,11 +66,6 @@ def notes_of(job: Job, stored: StoredModel, source: TextModel) -> list[str]:
     if source.weight_format in ("int8", "int4"):
         notes.append(f"the source's weights are stored as {source.weight_format}: it starts there")
     return notes
-
-
-def output_method(source: ModelConfig, result: ModelConfig) -> str:
-    """Describes an output of lower rank."""
-    return f"output of rank {result.output_rank} instead of {source.output_width}"
 
 
 def name_of_text(data: Mapping[str, Any]) -> str:

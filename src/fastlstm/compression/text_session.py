@@ -11,13 +11,12 @@ import torch
 
 from fastlstm.compression.callbacks import compression_callbacks
 from fastlstm.compression.distillation import FeatureMatch
+from fastlstm.compression.job import Job
 from fastlstm.compression.low_rank import with_output_rank
 from fastlstm.compression.options import (
     COMPRESS_MAY_CHANGE,
     TRAINING,
     CompressConfig,
-    Job,
-    peak_rate,
 )
 from fastlstm.compression.report import (
     CompressReport,
@@ -36,22 +35,23 @@ from fastlstm.compression.text_model import (
     max_scored,
     require_finite,
 )
+from fastlstm.compression.text_recipe import training_options
 from fastlstm.compression.text_result import (
     compression_of,
     measured,
     name_of_text,
     notes_of,
-    output_method,
     publish,
 )
-from fastlstm.compression.text_task import CompressedTextTask, Teaching
+from fastlstm.compression.text_rounding import CompressedModel, output_method, rounded_model
+from fastlstm.compression.text_task import CompressedTextTask
+from fastlstm.compression.text_teacher import Teaching
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FormatError, Setting
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats
-from fastlstm.system.fields import built
-from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
+from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.sources import Source, open_source
 from fastlstm.text.data.text import UnknownPolicy
 from fastlstm.text.files import LoadedModel, load_language_model
@@ -62,23 +62,9 @@ from fastlstm.text.task import FinalTest, TextTask
 from fastlstm.text.train import TEXT_MAY_CHANGE, TextSession, stored_configs
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.resuming import resumed_config
 from fastlstm.training.trainer import Trainer
-
-
-def _rate_share(config: CompressConfig) -> float:
-    """Returns the share of the source's peak learning rate for training on (docs/log.md)."""
-    if config.prune is not None:
-        kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
-        return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
-    return 0.3 if config.to == "fp32" or config.output_rank is not None else 0.05
-
-
-_OPEN = ("budget", "steps", "epochs", "eval_every", "checkpoint_every", "log_every", "threads")
-"""Options of training that are never the source's."""
-_OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 
 class CompressionSession(TextSession):
@@ -98,7 +84,8 @@ class CompressionSession(TextSession):
 
     def compress(self) -> CompressReport:
         """Trains, measures and publishes."""
-        job, config = self._job, self._train_config()
+        job = self._job
+        config = training_options(job, self._config, self._stored, self._start_model()[1])
         names = job.given & set(TRAINING)
         with self.start(config, names, job.resume, self._options_of, TEXT_MAY_CHANGE) as start:
             if self._first is None:
@@ -125,33 +112,6 @@ class CompressionSession(TextSession):
         self._first = self._job.first_options(stored, self._source.sha256)
         self._first_config = stored
         return stored_configs(checkpoint)
-
-    def _train_config(self) -> TrainConfig:
-        """Returns the options of training: the source's, with those of this compression."""
-        config, fields = self._config, {field.name for field in dataclasses.fields(TrainConfig)}
-        values = {n: v for n, v in self._stored.config.get("train", {}).items() if n in fields}
-        model = dataclasses.asdict(self._start_model()[1])
-        values |= {name: value for name, value in model.items() if name != "vocab_size"}
-        values |= {name: getattr(TrainConfig, name) for name in ("ema", *_OF_MACHINE)}
-        own = {name: getattr(config, name) for name in TRAINING}
-        values |= {n: v for n, v in own.items() if v is not None or n in _OPEN}
-        if config.is_new_student and own["learning_rate"] is None:
-            values["learning_rate"] = None
-        is_less = config.is_new_student or (config.prune, config.output_rank) != (None, None)
-        if is_less and own["dropout"] is None:
-            values["dropout"] = 0.0  # fewer weights and the teacher are enough against overfitting
-        if own["learning_rate"] is None and not config.is_new_student:
-            peak = peak_rate(self._stored.config)
-            peak = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if peak is None else peak
-            values["learning_rate"] = _rate_share(config) * peak
-        names = "rnn_size", "embed_size", "num_layers", "output_rank"
-        sizes = {name: getattr(config, name) for name in names}
-        values |= {name: size for name, size in sizes.items() if size is not None}
-        if self._source.config.tie_weights and sizes["embed_size"] is None:
-            values["embed_size"] = None  # as wide as the hidden units
-        if self._job.data is not None:
-            values |= dict.fromkeys(PARTS)
-        return built(TrainConfig, values, "config.json")
 
     def _open_text(self) -> Source:
         """Returns what is trained on; raises DataError where the source's text is gone."""
@@ -235,12 +195,15 @@ class CompressionSession(TextSession):
         teaching = None
         if self._teacher is not None:
             config = self._config
-            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
+            teaching = Teaching(
+                self._teacher.model, config.temperature, config.alpha,
+                needs_features=config.match_hidden > 0,
+            )  # fmt: skip
         models = self._source.config, parts["model"].config
         num_scored = min(len(parts["valid_ids"]), max_scored(*models))
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude, num_scored=num_scored,
-            num_results=2 if self._config.is_only_rounded else 1,
+            num_results=2 if self._config.needs_no_training else 1,
         )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
@@ -267,44 +230,44 @@ class CompressionSession(TextSession):
                 " order"
             )
         scored_on = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
-        reports: list[tuple[CompressReport, bytes, bool]] = []
-        for data, is_trained in self._results(weights):
-            result = TextModel.of_file(data, run.path, task.model.config, self._config.to)
-            methods = self._methods(result) if is_trained else [
-                f"{self._config.to}, rounded to the nearest, which lost less than training for it"
-            ]  # fmt: skip
+        reports = []
+        for model in self._results(weights, task.model.config):
             report = measured(
-                self._config, self._stored, self._source, result, task.valid_ids, scored_on,
-                methods, notes, training,
+                self._config, self._stored, self._source, model.loaded(run.path), task.valid_ids,
+                scored_on, model.methods, notes, training,
             )  # fmt: skip
-            reports.append((report, data, is_trained))
-        self.report, data, is_trained = min(reports, key=lambda r: r[0].result.quality or math.inf)
+            reports.append((report, model))
+        self.report, best = min(reports, key=lambda pair: pair[0].result.quality or math.inf)
+        is_trained = best is reports[0][1]
         if not is_trained:
-            text = f"training for {self._config.to} lost more than rounding RUN's weights to the"
-            trainer.say("warning", f"{text} nearest, which is measured and published instead")
+            text = "training lost more than the same without training, which is measured and"
+            trainer.say("warning", f"{text} published instead")
         if self.report.is_published:
             about = {**self._about(), "is_trained": is_trained}
-            files = task.model_files if is_trained else files_of(self._stored, self._source.config)
-            publish(run, compressed_files(files, about), data, self.report)
+            files = task.model_files if is_trained else files_of(self._stored, best.config)
+            publish(run, compressed_files(files, about), best.data, self.report)
         return {"compression": self.report.to_dict()}
 
-    def _results(self, weights: Weights) -> list[tuple[bytes, bool]]:
-        """Returns the files of weights that may be published, and whether they were trained."""
-        results = [(encode_model(weights, self._config.to), True)]
-        if self._config.is_only_rounded:
-            results.append((encode_model(self._source.weights, self._config.to), False))
+    def _results(self, weights: Weights, sizes: ModelConfig) -> list[CompressedModel]:
+        """Returns the models that may be published: the trained one first."""
+        to = self._config.to
+        results = [CompressedModel(encode_model(weights, to), sizes, to, self._methods(sizes))]
+        if self._config.needs_no_training:
+            plain = rounded_model(self._source, self._config)
+            last = f"{plain.methods[-1]}, which lost less than training for it"
+            results.append(plain._replace(methods=[*plain.methods[:-1], last]))
         return results
 
-    def _methods(self, result: TextModel) -> list[str]:
+    def _methods(self, sizes: ModelConfig) -> list[str]:
         config, methods = self._config, []
         if config.prune is not None:
-            units = self._source.config.rnn_size, result.config.rnn_size
+            units = self._source.config.rnn_size, sizes.rnn_size
             methods.append(pruning_method(config.prune, config.structured, units))
         if config.output_rank is not None and not config.is_new_student:
-            methods.append(output_method(self._source.config, result.config))
+            methods.append(output_method(self._source.config, sizes))
         if config.is_taught:
-            sizes = ", a new model" if config.is_new_student else ""
-            methods.append(f"distilled from {config.distil or self._job.run}{sizes}")
+            new = ", a new model" if config.is_new_student else ""
+            methods.append(f"distilled from {config.distil or self._job.run}{new}")
         if config.to != "fp32":
             methods.append(f"{config.to}, trained with its rounding")
         return methods or ["trained on"]

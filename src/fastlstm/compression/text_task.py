@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression.distillation import FeatureMatch, Output, distillation_loss
+from fastlstm.compression.text_teacher import Teaching, TextTeacher, open_teacher
 from fastlstm.runs.events import Event
 from fastlstm.text.data.lanes import Batch
-from fastlstm.text.model import LanguageModel, State, reset_state
+from fastlstm.text.model import State
 from fastlstm.text.stored_model import MATCHER
 from fastlstm.text.task import TextTask
 
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 MEASURING_S = 4.0
 """Kept of a budget for measuring speed and loading, beside scoring both models."""
-
-
-@dataclass(frozen=True)
-class Teaching:
-    """How a student learns from a teacher.
-
-    Attributes:
-        model: the teacher, in evaluation mode on the student's device.
-        temperature: divides the logits of both.
-        alpha: share of the teacher in the loss.
-    """
-
-    model: LanguageModel
-    temperature: float
-    alpha: float
 
 
 @dataclass(eq=False)
@@ -48,7 +33,6 @@ class CompressedTextTask(TextTask):
         conclude: measures and publishes the best weights; returns what the `end` event holds.
         num_results: how many models it measures beside the source.
         num_scored: tokens that `conclude` scores with the source and with the result.
-        teacher_s: seconds spent in the teacher's LSTM layers.
     """
 
     publishes_at_once = False
@@ -57,47 +41,49 @@ class CompressedTextTask(TextTask):
     conclude: Callable[[Trainer], Event] = field(kw_only=True)
     num_results: int = field(default=1, kw_only=True)
     num_scored: int = field(kw_only=True)
-    teacher_s: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._nats: list[Tensor] = []
         self._num_targets = 1
+        self.teacher: TextTeacher | None = None
         if self.teaching is not None:
-            rows = self._state[0].shape[1]
-            self._taught = self.teaching.model.initial_state(rows, device=self.device)
+            self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
 
     def losses(self, batch: Batch, num_parts: int) -> Iterator[Tensor]:
-        if self.teaching is None:
+        if self.teacher is None:
             yield from super().losses(batch, num_parts)
             return
         self._nats, self._num_targets = [], batch.y.numel()
-        self._start, self._ends = reset_state(self._taught, batch.reset), list[State]()
+        self.teacher.read(batch)
         yield from super().losses(batch, num_parts)
-        h, c = (torch.cat([end[k].float() for end in self._ends], dim=1) for k in range(2))
-        self._taught = h, c
+        self.teacher.advance()
 
     def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
-        if self.teaching is None:
+        if self.teaching is None or self.teacher is None:
             return super().part_loss(x, y, state, part)
-        teacher, x = self.teaching.model, x[:, part]
-        started = time.perf_counter()
-        with torch.no_grad():
-            h, c = (s[:, part].contiguous() for s in self._start)
-            taught, end = teacher.features(x, (h, c))
-        self._ends.append(end)
-        self.teacher_s += time.perf_counter() - started
-        features, new_state = self.model.features(x, state)
+        taught = self.teacher.output(part)
+        features, new_state = self.model.features(x[:, part], state)
         loss, nats = distillation_loss(
             Output(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
-            Output(taught.flatten(0, 1), teacher.output_weight, teacher.output.bias),
-            y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
+            taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
         )  # fmt: skip
         self._nats.append(nats)
         match = getattr(self.model, MATCHER, None)
         if isinstance(match, FeatureMatch):
-            loss = loss + match(features.flatten(0, 1), taught.flatten(0, 1))
+            assert isinstance(taught, Output)
+            loss = loss + match(features.flatten(0, 1), taught.features)
         return loss, new_state
+
+    @property
+    def teacher_s(self) -> float:
+        """Seconds spent in the teacher, in all starts of the run."""
+        return 0.0 if self.teacher is None else self.teacher.seconds
+
+    @teacher_s.setter
+    def teacher_s(self, seconds: float) -> None:
+        assert self.teacher is not None
+        self.teacher.seconds = seconds
 
     def step_metrics(self, loss: float) -> Event:
         """Returns bits per character of the text alone, whatever else is in the loss."""
@@ -107,15 +93,11 @@ class CompressedTextTask(TextTask):
 
     def reset_state(self) -> None:
         super().reset_state()
-        if self.teaching is not None:
-            rows = self._state[0].shape[1]
-            self._taught = self.teaching.model.initial_state(rows, device=self.device)
+        if self.teacher is not None:
+            self.teacher.reset_state()
 
     def carried(self) -> dict[str, Tensor]:
-        own = super().carried()
-        if self.teaching is not None:
-            own |= dict(zip(("teacher_h", "teacher_c"), self._taught, strict=True))
-        return own
+        return super().carried() | ({} if self.teacher is None else self.teacher.carried())
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Does nothing: what `conclude` has measured is published."""

@@ -24,6 +24,16 @@ def epoch_of(batches: Batches) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_says_where_its_tokens_are_in_the_text(kind: type[Batches]) -> None:
+    batches = make(kind, (3, 4, 13))
+    for batch in (next(batches) for _ in range(3 * batches.steps_per_epoch)):
+        assert torch.equal(batch.positions(), batch.x)
+    first = next(make(kind, (3, 4, 13)))
+    assert torch.equal(next(batches.from_start()).x, first.x)
+    assert next(batches).epoch == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None)
 @given(sizes=SIZES)
 def test_an_epoch_has_every_target_of_one_stretch_exactly_once(

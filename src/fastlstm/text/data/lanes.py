@@ -11,6 +11,7 @@ sees the same batches as an uninterrupted one.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,27 +39,39 @@ class Batch:
         x: tokens, shape ``(T, B)``, int64.
         y: the next token of each, shape ``(T, B)``, int64.
         reset: lanes that start from zero state, shape ``(B,)``, bool.
+        start: position in the text of each lane's first token, shape ``(B,)``, int64.
     """
 
     x: Tensor
     y: Tensor
     reset: Tensor
+    start: Tensor
     epoch: int
     index: int
+
+    def positions(self) -> Tensor:
+        """Returns the position in the text of each token of `x`, shape ``(T, B)``, int64."""
+        return torch.arange(len(self.x)).unsqueeze(1) + self.start
 
 
 class Batches(LoaderPosition, ABC):
     """Endless iterator over the epochs of 1-d token ids, usually memory-mapped; resumable anywhere.
+
+    Attributes:
+        ids: the text.
+        batch_size: B.
+        is_in_order: whether a lane of one batch continues in the next.
 
     Raises:
         DataError: fewer than ``2 * B * T`` tokens.
     """
 
     _source = "text"
+    is_in_order: bool
 
     def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int) -> None:
-        self._ids = np.asarray(ids)
-        self._batch_size = batch_size
+        self.ids = np.asarray(ids)
+        self.batch_size = batch_size
         self._seq_length = seq_length
         self._seed = seed
         self._prepared = -1
@@ -69,16 +82,23 @@ class Batches(LoaderPosition, ABC):
     def __iter__(self) -> Iterator[Batch]:
         return self
 
+    def from_start(self) -> Batches:
+        """Returns the same batches, from the first one."""
+        batches = copy.copy(self)
+        batches._epoch, batches._index, batches._prepared = 0, 0, -1
+        return batches
+
     def __next__(self) -> Batch:
         if self._prepared != self._epoch:
             self._start_epoch(self._epoch)
             self._prepared = self._epoch
         tokens = torch.from_numpy(self._gather(self._index))
         reset = torch.from_numpy(self._reset(self._epoch, self._index))
-        batch = Batch(tokens[:-1], tokens[1:], reset, self._epoch, self._index)
+        start = torch.from_numpy(self._start(self._index))
+        batch = Batch(tokens[:-1], tokens[1:], reset, start, self._epoch, self._index)
         self._advance()
         if self._index % _RELEASE_EVERY == 0:
-            release_pages(self._ids)
+            release_pages(self.ids)
         return batch
 
     def _random(self, purpose: int, epoch: int, index: int = 0) -> np.random.Generator:
@@ -86,7 +106,7 @@ class Batches(LoaderPosition, ABC):
         return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
     def _too_short(self) -> Message:
-        num, B, T = len(self._ids), self._batch_size, self._seq_length
+        num, B, T = len(self.ids), self.batch_size, self._seq_length
         fits: list[object] = []
         if num >= 2 * T:
             fits = ["give ", Setting("batch_size", num // (2 * T)), " or "]
@@ -106,6 +126,10 @@ class Batches(LoaderPosition, ABC):
         """Returns the tokens of a batch and the next one, shape ``(T + 1, B)``."""
 
     @abstractmethod
+    def _start(self, index: int) -> NDArray[np.int64]:
+        """Returns the position in the text of each lane's first token, shape ``(B,)``."""
+
+    @abstractmethod
     def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
         """Returns the lanes to reset, shape ``(B,)``."""
 
@@ -122,20 +146,25 @@ class LaneBatches(Batches):
     (2-core Xeon); 15 us more with `lane_reset`.
     """
 
+    is_in_order = True
+
     def __init__(
         self, ids: Ids, batch_size: int, seq_length: int, seed: int = 0, lane_reset: float = 0.0
     ) -> None:
         super().__init__(ids, batch_size, seq_length, seed)
         self._lane_reset = lane_reset
-        self._lanes: Ids = self._ids[:0]
+        self._lanes: Ids = self.ids[:0]
+        self._offset = 0
 
     def _start_epoch(self, epoch: int) -> None:
         length = self.steps_per_epoch * self._seq_length
-        slack = len(self._ids) - 1 - length * self._batch_size
-        offset = int(self._random(_OFFSET, epoch).integers(slack + 1))
-        step = self._ids.strides[0]
-        shape = (length + 1, self._batch_size)
-        self._lanes = as_strided(self._ids[offset:], shape, (step, length * step), writeable=False)
+        slack = len(self.ids) - 1 - length * self.batch_size
+        self._offset = int(self._random(_OFFSET, epoch).integers(slack + 1))
+        step = self.ids.strides[0]
+        shape = (length + 1, self.batch_size)
+        self._lanes = as_strided(
+            self.ids[self._offset :], shape, (step, length * step), writeable=False
+        )
 
     def _gather(self, index: int) -> NDArray[np.int64]:
         start = index * self._seq_length
@@ -143,17 +172,24 @@ class LaneBatches(Batches):
         batch: NDArray[np.int64] = lanes.astype(np.int64, order="C")
         return batch
 
+    def _start(self, index: int) -> NDArray[np.int64]:
+        length = self.steps_per_epoch * self._seq_length
+        first = self._offset + index * self._seq_length
+        return np.arange(self.batch_size) * length + first
+
     def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
         if index == 0:
-            return np.ones(self._batch_size, dtype=np.bool_)
+            return np.ones(self.batch_size, dtype=np.bool_)
         if self._lane_reset == 0:
-            return np.zeros(self._batch_size, dtype=np.bool_)
-        drawn = self._random(_RESET, epoch, index).random(self._batch_size)
+            return np.zeros(self.batch_size, dtype=np.bool_)
+        drawn = self._random(_RESET, epoch, index).random(self.batch_size)
         return np.asarray(drawn < self._lane_reset)
 
 
 class WindowBatches(Batches):
     """Windows of T targets in random order, each from zero state, as most recipes do."""
+
+    is_in_order = False
 
     def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int = 0) -> None:
         super().__init__(ids, batch_size, seq_length, seed)
@@ -161,17 +197,18 @@ class WindowBatches(Batches):
 
     def _start_epoch(self, epoch: int) -> None:
         T = self._seq_length
-        num_windows = self.steps_per_epoch * self._batch_size
+        num_windows = self.steps_per_epoch * self.batch_size
         random = self._random(_ORDER, epoch)
-        offset = int(random.integers(len(self._ids) - num_windows * T))
+        offset = int(random.integers(len(self.ids) - num_windows * T))
         self._starts = random.permutation(num_windows) * T + offset
 
     def _gather(self, index: int) -> NDArray[np.int64]:
-        B = self._batch_size
-        starts = self._starts[index * B : (index + 1) * B]
-        positions = np.arange(self._seq_length + 1)[:, None] + starts
-        batch: NDArray[np.int64] = self._ids[positions].astype(np.int64)
+        positions = np.arange(self._seq_length + 1)[:, None] + self._start(index)
+        batch: NDArray[np.int64] = self.ids[positions].astype(np.int64)
         return batch
 
+    def _start(self, index: int) -> NDArray[np.int64]:
+        return self._starts[index * self.batch_size : (index + 1) * self.batch_size]
+
     def _reset(self, epoch: int, index: int) -> NDArray[np.bool_]:
-        return np.ones(self._batch_size, dtype=np.bool_)
+        return np.ones(self.batch_size, dtype=np.bool_)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from fastlstm.errors import Stopped
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.text.data.lanes import Batch, Batches
 
@@ -12,6 +13,11 @@ class TextLoader:
     """Hands out lanes or windows; the prefetching thread starts with the first batch.
 
     It owns the batches from now on, and polls `should_stop` while waiting.
+
+    Attributes:
+        ids: the text, 1-d.
+        num_lanes: B.
+        is_in_order: whether a lane of one batch continues in the next.
     """
 
     def __init__(self, batches: Batches, should_stop: Callable[[], bool] | None = None) -> None:
@@ -19,6 +25,8 @@ class TextLoader:
         self._ahead: Prefetcher[Batch] | None = None
         self._waited_s = 0.0
         self.steps_per_epoch = batches.steps_per_epoch
+        self.ids, self.num_lanes = batches.ids, batches.batch_size
+        self.is_in_order = batches.is_in_order
 
     @property
     def wait_s(self) -> float:
@@ -30,6 +38,14 @@ class TextLoader:
         if self._ahead is None:
             self._ahead = Prefetcher(self._batches, should_stop=self._should_stop)
         return self._ahead.next()
+
+    def first_epoch(self) -> Iterator[Batch]:
+        """Yields the batches of the first epoch, beside `next`; raises Stopped as `next` does."""
+        batches = self._batches.from_start()
+        for _ in range(self.steps_per_epoch):
+            if self._should_stop is not None and self._should_stop():
+                raise Stopped("stopped while reading the first epoch again")
+            yield next(batches)
 
     def state_dict(self) -> dict[str, int]:
         """Returns the position after the last batch handed out."""

@@ -1,0 +1,85 @@
+"""How a text model is trained that is compressed: rates, dropout, sizes, the source's options."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compression_job import make_job
+from fastlstm.compression.options import CompressConfig
+from fastlstm.compression.text_model import load_text_model
+from fastlstm.compression.text_recipe import training_options
+from fastlstm.text.config import TrainConfig
+
+UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
+
+
+def options_of(trained: Path, data: Any = None, **fields: Any) -> tuple[TrainConfig, TrainConfig]:
+    """Returns the options that the source was trained with, and those of its compression."""
+    stored, source = load_text_model(trained / "source")
+    config = CompressConfig(**fields)
+    start = source.config
+    if config.structured == "units":
+        start = dataclasses.replace(start, rnn_size=16)
+    job = make_job(trained / "source", trained / "out", config, data=data)
+    return TrainConfig(**stored.config["train"]), training_options(job, config, stored, start)
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({"to": "int8"}, 0.05),
+        ({"distil": "teacher"}, 0.3),
+        ({"to": "int8", **UNITS}, 1.0),
+        ({"to": "int8", "prune": 0.75}, 2.0),
+        ({"prune": 0.95, "structured": "blocks"}, 3.0),
+        ({"distil": "teacher", "to": "int4"}, 0.05),
+        ({"output_rank": 8, "to": "int8", "steps": 4}, 0.3),
+    ],
+)
+def test_learning_rate(fields: dict[str, Any], share: float, trained: Path) -> None:
+    source, options = options_of(trained, **fields)
+    assert source.learning_rate is not None
+    assert options.learning_rate == pytest.approx(share * source.learning_rate)
+    assert options_of(trained, **fields, learning_rate=0.5)[1].learning_rate == 0.5
+
+
+def test_a_student_has_the_rate_of_a_new_model(trained: Path) -> None:
+    options = options_of(trained, rnn_size=16, num_layers=2)[1]
+    assert (options.learning_rate, options.rnn_size, options.num_layers) == (None, 16, 2)
+    assert options.embed_size == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "dropout"),
+    [
+        ({"to": "int8", "steps": 4}, None),
+        ({"prune": 0.5}, 0.0),
+        ({"output_rank": 8, "steps": 4}, 0.0),
+        ({"rnn_size": 16}, 0.0),
+        ({"rnn_size": 16, "dropout": 0.2}, 0.2),
+    ],
+)
+def test_dropout(fields: dict[str, Any], dropout: float | None, trained: Path) -> None:
+    source, options = options_of(trained, **fields)
+    assert options.dropout == (source.dropout if dropout is None else dropout)
+
+
+def test_the_rest_is_the_sources(trained: Path) -> None:
+    source, options = options_of(trained, to="int8", steps=4, batch_size=2, **UNITS)
+    changed = {
+        field.name
+        for field in dataclasses.fields(TrainConfig)
+        if getattr(source, field.name) != getattr(options, field.name)
+    }
+    same = ("seq_length", "optimizer", "split", "vocab", "embed_size", "seed", "precision")
+    assert changed.isdisjoint(set(same) - {"precision"})
+    assert (options.rnn_size, options.batch_size, options.steps) == (16, 2, 4)
+
+
+def test_another_text_has_no_parts(trained: Path) -> None:
+    options = options_of(trained, data="other.txt", to="int8", steps=4)[1]
+    assert (options.valid, options.test) == (None, None)
