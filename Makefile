@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 # the right one by pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 TORCH ?= torch==2.13.0
 BUDGET ?= 90s
-# Processes that run the tests, file by file, and that check types.
+# Processes that run the tests, file by file.
 WORKERS ?= 2
 # In the order of the folders, which end with short files; by the number of tests a long one would be last.
 XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -57,7 +57,7 @@ gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without 
 check: .venv/.dev  ## formatting, lint and types
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy --num-workers $(WORKERS)
+	$(PY) -m mypy
 	.venv/bin/clang-format --dry-run -Werror $$(find src/fastlstm/csrc -name '*.h' -o -name '*.cpp')
 
 format: .venv/.dev  ## put Python and C++ into the common format
