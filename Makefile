@@ -11,12 +11,21 @@ TORCH ?= torch==2.13.0
 BUDGET ?= 90s
 # Processes that run the tests, file by file.
 WORKERS ?= 2
+# In the order of the folders, which end with short files; by the number of tests a long one would be last.
+XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
 NARROWER := from fastlstm.system.environment import ISA_NAMES; from fastlstm.system.hardware import cpu; print(*ISA_NAMES[:ISA_NAMES.index(cpu().isa)])
+# The files with tests marked isa: collecting all the others takes longer than these tests.
+ISA_TESTS := grep -rl --include='test_*.py' 'mark\.isa' tests
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fastlstm/csrc/*/*.*)
+
+# Where CMake finds no Ninja it uses make, which compiles one file at a time if it is not told more.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+# The processes of the tests share what Python has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 # An environment that was moved or copied points to its old place: make it again.
 $(shell test "$$(cat .venv/.place 2>/dev/null)" = "$$(pwd -P)" || rm -f .venv/.place .venv/.made .venv/.dev)
@@ -34,12 +43,12 @@ demo: install  ## install, train 90 seconds on the text of Python's own manual, 
 install: .venv/.made  ## the environment with fastlstm in it
 
 test: .venv/.dev  ## the whole test suite
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile
+	$(PY) -m pytest $(XDIST)
 
 test-isa: .venv/.dev  ## the tests that depend on the CPU, as on CPUs with narrower instruction sets
 	@for isa in $$(env -u FASTLSTM_ISA $(PY) -c '$(NARROWER)'); do \
 		echo "instruction set: $$isa"; \
-		$(PY) -m pytest -q -n $(WORKERS) --dist loadfile -m isa --isa $$isa || exit 1; \
+		$(PY) -m pytest -q $(XDIST) -m isa --isa $$isa $$($(ISA_TESTS)) || exit 1; \
 	done
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so

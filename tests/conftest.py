@@ -12,6 +12,7 @@ import pytest
 
 import recorded_cpus
 from fastlstm.errors import ConfigError
+from fastlstm.report import drawing
 from fastlstm.system import environment, hardware
 
 # Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
@@ -20,6 +21,7 @@ os.environ.pop("FASTLSTM_DEBUG", None)
 _ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+_NEW_FIGURE = drawing._new_figure
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +48,22 @@ def pytest_configure(config: pytest.Config) -> None:
     found = recorded_cpus.detected(isa)
     hardware._detected = lambda: found
     hardware._described.cache_clear()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Lets matplotlib render only in tests/report and in tests marked `charts`.
+
+    Every run writes a report, whose seven pictures would take twice as long as its training. The
+    code that makes the charts runs everywhere.
+    """
+    is_rendered = "report" in item.path.parent.parts or item.get_closest_marker("charts")
+    drawing._new_figure = _NEW_FIGURE if is_rendered else _unrendered
+
+
+def _unrendered() -> tuple[Any, Any]:
+    figure, axes = _NEW_FIGURE()
+    figure.savefig = lambda buffer, **_: buffer.write(b"<svg/>")
+    return figure, axes
 
 
 @pytest.fixture

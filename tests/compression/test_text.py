@@ -64,6 +64,7 @@ def compression_of(run: Path) -> dict[str, Any]:
 # rounding ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.charts
 @pytest.mark.parametrize("to", ["fp16", "int8", "int4"])
 def test_rounding(to: str, source: Path, compressed: Compress, tmp_path: Path) -> None:
     report, out = compressed(to=to), tmp_path / "out"

@@ -73,23 +73,37 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return {"step": torch.tensor(found.step), **tensors}
 
 
-@pytest.mark.parametrize("given", [{}, {"tbptt": 12, "batch_size": 2}, {"balance": True}])
+@pytest.fixture(
+    scope="module", params=[{}, {"tbptt": 12, "batch_size": 2}, {"balance": True}], ids=str
+)
+def unstopped(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ForecastConfig, Path, Any]:
+    """A configuration, the folder of its run `whole` and `table.parquet`, and what was trained."""
+    folder = tmp_path_factory.mktemp("unstopped")
+    pq.write_table(long_table(120), folder / "table.parquet")
+    config = ForecastConfig(**{**QUICK, **request.param})
+    trained = train_forecaster(str(folder / "table.parquet"), config, out=folder / "whole")
+    return config, folder, trained
+
+
 @pytest.mark.parametrize("polls", [0, 3, 11, 20, 31])
 def test_a_stopped_run_goes_on_bit_equal(
-    path: str, tmp_path: Path, polls: int, given: dict[str, Any]
+    unstopped: tuple[ForecastConfig, Path, Any], tmp_path: Path, polls: int
 ) -> None:
-    config = ForecastConfig(**{**QUICK, **given})
-    whole = train_forecaster(path, config, out=tmp_path / "whole")
+    config, folder, whole = unstopped
+    path = str(folder / "table.parquet")
     with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same call with resume=True"):
         train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
-    own, other = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    own, other = weights(folder / "whole"), weights(tmp_path / "run")
     assert own.keys() == other.keys()
     for name, tensor in own.items():
         assert torch.equal(tensor, other[name]), name
     assert again.fitted.best_loss == whole.fitted.best_loss
     assert again.fitted.units == whole.fitted.units
-    seen, due = (read_history(tmp_path / name / "metrics.jsonl").evals for name in ("run", "whole"))
+    runs = (tmp_path / "run", folder / "whole")
+    seen, due = (read_history(run / "metrics.jsonl").evals for run in runs)
     assert [event["step"] for event in seen] == [event["step"] for event in due]
     assert not RunDirectory(tmp_path / "run").verify()
 
@@ -139,6 +153,7 @@ def test_the_errors_of_each_target_and_the_times_of_forecasts(path: str, tmp_pat
     assert values == pytest.approx([*first["past"], *first["actual"]], rel=1e-5)
 
 
+@pytest.mark.charts
 def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     config = ForecastConfig(**QUICK, log_every=10)
@@ -161,6 +176,7 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     report = (tmp_path / "run" / "report.html").read_text()
     for part in ("Test set", "Forecast of y", "Calibration of the intervals", "windows/s"):
         assert part in report
+    assert "could not be drawn" not in report
 
 
 def test_pictures_of_forecasts_are_in_units_of_the_table_however_far_from_0(tmp_path: Path) -> None:

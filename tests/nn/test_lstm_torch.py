@@ -1,8 +1,6 @@
-"""`fastlstm.LSTM` inside torch: compile, export, opcheck and distributed."""
+"""`fastlstm.LSTM` inside torch: compile, export and opcheck."""
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,8 +18,6 @@ from fastlstm.ops.custom_op import (
     options_text,
     present_tensors,
 )
-
-pytestmark = pytest.mark.isa
 
 I, H = 5, 7  # noqa: E741
 STACK = {"num_layers": 2, "bidirectional": True}
@@ -45,6 +41,7 @@ def must_not_run(*args, **kwargs):
     raise AssertionError("torch's own LSTM ran")
 
 
+@pytest.mark.isa
 def test_gradients_of_a_layer_used_twice_sum():
     torch.manual_seed(0)
     model = Twice()
@@ -77,22 +74,29 @@ def gradients(module, compiled, x, hx, **fields):
 
 
 @pytest.mark.usefixtures("dynamo", "fast_kernels")
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("lengths", [None, [4, 0, 2]], ids=["whole", "lengths"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compile_without_a_break(backend, lengths, strict, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "has_lengths", "strict"),  # every pair of values once
+    [
+        ("eager", False, False),
+        ("eager", True, True),
+        ("aot_eager", False, True),
+        ("aot_eager", True, False),
+    ],
+)
+def test_compile_without_a_break(backend, has_lengths, strict, monkeypatch):
     monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
     torch.manual_seed(0)
     module = fastlstm.LSTM(I, H, **STACK)
     module.strict = strict
     x, hx = torch.randn(4, 3, I), (torch.randn(4, 3, H), torch.randn(4, 3, H))
-    fields = {} if lengths is None else {"lengths": torch.tensor(lengths)}
+    fields = {"lengths": torch.tensor([4, 0, 2])} if has_lengths else {}
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     want = gradients(module, module, x, hx, **fields)
     for a, b in zip(gradients(module, compiled, x, hx, **fields), want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_graphs_have_one_node_per_layer_and_direction():
     graphs = []
@@ -110,6 +114,7 @@ def num_nodes(graph):
     return sum("lstm_sequence" in str(node.target) for node in graph.nodes)
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_lengths_out_of_range_stay_inside_a_compiled_sequence():
     module = fastlstm.LSTM(I, H)
@@ -119,6 +124,7 @@ def test_lengths_out_of_range_stay_inside_a_compiled_sequence():
     assert torch.equal(got, module(x, lengths=[4, 0, 2])[0])
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_lengths_and_dropout_compile_without_a_break():
     module = fastlstm.LSTM(I, H, num_layers=2, dropout=0.5)
@@ -138,6 +144,7 @@ def test_export(strict):
     torch.testing.assert_close(got[1], want[1])
 
 
+@pytest.mark.isa
 def test_functional_gradients_are_torchs():
     layer = fastlstm.LSTM(I, H)
     x = torch.randn(4, 3, I)
@@ -154,6 +161,7 @@ def test_functional_gradients_are_torchs():
         torch.func.grad(loss)(dict(layer.named_parameters()), x)
 
 
+@pytest.mark.isa
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_torchscript_trace_holds_the_weights():
     layer = fastlstm.LSTM(I, H)
@@ -214,16 +222,19 @@ def sequence_arguments(
     return (*present_tensors(args), options_text(options), is_bf16, keep)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("call", CALLS)
 def test_opcheck(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call]))
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name].get("keep", True)])
 def test_opcheck_with_gradients(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call], requires_grad=True))
 
 
+@pytest.mark.isa
 def test_the_shape_rule_knows_the_layout_of_gradients():
     """`batch_first` gives transposed rows; a compiler trusts the strides it is told."""
     tensors, present, options, *rest = sequence_arguments()
@@ -234,48 +245,8 @@ def test_the_shape_rule_knows_the_layout_of_gradients():
     torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
 
 
+@pytest.mark.isa
 def test_no_gradient_of_what_kept_nothing():
     y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
     with pytest.raises(KernelError, match="keep=False"):
         y.sum().backward()
-
-
-WORKER = """
-import os, sys
-import torch, fastlstm
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
-
-rank, place = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
-torch.manual_seed(0)
-layer = fastlstm.LSTM(5, 7, num_layers=2, bidirectional=True)
-model = DistributedDataParallel(layer)
-x = torch.randn(4, 6, 5)
-y, (h, c) = model(x[:, 3 * rank : 3 * rank + 3])
-(y.square().sum() + h.sum() + c.sum()).backward()
-torch.save([p.grad for p in layer.parameters()], f"{place}/{rank}.pt")
-distributed.destroy_process_group()
-# Gloo's threads can outlive the interpreter and abort the process (pytorch#190489).
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_distributed_data_parallel_averages_the_gradients(tmp_path):
-    command = [sys.executable, "-c", WORKER]
-    workers = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
-    try:
-        assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-    torch.manual_seed(0)
-    layer = nn.LSTM(I, H, **STACK)
-    y, (h, c) = layer(torch.randn(4, 6, I))
-    ((y.square().sum() + h.sum() + c.sum()) / 2).backward()
-    for rank in range(2):
-        got = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for a, p in zip(got, layer.parameters(), strict=True):
-            torch.testing.assert_close(a, p.grad)

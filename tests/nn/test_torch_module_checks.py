@@ -1,6 +1,7 @@
 """torch's own sample inputs for `nn.LSTM`, as its `test_modules.py` runs them, both ways."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -12,13 +13,21 @@ import fastlstm
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
 
-# Its import would freeze torch's flags for all tests of this process.
-with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(torch.backends, "disable_global_flags", lambda: None)
-    from torch.testing._internal.common_modules import module_db
-    from torch.testing._internal.common_utils import noncontiguous_like
 
-(INFO,) = (info for info in module_db if info.module_cls is nn.LSTM)
+@functools.cache
+def torchs_own():
+    """Returns torch's `ModuleInfo` of `nn.LSTM` and its `noncontiguous_like`.
+
+    Imported when asked for: that takes seconds. It would freeze torch's flags for all tests of
+    this process.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends, "disable_global_flags", lambda: None)
+        from torch.testing._internal.common_modules import module_db
+        from torch.testing._internal.common_utils import noncontiguous_like
+
+    (info,) = (info for info in module_db if info.module_cls is nn.LSTM)
+    return info, noncontiguous_like
 
 
 def accelerated(*args, **kwargs):
@@ -29,9 +38,10 @@ WAYS = {"class": fastlstm.LSTM, "accelerate": accelerated}
 
 
 def samples(*, training, dtype=torch.float32):
+    info, _ = torchs_own()
     torch.manual_seed(0)
-    found = INFO.module_inputs_func(
-        INFO, device="cpu", dtype=dtype, requires_grad=True, training=training
+    found = info.module_inputs_func(
+        info, device="cpu", dtype=dtype, requires_grad=True, training=training
     )
     return [sample for sample in found if sample.forward_input is not None]
 
@@ -74,6 +84,7 @@ def training(request):
 @pytest.mark.parametrize("way", WAYS)
 def test_forward_and_gradients(way, dtype, training):
     found = samples(training=training, dtype=dtype)
+    _, noncontiguous_like = torchs_own()
     assert len(found) > 4
     for sample in found:
         theirs, ours = pair(WAYS[way], sample, training=training)

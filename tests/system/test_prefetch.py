@@ -35,7 +35,7 @@ class Made:
 
 def blank(index: int) -> Batch:
     zero = torch.zeros(1, 1, dtype=torch.int64)
-    return Batch(zero, zero, torch.zeros(1, dtype=torch.bool), 0, index)
+    return Batch(zero, zero, torch.zeros(1, dtype=torch.bool), zero[0], 0, index)
 
 
 @pytest.mark.parametrize("depth", [1, 4])

@@ -93,7 +93,6 @@ def texts(decoder, count, threads=1, steps=100):
     return [(s.status, s.take(), s.save(), s.take_scores()) for s in streams]
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize(
     ("config", "sparsity"),
@@ -134,7 +133,6 @@ def log_p(w, config, tokens):
     return np.array(rows)
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("weight_format", FORMATS)
 @pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.9])
 def test_probabilities_are_those_of_the_weights(both, isa, weight_format, sparsity):

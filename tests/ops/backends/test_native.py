@@ -13,8 +13,6 @@ from fastlstm.ops.lstm import lstm
 from fastlstm.system import environment, hardware
 from native_run import lstm_tokens, run_native
 
-pytestmark = pytest.mark.isa
-
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = {
@@ -33,6 +31,7 @@ SHAPES = {
 
 @pytest.fixture(params=ISAS)
 def isa(request, monkeypatch):
+    """The kernels of one instruction set; with it a test needs no mark `isa`."""
     info = dataclasses.replace(hardware.cpu(), isa=request.param, bf16_isa=request.param)
     monkeypatch.setattr(hardware, "cpu", lambda: info)
     return request.param
@@ -157,6 +156,7 @@ def test_a_frequent_token_loses_nothing_to_rounding(ops, isa):
     assert float(error.norm() / want.norm()) < 2e-7
 
 
+@pytest.mark.isa
 def test_a_token_outside_the_embedding_is_named(ops):
     args = ops.make(3, 2, 4, 8).copy(torch.float32)
     tokens = torch.tensor([[0, 1], [9, 1], [0, 0]])
@@ -164,6 +164,7 @@ def test_a_token_outside_the_embedding_is_named(ops):
         lstm_tokens(tokens, torch.zeros(5, 4), *args.list()[1:], backend="native")
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("route", ["compiled", "traced"])
 @pytest.mark.parametrize("token", [5, -1, 1 << 40])
 def test_a_token_outside_the_embedding_is_named_in_a_graph(ops, route, token):
@@ -185,6 +186,7 @@ def test_a_token_outside_the_embedding_is_named_in_a_graph(ops, route, token):
         graph(tokens)
 
 
+@pytest.mark.isa
 def test_a_token_that_left_the_embedding_before_backward_is_named(ops):
     args = ops.make(3, 2, 4, 8).copy(torch.float32)
     tokens = torch.tensor([[0, 1], [4, 1], [0, 0]])
@@ -257,6 +259,7 @@ def test_a_second_pass_over_the_same_graph(ops, isa):
         torch.testing.assert_close(given.tensors[name].grad, 2 * first[name], rtol=0, atol=0)
 
 
+@pytest.mark.isa
 def test_a_second_derivative_is_a_clear_error(ops):
     given = ops.make(5, 3, 8, 16).copy(torch.float32)
     out = lstm(*given.list(), backend="native")
@@ -286,6 +289,7 @@ def test_tiny_and_huge_inputs(ops, isa, scale):
         ops.assert_close(name, value, want[name], torch.float32)
 
 
+@pytest.mark.isa
 def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
     x, h0, c0, *weights = ops.make(3, 2, 4, 8).copy(torch.float32).list()
     mask = torch.ones(2, 8, requires_grad=True)
@@ -294,6 +298,7 @@ def test_a_mask_that_wants_a_gradient_is_a_clear_error(ops):
         y.sum().backward()
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize(
     ("name", "reasons"),
     [
@@ -313,12 +318,14 @@ def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
     assert "this CPU has none" not in kernel.why
 
 
+@pytest.mark.isa
 def test_threads_beside_torchs_are_said(monkeypatch, threads):
     monkeypatch.setattr(hardware, "join_openmp", lambda: False)
     call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)
     assert ("threads stand beside torch's" in NativeBackend().describe(call).why) == (threads > 1)
 
 
+@pytest.mark.isa
 def test_torchs_openmp_comes_before_any_other():
     other, own = "/usr/lib/libgomp.so.1", "/venv/site-packages/torch/lib/libgomp-a34b.so.1"
     assert sorted([other, own], key=hardware._beside_torch) == [own, other]
