@@ -100,6 +100,7 @@ def main() -> None:
     if unknown := [way for way in options.ways if way not in known]:
         parser.error(f"{unknown[0]!r} is no way of {options.source}: {', '.join(known)}")
     path = (options.results or results_folder()) / "compression.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = path.read_text("utf-8").splitlines() if path.exists() else []
     done = {(r["source"], r["seed"], r["way"]) for r in map(json.loads, rows)}
     for way in options.ways:

@@ -172,6 +172,7 @@ def main() -> None:
         parser.error(f"{unknown[0]!r} is no way: {', '.join(WAYS)}")
     torch.set_num_threads(options.threads)
     path = (options.results or results_folder()) / "compression.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
     for seed in map(int, options.seeds.split(",")):
         stored = map(json.loads, path.read_text("utf-8").splitlines() if path.exists() else [])
         own = [r for r in stored if (r["source"], r["seed"]) == (name_of(options), seed)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,15 @@ import torch
 from pyarrow import parquet as pq
 
 import fastlstm
+from compression_report import REPORT
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
-from fastlstm.compression import forecast, forecast_figures, forecast_measuring
+from fastlstm.compression import (
+    forecast,
+    forecast_figures,
+    forecast_measuring,
+    forecast_session,
+)
 from fastlstm.compression.pruning import prunable, zero_counts
 from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import (
@@ -438,6 +445,21 @@ def test_the_table_of_a_compressed_run_may_be_moved(folder: Path, tmp_path: Path
     compress(tmp_path / "small", tmp_path / "elsewhere", to="int8", data=other)
     again = compress(tmp_path / "elsewhere", tmp_path / "again", to="int4", data=moved)
     assert set(again.scores) == {"test"}  # its intervals are of the other table
+    moved.rename(tmp_path / "away.parquet")
+    (folder / "point.parquet").rename(tmp_path / "gone.parquet")
+    try:  # without a table the intervals of RUN stay
+        compress(run, tmp_path / "blind", to="int8")
+    finally:
+        (tmp_path / "gone.parquet").rename(folder / "point.parquet")
+    own = compress(tmp_path / "blind", tmp_path / "seen", to="int4", data=folder / "point.parquet")
+    assert set(own.scores) == {"valid", "test"}
+
+
+def test_the_better_of_two_is_chosen_by_windows_that_both_were_scored_on() -> None:
+    lost = dataclasses.replace(REPORT, change=None)
+    assert forecast_session._difference(lost) == math.inf
+    cut = dataclasses.replace(REPORT.result, quality=0.0)  # of other windows than the source
+    assert forecast_session._difference(dataclasses.replace(REPORT, result=cut)) == 0.01
 
 
 class StopAt:

@@ -15,6 +15,7 @@ import safetensors.numpy
 
 import fastlstm
 from compression_source import text_of
+from fastlstm.cli.main import main
 from fastlstm.compression import text_model
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text_model import TextModel
@@ -84,7 +85,9 @@ def test_rounding(to: str, source: Path, compressed: Compress, tmp_path: Path) -
     assert json.loads((out / "compression.json").read_text()) == json.loads(
         report.to_json().decode()
     )
-    assert "<h2>Compression</h2>" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "<h2>Compression</h2>" in page
+    assert "could not be drawn" not in page
     assert report.training is None
     assert report.is_published
 
@@ -240,9 +243,15 @@ def test_training_with_rounding(source: Path, compressed: Compress, tmp_path: Pa
 
 
 def test_training_that_is_worse_than_rounding(
-    source: Path, compressed: Compress, tmp_path: Path
+    compressed: Compress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = compressed(to="int4", steps=3, learning_rate=10.0)
+    fields: dict[str, Any] = {"to": "int4", "steps": 3, "learning_rate": 10.0}
+    events: list[Any] = []
+    with pytest.raises(QualityError):
+        compressed("worse", **fields, max_loss=0.0, observers=[events.append])
+    assert not any("instead" in str(event.get("text")) for event in events), "nothing is published"
+    report = compressed(**fields, observers=[events.append])
+    assert any("is published instead" in str(event.get("text")) for event in events)
     assert report.methods == ["int4, rounded to the nearest, which lost less than training for it"]
     plain = compressed("plain", to="int4")
     assert report.result.quality == plain.result.quality
@@ -252,6 +261,10 @@ def test_training_that_is_worse_than_rounding(
     assert [one.get("is_trained") for one in about] == [False, None]
     files = [(tmp_path / name / "config.json").read_bytes() for name in ("out", "plain")]
     assert json.loads(files[0])["train"] == json.loads(files[1])["train"], "that of the source"
+    assert main(["info", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "weights in int4, not trained (training lost more)" in shown
+    assert "validation bits/char at step" not in shown
 
 
 def stop_after(steps: int) -> tuple[Callable[[Any], None], Callable[[], bool]]:

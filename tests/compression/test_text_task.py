@@ -102,6 +102,18 @@ def test_carried_state_is_put_back() -> None:
         other.restore_carried({name: task.carried()[name] for name in "hc"})
 
 
+def test_a_resumed_teacher_has_caught_up_before_the_first_step() -> None:
+    task, other = make_task(teaching()), make_task(teaching())
+    for _ in range(3):
+        list(task.losses(task.loader.next(), 1))
+    other.loader.load_state_dict(task.loader.state_dict())
+    other.restore_carried(task.carried())
+    assert other.teacher_s > 0
+    assert set(other.carried()) == {"h", "c"}
+    want = gradients(task, task.loader.next(), 1)
+    assert gradients(other, other.loader.next(), 1)[0] == want[0]
+
+
 def test_without_a_teachers_share_it_is_the_plain_loss() -> None:
     plain, student = make_task(None), make_task(teaching(alpha=0.0))
     want = gradients(plain, plain.loader.next(), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,12 +58,13 @@ def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> Non
     keeps, reads = make_teacher(loader), ReadingTeacher(make_teaching(), "fp32", 4)
     for batch in islice(loader.first_epoch(), loader.steps_per_epoch):
         for teacher in (keeps, reads):
-            teacher.read(batch)
-            teacher.read(batch)  # as where a step is tried again
-            teacher.advance()
-        assert isinstance(keeps.output(WHOLE), Logits)
-        assert isinstance(reads.output(WHOLE), Output)
-        torch.testing.assert_close(logits(keeps), logits(reads), atol=1e-2, rtol=2e-3)
+            teacher.read(batch, 1)
+        found = [teacher.output(WHOLE) for teacher in (keeps, reads)]
+        assert [type(output) for output in found] == [Logits, Output]
+        own, other = (output.logits(WHOLE, torch.float32) for output in found)
+        torch.testing.assert_close(own, other, atol=1e-2, rtol=2e-3)
+        keeps.advance()
+        reads.advance()
         part = slice(1, 3)
         want = logits(keeps).view(24, 4, 20)[:, part].flatten(0, 1)
         assert torch.equal(keeps.output(part).logits(WHOLE, torch.float32), want)
@@ -76,7 +78,7 @@ def test_later_epochs_get_what_was_predicted_at_the_same_place_of_the_text() -> 
     positions = set()
     for _ in range(4 * loader.steps_per_epoch):
         batch = loader.next()
-        teacher.read(batch)
+        teacher.read(batch, 1)
         rows = batch.positions()
         assert torch.equal(torch.from_numpy(IDS[rows.numpy()].astype(np.int64)), batch.x)
         got = logits(teacher)
@@ -96,7 +98,8 @@ def test_what_the_first_epoch_leaves_out_is_read_with_it() -> None:
     teacher = make_teacher(loader)
     assert isinstance(teacher, RememberingTeacher)
     teacher._logits.fill_(torch.nan)
-    list(map(teacher.read, islice(loader.first_epoch(), loader.steps_per_epoch)))
+    for batch in loader.first_epoch():
+        teacher.read(batch, 1)
     assert torch.isfinite(teacher._logits).all()
     starts = [int(start) for start in next(loader.first_epoch()).start]
     length = loader.steps_per_epoch * 24
@@ -119,13 +122,14 @@ def test_a_resumed_training_gets_the_same_predictions(
     loader, again = make_loader(), make_loader()
     teacher, resumed = make_teacher(loader, precision), make_teacher(again, precision)
     again.load_state_dict({"epoch": epoch, "index": index})
+    resumed.catch_up(again, None)
     for _ in range(epoch * loader.steps_per_epoch + index):
-        teacher.read(loader.next())
+        teacher.read(loader.next(), 1)
     for _ in range(3):
         batch, same = loader.next(), again.next()
         assert torch.equal(batch.x, same.x)
-        teacher.read(batch)
-        resumed.read(same)
+        teacher.read(batch, 1)
+        resumed.read(same, 1)
         assert torch.equal(logits(teacher), logits(resumed))
     loader.close()
     again.close()
@@ -143,8 +147,72 @@ def test_windows_features_and_long_texts_are_read_every_time(
         assert isinstance(make_teacher(make_loader()), kind)
 
 
-def test_reading_again_can_be_stopped() -> None:
-    loader = TextLoader(open_batches(CONFIG, IDS), should_stop=lambda: True)
+def test_catching_up_is_shown_and_can_be_stopped() -> None:
+    asked, seen = [], list[tuple[int, int]]()
+
+    def should_stop() -> bool:
+        asked.append(None)
+        return len(asked) > 4
+
+    loader = TextLoader(open_batches(CONFIG, IDS), should_stop)
+    loader.load_state_dict({"epoch": 0, "index": 7})
     teacher = make_teacher(loader)
     with pytest.raises(Stopped):
-        teacher.read(next(make_loader().first_epoch()))
+        teacher.catch_up(loader, lambda done, total: seen.append((done, total)))
+    assert seen == [(96 * k, 96 * 7) for k in range(1, 5)]
+    assert loader.state_dict() == {"epoch": 0, "index": 7}
+
+
+def test_the_batches_of_training_are_read_without_asking_to_stop() -> None:
+    loader = TextLoader(open_batches(CONFIG, IDS), should_stop=lambda: True)
+    teacher = make_teacher(loader)
+    teacher.read(next(make_loader().first_epoch()), 1)
+    assert torch.isfinite(logits(teacher)).all()
+
+
+@pytest.mark.parametrize("needs_features", [False, True])
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_a_step_that_ran_out_of_memory_is_read_again(
+    num_parts: int, needs_features: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make_loader()
+    teacher, calm = (
+        open_teacher(make_teaching(needs_features=needs_features), "fp32", loader) for _ in range(2)
+    )
+    own, calls = teacher._model.features, []
+
+    def features(tokens: Tensor, state: Any) -> Any:
+        calls.append(None)
+        if len(calls) in (1, 2, 5, 9):
+            raise torch.OutOfMemoryError
+        return own(tokens, state)
+
+    monkeypatch.setattr(teacher._model, "features", features)
+    for batch in loader.first_epoch():
+        calm.read(batch, 1)
+        want = logits(calm)
+        calm.advance()
+        for _ in range(9):
+            try:
+                teacher.read(batch, num_parts)
+                found = [
+                    teacher.output(slice(int(p[0]), int(p[-1]) + 1)).logits(WHOLE, torch.float32)
+                    for p in torch.arange(4).tensor_split(num_parts)
+                ]
+            except torch.OutOfMemoryError:
+                continue
+            teacher.advance()
+            break
+        got = torch.cat([part.view(24, -1, 20) for part in found], dim=1).flatten(0, 1)
+        torch.testing.assert_close(got, want)
+    assert len(calls) > 9
+
+
+def test_logits_beyond_float16_stay_finite() -> None:
+    teaching = make_teaching()
+    with torch.no_grad():
+        teaching.model.output.bias[3] = -1e6
+    loader = make_loader()
+    teacher = open_teacher(teaching, "fp32", loader)
+    teacher.read(next(loader.first_epoch()), 1)
+    assert logits(teacher).min() == -65_504

@@ -64,7 +64,7 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     checkpoints = [item.name for item in directory.checkpoints()]
     facts |= {**_history_facts(history), "checkpoints": checkpoints, "damage": damage}
     rows += [
-        *_history_rows(history),
+        *_history_rows(history, facts.get("compression")),
         ("checkpoints", ", ".join(checkpoints) or "none"),
         *(("damage", text) for text in damage),
         *([] if damage else [("files", "all match their recorded SHA-256")]),
@@ -149,7 +149,7 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
         what = {"none": "weights", "blocks": "blocks", "units": "hidden units"}[about["structured"]]
         stored = f"{100 * about['prune']:.4g} % of the {what} pruned, {stored}"
     if about.get("is_trained") is False:
-        stored += ", rounded to the nearest (training for it lost more)"
+        stored += ", not trained (training lost more)"
     if (file := path / "model.safetensors").is_file():
         stored += f", {short_bytes(file.stat().st_size)} on disk"
     return [("compressed", f"from {about['source']['path']:.200}"), ("", stored)]
@@ -178,10 +178,12 @@ def _whole(key: str, *events: Event) -> int | None:
     return next((int(count) for count in counts if count is not None), None)
 
 
-def _history_rows(history: History) -> list[Row]:
+def _history_rows(history: History, compression: Any) -> list[Row]:
+    """Returns how training went; its best evaluation where it is that of the model."""
     facts, unit = _history_facts(history), history.unit
     rows: list[Row] = []
-    if history.best is not None:
+    is_trained = not isinstance(compression, dict) or compression.get("is_trained") is not False
+    if history.best is not None and is_trained:
         text = f"{history.best[history.measure.key]:.4f} validation {history.measure.label}"
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
     if facts["step"] is not None:

@@ -97,6 +97,7 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
         result = with_rounded_weights(dataclasses.replace(source, compression=compression))
         measuring = Measuring(job.run, job.config, source)
         measuring.notes += job.notes
+        is_own = has_own_intervals(source)
         if table is None:
             measuring.why_not = why_not
             measuring.notes.append("the intervals are those of the source, not calibrated anew")
@@ -104,16 +105,16 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
             dataset = prepare(table, source.config, like=source.schema.timeline)
             inputs = apply_schema(dataset, source.schema, source.scaler, source.static_scale)
             split = split_table(dataset.table, dataset.frequency, source.config.split)
-            is_own = is_own_table(dataset, split, source)
+            is_of_table = is_own_table(dataset, split, source)
             valid = measuring.begin(
-                split, inputs, source_text(table), is_own=is_own, is_trained=False
+                split, inputs, source_text(table), is_own=is_of_table, is_trained=False
             )
             if valid is not None:
+                is_own = is_of_table
                 result = dataclasses.replace(
                     result, calibration=calibrate(result.network, inputs, valid)
                 )
-            is_own = is_own if valid is not None else has_own_intervals(source)
-            result = described(result, has_own_intervals=is_own)
+        result = described(result, has_own_intervals=is_own)
         report, files = measuring.report(result, job.out, None)
         if not report.is_published:
             raise quality_error(report, is_trained=False)

@@ -111,9 +111,9 @@ class ForecastCompression:
             for result in self._results(stored):
                 report = self._measuring.report(result, self._job.out, training)[0]
                 reports.append((report, result))
-        self._report, best = min(reports, key=lambda r: _quality(r[0]))
-        if best is not stored:
-            text = "training lost more than the same without training, which is measured and"
+        self._report, best = min(reports, key=lambda pair: _difference(pair[0]))
+        if self._report.is_published and best is not stored:
+            text = "training lost more than the same without training, which is"
             trainer.say("warning", f"{text} published instead")
         about = {"compression": self._report.to_dict()}
         if not self._report.is_published:
@@ -152,8 +152,9 @@ def _resumed(job: Job) -> CompressConfig:
     return resumed_config(job.config, job.given, first, first, COMPRESS_MAY_CHANGE)
 
 
-def _quality(report: CompressReport) -> float:
-    return math.inf if report.result.quality is None else report.result.quality
+def _difference(report: CompressReport) -> float:
+    """Returns how much a result lost, on the windows that it and the source were both scored on."""
+    return math.inf if report.change is None else report.change.difference
 
 
 def _options(job: Job, config: CompressConfig, base: StoredForecaster) -> ForecastConfig:

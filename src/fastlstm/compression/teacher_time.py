@@ -20,7 +20,7 @@ class TeacherTime(Callback):
 
     def on_begin(self, trainer: Trainer) -> None:
         self._task = trainer.task
-        self._task.teacher_s = self._earlier_s
+        self._task.teacher_s += self._earlier_s  # what it took to catch up is in it
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._task.teacher_s}

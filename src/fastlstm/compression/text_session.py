@@ -203,6 +203,7 @@ class CompressionSession(TextSession):
         num_scored = min(len(parts["valid_ids"]), max_scored(*models))
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude, num_scored=num_scored,
+            watch=self.watch("reading the text again with the teacher", "tokens"),
             num_results=2 if self._config.needs_no_training else 1,
         )  # fmt: skip
 
@@ -239,8 +240,8 @@ class CompressionSession(TextSession):
             reports.append((report, model))
         self.report, best = min(reports, key=lambda pair: pair[0].result.quality or math.inf)
         is_trained = best is reports[0][1]
-        if not is_trained:
-            text = "training lost more than the same without training, which is measured and"
+        if self.report.is_published and not is_trained:
+            text = "training lost more than the same without training, which is"
             trainer.say("warning", f"{text} published instead")
         if self.report.is_published:
             about = {**self._about(), "is_trained": is_trained}

@@ -16,6 +16,7 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.model import State
 from fastlstm.text.stored_model import MATCHER
 from fastlstm.text.task import TextTask
+from fastlstm.training.task import Watch
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -30,6 +31,7 @@ class CompressedTextTask(TextTask):
 
     Attributes:
         teaching: the teacher, or None.
+        watch: of a resumed training, called while the teacher reads again what it had read.
         conclude: measures and publishes the best weights; returns what the `end` event holds.
         num_results: how many models it measures beside the source.
         num_scored: tokens that `conclude` scores with the source and with the result.
@@ -38,6 +40,7 @@ class CompressedTextTask(TextTask):
     publishes_at_once = False
 
     teaching: Teaching | None = field(kw_only=True)
+    watch: Watch | None = field(default=None, kw_only=True)
     conclude: Callable[[Trainer], Event] = field(kw_only=True)
     num_results: int = field(default=1, kw_only=True)
     num_scored: int = field(kw_only=True)
@@ -55,7 +58,7 @@ class CompressedTextTask(TextTask):
             yield from super().losses(batch, num_parts)
             return
         self._nats, self._num_targets = [], batch.y.numel()
-        self.teacher.read(batch)
+        self.teacher.read(batch, num_parts)
         yield from super().losses(batch, num_parts)
         self.teacher.advance()
 
@@ -98,6 +101,11 @@ class CompressedTextTask(TextTask):
 
     def carried(self) -> dict[str, Tensor]:
         return super().carried() | ({} if self.teacher is None else self.teacher.carried())
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        super().restore_carried(carried)
+        if self.teacher is not None:
+            self.teacher.catch_up(self.loader, self.watch)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Does nothing: what `conclude` has measured is published."""

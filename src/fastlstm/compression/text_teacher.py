@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,11 +15,14 @@ from torch import Tensor
 from fastlstm.compression.distillation import Logits, Output
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
-from fastlstm.text.model import LanguageModel, reset_state
+from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.training.precision import autocast
+from fastlstm.training.task import Watch
 
 MAX_KEPT_BYTES = 2**30
 """Of logits that are kept: those of 5 million characters, where 100 differ."""
+_LARGEST = 65_504.0
+"""In float16."""
 _CHUNK = 1024
 """Tokens that are read at once where no batch holds them."""
 
@@ -43,6 +46,9 @@ class Teaching(NamedTuple):
 class TextTeacher(ABC):
     """What a teacher predicts for the batches of a training, without gradients.
 
+    A step is `read`, `output` of each part of the lanes once, `advance`; one that is tried again
+    begins with `read`.
+
     Attributes:
         seconds: spent in it.
     """
@@ -52,8 +58,8 @@ class TextTeacher(ABC):
         self._device = teaching.model.output.bias.device
 
     @abstractmethod
-    def read(self, batch: Batch) -> None:
-        """Makes `output` that of a batch; may be called again with the same batch."""
+    def read(self, batch: Batch, num_parts: int) -> None:
+        """Makes `output` that of a batch, which is read in parts where memory is short."""
 
     @abstractmethod
     def output(self, part: slice) -> Logits | Output:
@@ -61,6 +67,17 @@ class TextTeacher(ABC):
 
     def advance(self) -> None:  # noqa: B027
         """Ends the batch: the next one is read from the state after it."""
+
+    def catch_up(self, loader: TextLoader, watch: Watch | None) -> None:  # noqa: B027
+        """Makes up for what was read before the position of the loader.
+
+        Args:
+            loader: of a resumed training.
+            watch: called with the tokens read so far and in all.
+
+        Raises:
+            Stopped: the loader was asked to stop.
+        """
 
     def reset_state(self) -> None:  # noqa: B027
         """Reads the next batch from zero state."""
@@ -72,9 +89,11 @@ class TextTeacher(ABC):
     @contextmanager
     def _reading(self) -> Iterator[None]:
         started = time.perf_counter()
-        with torch.no_grad(), autocast(self._precision, self._device):
-            yield
-        self.seconds += time.perf_counter() - started
+        try:
+            with torch.no_grad(), autocast(self._precision, self._device):
+                yield
+        finally:
+            self.seconds += time.perf_counter() - started
 
 
 class ReadingTeacher(TextTeacher):
@@ -82,20 +101,21 @@ class ReadingTeacher(TextTeacher):
 
     def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
         super().__init__(teaching, precision)
-        self._state = self._end = self._model.initial_state(num_lanes, device=self._device)
-        self._features = torch.empty(0)
+        self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
+        self._x, self._ends = torch.empty(0), list[State]()
 
-    def read(self, batch: Batch) -> None:
-        with self._reading():
-            start = reset_state(self._state, batch.reset)
-            self._features, self._end = self._model.features(batch.x.to(self._device), start)
+    def read(self, batch: Batch, num_parts: int) -> None:
+        self._x, self._ends = batch.x.to(self._device), []
+        self._start = reset_state(self._state, batch.reset)
 
     def output(self, part: slice) -> Logits | Output:
-        features = self._features[:, part].flatten(0, 1)
-        return Output(features, self._model.output_weight, self._model.output.bias)
+        with self._reading():
+            features, end = self._model.features(self._x[:, part], lanes_of(self._start, part))
+        self._ends.append(end)
+        return Output(features.flatten(0, 1), self._model.output_weight, self._model.output.bias)
 
     def advance(self) -> None:
-        self._state = self._end[0].float(), self._end[1].float()
+        self._state = joined(self._ends)
 
     def reset_state(self) -> None:
         for tensor in self._state:
@@ -109,51 +129,70 @@ class RememberingTeacher(TextTeacher):
     """Reads the batches of the first epoch, and keeps the logits of the text for the epochs after.
 
     A resumed training reads that epoch again, as far as it came: checkpoints hold nothing of it.
+    The logits are in the memory of the CPU, as float16.
     """
 
     def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:
         super().__init__(teaching, precision)
-        self._ids, self._batches = loader.ids, loader.first_epoch()
-        self._num_batches, self._num_read = loader.steps_per_epoch, 0
-        self._state = self._model.initial_state(1, device=self._device)
+        self._ids, self._num_batches, self._num_read = loader.ids, loader.steps_per_epoch, 0
+        self._state = self._model.initial_state(loader.num_lanes, device=self._device)
         size = len(self._ids), self._model.config.vocab_size
-        self._logits = torch.empty(size, dtype=torch.float16, device=self._device)
+        self._logits = torch.empty(size, dtype=torch.float16)
         self._positions = torch.empty(0, dtype=torch.int64)
 
-    def read(self, batch: Batch) -> None:
-        with self._reading():
-            needed = batch.index + 1 if batch.epoch == 0 else self._num_batches
-            while self._num_read < needed:
-                self._read_next()
-        self._positions = batch.positions().to(self._device)
+    def read(self, batch: Batch, num_parts: int) -> None:
+        if batch.epoch == 0 and batch.index == self._num_read:
+            with self._reading():
+                self._read_next(batch, num_parts)
+        self._positions = batch.positions()
 
     def output(self, part: slice) -> Logits | Output:
-        return Logits(self._logits[self._positions[:, part].flatten()])
+        return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
 
-    def _read_next(self) -> None:
-        """Reads the next batch of the first epoch; with the last one what no batch holds, too."""
-        batch = next(self._batches)
-        positions = batch.positions()
-        if self._num_read == 0:
-            self._read_tokens(torch.arange(int(positions[0, 0])).unsqueeze(1))
-            self._state = self._model.initial_state(len(batch.reset), device=self._device)
-        self._state = reset_state(self._state, batch.reset)
-        self._read_tokens(positions)
-        self._num_read += 1
-        if self._num_read == self._num_batches:
-            after = torch.arange(int(positions[-1, -1]) + 1, len(self._ids)).unsqueeze(1)
-            h, c = (tensor[:, -1:].contiguous() for tensor in self._state)
-            self._state = h, c
-            self._read_tokens(after)
+    def catch_up(self, loader: TextLoader, watch: Watch | None) -> None:
+        position = loader.state_dict()
+        needed = position["index"] if position["epoch"] == 0 else self._num_batches
+        if self._num_read >= needed:
+            return
+        for batch in loader.first_epoch():
+            if batch.index == needed:
+                break
+            if batch.index == self._num_read:
+                with self._reading():
+                    self._read_next(batch, 1)
+            if watch is not None:
+                size = batch.x.numel()
+                watch((batch.index + 1) * size, needed * size)
 
-    def _read_tokens(self, positions: Tensor) -> None:
-        """Reads the tokens at some positions of the text, `(T, B)`, from the state before them."""
-        for rows in positions.split(_CHUNK):
+    def _read_next(self, batch: Batch, num_parts: int) -> None:
+        """Reads the next batch of the first epoch; with the first and last what is around them."""
+        positions, ends = batch.positions(), list[State]()
+        if batch.index == 0:
+            self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
+        start = reset_state(self._state, batch.reset)
+        for lanes in torch.arange(len(batch.reset)).tensor_split(num_parts):
+            part = slice(int(lanes[0]), int(lanes[-1]) + 1)
+            ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
+        end = joined(ends)
+        if batch.index + 1 == self._num_batches:
+            rest = range(int(positions[-1, -1]) + 1, len(self._ids))
+            self._read_rest(rest, lanes_of(end, slice(-1, None)))
+        self._state, self._num_read = end, self._num_read + 1
+
+    def _read_rest(self, positions: range, state: State) -> None:
+        """Reads tokens that no batch of the first epoch holds."""
+        for rows in torch.tensor(positions, dtype=torch.int64).unsqueeze(1).split(_CHUNK):
             if len(rows):
-                tokens = torch.from_numpy(self._ids[rows.numpy()].astype(np.int64))
-                features, (h, c) = self._model.features(tokens.to(self._device), self._state)
-                self._state = h.float(), c.float()
-                self._logits[rows.to(self._device)] = self._model.logits(features).half()
+                state = self._read_tokens(rows, state)
+
+    def _read_tokens(self, positions: Tensor, state: State) -> State:
+        """Keeps the logits of some tokens, `(T, B)`; returns the state after them."""
+        tokens = torch.from_numpy(self._ids[positions.numpy()].astype(np.int64)).to(self._device)
+        h, c = (tensor.to(self._device) for tensor in state)
+        features, end = self._model.features(tokens, (h, c))
+        logits = self._model.logits(features).float().clamp_(-_LARGEST, _LARGEST)
+        self._logits[positions] = logits.half().cpu()
+        return end
 
 
 def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> TextTeacher:
@@ -162,3 +201,14 @@ def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> Text
     if loader.is_in_order and not teaching.needs_features and num_bytes <= MAX_KEPT_BYTES:
         return RememberingTeacher(teaching, precision, loader)
     return ReadingTeacher(teaching, precision, loader.num_lanes)
+
+
+def lanes_of(state: State, part: slice) -> State:
+    """Returns the state `(L, B, H)` of some lanes."""
+    return state[0][:, part].contiguous(), state[1][:, part].contiguous()
+
+
+def joined(states: Sequence[State]) -> State:
+    """Returns the state of lanes whose parts are given in order, in float32."""
+    h, c = (torch.cat([state[k].float() for state in states], dim=1) for k in range(2))
+    return h, c
