@@ -122,14 +122,14 @@ def test_a_resumed_training_gets_the_same_predictions(
     loader, again = make_loader(), make_loader()
     teacher, resumed = make_teacher(loader, precision), make_teacher(again, precision)
     again.load_state_dict({"epoch": epoch, "index": index})
-    resumed.catch_up(again, None)
+    resumed.catch_up(again, 2, None)
     for _ in range(epoch * loader.steps_per_epoch + index):
-        teacher.read(loader.next(), 1)
+        teacher.read(loader.next(), 2)
     for _ in range(3):
         batch, same = loader.next(), again.next()
         assert torch.equal(batch.x, same.x)
-        teacher.read(batch, 1)
-        resumed.read(same, 1)
+        teacher.read(batch, 2)
+        resumed.read(same, 2)
         assert torch.equal(logits(teacher), logits(resumed))
     loader.close()
     again.close()
@@ -158,7 +158,7 @@ def test_catching_up_is_shown_and_can_be_stopped() -> None:
     loader.load_state_dict({"epoch": 0, "index": 7})
     teacher = make_teacher(loader)
     with pytest.raises(Stopped):
-        teacher.catch_up(loader, lambda done, total: seen.append((done, total)))
+        teacher.catch_up(loader, 1, lambda done, total: seen.append((done, total)))
     assert seen == [(96 * k, 96 * 7) for k in range(1, 5)]
     assert loader.state_dict() == {"epoch": 0, "index": 7}
 

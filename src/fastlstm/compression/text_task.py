@@ -105,7 +105,7 @@ class CompressedTextTask(TextTask):
     def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
         super().restore_carried(carried)
         if self.teacher is not None:
-            self.teacher.catch_up(self.loader, self.watch)
+            self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
         """Does nothing: what `conclude` has measured is published."""

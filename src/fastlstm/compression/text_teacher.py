@@ -68,11 +68,12 @@ class TextTeacher(ABC):
     def advance(self) -> None:  # noqa: B027
         """Ends the batch: the next one is read from the state after it."""
 
-    def catch_up(self, loader: TextLoader, watch: Watch | None) -> None:  # noqa: B027
+    def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:  # noqa: B027
         """Makes up for what was read before the position of the loader.
 
         Args:
             loader: of a resumed training.
+            num_parts: in which batches were read.
             watch: called with the tokens read so far and in all.
 
         Raises:
@@ -149,7 +150,7 @@ class RememberingTeacher(TextTeacher):
     def output(self, part: slice) -> Logits | Output:
         return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
 
-    def catch_up(self, loader: TextLoader, watch: Watch | None) -> None:
+    def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
         position = loader.state_dict()
         needed = position["index"] if position["epoch"] == 0 else self._num_batches
         if self._num_read >= needed:
@@ -159,7 +160,7 @@ class RememberingTeacher(TextTeacher):
                 break
             if batch.index == self._num_read:
                 with self._reading():
-                    self._read_next(batch, 1)
+                    self._read_next(batch, num_parts)
             if watch is not None:
                 size = batch.x.numel()
                 watch((batch.index + 1) * size, needed * size)
