@@ -7,10 +7,10 @@ usage: python benchmarks/compression_forecast.py TABLE WAY... [--seeds 0] [--hor
        python benchmarks/compression_forecast.py list
 TABLE is ETTh1. A way that compression.jsonl already has, of this source and seed, is skipped;
 --work keeps the runs that other ways need. The source has the settings that users get, and is
-trained until validation gains no more. Time is CPU time of this process, which other work on the
-machine changes little: the steps of `dense` are chosen to take as long as source and `units-50`
-together, those of `alone` as long as `student`, its teacher included; cpu_s tells how well. Errors
-are in deviations, over every window of validation and test.
+trained for 600 steps, or until validation gains no more. Time is CPU time of this process, which
+other work on the machine changes little: the steps of `dense` are chosen to take as long as source
+and `units-50` together, those of `alone` as long as `student`, its teacher included; cpu_s tells
+how well. Errors are in deviations, over every window of validation and test.
 """
 
 from __future__ import annotations

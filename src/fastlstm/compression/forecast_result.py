@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastlstm.compression.job import Job, peak_rate
+from fastlstm.compression.job import Job, method_facts, peak_rate
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.units import removed_share, without_units
+from fastlstm.compression.units import without_units
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster
@@ -70,22 +70,15 @@ def compression_of(
         source: RUN's forecaster.
         table: that it is trained or calibrated on, or None.
     """
-    record, share = model_record(job.run), config.prune
+    record, num_units = model_record(job.run), source.network.config.hidden_size
     teacher = None
     if config.distil is not None:
         teacher = {"path": config.distil, "model_sha256": model_record(config.distil).sha256}
     before = {} if source.compression is None else source.compression.about
     train = {"learning_rate": source.config.learning_rate}
-    if share is not None and config.structured == "units":
-        share = removed_share(source.network.config.hidden_size, share)
-    own = None if share is None else config.structured
-    is_kept = own is None and not config.is_new_student  # zeros of the source stay
     return Compression(
         {
-            "weights": config.to,
-            "prune": before.get("prune") if is_kept else share,
-            "structured": before.get("structured") if is_kept else own,
-            "options": dataclasses.asdict(config),
+            **method_facts(config, before, num_units),
             "source": {
                 "path": str(job.run),
                 "model_sha256": record.sha256,

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastlstm.compression.goal import Attempt, Way, chosen
 from fastlstm.compression.options import STUDENT_SIZES, CompressConfig
+from fastlstm.compression.units import removed_share
 from fastlstm.errors import FormatError, Setting
 from fastlstm.runs.events import Observer
 from fastlstm.system.fields import built
@@ -102,6 +103,29 @@ class Job:
 
         config = chosen(self.config, ways, attempt, unit, say)
         return dataclasses.replace(self, config=config, notes=tuple(notes))
+
+
+def method_facts(
+    config: CompressConfig, before: Mapping[str, Any], num_units: int
+) -> dict[str, Any]:
+    """Returns what config.json says of the method of a compression.
+
+    Args:
+        config: the options.
+        before: `compression` in the source's config.json; empty of an ordinary run.
+        num_units: hidden units of a layer of the source.
+    """
+    share, structured = config.prune, None if config.prune is None else config.structured
+    if share is not None and structured == "units":
+        share = removed_share(num_units, share)
+    if structured is None and not config.is_new_student:  # zeros of the source stay
+        share, structured = before.get("prune"), before.get("structured")
+    return {
+        "weights": config.to,
+        "prune": share,
+        "structured": structured,
+        "options": dataclasses.asdict(config),
+    }
 
 
 def peak_rate(stored: Mapping[str, Any]) -> float | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.compression.job import Job, peak_rate
+from fastlstm.compression.job import Job, method_facts, peak_rate
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import (
     REPORT_FILE,
@@ -20,7 +19,6 @@ from fastlstm.compression.text_model import (
     compare_speed,
     missing_features,
 )
-from fastlstm.compression.units import removed_share
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.text.stored_model import MODEL_FILE, StoredModel
@@ -39,17 +37,9 @@ def compression_of(
 ) -> dict[str, Any]:
     """Returns what config.json says of a compression; `stored` is config.json of the source."""
     before = stored.get("compression", {})
-    own = None if config.prune is None else config.structured
-    share = config.prune
-    if share is not None and own == "units":
-        share = removed_share(source.config.rnn_size, share)
-    is_kept = own is None and not config.is_new_student  # zeros of the source stay
     sizes = {n: getattr(source.config, n) for n in ("rnn_size", "num_layers", "embed_size")}
     return {
-        "weights": config.to,
-        "prune": before.get("prune") if is_kept else share,
-        "structured": before.get("structured") if is_kept else own,
-        "options": dataclasses.asdict(config),
+        **method_facts(config, before, source.config.rnn_size),
         "source": {
             "path": str(job.run),
             "model_sha256": source.sha256,
