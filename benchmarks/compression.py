@@ -40,9 +40,8 @@ STUDENT_BUDGET = "4m"
 def ways(source: str) -> dict[str, dict[str, Any]]:
     """What is done with a source, by name; `dense` and `alone` are trained without it.
 
-    x2 and x3: for twice or three times the steps. A dense model is trained for the steps of the
-    source and of its compression together; three times as many take about as long, where it has
-    half the units.
+    x2, x3 and x8: for as many times the steps. A dense model is trained for the steps of the source
+    and of its compression together, times what makes it take about as long as both of them.
     """
     steps = TRAINING[source]
     total = SOURCES[source]["steps"] + steps
@@ -56,11 +55,14 @@ def ways(source: str) -> dict[str, dict[str, Any]]:
     pruned |= {
         f"{way}-x{times}": {**fields, "steps": times * steps}
         for way, fields in pruned.items()
-        for times in (2, 3)
+        for times in (2, 3, 8)
     }
     sizes = (96, 128, 192, 256, 384, 512)
     dense = {f"dense-{size}": {"rnn_size": size, "steps": total} for size in sizes}
-    longer = {f"dense-{size}-x3": {"rnn_size": size, "steps": 3 * total} for size in (256, 512)}
+    longer = {
+        f"dense-{size}-x{times}": {"rnn_size": size, "steps": times * total}
+        for size, times in ((128, 8), (192, 5), (256, 3), (384, 2), (512, 3))
+    }
     students = {
         f"{kind}-{size}": {"rnn_size": size, "budget": STUDENT_BUDGET}
         for kind in ("student", "alone")
