@@ -78,7 +78,7 @@ class WindowForecaster:
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
-        self.dtype = _dtype_of(stored)
+        self.dtype = np.dtype(np.float64 if float64_columns(stored) else np.float32)
         self.note = None if stored.compression is None else stored.compression.note
 
     def typical(self, column: str) -> float:
@@ -166,11 +166,13 @@ class Forecasts:
             return plain.astype(self.dtype)
 
 
-def _dtype_of(stored: StoredForecaster) -> np.dtype[np.floating]:
+def float64_columns(stored: StoredForecaster) -> list[str]:
+    """Returns the columns that are so large beside their range that float32 loses digits."""
     columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
     mean, std = np.concatenate([columns, stored.static_scale]).T
     steps = np.spacing(np.abs(mean).astype(np.float32))
-    return np.dtype(np.float64 if (_LEAST_STEPS * steps > std).any() else np.float32)
+    names = [*stored.schema.columns, *stored.config.static]
+    return [names[place] for place in np.flatnonzero(_LEAST_STEPS * steps > std)]
 
 
 def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:
