@@ -24,8 +24,6 @@ from fastlstm.runs.weight_formats import as_floats
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from fastlstm.exchange.graph import Graph, Value
     from fastlstm.forecast.files import StoredForecaster
 
@@ -227,7 +225,7 @@ class _Forecaster:
         """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next."""
         g, config, s = self._g, self._config, self._config.patch
         features = self._known_features(raw, ahead) if self._past_features.width else None
-        decoded = []
+        decoded: list[Value] = []
         for k in range(self._network.num_patches):
             if k:
                 own = center(g, config.output, decoded[-1])

@@ -161,7 +161,9 @@ def _calibrated(
     return g.binary("add", between, g.constant(infinite)) if infinite.any() else between
 
 
-def _interpolation(wanted: Sequence[float] | NDArray, known: Sequence[float]) -> NDArray:
+def _interpolation(
+    wanted: Sequence[float] | NDArray[np.float64], known: Sequence[float]
+) -> NDArray[np.float32]:
     """Returns the shares of values at known levels in those at wanted ones, `(wanted, known)`."""
     shares = [np.interp(wanted, known, one) for one in np.eye(len(known))]
     return np.stack(shares, 1).astype(np.float32)

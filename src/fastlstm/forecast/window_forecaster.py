@@ -68,6 +68,8 @@ class WindowForecaster:
             range that float32 would lose digits.
     """
 
+    dtype: np.dtype[np.floating]
+
     def __init__(self, stored: StoredForecaster, name: str) -> None:
         self.name, self._stored = name, stored
         config = stored.network.config
@@ -78,7 +80,9 @@ class WindowForecaster:
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
-        self.dtype = np.dtype(np.float64 if float64_columns(stored) else np.float32)
+        self.dtype = np.dtype(np.float32)
+        if float64_columns(stored):
+            self.dtype = np.dtype(np.float64)
         self.note = None if stored.compression is None else stored.compression.note
 
     def typical(self, column: str) -> float:
