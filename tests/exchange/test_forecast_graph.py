@@ -32,7 +32,7 @@ from fastlstm.runs.weight_formats import as_floats, in_format
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "patch": 3, "hidden_size": 8, "embed_size": 6,
 }  # fmt: skip
-LEVELS_ASKED = (0.005, 0.07, 0.5, 0.8, 0.95, 0.995)
+LEVELS_ASKED = (0.005, 0.007, 0.07, 0.5, 0.8, 0.95, 0.992, 0.995)
 """Calibrated ones and others between."""
 
 
@@ -204,6 +204,17 @@ def test_every_choice_is_drawn() -> None:
         assert chosen == set(values)
 
 
+@pytest.mark.parametrize("is_stateful", [False, True])
+@pytest.mark.parametrize("patch", [1, 3])
+def test_the_last_present_value_is_subtracted(
+    is_stateful: bool, patch: int, tmp_path: Path
+) -> None:
+    stored = stored_forecaster(
+        stateful=is_stateful, patch=patch, num_targets=2, has_missing=True, normalize="last"
+    )
+    check(stored, tmp_path)
+
+
 @pytest.mark.parametrize("weight_format", ["fp16", "int8"])
 def test_weights_stay_in_their_format(weight_format: str, tmp_path: Path) -> None:
     stored = stored_forecaster(
@@ -253,8 +264,11 @@ def test_unknown_names_are_numbers_outside_the_known_ones(tmp_path: Path) -> Non
 
 
 def test_columns_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
-    stored = stored_forecaster(num_targets=2, num_past=1)
-    stored.scaler.mean[:], stored.scaler.std[:] = 40_000.123, 5.0
+    stored = stored_forecaster(num_targets=1, num_past=1, num_static=1, normalize="none")
+    stored.scaler.mean[1], stored.scaler.std[1] = 40_000.123, 5.0
+    stored.static_scale[0] = 40_000.123, 5.0
+    check(stored, tmp_path)
+    stored.scaler.mean[0], stored.scaler.std[0] = 40_000.123, 5.0
     inputs = inputs_of(stored, 3)
     results = results_of(write_onnx(forecast_graph(stored, weights_of(stored))), inputs, tmp_path)
     due = expected_of(stored, inputs, ())["forecast"]
