@@ -12,11 +12,10 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph
-from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
+from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.forecast.calibration import LEVELS, Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
@@ -28,6 +27,7 @@ from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.window_forecaster import WindowForecaster
 from fastlstm.runs.weight_formats import as_floats, in_format
+from onnx_results import results_of
 
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "patch": 3, "hidden_size": 8, "embed_size": 6,
@@ -113,16 +113,6 @@ def expected_of(
     if isinstance(output, NegativeBinomial):
         expected["dispersion"] = parameters[..., 1].numpy()
     return expected
-
-
-def results_of(data: bytes, inputs: Mapping[str, NDArray[Any]], path: Path) -> list[dict[str, Any]]:
-    """What ONNX Runtime and onnx's reference evaluator give."""
-    file = path / "model.onnx"
-    file.write_bytes(data)
-    model = onnx.load_from_string(data)
-    names = [output.name for output in model.graph.output]
-    reference = ReferenceEvaluator(model).run(None, dict(inputs))
-    return [OnnxRunner(file).run(inputs), dict(zip(names, reference, strict=True))]
 
 
 def error_of(stored: StoredForecaster, result: NDArray[Any], expected: NDArray[Any]) -> float:
