@@ -26,12 +26,12 @@ _OPERATORS = {
     **{"sqrt": "Sqrt", "softplus": "Softplus", "is_nan": "IsNaN", "identity": "Identity"},
 }
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}
-_ACTIVATIONS: dict[str, tuple[str, float, float]] = {
-    "sigmoid": ("Sigmoid", 0.0, 0.0), "tanh": ("Tanh", 0.0, 0.0), "relu": ("Relu", 0.0, 0.0),
-    "softsign": ("Softsign", 0.0, 0.0), "linear": ("Affine", 1.0, 0.0),
-    "hard_sigmoid": ("HardSigmoid", 1 / 6, 0.5),
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "sigmoid": ("Sigmoid", ()), "tanh": ("Tanh", ()), "relu": ("Relu", ()),
+    "softsign": ("Softsign", ()), "linear": ("Affine", (1.0, 0.0)),
+    "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
 }  # fmt: skip
-"""Activation -> that of ONNX, its alpha and beta."""
+"""Activation -> that of ONNX, its alpha and beta where it has them."""
 
 
 def write_onnx(graph: Graph) -> bytes:
@@ -242,7 +242,7 @@ def _rows(w: Any, order: NDArray[np.int64]) -> Any:
     return np.asarray(w)[order]
 
 
-def _activations(options: CellOptions) -> list[tuple[str, float, float]]:
+def _activations(options: CellOptions) -> list[tuple[str, tuple[float, ...]]]:
     """Returns ONNX's three activations: gates, candidate, output."""
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
@@ -253,16 +253,16 @@ def _activations(options: CellOptions) -> list[tuple[str, float, float]]:
     return [_ACTIVATIONS[name] for name in (gates, other, other)]
 
 
-def _cell_attributes(activations: list[tuple[str, float, float]]) -> dict[str, Any]:
-    names = [name for name, _, _ in activations]
+def _cell_attributes(activations: list[tuple[str, tuple[float, ...]]]) -> dict[str, Any]:
+    names = [name for name, _ in activations]
     if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
         return {}
-    alphas = [alpha for _, alpha, _ in activations]
-    return {
-        "activations": names,
-        "activation_alpha": alphas,
-        "activation_beta": [beta for _, _, beta in activations],
-    }
+    attributes: dict[str, Any] = {"activations": names}
+    numbers = [pair for _, pair in activations if pair]  # in order, of those that have them
+    if numbers:
+        attributes["activation_alpha"] = [pair[0] for pair in numbers]
+        attributes["activation_beta"] = [pair[1] for pair in numbers]
+    return attributes
 
 
 def _missing(package: str) -> MissingExtraError:
