@@ -16,6 +16,7 @@ from fastlstm.errors import (
     Setting,
     nearest_hint,
 )
+from fastlstm.exchange.graph import Value
 from fastlstm.exchange.proof import Proof, prove
 from fastlstm.exchange.source import Source
 from fastlstm.exchange.targets import TARGETS, Target
@@ -42,7 +43,7 @@ class ExportReport:
         weights: format of the weights in that file.
         is_step: it computes one step per call.
         files: name -> size and SHA-256.
-        inputs: name -> type and shape.
+        inputs: names, types and shapes; lengths that callers choose are letters.
         outputs: as `inputs`.
         proof: how far the target's runtime is from fastlstm; None where it was not checked.
         notes: for the user.
@@ -56,8 +57,8 @@ class ExportReport:
     weights: str
     is_step: bool
     files: dict[str, dict[str, Any]]
-    inputs: dict[str, dict[str, Any]]
-    outputs: dict[str, dict[str, Any]]
+    inputs: list[Value]
+    outputs: list[Value]
     proof: Proof | None
     notes: list[str]
 
@@ -124,9 +125,7 @@ def export(
             report = ExportReport(
                 os.fspath(run), source.kind, to, os.fspath(path), target.file_name,
                 source.weight_format, is_step, records,
-                {v.name: {"dtype": v.dtype, "shape": list(v.shape)} for v in graph.inputs},
-                {v.name: {"dtype": v.dtype, "shape": list(v.shape)} for v in graph.outputs},
-                proof, source.notes,
+                graph.inputs, graph.outputs, proof, source.notes,
             )  # fmt: skip
             storage.write_json(staged / REPORT_FILE, report.to_dict())
             storage.rename(staged, path)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
+from fastlstm.exchange.torch_format import TorchRunner, write_torch
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -57,6 +58,7 @@ TARGETS = {
             "onnx", "model.onnx", write_onnx, OnnxRunner, True,
             {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5},
         ),
+        Target("torch", "model.pt2", write_torch, TorchRunner, True, {"fp32": 1e-5}),
     )
 }  # fmt: skip
 """Every target by name. A new one is a file with a writer and a runner, and its place here."""

@@ -27,11 +27,11 @@ def export_rows(report: dict[str, Any]) -> list[Row]:
     ]
 
 
-def _signature(values: dict[str, dict[str, Any]]) -> str:
+def _signature(values: list[dict[str, Any]]) -> str:
     texts = []
-    for name, value in values.items():
+    for value in values:
         sizes = ", ".join(map(str, value["shape"]))
-        texts.append(f"{name} ({sizes}) {value['dtype']}")
+        texts.append(f"{value['name']} ({sizes}) {value['dtype']}")
     return "; ".join(texts)
 
 
