@@ -6,18 +6,18 @@ import inspect
 import io
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export.dynamic_shapes import Dim
 
 from fastlstm.errors import ConfigError, FormatError
-from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
-from fastlstm.runs.weight_formats import as_floats
+from fastlstm.exchange.graph import interpret
+from fastlstm.ops.cell_options import CellOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,13 +54,25 @@ def write_torch(graph: Graph) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about its internals
-        from torch.export._patches import register_lstm_while_loop_decomposition as _symbolic_time
-        with _symbolic_time():
+        with _any_number_of_steps():
             program = torch.export.export(
                 module, (), kwargs=example, dynamic_shapes=dynamic, strict=False
             )
         torch.export.save(program, buffer, extra_files=dict(graph.metadata))
     return buffer.getvalue()
+
+
+def _any_number_of_steps() -> AbstractContextManager[None]:
+    """Returns a context in which torch.export takes the length of an LSTM's input as unknown."""
+    try:
+        from torch.export._patches import register_lstm_while_loop_decomposition
+    except ImportError:
+        raise ConfigError(
+            f"torch {torch.__version__} exports an LSTM of one fixed length only; install a newer"
+            " one"
+        ) from None
+    context: AbstractContextManager[None] = register_lstm_while_loop_decomposition()
+    return context
 
 
 class _GraphModule(nn.Module):
@@ -69,10 +81,8 @@ class _GraphModule(nn.Module):
     def __init__(self, graph: Graph) -> None:
         super().__init__()
         self._graph = graph
-        self._names: dict[str, str] = {}
-        for number, (name, array) in enumerate(as_floats_but_integers(graph.weights).items()):
-            self._names[name] = f"weight_{number}"
-            self.register_buffer(f"weight_{number}", torch.from_numpy(array.copy()))
+        for name, array in graph.float_arrays().items():
+            self.register_buffer(name.replace(".", "_"), torch.from_numpy(array.copy()))
         # torch.export names the inputs by the signature.
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         names = [inspect.Parameter(value.name, kind) for value in graph.inputs]
@@ -80,77 +90,71 @@ class _GraphModule(nn.Module):
         self.forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
 
     def _run(self, *inputs: Tensor, **named: Tensor) -> dict[str, Tensor]:
-        values = dict(zip((value.name for value in self._graph.inputs), inputs, strict=False))
-        values |= named
-        for node in self._graph.nodes:
-            found = [values[value.name] for value in node.inputs]
-            results = self._computed(node, found)
-            for value, result in zip(node.outputs, results, strict=True):
-                values[value.name] = result
-        return {value.name: values[value.name] for value in self._graph.outputs}
+        first = dict(zip((value.name for value in self._graph.inputs), inputs, strict=False))
+        return interpret(self._graph, {**first, **named}, self._computed)
 
-    def _weight(self, name: str) -> Tensor:
-        weight: Tensor = getattr(self, self._names[name])
-        return weight
-
-    def _computed(self, node: Node, found: list[Tensor]) -> tuple[Tensor, ...]:
-        if node.kind == "lstm":
-            return self._lstm(node, *found)
+    def _computed(self, node: Node, *inputs: Tensor) -> Any:
         if node.kind in _OPERATORS:
-            return (_OPERATORS[node.kind](*found),)
-        return (self._one(node, found),)
+            return _OPERATORS[node.kind](*inputs)
+        if node.kind == "reshape":
+            shape = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
+            return inputs[0].reshape(shape)
+        return getattr(self, f"_{node.kind}")(*inputs, **node.attributes)
 
-    def _one(self, node: Node, found: list[Tensor]) -> Tensor:
-        kind, attributes, shape = node.kind, node.attributes, node.outputs[0].shape
-        if kind == "weight":
-            return self._weight(attributes["weight"]).clone()
-        x = found[0]
-        if kind == "gather":
-            return F.embedding(x, self._weight(attributes["table"]))
-        if kind == "linear":
-            bias = attributes["bias"]
-            own = None if bias is None else self._weight(bias)
-            return F.linear(x, self._weight(attributes["weight"]), own)
-        if kind == "layer_norm":
-            weight, bias = self._weight(attributes["weight"]), self._weight(attributes["bias"])
-            return F.layer_norm(x, weight.shape, weight, bias, attributes["eps"])
-        if kind == "cast":
-            return x.to(_DTYPES[attributes["to"]])
-        if kind == "concat":
-            return torch.cat(found, attributes["axis"])
-        if kind == "slice":
-            return x.narrow(
-                attributes["axis"], attributes["start"], attributes["stop"] - attributes["start"]
-            )
-        if kind == "reshape":
-            return x.reshape([-1 if isinstance(size, str) else size for size in shape])
-        if kind == "transpose":
-            return x.permute(attributes["axes"])
-        if kind == "sort":
-            return x.sort(-1).values
-        axis = attributes["axis"]
-        reduced: Tensor = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[kind](
-            x, dim=axis, keepdim=True
-        )
-        return reduced
+    def _stored(self, name: str) -> Tensor:
+        return self.get_buffer(name.replace(".", "_"))
 
-    def _lstm(self, node: Node, x: Tensor, h: Tensor, c: Tensor, *lengths: Tensor) -> Any:
-        options: CellOptions = node.attributes["options"]
-        if (own := CellOptions.of(options)) != TORCHS_CELL and str(own):
-            raise ConfigError(f"torch's LSTM has no {own}; export to another target")
+    def _weight(self, weight: str) -> Tensor:
+        return self._stored(weight).clone()
+
+    def _gather(self, indices: Tensor, table: str) -> Tensor:
+        return F.embedding(indices, self._stored(table))
+
+    def _linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor:
+        return F.linear(x, self._stored(weight), None if bias is None else self._stored(bias))
+
+    def _layer_norm(self, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
+        scale = self._stored(weight)
+        return F.layer_norm(x, scale.shape, scale, self._stored(bias), eps)
+
+    def _cast(self, x: Tensor, to: str) -> Tensor:
+        return x.to(_DTYPES[to])
+
+    def _concat(self, *values: Tensor, axis: int) -> Tensor:
+        return torch.cat(values, axis)
+
+    def _slice(self, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+        return x.narrow(axis, start, stop - start)
+
+    def _transpose(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return x.permute(axes)
+
+    def _sort(self, x: Tensor) -> Tensor:
+        return x.sort(-1).values
+
+    def _sum(self, x: Tensor, axis: int) -> Tensor:
+        return x.sum(axis, keepdim=True)
+
+    def _mean(self, x: Tensor, axis: int) -> Tensor:
+        return x.mean(axis, keepdim=True)
+
+    def _max(self, x: Tensor, axis: int) -> Tensor:
+        return x.amax(axis, keepdim=True)
+
+    def _lstm(
+        self, x: Tensor, h: Tensor, c: Tensor, *lengths: Tensor, directions: Any,
+        options: CellOptions, hidden_size: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        if words := options.active(False):
+            raise ConfigError(f"torch's LSTM has no {words[0]}; export to another target")
         if lengths:
             raise ConfigError("torch.export holds no lengths of sequences; export to ONNX")
-        directions = node.attributes["directions"]
-        parts = [self._weight(n) for w, u, biases in directions for n in (w, u, *biases)]
-        return torch.lstm(x, (h, c), parts, True, 1, 0.0, False, len(directions) == 2, False)
-
-
-def as_floats_but_integers(weights: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Returns weights in float32, int32 constants as they are."""
-    whole = {
-        name: w for name, w in weights.items() if getattr(w, "dtype", None) == np.dtype(np.int32)
-    }
-    return {**as_floats({n: w for n, w in weights.items() if n not in whole}), **whole}
+        weights = [self._stored(n) for w, u, biases in directions for n in (w, u, *biases)]
+        two_ways = len(directions) == 2
+        results: tuple[Tensor, ...] = torch.lstm(
+            x, (h, c), weights, True, 1, 0.0, False, two_ways, False
+        )
+        return results
 
 
 class TorchRunner:
@@ -161,7 +165,7 @@ class TorchRunner:
     """
 
     def __init__(self, path: Path) -> None:
-        self.version = f"torch {torch.__version__}"
+        self.version = f"torch {torch.__version__}, one thread"
         try:
             self._module = torch.export.load(path).module()
         except Exception as error:
@@ -170,5 +174,10 @@ class TorchRunner:
     @torch.no_grad()
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Returns the outputs by name."""
-        outputs = self._module(**{name: torch.from_numpy(a) for name, a in inputs.items()})
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            outputs = self._module(**{name: torch.from_numpy(a) for name, a in inputs.items()})
+        finally:
+            torch.set_num_threads(threads)
         return {name: value.numpy() for name, value in outputs.items()}
