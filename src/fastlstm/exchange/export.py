@@ -39,7 +39,8 @@ class ExportReport:
         kind: "text", "forecaster", "sequence" or "module".
         target: "onnx", "litert", …
         path: of the directory that was written.
-        file: of the model in it.
+        model: name of the model's file, or folder, in it.
+        num_bytes: of the model.
         weights: format of the weights in that file.
         is_step: it computes one step per call.
         files: name -> size and SHA-256.
@@ -53,7 +54,8 @@ class ExportReport:
     kind: str
     target: str
     path: str
-    file: str
+    model: str
+    num_bytes: int
     weights: str
     is_step: bool
     files: dict[str, dict[str, Any]]
@@ -111,19 +113,22 @@ def export(
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
     graph = source.graph(is_step)
-    files = {target.file_name: target.write(graph), **source.files()}
+    model_files = target.write(graph)
+    files = {**model_files, **source.files()}
     staged = storage.temporary_name(path)
     with storage.storage_errors(path, "write the export"):
         try:
             storage.make_dir(staged)
             for name, data in files.items():
+                storage.make_dir((staged / name).parent)
                 storage.write_file(staged / name, data)
             proof = _proof(source, target, staged, files, is_step) if check else None
             records = {
                 name: dataclasses.asdict(FileRecord.of(data)) for name, data in files.items()
             }
             report = ExportReport(
-                os.fspath(run), source.kind, to, os.fspath(path), target.file_name,
+                os.fspath(run), source.kind, to, os.fspath(path), target.model,
+                sum(map(len, model_files.values())),
                 source.weight_format, is_step, records,
                 graph.inputs, graph.outputs, proof, source.notes,
             )  # fmt: skip
@@ -147,10 +152,10 @@ def _target(name: str) -> Target:
 
 def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
     path = Path(out)
-    if path.suffix == Path(target.file_name).suffix:
+    if path.suffix and path.suffix == Path(target.model).suffix:
         raise ConfigError(
-            Setting("out", os.fspath(out)), f" names a file; the export is a directory that holds"
-            f" {target.file_name}: give ", Setting("out", os.fspath(path.with_suffix(""))),
+            Setting("out", os.fspath(out)), f" names a file; an export is a directory that holds"
+            f" {target.model}: give ", Setting("out", os.fspath(path.with_suffix(""))),
         )  # fmt: skip
     if path.exists():
         raise RunDirectoryError(f"{path} exists; give another ", Setting("out"), " or remove it")
@@ -192,10 +197,11 @@ def _proof(
     Raises:
         ExportError: it is not what was written, or computes something else.
     """
-    path = directory / target.file_name
-    if storage.read_bytes(path) != files[target.file_name]:
-        raise ExportError(f"{path}: the disk does not hold what was written; nothing is exported")
-    proof = prove(source, target.runner(path), is_step, target.limits[source.weight_format])
+    for name, data in files.items():
+        if storage.read_bytes(directory / name) != data:
+            raise ExportError(f"{name} on disk is not what was written: nothing is exported")
+    runner = target.runner(directory / target.model)
+    proof = prove(source, runner, is_step, target.limits[source.weight_format])
     if not proof.is_good:
         raise ExportError(
             f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from torch.export.dynamic_shapes import Dim
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.exchange.graph import interpret
 from fastlstm.ops.cell_options import CellOptions
+from fastlstm.runs.tensors import encode_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +62,16 @@ def write_torch(graph: Graph) -> bytes:
             )
         torch.export.save(program, buffer, extra_files=dict(graph.metadata))
     return buffer.getvalue()
+
+
+def state_dict_file(graph: Graph) -> bytes:
+    """Returns the weights as safetensors, those of an LSTM by the names of `torch.nn.LSTM`."""
+    tensors = {
+        re.sub(r"^layers\.(\d+)\.(\w+)_l0$", r"lstm.\2_l\1", name): torch.from_numpy(array)
+        for name, array in graph.float_arrays().items()
+        if not name.startswith("constant_")
+    }
+    return encode_tensors(tensors)
 
 
 def _any_number_of_steps() -> AbstractContextManager[None]:

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 def export_rows(report: dict[str, Any]) -> list[Row]:
     """Returns the rows that the terminal shows for a report."""
     proof = report["proof"]
-    size = report["files"][report["file"]]["size"]
     form = ", one step per call" if report["is_step"] else ""
     return [
         ("source", f"{report['source']} ({report['kind']})"),
-        ("written", f"{report['path']}/{report['file']}, {short_bytes(size)}, {report['weights']}"),
+        (
+            "written",
+            f"{report['path']}/{report['model']}, {short_bytes(report['num_bytes'])},"
+            f" {report['weights']}",
+        ),
         ("inputs", _signature(report["inputs"]) + form),
         ("outputs", _signature(report["outputs"])),
         *(_proof_rows(proof) if proof is not None else [("checked", "no: --no-check")]),
