@@ -26,12 +26,12 @@ _OPERATORS = {
     **{"sqrt": "Sqrt", "softplus": "Softplus", "is_nan": "IsNaN", "identity": "Identity"},
 }
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}
-_ACTIVATIONS: dict[str, tuple[str, float, float]] = {
-    "sigmoid": ("Sigmoid", 0.0, 0.0), "tanh": ("Tanh", 0.0, 0.0), "relu": ("Relu", 0.0, 0.0),
-    "softsign": ("Softsign", 0.0, 0.0), "linear": ("Affine", 1.0, 0.0),
-    "hard_sigmoid": ("HardSigmoid", 1 / 6, 0.5),
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "sigmoid": ("Sigmoid", None), "tanh": ("Tanh", None), "relu": ("Relu", None),
+    "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
+    "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
 }  # fmt: skip
-"""Activation -> that of ONNX, its alpha and beta."""
+"""Activation -> that of ONNX, its alpha and beta where it has them."""
 
 
 def write_onnx(graph: Graph) -> bytes:
@@ -226,7 +226,7 @@ def _rows(w: Any, order: NDArray[np.int64]) -> Any:
     return np.asarray(w)[order]
 
 
-def _activations(options: CellOptions) -> list[tuple[str, float, float]]:
+def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | None]]:
     """Returns ONNX's three activations: gates, candidate, output."""
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
@@ -237,16 +237,16 @@ def _activations(options: CellOptions) -> list[tuple[str, float, float]]:
     return [_ACTIVATIONS[name] for name in (gates, other, other)]
 
 
-def _cell_attributes(activations: list[tuple[str, float, float]]) -> dict[str, Any]:
-    names = [name for name, _, _ in activations]
+def _cell_attributes(
+    activations: list[tuple[str, tuple[float, float] | None]],
+) -> dict[str, Any]:
+    names = [name for name, _ in activations]
     if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
         return {}
-    alphas = [alpha for _, alpha, _ in activations]
-    return {
-        "activations": names,
-        "activation_alpha": alphas,
-        "activation_beta": [beta for _, _, beta in activations],
-    }
+    # Only functions that have an alpha and a beta take one from these lists.
+    pairs = [pair for _, pair in activations if pair is not None]
+    numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
+    return {"activations": names, **(numbers if pairs else {})}
 
 
 def _missing(package: str) -> MissingExtraError:
