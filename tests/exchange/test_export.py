@@ -31,7 +31,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CELLS = {
     "keras": {"activation": "relu", "recurrent_activation": "hard_sigmoid"},
     "softsign": {"activation": "softsign", "recurrent_activation": "relu"},
-    "linear": {"activation": "linear"},
     "training only": {"recurrent_dropout": 0.3},
 }
 
@@ -61,6 +60,23 @@ def test_onnx_runtime_agrees_with_the_run(
     fastlstm.export(run, to="onnx", out=tmp_path / "out")
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     tokens, h, c = inputs(run, *shape)
+    got = session.run(None, {"tokens": tokens, "h": h, "c": c})
+    for value, want in zip(got, expected(run, tokens, h, c), strict=True):
+        np.testing.assert_allclose(value, want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"activation": "linear"}, {"recurrent_activation": "linear"}, {"activation": "hard_sigmoid"}],
+    ids=str,
+)
+def test_activations_with_parameters_of_their_own(
+    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    run = text_run(**options)  # a few steps only: without a bound values grow from step to step
+    fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    tokens, h, c = inputs(run, 3, 2)
     got = session.run(None, {"tokens": tokens, "h": h, "c": c})
     for value, want in zip(got, expected(run, tokens, h, c), strict=True):
         np.testing.assert_allclose(value, want, atol=1e-5)
