@@ -1,0 +1,1 @@
+"""Models from other frameworks come in, ours go out."""
