@@ -1,1 +1,1 @@
-"""Models from other frameworks come in, ours go out."""
+"""Models in and out: files of other frameworks read, models written for other runtimes."""
