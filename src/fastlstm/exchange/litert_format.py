@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, CorruptFileError
+from fastlstm.errors import ConfigError, FormatError
+from fastlstm.exchange.graph import interpret
 from fastlstm.exchange.litert_file import SIGNATURE, LiteRTFile, Tensor, missing
 from fastlstm.exchange.litert_lstm import write_lstm
 from fastlstm.exchange.litert_operations import LiteRTOperations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastlstm.exchange.graph import Graph, Node, Value
+    from fastlstm.exchange.graph import Graph, Node
+    from fastlstm.ops.cell_options import CellOptions
 
 _OPERATORS = {
     **{"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAXIMUM"},
@@ -46,7 +48,6 @@ class _Writer:
         self._graph = graph
         self._file = LiteRTFile(graph.name)
         self._ops = LiteRTOperations(self._file, graph.weights)
-        self._tensors: dict[str, Tensor] = {}
 
     def model(self) -> bytes:
         """Returns the file."""
@@ -57,25 +58,19 @@ class _Writer:
                     f"input '{value.name}' has any number of time steps, a LiteRT model a fixed"
                     " number; export a text model one step at a time"
                 )
-            self._tensors[value.name] = self._file.tensor(value.name, value.dtype, value.shape)
-        for node in graph.nodes:
-            self._write(node)
+        inputs = {v.name: self._file.tensor(v.name, v.dtype, v.shape) for v in graph.inputs}
+        outputs = interpret(graph, inputs, self._written)
         for name, text in graph.metadata.items():
             self._file.add_metadata(name, text)
-        return self._file.to_bytes(self._chosen(graph.inputs), self._chosen(graph.outputs))
+        return self._file.to_bytes(inputs, outputs)
 
-    def _chosen(self, values: Sequence[Value]) -> dict[str, Tensor]:
-        return {value.name: self._tensors[value.name] for value in values}
-
-    def _write(self, node: Node) -> None:
-        tensors, out = [self._tensors[value.name] for value in node.inputs], node.outputs[0]
+    def _written(self, node: Node, *inputs: Tensor) -> Any:
+        out = node.outputs[0]
         if node.kind in _OPERATORS:
-            result = self._ops.op(_OPERATORS[node.kind], tensors, out.shape, out.dtype)
-        else:
-            result = getattr(self, f"_{node.kind}")(node, *tensors, **node.attributes)
-        results = (result,) if isinstance(result, Tensor) else result
-        for value, tensor in zip(node.outputs, results, strict=True):
-            self._tensors[value.name] = tensor
+            return self._ops.op(_OPERATORS[node.kind], inputs, out.shape, out.dtype)
+        if node.kind in ("sum", "mean", "max"):
+            return self._ops.reduce(node.kind, *inputs, **node.attributes)
+        return getattr(self, f"_{node.kind}")(node, *inputs, **node.attributes)
 
     def _identity(self, node: Node, x: Tensor) -> Tensor:
         return self._ops.reshape(x, x.shape, node.outputs[0].name)
@@ -89,8 +84,10 @@ class _Writer:
     def _linear(self, node: Node, x: Tensor, weight: str, bias: str | None) -> Tensor:
         return self._ops.linear(x, weight, None if bias is None else self._ops.floats(bias))
 
-    def _lstm(self, node: Node, *tensors: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
-        return write_lstm(self._ops, *tensors, **attributes)
+    def _lstm(
+        self, node: Node, *inputs: Tensor, directions: Any, options: CellOptions, hidden_size: int
+    ) -> tuple[Tensor, ...]:
+        return write_lstm(self._ops, *inputs, directions=directions, options=options)
 
     def _layer_norm(self, node: Node, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
         ops = self._ops
@@ -122,15 +119,6 @@ class _Writer:
     def _transpose(self, node: Node, x: Tensor, axes: Sequence[int]) -> Tensor:
         return self._ops.transpose(x, axes)
 
-    def _sum(self, node: Node, x: Tensor, axis: int) -> Tensor:
-        return self._ops.reduce("sum", x, axis)
-
-    def _mean(self, node: Node, x: Tensor, axis: int) -> Tensor:
-        return self._ops.reduce("mean", x, axis)
-
-    def _max(self, node: Node, x: Tensor, axis: int) -> Tensor:
-        return self._ops.reduce("max", x, axis)
-
     def _sort(self, node: Node, x: Tensor) -> Tensor:
         return self._ops.sort(x)
 
@@ -142,7 +130,7 @@ class LitertRunner:
         path: of the file.
 
     Raises:
-        CorruptFileError: the interpreter does not accept it.
+        FormatError: the interpreter does not accept it.
         MissingExtraError: ai-edge-litert is not installed.
     """
 
@@ -151,7 +139,7 @@ class LitertRunner:
             from ai_edge_litert.interpreter import Interpreter
         except ImportError:
             raise missing() from None
-        self.version = f"ai_edge_litert {version('ai-edge-litert')}"
+        self.version = f"ai_edge_litert {version('ai-edge-litert')}, one thread"
         self._path = path
         try:
             self._run = Interpreter(str(path), num_threads=1).get_signature_runner(SIGNATURE)
@@ -162,13 +150,13 @@ class LitertRunner:
         """Returns the outputs by name.
 
         Raises:
-            CorruptFileError: the interpreter cannot run the file on these inputs.
+            FormatError: the interpreter cannot run the file on these inputs.
         """
         try:
             return dict(self._run(**{k: np.ascontiguousarray(a) for k, a in inputs.items()}))
         except (ValueError, RuntimeError) as error:
             raise self._refused(error) from None
 
-    def _refused(self, error: Exception) -> CorruptFileError:
+    def _refused(self, error: Exception) -> FormatError:
         reason = " ".join(str(error).split())
-        return CorruptFileError(f"{self._path}: {self.version} refuses it ({reason:.200})")
+        return FormatError(f"{self._path}: LiteRT cannot run it ({reason:.200})")

@@ -26,7 +26,6 @@ def write_lstm(
     *,
     directions: Any,
     options: CellOptions,
-    hidden_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Writes `GraphBuilder.lstm`; returns its three results.
 
