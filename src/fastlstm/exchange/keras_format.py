@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 import zipfile
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -195,5 +196,7 @@ class KerasRunner:
         if any(inputs[name].any() for name in ("h", "c") if name in inputs):
             raise ValueError("a Keras file starts from the zero state")
         tokens = np.ascontiguousarray(inputs["tokens"].T)
-        logits = self._to_numpy(self._model(tokens, training=False))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Keras' own, of NumPy
+            logits = self._to_numpy(self._model(tokens, training=False))
         return {"logits": logits.transpose(1, 0, 2)}
