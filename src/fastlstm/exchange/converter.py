@@ -192,7 +192,7 @@ def _check_archive(data: bytes) -> None:
             files = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise Refused(
-            f"it is no file of torch.save since 1.6 ({error}); load it and save its state_dict again"
+            f"it is no file of torch.save since 1.6 ({error}); save its state_dict again"
         ) from None
     packed = any(file.compress_type != zipfile.ZIP_STORED for file in files)
     if packed or sum(file.file_size for file in files) > len(data):

@@ -1,4 +1,4 @@
-"""One layer of a Keras model: its settings and arrays, of Keras 1, 2 and 3, as layers of a stack."""
+"""One layer of a Keras model, of Keras 1, 2 or 3: settings and arrays as layers of a stack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fastlstm.ops.cell_options import ACTIVATIONS
 
 Arrays = list[NDArray[np.float32]]
 _HARD_SIGMOID_SCALE = 1.2
-"""clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5) of Keras 3 and of this package at y = 1.2 x."""
+"""clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5), Keras 3's and ours, at y = 1.2 x."""
 _OTHER_NAMES = {"swish": "silu", "exp": "exponential"}
 
 
@@ -272,7 +272,9 @@ def _cell(layer: KerasLayer) -> tuple[CellWeights, dict[str, Any]]:
     """Returns the weights of an LSTM and its activations by the names of `LSTMLayer`."""
     _note_dropout(layer)
     if layer.is_set("stateful"):
-        layer.notes.append(f"'{layer.name}' is stateful: here the state starts at zero in each call")
+        layer.notes.append(
+            f"'{layer.name}' is stateful: here the state starts at zero in each call"
+        )
     H = layer.whole("units", "output_dim")
     if layer.kind == "CuDNNLSTM":
         weights = _cudnn_weights(layer, H)
@@ -345,9 +347,7 @@ def _steeper(weights: CellWeights, H: int) -> CellWeights:
     scale = np.full(4 * H, _HARD_SIGMOID_SCALE, np.float32)
     scale[2 * H : 3 * H] = 1.0  # the candidate
     column = scale[:, None]
-    return CellWeights(
-        weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale
-    )
+    return CellWeights(weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale)
 
 
 def _activation(layer: KerasLayer, setting: str, default: str) -> str:
@@ -372,7 +372,7 @@ def _unknown_activation(
     expected = [name for name in known if name != "hard_sigmoid_0.2"]
     hint = f"; imported are {', '.join(expected)}" if expected else ""
     return FormatError(
-        f"{setting} of the layer '{layer.name}' is {str(value):.60}, which cannot be imported{hint}"
+        f"{setting} of the layer '{layer.name}' is {value!s:.60}, which cannot be imported{hint}"
     )
 
 
