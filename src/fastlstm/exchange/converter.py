@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SPARE_BYTES = 256 << 20
+_SPARE_S, _BYTES_PER_S = 30, 20_000_000
 _MAX_OBJECTS = 100_000
 _MAX_DEPTH = 32
 _SKIPPED = ("optimizer", "optimizer_weights")
@@ -39,6 +40,8 @@ def main() -> None:
     kind, size = sys.argv[1], int(sys.argv[2])
     read = {"hdf5": _hdf5_reader, "torch": _torch_reader}[kind]()
     _limit_memory(4 * size + _SPARE_BYTES)
+    seconds = _SPARE_S + size // _BYTES_PER_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     warnings.simplefilter("ignore")
     try:
         arrays, about = read(sys.stdin.buffer.read())

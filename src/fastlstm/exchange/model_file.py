@@ -192,7 +192,9 @@ def _converted(kind: str, data: bytes, path: Path) -> tuple[Arrays, dict[str, An
         raise FormatError(f"{path} is damaged: reading it takes too long") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = said[-1] if done.returncode == 2 and said else "its reader crashed"
+        reason = (
+            said[-1] if done.returncode == 2 and said else "its reader crashed, or took too long"
+        )
         raise FormatError(f"{path} cannot be read: {reason}")
     header = json.loads(done.stdout[8 : 8 + int.from_bytes(done.stdout[:8], "little")])
     return safetensors.numpy.load(done.stdout), json.loads(header["__metadata__"]["about"])

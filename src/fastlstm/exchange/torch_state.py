@@ -65,7 +65,7 @@ def _groups(arrays: Mapping[str, Weights]) -> list[_Group]:
     for name, array in arrays.items():
         prefix, _, rest = name.rpartition(".")
         found.setdefault(prefix, {})[rest] = array
-    return [_Group(prefix, tensors) for prefix, tensors in found.items()]
+    return [_Group(prefix, found[prefix]) for prefix in sorted(found)]
 
 
 # LSTM layers ------------------------------------------------------------------------------------

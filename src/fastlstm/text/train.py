@@ -161,8 +161,8 @@ def train(
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
         session, chosen = TextSession(run, observers, stop, began, first), {*given, *fields}
-        with session.start(config, chosen, resume, _configs_of_train, TEXT_MAY_CHANGE) as start:
-            return session.train(opened, start, callbacks)
+        with session.start(config, chosen, resume, _configs_of_train, TEXT_MAY_CHANGE) as begun:
+            return session.train(opened, begun, callbacks)
 
 
 class TextSession(RunSession):
