@@ -6,11 +6,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from keras_models import keras, outputs, saved, varied
 
 import fastlstm
 from fastlstm.errors import FormatError
 from fastlstm.exchange.read_model import read_layer_stack
+from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 layers = keras.layers

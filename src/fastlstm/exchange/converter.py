@@ -150,7 +150,9 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value.tolist()] if value.ndim == 1 else None
     if isinstance(value, np.generic):
         return _plain(value.item())
-    return value if isinstance(value, str | int | float | bool) else None
+    if isinstance(value, str):  # HDF5 gives what is no UTF-8 as surrogates
+        return value.encode("utf-8", "replace").decode()
+    return value if isinstance(value, int | float | bool) else None
 
 
 # torch ------------------------------------------------------------------------------------------

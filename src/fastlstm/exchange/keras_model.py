@@ -107,7 +107,7 @@ def _listed(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
         raise FormatError(
             f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
         )
-    listed = inner.get("layers") if isinstance(inner, dict) else inner
+    listed: Any = inner.get("layers") if isinstance(inner, dict) else inner
     is_list = isinstance(listed, list) and (kind == "Sequential" or isinstance(inner, dict))
     if not is_list or not all(isinstance(part, dict) for part in listed):
         raise FormatError("the model's description lists no layers")

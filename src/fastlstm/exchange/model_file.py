@@ -135,7 +135,7 @@ def json_of(data: str | bytes, name: str, path: Path) -> dict[str, Any]:
     """Parses a JSON object inside a file; raises FormatError."""
     from fastlstm.system.storage import parse_json
 
-    raw = data.encode() if isinstance(data, str) else data
+    raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
     try:
         # Keras writes Infinity and NaN where a user gave them; none is read.
         value = parse_json(raw, path)
