@@ -120,7 +120,7 @@ def export(
         try:
             storage.make_dir(staged)
             for name, data in files.items():
-                storage.make_dir((staged / name).parent)
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 storage.write_file(staged / name, data)
             proof = _proof(source, target, staged, files, is_step) if check else None
             records = {

@@ -16,7 +16,7 @@ from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.targets import Arrays, Runner
 from fastlstm.exchange.text_graph import text_graph
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.text.decoder import make_decoder
+from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
 from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
@@ -73,7 +73,11 @@ class TextSource:
 
     def figures(self, runner: Runner, is_step: bool) -> dict[str, Any]:
         """Returns agreement of the likeliest tokens and bits per character on a text, and speed."""
-        speeds = {"target": self._speed(runner, is_step), "fastlstm": self._own_speed()}
+        speeds = {"target": self._speed(runner, is_step)}
+        if (why := native_refusal(self._stored.model_config)) is None:
+            speeds["fastlstm"] = self._own_speed()
+        else:
+            self.notes.append(f"{why}: fastlstm writes its text on torch")
         figures: dict[str, Any] = {"tokens_per_s": speeds}
         try:
             ids = self._ids()
@@ -133,7 +137,7 @@ class TextSource:
 
     def _own_speed(self) -> float:
         decoding = "int8" if self.weight_format == "int8" else "fp32"
-        return writing_speed(make_decoder(self._weights, self._stored.model_config, decoding))
+        return writing_speed(Decoder(self._weights, self._stored.model_config, decoding))
 
 
 def _lanes(ids: NDArray[Any]) -> NDArray[Any]:
