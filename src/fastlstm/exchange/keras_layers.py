@@ -272,7 +272,9 @@ def _cell(layer: KerasLayer) -> tuple[CellWeights, dict[str, Any]]:
     """Returns the weights of an LSTM and its activations by the names of `LSTMLayer`."""
     _note_dropout(layer)
     if layer.is_set("stateful"):
-        layer.notes.append(f"'{layer.name}' is stateful: here the state starts at zero in each call")
+        layer.notes.append(
+            f"'{layer.name}' is stateful: here the state starts at zero in each call"
+        )
     H = layer.whole("units", "output_dim")
     if layer.kind == "CuDNNLSTM":
         weights = _cudnn_weights(layer, H)
@@ -345,9 +347,7 @@ def _steeper(weights: CellWeights, H: int) -> CellWeights:
     scale = np.full(4 * H, _HARD_SIGMOID_SCALE, np.float32)
     scale[2 * H : 3 * H] = 1.0  # the candidate
     column = scale[:, None]
-    return CellWeights(
-        weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale
-    )
+    return CellWeights(weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale)
 
 
 def _activation(layer: KerasLayer, setting: str, default: str) -> str:

@@ -83,7 +83,11 @@ def _is_time_major(config: Mapping[str, Any]) -> bool:
 def _window(config: Mapping[str, Any]) -> int | None:
     """Returns the steps that the first layer says its input has."""
     shape = next(
-        (config[n] for n in ("batch_shape", "batch_input_shape") if isinstance(config.get(n), list)),
+        (
+            config[n]
+            for n in ("batch_shape", "batch_input_shape")
+            if isinstance(config.get(n), list)
+        ),
         [],
     )
     steps = shape[1] if len(shape) > 1 else config.get("input_length")
@@ -101,7 +105,13 @@ def _layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]
         raise FormatError(
             f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
         )
-    listed = inner if isinstance(inner, list) else inner.get("layers") if isinstance(inner, dict) else None
+    listed = (
+        inner
+        if isinstance(inner, list)
+        else inner.get("layers")
+        if isinstance(inner, dict)
+        else None
+    )
     if not isinstance(listed, list) or not all(isinstance(part, dict) for part in listed):
         raise FormatError("the model's description lists no layers")
     if len(listed) > _MAX_LAYERS or depth > _MAX_NESTED:
@@ -123,7 +133,9 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
     path, name = [], end
     while len(path) <= len(listed):
         if name not in by_name:
-            raise FormatError(f"the layer '{name}' is an input of the model, but not among its layers")
+            raise FormatError(
+                f"the layer '{name}' is an input of the model, but not among its layers"
+            )
         layer = by_name[name]
         path.append(layer)
         before = list(_sources(layer.get("inbound_nodes")))

@@ -45,8 +45,9 @@ class Proof:
 def prove(source: Source, runner: Runner, is_step: bool, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
     errors = []
+    models: tuple[Source | Runner, ...] = (source, runner)
     for inputs in source.cases(is_step):
-        expected, got = source.run(inputs), runner.run(inputs)
+        expected, got = (source.in_units(model.run(inputs)) for model in models)
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         errors.append({"shapes": shapes, "error": _error(expected, got)})
     proof = Proof(runner.version, errors, limit)

@@ -33,6 +33,9 @@ class Source(Protocol):
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Returns the outputs of fastlstm's own network for the graph's inputs."""
 
+    def in_units(self, outputs: Arrays) -> Arrays:
+        """Returns outputs in units of about 1, in which errors are counted."""
+
     def figures(self, runner: Runner, is_step: bool) -> dict[str, Any]:
         """Returns what is measured beside the errors: quality on data, speed."""
 

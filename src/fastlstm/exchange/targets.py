@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from fastlstm.exchange.graph import Graph
+from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
 from fastlstm.exchange.saved_model_format import SavedModelRunner, write_saved_model
 from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
@@ -56,6 +57,10 @@ def _onnx(graph: Graph) -> dict[str, bytes]:
     return {"model.onnx": write_onnx(graph)}
 
 
+def _litert(graph: Graph) -> dict[str, bytes]:
+    return {"model.tflite": write_litert(graph)}
+
+
 def _torch(graph: Graph) -> dict[str, bytes]:
     return {"model.pt2": write_torch(graph), "model.safetensors": state_dict_file(graph)}
 
@@ -64,10 +69,13 @@ def _saved_model(graph: Graph) -> dict[str, bytes]:
     return {f"1/{name}": data for name, data in write_saved_model(graph).items()}
 
 
+_LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
+"""Of int8 the activations are rounded too, by LiteRT's kernels."""
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 TARGETS = {
     target.name: target
     for target in (
+        Target("litert", "model.tflite", _litert, LitertRunner, False, _LITERT),
         Target("onnx", "model.onnx", _onnx, OnnxRunner, True, _EXACT),
         Target("saved-model", "1", _saved_model, SavedModelRunner, True, _EXACT),
         Target("torch", "model.pt2", _torch, TorchRunner, True, {"fp32": 1e-5}),

@@ -71,6 +71,9 @@ class TextSource:
         outputs = {"logits": logits[0] if is_step else logits, "h_out": h, "c_out": c}
         return {name: value.numpy() for name, value in outputs.items()}
 
+    def in_units(self, outputs: Arrays) -> Arrays:
+        return outputs
+
     def figures(self, runner: Runner, is_step: bool) -> dict[str, Any]:
         """Returns agreement of the likeliest tokens and bits per character on a text, and speed."""
         speeds = {"target": self._speed(runner, is_step)}

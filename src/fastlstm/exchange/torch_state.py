@@ -86,7 +86,11 @@ def _in_order(groups: list[_Group], path: object) -> list[_Group]:
         if _fits(ordered):
             return ordered
     names = ", ".join(f"'{group.prefix}'" for group in groups[:8])
-    orders = [order for order in itertools.permutations(groups) if _fits(order)] if len(groups) < 6 else []
+    orders = (
+        [order for order in itertools.permutations(groups) if _fits(order)]
+        if len(groups) < 6
+        else []
+    )
     if len(orders) == 1:
         return list(orders[0])
     why = "fit in several orders" if orders else "do not follow each other"
@@ -151,7 +155,9 @@ def _cell(group: _Group, suffix: str) -> tuple[CellWeights, int]:
         part = group.tensors.get(name)
         if part is not None:
             if part.shape != (4 * H,):
-                raise FormatError(f"{_full(group, name)} has the shape {part.shape}, not ({4 * H},)")
+                raise FormatError(
+                    f"{_full(group, name)} has the shape {part.shape}, not ({4 * H},)"
+                )
             bias, num = bias + part, num + 1
     return CellWeights(ih, hh, bias), num
 
@@ -201,7 +207,9 @@ def _ends(
     after: list[Layer] = []
     for g in linears:
         weight = g.tensors["weight"]
-        after.append(Dense(g.prefix, weight, g.tensors.get("bias", np.zeros(len(weight), np.float32))))
+        after.append(
+            Dense(g.prefix, weight, g.tensors.get("bias", np.zeros(len(weight), np.float32)))
+        )
     return before, after
 
 
@@ -209,6 +217,7 @@ def _is_embedding(group: _Group, width: int) -> bool:
     weight = group.tensors.get("weight")
     alone = group.tensors.keys() == {"weight"}
     return alone and weight is not None and weight.ndim == 2 and weight.shape[1] == width
+
 
 def _is_linear(group: _Group, width: int) -> bool:
     weight, bias = group.tensors.get("weight"), group.tensors.get("bias")

@@ -91,7 +91,7 @@ def _hint(given: int, size: int) -> str:
     if given == size - 1:
         return (
             "one of them may stand for padding or unknown characters: name the numbers of the"
-            " characters in a JSON file, {\"a\": 1, …}"
+            ' characters in a JSON file, {"a": 1, …}'
         )
     return "give the vocabulary that the model was trained with"
 

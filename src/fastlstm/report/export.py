@@ -62,4 +62,9 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
         here = f"{short_count(speeds['fastlstm'])} here" if "fastlstm" in speeds else ""
         there = f"{short_count(speeds['target'])} tokens/s there"
         rows.append(("one stream", f"{joined([there, here])}; one thread"))
+    for number, pair in figures.get("windows_per_s", {}).items():
+        text = (
+            f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"
+        )
+        rows.append((f"{number} at once", f"{text}; one thread there"))
     return rows
