@@ -185,24 +185,23 @@ def _values(data: bytes) -> NDArray[np.uint8] | None:
 
 
 def _packed(model: Any, num_bytes: int) -> bytes:
-    import flatbuffers
+    from flatbuffers import Builder
 
-    class AlignedBuilder(flatbuffers.Builder):
+    if num_bytes > LARGEST_FILE:
+        raise ConfigError(
+            f"{num_bytes} bytes of weights are more than a .tflite file can hold, {LARGEST_FILE};"
+            " export with fewer bits per weight, or to onnx"
+        )
+
+    class AlignedBuilder(Builder):  # type: ignore[misc]
         """A builder whose vectors of bytes, the buffers, are aligned."""
 
-        def StartVector(self, elemSize: int, numElems: int, alignment: int) -> Any:  # noqa: N802
-            return super().StartVector(
-                elemSize, numElems, ALIGNMENT if elemSize == 1 else alignment
-            )
+        def StartVector(self, size: int, length: int, alignment: int) -> Any:  # noqa: N802
+            return super().StartVector(size, length, ALIGNMENT if size == 1 else alignment)
 
     builder = AlignedBuilder(num_bytes + (64 << 10))
-    if num_bytes < LARGEST_FILE:
-        builder.Finish(model.Pack(builder), IDENTIFIER)
-        return bytes(builder.Output())
-    raise ConfigError(
-        f"{num_bytes} bytes of weights are more than a .tflite file can hold, {LARGEST_FILE};"
-        " export with fewer bits per weight, or to onnx"
-    )
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def missing() -> MissingExtraError:

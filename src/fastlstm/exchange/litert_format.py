@@ -69,7 +69,7 @@ class _Writer:
         if node.kind in _OPERATORS:
             return self._ops.op(_OPERATORS[node.kind], inputs, out.shape, out.dtype)
         if node.kind in ("sum", "mean", "max"):
-            return self._ops.reduce(node.kind, *inputs, **node.attributes)
+            return self._ops.reduce(node.kind, inputs[0], node.attributes["axis"])
         return getattr(self, f"_{node.kind}")(node, *inputs, **node.attributes)
 
     def _identity(self, node: Node, x: Tensor) -> Tensor:
