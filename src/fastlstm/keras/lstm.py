@@ -130,7 +130,7 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         weights = (kernel, recurrent, bias)
         if known is None or not all(map(_is_same_memory, weights, known[:3])):
             known = _torch_layout(*(None if t is None else t.detach() for t in weights))
-            self._known_weights = known
+            self.__dict__["_known_weights"] = known  # nothing for Keras to track
         return known
 
     def _kernel_dtype(self) -> torch.dtype:
