@@ -21,7 +21,7 @@ RANKS = (
     ("nn",),
     ("training",),
     ("text", "forecast", "sequence"),
-    ("compression",),
+    ("compression", "exchange"),
     ("serve",),
     ("cli",),
     ("__main__",),

@@ -22,6 +22,7 @@ from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
     DataError,
+    ExportError,
     FastLSTMError,
     FormatError,
     KernelError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fastlstm.compression.compress import compress
     from fastlstm.compression.options import CompressConfig
     from fastlstm.compression.report import CompressReport
+    from fastlstm.exchange.export import ExportReport, export
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
@@ -59,6 +61,7 @@ _HOMES = {
     "Callback": "fastlstm.training.callbacks",
     "CompressConfig": "fastlstm.compression.options",
     "CompressReport": "fastlstm.compression.report",
+    "ExportReport": "fastlstm.exchange.export",
     "ForecastConfig": "fastlstm.forecast.config",
     "Forecaster": "fastlstm.forecast.forecaster",
     "LM": "fastlstm.text.lm",
@@ -68,6 +71,7 @@ _HOMES = {
     "TrainConfig": "fastlstm.text.config",
     "accelerate": "fastlstm.nn.convert",
     "compress": "fastlstm.compression.compress",
+    "export": "fastlstm.exchange.export",
     "explain": "fastlstm.ops.explain",
     "restore": "fastlstm.nn.convert",
     "select": "fastlstm.ops.registry",
@@ -85,6 +89,8 @@ __all__ = [
     "ConfigError",
     "CorruptFileError",
     "DataError",
+    "ExportError",
+    "ExportReport",
     "FastLSTMError",
     "ForecastConfig",
     "Forecaster",
@@ -106,6 +112,7 @@ __all__ = [
     "accelerate",
     "compress",
     "explain",
+    "export",
     "restore",
     "select",
     "train",

@@ -46,6 +46,7 @@ VERBS = {
     "serve": "serve a trained model as an OpenAI-compatible API",
     "forecast": "forecast the next steps of time series",
     "compress": "make a trained model smaller and faster, and say what it costs",
+    "export": "write a model for another runtime, checked in it",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "info": "show a run, or this machine and its kernels",

@@ -137,10 +137,10 @@ def as_floats(weights: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
 
 def rounded(weights: Mapping[str, Any], weight_format: str) -> dict[str, NDArray[np.float32]]:
     """Returns the float32 weights that a file in this format gives back."""
-    return as_floats(_in_format(weights, weight_format))
+    return as_floats(in_format(weights, weight_format))
 
 
-def _in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
+def in_format(weights: Mapping[str, Any], weight_format: str) -> dict[str, Any]:
     """Weights as a file holds them: float32, float16 or QuantizedMatrix; finite.
 
     Raises:
@@ -194,7 +194,7 @@ def encode_weights(
     if block_sparse and weight_format == "int4":
         raise ConfigError("int4 weights cannot be block-sparse; use int8, fp16 or fp32")
     tensors: dict[str, NDArray[Any]] = {}
-    for name, w in _in_format(weights, weight_format).items():
+    for name, w in in_format(weights, weight_format).items():
         values = w
         if isinstance(w, QuantizedMatrix):
             values = _pack_nibbles(w.codes) if weight_format == "int4" else w.codes

@@ -12,7 +12,8 @@
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
 
-An empty variable counts as not set.
+An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` is set, where it is not, before
+TensorFlow is imported.
 """
 
 from __future__ import annotations
@@ -97,3 +98,8 @@ def no_color() -> bool:
 def terminal_name() -> str:
     """Returns ``TERM``, or an empty string."""
     return os.environ.get("TERM", "")
+
+
+def quiet_tensorflow() -> None:
+    """Has TensorFlow, where it is imported after this, print errors only."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -1,0 +1,281 @@
+"""ONNX files (opset 17): written from a `Graph`, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastlstm.errors import ConfigError, MissingExtraError, Setting
+from fastlstm.runs.weight_formats import QuantizedMatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fastlstm.exchange.graph import Graph, Node, Value
+    from fastlstm.ops.cell_options import CellOptions
+
+OPSET, IR_VERSION = 17, 10
+_OPERATORS = {
+    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "maximum": "Max"},
+    **{"minimum": "Min", "equal": "Equal", "less": "Less", "where": "Where", "not": "Not"},
+    **{"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log"},
+    **{"sqrt": "Sqrt", "softplus": "Softplus", "is_nan": "IsNaN", "identity": "Identity"},
+}
+_REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "sigmoid": ("Sigmoid", None), "tanh": ("Tanh", None), "relu": ("Relu", None),
+    "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
+    "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
+}  # fmt: skip
+"""Activation -> that of ONNX, its alpha and beta where it has them."""
+
+
+def write_onnx(graph: Graph) -> bytes:
+    """Returns the graph as an ONNX file.
+
+    Raises:
+        ConfigError: a cell that ONNX's LSTM does not have.
+        MissingExtraError: onnx is not installed.
+    """
+    return _Writer(graph).model()
+
+
+class _Writer:
+    def __init__(self, graph: Graph) -> None:
+        try:
+            import onnx
+        except ImportError:
+            raise _missing("onnx") from None
+        self._onnx, self._graph = onnx, graph
+        self._nodes: list[Any] = []
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._made: dict[str, str] = {}
+
+    def model(self) -> bytes:
+        """Returns the file."""
+        for node in self._graph.nodes:
+            self._write(node)
+        onnx, helper, graph = self._onnx, self._onnx.helper, self._graph
+        arrays = [onnx.numpy_helper.from_array(a, name) for name, a in self._arrays.items()]
+        made = helper.make_graph(
+            self._nodes, graph.name, [self._described(v) for v in graph.inputs],
+            [self._described(v) for v in graph.outputs], arrays,
+        )  # fmt: skip
+        model = helper.make_model(
+            made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="fastlstm"
+        )
+        model.ir_version = IR_VERSION
+        helper.set_model_props(model, graph.metadata)
+        onnx.checker.check_model(model, full_check=True)
+        data: bytes = model.SerializeToString()
+        return data
+
+    def _described(self, value: Value) -> Any:
+        kinds = self._onnx.TensorProto
+        dtype = {"float32": kinds.FLOAT, "int32": kinds.INT32, "bool": kinds.BOOL}[value.dtype]
+        return self._onnx.helper.make_tensor_value_info(value.name, dtype, list(value.shape))
+
+    def _write(self, node: Node) -> None:
+        names, out = [value.name for value in node.inputs], node.outputs[0].name
+        attributes = node.attributes
+        if node.kind in _OPERATORS:
+            self._op(_OPERATORS[node.kind], names, out)
+        elif node.kind in _REDUCTIONS:
+            self._reduce(node, names, out)
+        else:
+            getattr(self, f"_{node.kind}")(node, names, out, **attributes)
+
+    def _op(self, kind: str, inputs: list[str], output: str | list[str], **attributes: Any) -> str:
+        outputs = [output] if isinstance(output, str) else output
+        node = self._onnx.helper.make_node(kind, inputs, outputs, name=outputs[0], **attributes)
+        self._nodes.append(node)
+        return outputs[0]
+
+    def _array(self, array: NDArray[Any], name: str) -> str:
+        self._arrays[name] = array
+        return name
+
+    def _integers(self, numbers: Any) -> str:
+        numbers = np.asarray(numbers, np.int64)
+        name = "integers_" + "_".join(map(str, np.atleast_1d(numbers)))
+        return self._array(numbers, name if numbers.ndim else name + "_scalar")
+
+    def _stored(self, weight: str) -> str:
+        """Returns the name of a weight as float32, which the file holds in its own format."""
+        if weight not in self._made:
+            w = self._graph.weights[weight]
+            self._made[weight] = self._decoded(weight, [w] if w.ndim == 2 else [np.asarray(w)])
+        return self._made[weight]
+
+    def _decoded(self, name: str, parts: list[Any], stack: bool = False) -> str:
+        """Adds arrays of one format, stacked where asked for, and what makes them float32.
+
+        A cast and a product are folded when the model is loaded; DequantizeLinear is not.
+        """
+        float32 = self._onnx.TensorProto.FLOAT
+        joined = (lambda a: np.stack(a)) if stack else (lambda a: a[0])
+        if isinstance(parts[0], QuantizedMatrix):
+            codes = self._array(joined([part.codes for part in parts]), f"{name}.codes")
+            scales = joined([part.scales.astype(np.float32)[:, None] for part in parts])
+            whole = self._op("Cast", [codes], f"{name}.whole", to=float32)
+            return self._op("Mul", [whole, self._array(scales, f"{name}.scales")], name)
+        array = joined([np.asarray(part) for part in parts])
+        if array.dtype == np.float16:
+            return self._op("Cast", [self._array(array, f"{name}.half")], name, to=float32)
+        return self._array(array, name)
+
+    def _weight(self, node: Node, names: list[str], out: str, weight: str) -> None:
+        self._op("Identity", [self._stored(weight)], out)
+
+    def _gather(self, node: Node, names: list[str], out: str, table: str) -> None:
+        self._op("Gather", [self._stored(table), names[0]], out, axis=0)
+
+    def _linear(
+        self, node: Node, names: list[str], out: str, weight: str, bias: str | None
+    ) -> None:
+        turned = f"{weight}.transposed"
+        if turned not in self._made:
+            self._made[turned] = self._op("Transpose", [self._stored(weight)], turned, perm=[1, 0])
+        product = out if bias is None else f"{out}.product"
+        self._op("MatMul", [names[0], turned], product)
+        if bias is not None:
+            self._op("Add", [product, self._stored(bias)], out)
+
+    def _lstm(
+        self, node: Node, names: list[str], out: str, directions: Any, options: Any,
+        hidden_size: int,
+    ) -> None:  # fmt: skip
+        H, D = hidden_size, len(directions)
+        activations = _activations(options)
+        matrices = self._lstm_weights(directions, H)
+        x, h, c, *lengths = names
+        y = f"{out}.directions"
+        results = [y, node.outputs[1].name, node.outputs[2].name]
+        self._op(
+            "LSTM", [x, *matrices, *(lengths or [""]), h, c], results, hidden_size=H,
+            direction="bidirectional" if D == 2 else "forward",
+            **_cell_attributes(activations * D),
+        )  # fmt: skip
+        if D == 1:
+            self._op("Squeeze", [y, self._integers([1])], out)
+        else:
+            turned = self._op("Transpose", [y], f"{y}.last", perm=[0, 2, 1, 3])
+            self._op("Reshape", [turned, self._integers([0, 0, D * H])], out)
+
+    def _lstm_weights(self, directions: Any, H: int) -> list[str]:
+        """Returns the names of ONNX's W, R and B, written once for all calls of a layer."""
+        names = [f"{directions[0][0]}.{name}" for name in "WRB"]
+        if names[0] in self._made:
+            return names
+        weights = self._graph.weights
+        order = np.r_[0:H, 3 * H : 4 * H, H : 2 * H, 2 * H : 3 * H]  # torch i f g o, ONNX i o f c
+        for k, name in enumerate(names[:2]):
+            parts = [_rows(weights[d[k]], order) for d in directions]
+            self._made[name] = self._decoded(name, parts, stack=True)
+        none = np.zeros(4 * H, np.float32)
+        pairs = [[np.asarray(weights[n], np.float32) for n in d[2]] or [none] for d in directions]
+        both = [np.concatenate([np.sum(pair, 0)[order], none]) for pair in pairs]
+        self._array(np.stack(both), names[2])
+        return names
+
+    def _layer_norm(
+        self, node: Node, names: list[str], out: str, weight: str, bias: str, eps: float
+    ) -> None:
+        inputs = [names[0], self._stored(weight), self._stored(bias)]
+        self._op("LayerNormalization", inputs, out, axis=-1, epsilon=eps)
+
+    def _cast(self, node: Node, names: list[str], out: str, to: str) -> None:
+        kinds = self._onnx.TensorProto
+        dtype = {"float32": kinds.FLOAT, "int32": kinds.INT32, "bool": kinds.BOOL}[to]
+        self._op("Cast", names, out, to=dtype)
+
+    def _concat(self, node: Node, names: list[str], out: str, axis: int) -> None:
+        self._op("Concat", names, out, axis=axis)
+
+    def _slice(
+        self, node: Node, names: list[str], out: str, axis: int, start: int, stop: int
+    ) -> None:
+        ends = [self._integers([number]) for number in (start, stop, axis)]
+        self._op("Slice", [names[0], *ends], out)
+
+    def _reshape(self, node: Node, names: list[str], out: str) -> None:
+        shape = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
+        self._op("Reshape", [names[0], self._integers(shape)], out)
+
+    def _transpose(self, node: Node, names: list[str], out: str, axes: Any) -> None:
+        self._op("Transpose", names, out, perm=list(axes))
+
+    def _reduce(self, node: Node, names: list[str], out: str) -> None:
+        axis = node.attributes["axis"]
+        if node.kind == "sum":  # its axes are an input since opset 13, those of the others are not
+            self._op("ReduceSum", [names[0], self._integers([axis])], out, keepdims=1)
+        else:
+            self._op(_REDUCTIONS[node.kind], names, out, axes=[axis], keepdims=1)
+
+    def _sort(self, node: Node, names: list[str], out: str) -> None:
+        size = node.outputs[0].shape[-1]
+        results = [out, f"{out}.places"]
+        self._op("TopK", [names[0], self._integers([size])], results, axis=-1, largest=0, sorted=1)
+
+
+def _rows(w: Any, order: NDArray[np.int64]) -> Any:
+    if isinstance(w, QuantizedMatrix):
+        return QuantizedMatrix(w.codes[order], w.scales[order], w.weight_format)
+    return np.asarray(w)[order]
+
+
+def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | None]]:
+    """Returns ONNX's three activations: gates, candidate, output."""
+    if options.layer_norm or options.zoneout != (0.0, 0.0):
+        name = "layer_norm" if options.layer_norm else "zoneout"
+        raise ConfigError(
+            "ONNX's LSTM has no ", Setting(name), "; export to another target, or train without it"
+        )
+    gates, other = options.recurrent_activation, options.activation
+    return [_ACTIVATIONS[name] for name in (gates, other, other)]
+
+
+def _cell_attributes(
+    activations: list[tuple[str, tuple[float, float] | None]],
+) -> dict[str, Any]:
+    names = [name for name, _ in activations]
+    if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
+        return {}
+    # Only functions that have an alpha and a beta take one from these lists.
+    pairs = [pair for _, pair in activations if pair is not None]
+    numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
+    return {"activations": names, **(numbers if pairs else {})}
+
+
+def _missing(package: str) -> MissingExtraError:
+    return MissingExtraError(f"--to onnx needs {package}: pip install 'fastlstm[onnx]'")
+
+
+class OnnxRunner:
+    """An ONNX file in ONNX Runtime, on one thread.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise _missing("onnxruntime") from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        self.version = f"onnxruntime {onnxruntime.__version__}"
+        self._session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+        self._names = [output.name for output in self._session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the outputs by name."""
+        return dict(zip(self._names, self._session.run(None, dict(inputs)), strict=True))
