@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable
@@ -17,7 +18,8 @@ import torch
 import fastlstm
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
-from fastlstm.exchange import onnx_format, targets
+from fastlstm.exchange import targets
+from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.files import load_language_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -51,18 +53,18 @@ def inputs(run: Path, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return tokens, rng.normal(size=shape).astype("f"), rng.normal(size=shape).astype("f")
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (100, 64), (2, 1)], ids=str)
 @pytest.mark.parametrize("options", [*OPTIONS.values(), *CELLS.values()], ids=[*OPTIONS, *CELLS])
 def test_onnx_runtime_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any], shape: tuple[int, int]
+    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     run = text_run(**options)
-    fastlstm.export(run, to="onnx", out=tmp_path / "out")
+    fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
-    tokens, h, c = inputs(run, *shape)
-    got = session.run(None, {"tokens": tokens, "h": h, "c": c})
-    for value, want in zip(got, expected(run, tokens, h, c), strict=True):
-        np.testing.assert_allclose(value, want, atol=1e-5)
+    for shape in ((1, 1), (7, 3), (100, 64), (2, 1)):
+        tokens, h, c = inputs(run, *shape)
+        got = session.run(None, {"tokens": tokens, "h": h, "c": c})
+        for value, want in zip(got, expected(run, tokens, h, c), strict=True):
+            np.testing.assert_allclose(value, want, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,30 @@ def test_the_reference_evaluator_of_onnx_agrees(
     got = evaluator.run(None, {"tokens": tokens, "h": h, "c": c})
     for value, want in zip(got, expected(run, tokens, h, c), strict=True):
         np.testing.assert_allclose(value, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_keras_agrees_with_the_run(
+    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    run = text_run(**options)
+    if "residual" in options:
+        with pytest.raises(ConfigError, match="Keras has no layer for residual"):
+            fastlstm.export(run, to="keras", out=tmp_path / "out")
+        return
+    report = fastlstm.export(run, to="keras", out=tmp_path / "out")
+    assert report.proof is not None
+    assert report.proof.max_error < 2e-6
+    assert not report.inputs[1:]  # there is no state
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_activations_of_keras(
+    text_run: Callable[..., Path], tmp_path: Path, cell: dict[str, Any]
+) -> None:
+    report = fastlstm.export(text_run(**cell), to="keras", out=tmp_path / "out")
+    assert report.proof is not None
+    assert report.proof.max_error < 2e-6
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -209,22 +235,36 @@ def test_bits_per_character_are_those_of_the_text(
     assert figures["bits_per_char"][1] == pytest.approx(whole.bits_per_char, abs=0.05)
 
 
-@pytest.mark.parametrize("weights", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("to", "weights"),
+    [
+        *(("onnx", "fp32"), ("onnx", "fp16"), ("onnx", "int8"), ("litert", "fp32")),
+        *(("litert", "fp16"), ("torch", "fp32"), ("keras", "fp32")),
+    ],
+)
+@pytest.mark.parametrize("name", ["layers.1.weight_hh_l0", "layers.0.bias_ih_l0", "output.weight"])
 def test_a_wrong_weight_is_found_before_anything_is_published(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
-) -> None:
-    def corrupted(graph: Any) -> dict[str, bytes]:
-        model = onnx.load_from_string(onnx_format.write_onnx(graph))
-        tensor = next(t for t in model.graph.initializer if "layers.0" in t.name)
-        array = onnx.numpy_helper.to_array(tensor).copy()
-        array.flat[5] = -array.flat[5] + 1
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-        return {"model.onnx": model.SerializeToString()}
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    to: str, weights: str, name: str,
+) -> None:  # fmt: skip
+    target = targets.TARGETS[to]
 
-    target = dataclasses.replace(targets.TARGETS["onnx"], write=corrupted)
-    monkeypatch.setitem(targets.TARGETS, "onnx", target)
-    with pytest.raises(ExportError, match=r"onnxruntime .* is off by .*, the limit is 1e-05"):
-        fastlstm.export(text_run(), to="onnx", out=tmp_path / "out", weights=weights)
+    def corrupted(source: Any, form: targets.Form) -> targets.Written:
+        own = source._weights[name]
+        if isinstance(own, QuantizedMatrix):
+            scales = own.scales.copy()
+            scales[3] *= 1.1
+            changed: Any = QuantizedMatrix(own.codes, scales, own.weight_format)
+        else:
+            changed = own.copy()
+            changed.flat[5] += 0.01
+        bad = copy.copy(source)
+        bad._weights = {**source._weights, name: changed}
+        return target.write(bad, form)
+
+    monkeypatch.setitem(targets.TARGETS, to, dataclasses.replace(target, write=corrupted))
+    with pytest.raises(ExportError, match=r"is off by .*, the limit is"):
+        fastlstm.export(text_run(num_layers=2), to=to, out=tmp_path / "out", weights=weights)
     assert not list(tmp_path.glob("out*"))
 
 

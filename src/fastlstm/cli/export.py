@@ -12,7 +12,7 @@ from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.export import export_rows
 
-TargetName = Literal["litert", "onnx", "saved-model", "torch"]
+TargetName = Literal["keras", "litert", "onnx", "saved-model", "torch"]
 WeightFormat = Literal["fp32", "fp16", "int8"]
 
 COMMAND = Command(

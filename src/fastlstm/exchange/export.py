@@ -21,7 +21,7 @@ from fastlstm.exchange.forecast_source import ForecastSource
 from fastlstm.exchange.graph import Value
 from fastlstm.exchange.proof import Proof, prove
 from fastlstm.exchange.source import Source
-from fastlstm.exchange.targets import TARGETS, Target
+from fastlstm.exchange.targets import TARGETS, Form, Target
 from fastlstm.exchange.text_source import TextSource
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.runs.find_run import require_run
@@ -94,7 +94,7 @@ def export(
 
     Args:
         run: the run directory, or one of its checkpoints.
-        to: target, one of `TARGETS`: "onnx", "litert", "saved-model", "torch".
+        to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
         out: directory to write; it must not exist yet.
         weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
         step: of a text model: one token per call, without a time axis.
@@ -118,9 +118,9 @@ def export(
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
-    graph = source.graph(is_step)
-    model_files = target.write(graph)
-    files = {**model_files, **source.files()}
+    form = Form(is_step, target.has_state)
+    written = target.write(source, form)
+    files = {**written.files, **source.files()}
     staged = storage.temporary_name(path)
     with storage.storage_errors(path, "write the export"):
         try:
@@ -128,15 +128,15 @@ def export(
             for name, data in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 storage.write_file(staged / name, data)
-            proof = _proof(source, target, staged, files, is_step) if check else None
+            proof = _proof(source, target, staged, files, form) if check else None
             records = {
                 name: dataclasses.asdict(FileRecord.of(data)) for name, data in files.items()
             }
             report = ExportReport(
                 os.fspath(run), source.kind, to, os.fspath(path), target.model,
-                sum(map(len, model_files.values())),
+                sum(map(len, written.files.values())),
                 source.weight_format, is_step, records,
-                graph.inputs, graph.outputs, proof, source.notes,
+                written.inputs, written.outputs, proof, source.notes,
             )  # fmt: skip
             storage.write_json(staged / REPORT_FILE, report.to_dict())
             storage.rename(staged, path)
@@ -214,7 +214,7 @@ def _weight_format(asked: str | None, own: str, target: Target) -> str:
 
 
 def _proof(
-    source: Source, target: Target, directory: Path, files: dict[str, bytes], is_step: bool
+    source: Source, target: Target, directory: Path, files: dict[str, bytes], form: Form
 ) -> Proof:
     """Runs what the disk holds.
 
@@ -225,7 +225,7 @@ def _proof(
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")
     runner = target.runner(directory / target.model)
-    proof = prove(source, runner, is_step, target.limits[source.weight_format])
+    proof = prove(source, runner, form, target.limits[source.weight_format])
     if not proof.is_good:
         raise ExportError(
             f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"

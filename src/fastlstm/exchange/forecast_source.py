@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.targets import Arrays, Runner
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.targets import Arrays, Form, Runner
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.window_forecaster import WindowForecaster
@@ -58,10 +60,15 @@ class ForecastSource:
     def graph(self, is_step: bool) -> Graph:
         return forecast_graph(self._stored, self._weights, self._levels)
 
+    def stack(self) -> LayerStack:
+        raise ConfigError(
+            "a forecaster is no sequence of Keras layers; export it to another target"
+        )
+
     def files(self) -> dict[str, bytes]:
         return {}
 
-    def cases(self, is_step: bool) -> Iterator[dict[str, NDArray[Any]]]:
+    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random windows, with missing values and unknown names where there may be some."""
         for B in BATCHES:
             yield self._windows(B)
@@ -90,7 +97,7 @@ class ForecastSource:
             scaled["scale"] = outputs["scale"] / std
         return scaled
 
-    def figures(self, runner: Runner, is_step: bool) -> dict[str, Any]:
+    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
         """Returns windows per second, one at a time and 64 at once."""
         speeds: dict[str, dict[str, float]] = {}
         for B in (1, 64):

@@ -12,8 +12,8 @@
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
 
-An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` is set, where it is not, before
-TensorFlow is imported.
+An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` and ``KERAS_BACKEND`` are
+set, where they are not, before TensorFlow and Keras are imported to check an exported model.
 """
 
 from __future__ import annotations
@@ -103,3 +103,8 @@ def terminal_name() -> str:
 def quiet_tensorflow() -> None:
     """Has TensorFlow, where it is imported after this, print errors only."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def default_keras_backend(name: str) -> None:
+    """Has Keras, where it is imported after this, use this backend unless another is set."""
+    os.environ.setdefault("KERAS_BACKEND", name)
