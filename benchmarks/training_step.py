@@ -2,6 +2,7 @@
 
 usage: python benchmarks/training_step.py [--rounds 5] [--steps 3] [--only SUBSTRING]
        [--peer-python PATH]     an interpreter with keras, tensorflow and jax
+       [--candidates SUBSTRING] such as keras, of their names
 Stores one JSON line per shape in benchmarks/results/<machine>/training_step.jsonl.
 """
 
@@ -28,13 +29,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", default="")
     parser.add_argument("--peer-python")
+    parser.add_argument("--candidates", default="")
     options = parser.parse_args()
     check()
     path = results_folder() / "training_step.jsonl"
     for shape in TOKEN_MODELS:
         if options.only not in str(shape):
             continue
-        result = measure(shape, options.rounds, options.steps, options.peer_python)
+        names = [name for name in CANDIDATES if options.candidates in name]
+        result = measure(shape, names, options)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
         ceiling = result["ceiling_gflops"]
@@ -42,14 +45,15 @@ def main() -> None:
         show(result["median_s"], result["step_flop"], ceiling)
 
 
-def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> dict[str, Any]:
+def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     ceiling = ceilings(shape)
     workers = []
-    for name in CANDIDATES:
-        python = peer_python if name.startswith("keras") else sys.executable
+    for name in names:
+        is_peer = name in ("keras tensorflow", "keras jax")
+        python = options.peer_python if is_peer else sys.executable
         if python is not None:
             workers.append(Worker(name, [python, "step_worker.py", name, *map(str, shape)]))
-    seconds = alternate(workers, rounds, steps)
+    seconds = alternate(workers, options.rounds, options.steps)
     return {
         "shape": shape._asdict(),
         "V": V,

@@ -6,13 +6,13 @@ from typing import Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.inputs import refuse_runs, require_run, warn_of_table
-from fastlstm.cli.options import json_option
+from fastlstm.cli.options import json_option, levels_of
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.export import export_rows
 
-TargetName = Literal["onnx", "saved-model", "torch"]
+TargetName = Literal["keras", "litert", "onnx", "saved-model", "torch"]
 WeightFormat = Literal["fp32", "fp16", "int8"]
 
 COMMAND = Command(
@@ -29,6 +29,10 @@ COMMAND = Command(
         Option(
             "step", bool, False, "of a text model: one token per call, without a time axis",
             is_switch=True,
+        ),
+        Option(
+            "quantiles", str | None, None,
+            "of a forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975",
         ),
         Option(
             "check_text", str | None, None,
@@ -50,6 +54,7 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     (path,) = parsed.positionals
     require_run(path)
+    levels = levels_of(parsed["quantiles"]) if parsed["quantiles"] is not None else None
     if (text := parsed["check_text"]) is not None:
         refuse_runs([text])
         warn_of_table(text)
@@ -58,7 +63,7 @@ def run(argv: list[str]) -> int:
 
     report = export(
         path, to=parsed["to"], out=parsed["out"], weights=parsed["weights"], step=parsed["step"],
-        check_text=text, check=parsed["check"],
+        quantiles=levels, check_text=text, check=parsed["check"],
     ).to_dict()  # fmt: skip
     print_result(report, export_rows(report), parsed["json"])
     return EXIT_OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,18 @@ from fastlstm.errors import (
     Setting,
     nearest_hint,
 )
+from fastlstm.exchange.forecast_source import ForecastSource
 from fastlstm.exchange.graph import Value
 from fastlstm.exchange.proof import Proof, prove
 from fastlstm.exchange.source import Source
-from fastlstm.exchange.targets import TARGETS, Target
+from fastlstm.exchange.targets import TARGETS, Form, Target
 from fastlstm.exchange.text_source import TextSource
+from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.system import storage
-from fastlstm.text.stored_model import load_stored_model
+from fastlstm.text.stored_model import StoredModel, load_stored_model
 
 REPORT_FILE = "export.json"
 
@@ -80,6 +83,7 @@ def export(
     out: str | os.PathLike[str],
     weights: str | None = None,
     step: bool = False,
+    quantiles: Sequence[float] | None = None,
     check_text: Any = None,
     check: bool = True,
 ) -> ExportReport:
@@ -90,10 +94,12 @@ def export(
 
     Args:
         run: the run directory, or one of its checkpoints.
-        to: target: "onnx".
+        to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
         out: directory to write; it must not exist yet.
         weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
         step: of a text model: one token per call, without a time axis.
+        quantiles: levels, of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975, of a
+            distribution none: its parameters are outputs.
         check_text: text that the outputs are compared on; default is the run's validation part.
         check: run the file in the target's runtime. Without, nothing is known of its outputs.
 
@@ -108,29 +114,29 @@ def export(
     """
     target = _target(to)
     path = _checked_out(out, target)
-    source = _source(run, weights, check_text, target)
+    source = _source(run, weights, check_text, quantiles, target)
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
-    graph = source.graph(is_step)
-    model_files = target.write(graph)
-    files = {**model_files, **source.files()}
+    form = Form(is_step, target.has_state)
+    written = target.write(source, form)
+    files = {**written.files, **source.files()}
     staged = storage.temporary_name(path)
     with storage.storage_errors(path, "write the export"):
         try:
             storage.make_dir(staged)
             for name, data in files.items():
-                storage.make_dir((staged / name).parent)
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 storage.write_file(staged / name, data)
-            proof = _proof(source, target, staged, files, is_step) if check else None
+            proof = _proof(source, target, staged, files, form) if check else None
             records = {
                 name: dataclasses.asdict(FileRecord.of(data)) for name, data in files.items()
             }
             report = ExportReport(
                 os.fspath(run), source.kind, to, os.fspath(path), target.model,
-                sum(map(len, model_files.values())),
+                sum(map(len, written.files.values())),
                 source.weight_format, is_step, records,
-                graph.inputs, graph.outputs, proof, source.notes,
+                written.inputs, written.outputs, proof, source.notes,
             )  # fmt: skip
             storage.write_json(staged / REPORT_FILE, report.to_dict())
             storage.rename(staged, path)
@@ -163,34 +169,52 @@ def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
 
 
 def _source(
-    run: str | os.PathLike[str], weights: str | None, check_text: Any, target: Target
+    run: str | os.PathLike[str],
+    weights: str | None,
+    check_text: Any,
+    quantiles: Sequence[float] | None,
+    target: Target,
 ) -> Source:
     require_run(run)
     kind = kind_of_run(run)
-    if kind != "text":
-        raise ConfigError(f"{os.fspath(run)} is a {kind}; only text models can be exported yet")
-    stored = load_stored_model(run)
-    own = stored.weight_format if stored.weight_format in target.limits else "fp32"
-    chosen = _weight_format(weights or own, target)
-    source = TextSource(stored, chosen, check_text)
-    if stored.note is not None:
-        source.notes.append(stored.note)
-    if chosen != stored.weight_format and "compression" in stored.config:
-        source.notes.append(f"weights are stored as {stored.weight_format}, written as {chosen}")
+    foreign = {"check_text": check_text if kind != "text" else None,
+               "quantiles": quantiles if kind != "forecaster" else None}  # fmt: skip
+    for name, value in foreign.items():
+        if value is not None:
+            raise ConfigError(Setting(name), f" has no meaning for a {kind}; leave it out")
+    stored: StoredModel | StoredForecaster
+    source: Source
+    if kind == "text":
+        stored = load_stored_model(run)
+        own, note = stored.weight_format, stored.note
+        source = TextSource(stored, _weight_format(weights, own, target), check_text)
+    elif kind == "forecaster":
+        stored, note = read_forecaster(Path(run)), None
+        own = "fp32" if stored.compression is None else stored.compression.weights
+        source = ForecastSource(stored, _weight_format(weights, own, target), quantiles)
+    else:
+        raise ConfigError(f"{os.fspath(run)} is a {kind} model, which cannot be exported yet")
+    if note is not None:
+        source.notes.append(note)
+    if source.weight_format != own and own != "fp32":
+        source.notes.append(f"weights are stored as {own}, written as {source.weight_format}")
     return source
 
 
-def _weight_format(name: str, target: Target) -> str:
-    if name not in target.limits:
+def _weight_format(asked: str | None, own: str, target: Target) -> str:
+    """Returns the format to write, by default that of the run where the target has it."""
+    if asked is None:
+        return own if own in target.limits else "fp32"
+    if asked not in target.limits:
         raise ConfigError(
-            Setting("weights", name), f" cannot be held by {target.name}; expected one of"
+            Setting("weights", asked), f" cannot be held by {target.name}; expected one of"
             f" {', '.join(target.limits)}",
         )  # fmt: skip
-    return name
+    return asked
 
 
 def _proof(
-    source: Source, target: Target, directory: Path, files: dict[str, bytes], is_step: bool
+    source: Source, target: Target, directory: Path, files: dict[str, bytes], form: Form
 ) -> Proof:
     """Runs what the disk holds.
 
@@ -201,7 +225,7 @@ def _proof(
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")
     runner = target.runner(directory / target.model)
-    proof = prove(source, runner, is_step, target.limits[source.weight_format])
+    proof = prove(source, runner, form, target.limits[source.weight_format])
     if not proof.is_good:
         raise ExportError(
             f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"

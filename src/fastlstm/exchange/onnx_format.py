@@ -26,12 +26,12 @@ _OPERATORS = {
     **{"sqrt": "Sqrt", "softplus": "Softplus", "is_nan": "IsNaN", "identity": "Identity"},
 }
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}
-_ACTIVATIONS: dict[str, tuple[str, float, float]] = {
-    "sigmoid": ("Sigmoid", 0.0, 0.0), "tanh": ("Tanh", 0.0, 0.0), "relu": ("Relu", 0.0, 0.0),
-    "softsign": ("Softsign", 0.0, 0.0), "linear": ("Affine", 1.0, 0.0),
-    "hard_sigmoid": ("HardSigmoid", 1 / 6, 0.5),
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "sigmoid": ("Sigmoid", None), "tanh": ("Tanh", None), "relu": ("Relu", None),
+    "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
+    "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
 }  # fmt: skip
-"""Activation -> that of ONNX, its alpha and beta."""
+"""Activation -> that of ONNX, its alpha and beta where it has them."""
 
 
 def write_onnx(graph: Graph) -> bytes:
@@ -151,23 +151,12 @@ class _Writer:
     ) -> None:  # fmt: skip
         H, D = hidden_size, len(directions)
         activations = _activations(options)
-        base = directions[0][0].rsplit(".", 1)[0]
-        order = np.r_[0:H, 3 * H : 4 * H, H : 2 * H, 2 * H : 3 * H]  # torch i f g o, ONNX i o f c
-        matrices = [
-            self._decoded(
-                f"{base}.{name}",
-                [_rows(self._graph.weights[d[k]], order) for d in directions],
-                stack=True,
-            )
-            for k, name in enumerate("WR")
-        ]
-        biases = [np.concatenate([self._half(n)[order] for n in d[2]]) for d in directions]
-        bias = self._array(np.stack(biases), f"{base}.B")
+        matrices = self._lstm_weights(directions, H)
         x, h, c, *lengths = names
         y = f"{out}.directions"
         results = [y, node.outputs[1].name, node.outputs[2].name]
         self._op(
-            "LSTM", [x, *matrices, bias, *(lengths or [""]), h, c], results, hidden_size=H,
+            "LSTM", [x, *matrices, *(lengths or [""]), h, c], results, hidden_size=H,
             direction="bidirectional" if D == 2 else "forward",
             **_cell_attributes(activations * D),
         )  # fmt: skip
@@ -177,8 +166,21 @@ class _Writer:
             turned = self._op("Transpose", [y], f"{y}.last", perm=[0, 2, 1, 3])
             self._op("Reshape", [turned, self._integers([0, 0, D * H])], out)
 
-    def _half(self, bias: str) -> NDArray[np.float32]:
-        return np.asarray(self._graph.weights[bias], np.float32)
+    def _lstm_weights(self, directions: Any, H: int) -> list[str]:
+        """Returns the names of ONNX's W, R and B, written once for all calls of a layer."""
+        names = [f"{directions[0][0]}.{name}" for name in "WRB"]
+        if names[0] in self._made:
+            return names
+        weights = self._graph.weights
+        order = np.r_[0:H, 3 * H : 4 * H, H : 2 * H, 2 * H : 3 * H]  # torch i f g o, ONNX i o f c
+        for k, name in enumerate(names[:2]):
+            parts = [_rows(weights[d[k]], order) for d in directions]
+            self._made[name] = self._decoded(name, parts, stack=True)
+        none = np.zeros(4 * H, np.float32)
+        pairs = [[np.asarray(weights[n], np.float32) for n in d[2]] or [none] for d in directions]
+        both = [np.concatenate([np.sum(pair, 0)[order], none]) for pair in pairs]
+        self._array(np.stack(both), names[2])
+        return names
 
     def _layer_norm(
         self, node: Node, names: list[str], out: str, weight: str, bias: str, eps: float
@@ -226,7 +228,7 @@ def _rows(w: Any, order: NDArray[np.int64]) -> Any:
     return np.asarray(w)[order]
 
 
-def _activations(options: CellOptions) -> list[tuple[str, float, float]]:
+def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | None]]:
     """Returns ONNX's three activations: gates, candidate, output."""
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
@@ -237,16 +239,16 @@ def _activations(options: CellOptions) -> list[tuple[str, float, float]]:
     return [_ACTIVATIONS[name] for name in (gates, other, other)]
 
 
-def _cell_attributes(activations: list[tuple[str, float, float]]) -> dict[str, Any]:
-    names = [name for name, _, _ in activations]
+def _cell_attributes(
+    activations: list[tuple[str, tuple[float, float] | None]],
+) -> dict[str, Any]:
+    names = [name for name, _ in activations]
     if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
         return {}
-    alphas = [alpha for _, alpha, _ in activations]
-    return {
-        "activations": names,
-        "activation_alpha": alphas,
-        "activation_beta": [beta for _, _, beta in activations],
-    }
+    # Only functions that have an alpha and a beta take one from these lists.
+    pairs = [pair for _, pair in activations if pair is not None]
+    numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
+    return {"activations": names, **(numbers if pairs else {})}
 
 
 def _missing(package: str) -> MissingExtraError:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastlstm.exchange.source import Source
-    from fastlstm.exchange.targets import Arrays, Runner
+    from fastlstm.exchange.targets import Arrays, Form, Runner
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,22 @@ class Proof:
         return self.max_error <= self.limit
 
 
-def prove(source: Source, runner: Runner, is_step: bool, limit: float) -> Proof:
+def prove(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
     errors = []
-    for inputs in source.cases(is_step):
-        expected, got = source.run(inputs), runner.run(inputs)
+    models: tuple[Source | Runner, ...] = (source, runner)
+    for inputs in source.cases(form):
+        expected, got = (source.in_units(model.run(inputs)) for model in models)
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         errors.append({"shapes": shapes, "error": _error(expected, got)})
     proof = Proof(runner.version, errors, limit)
     if proof.is_good:
-        proof.figures.update(source.figures(runner, is_step))
+        proof.figures.update(source.figures(runner, form))
     return proof
 
 
 def _error(expected: Arrays, got: Arrays) -> float:
-    return max(_difference(value, got[name]) for name, value in expected.items())
+    return max(_difference(expected[name], value) for name, value in got.items())
 
 
 def _difference(expected: NDArray[Any], got: NDArray[Any]) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from fastlstm.errors import ConfigError, MissingExtraError
 from fastlstm.exchange.graph import interpret
 from fastlstm.runs.weight_formats import QuantizedMatrix
+from fastlstm.system.environment import quiet_tensorflow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,9 +51,7 @@ def write_saved_model(graph: Graph) -> dict[str, bytes]:
 
 @cache
 def _tensorflow() -> Any:
-    import os
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    quiet_tensorflow()
     try:
         import tensorflow
     except ImportError:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.targets import Arrays, Runner
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.targets import Arrays, Form, Runner
 
 
 class Source(Protocol):
@@ -27,13 +28,23 @@ class Source(Protocol):
     def graph(self, is_step: bool) -> Graph:
         """Returns the graph; of one step for texts, where asked for."""
 
-    def cases(self, is_step: bool) -> Iterator[dict[str, NDArray[Any]]]:
+    def stack(self) -> LayerStack:
+        """Returns the model as a sequence of layers.
+
+        Raises:
+            ConfigError: it is none.
+        """
+
+    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random inputs of several shapes, in the order and names of the graph's inputs."""
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Returns the outputs of fastlstm's own network for the graph's inputs."""
 
-    def figures(self, runner: Runner, is_step: bool) -> dict[str, Any]:
+    def in_units(self, outputs: Arrays) -> Arrays:
+        """Returns outputs in units of about 1, in which errors are counted."""
+
+    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
         """Returns what is measured beside the errors: quality on data, speed."""
 
     def files(self) -> dict[str, bytes]:

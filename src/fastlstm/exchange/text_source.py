@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.targets import Arrays, Runner
-from fastlstm.exchange.text_graph import text_graph
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.targets import Arrays, Form, Runner
+from fastlstm.exchange.text_graph import text_graph, text_stack
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.text.decoder import make_decoder
+from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
 from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
@@ -49,18 +50,23 @@ class TextSource:
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
 
+    def stack(self) -> LayerStack:
+        return text_stack(as_floats(self._weights), self._stored.model_config)
+
     def files(self) -> dict[str, bytes]:
         return {TOKENIZER_FILE: self._stored.tokenizer.to_json()}
 
-    def cases(self, is_step: bool) -> Iterator[dict[str, NDArray[Any]]]:
+    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
         rng = np.random.default_rng(0)
         config = self._stored.model_config
-        for T, B in [(1, B) for _, B in SHAPES] if is_step else SHAPES:
+        for T, B in [(1, B) for _, B in SHAPES] if form.is_step else SHAPES:
             tokens = rng.integers(0, config.vocab_size, (T, B), dtype=np.int32)
             shape = (config.num_layers, B, config.rnn_size)
             h = rng.uniform(-1, 1, shape).astype(np.float32)
             c = rng.normal(size=shape).astype(np.float32)
-            yield {"tokens": tokens[0] if is_step else tokens, "h": h, "c": c}
+            if not form.has_state:
+                h, c = np.zeros_like(h), np.zeros_like(c)
+            yield {"tokens": tokens[0] if form.is_step else tokens, "h": h, "c": c}
 
     @torch.no_grad()
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -71,10 +77,19 @@ class TextSource:
         outputs = {"logits": logits[0] if is_step else logits, "h_out": h, "c_out": c}
         return {name: value.numpy() for name, value in outputs.items()}
 
-    def figures(self, runner: Runner, is_step: bool) -> dict[str, Any]:
+    def in_units(self, outputs: Arrays) -> Arrays:
+        return outputs
+
+    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
         """Returns agreement of the likeliest tokens and bits per character on a text, and speed."""
-        speeds = {"target": self._speed(runner, is_step), "fastlstm": self._own_speed()}
-        figures: dict[str, Any] = {"tokens_per_s": speeds}
+        speeds = {"target": self._speed(runner, form)} if form.has_state else {}
+        if not form.has_state:
+            self.notes.append("every call starts from the zero state")
+        elif (why := native_refusal(self._stored.model_config)) is None:
+            speeds["fastlstm"] = self._own_speed()
+        else:
+            self.notes.append(f"{why}: fastlstm writes its text on torch")
+        figures: dict[str, Any] = {"tokens_per_s": speeds} if speeds else {}
         try:
             ids = self._ids()
         except (DataError, OSError) as error:
@@ -82,7 +97,7 @@ class TextSource:
                 raise
             self.notes.append(f"no text to compare on: {error}; give --check-text")
             return figures
-        own, theirs = self._logits(self, ids, False), self._logits(runner, ids, is_step)
+        own, theirs = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
         lanes = _lanes(ids)
         chars = float(self._stored.tokenizer.token_chars[lanes[1:]].sum())
         figures["text"] = {
@@ -118,11 +133,11 @@ class TextSource:
             steps.append(outputs["logits"])
         return np.stack(steps)
 
-    def _speed(self, runner: Runner, is_step: bool) -> float:
+    def _speed(self, runner: Runner, form: Form) -> float:
         """Returns tokens per second of one stream, one token per call."""
         config = self._stored.model_config
         h = c = np.zeros((config.num_layers, 1, config.rnn_size), np.float32)
-        token = np.zeros(1 if is_step else (1, 1), np.int32)
+        token = np.zeros(1 if form.is_step else (1, 1), np.int32)
         num, started = 0, time.perf_counter()
         while (taken_s := time.perf_counter() - started) < _SPEED_S:
             outputs = runner.run({"tokens": token, "h": h, "c": c})
@@ -133,7 +148,7 @@ class TextSource:
 
     def _own_speed(self) -> float:
         decoding = "int8" if self.weight_format == "int8" else "fp32"
-        return writing_speed(make_decoder(self._weights, self._stored.model_config, decoding))
+        return writing_speed(Decoder(self._weights, self._stored.model_config, decoding))
 
 
 def _lanes(ids: NDArray[Any]) -> NDArray[Any]:

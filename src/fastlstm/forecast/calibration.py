@@ -24,7 +24,7 @@ LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.99
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
 """Network outputs held at once, 64 MB."""
-_MIN_SPREAD = 0.05
+MIN_SPREAD = 0.05
 """In standard deviations: a constant window may start to move."""
 
 
@@ -162,7 +162,7 @@ def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
     """Returns the standard deviation of the targets in each window's input, ``(B, C)``, above 0."""
     past = values[:, : config.input_size, : config.num_targets]
     mean = past.nanmean(1, keepdim=True)
-    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + _MIN_SPREAD
+    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + MIN_SPREAD
 
 
 @torch.no_grad()

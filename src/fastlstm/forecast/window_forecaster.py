@@ -68,6 +68,8 @@ class WindowForecaster:
             range that float32 would lose digits.
     """
 
+    dtype: np.dtype[np.floating]
+
     def __init__(self, stored: StoredForecaster, name: str) -> None:
         self.name, self._stored = name, stored
         config = stored.network.config
@@ -78,7 +80,9 @@ class WindowForecaster:
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
-        self.dtype = _dtype_of(stored)
+        self.dtype = np.dtype(np.float32)
+        if float64_columns(stored):
+            self.dtype = np.dtype(np.float64)
         self.note = None if stored.compression is None else stored.compression.note
 
     def typical(self, column: str) -> float:
@@ -166,11 +170,13 @@ class Forecasts:
             return plain.astype(self.dtype)
 
 
-def _dtype_of(stored: StoredForecaster) -> np.dtype[np.floating]:
+def float64_columns(stored: StoredForecaster) -> list[str]:
+    """Returns the columns that are so large beside their range that float32 loses digits."""
     columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
     mean, std = np.concatenate([columns, stored.static_scale]).T
     steps = np.spacing(np.abs(mean).astype(np.float32))
-    return np.dtype(np.float64 if (_LEAST_STEPS * steps > std).any() else np.float32)
+    names = [*stored.schema.columns, *stored.config.static]
+    return [names[place] for place in np.flatnonzero(_LEAST_STEPS * steps > std)]
 
 
 def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
-from fastlstm.report.lines import labelled
+from fastlstm.report.lines import joined, labelled
 from fastlstm.report.terminal import short_bytes, short_count
 
 if TYPE_CHECKING:
@@ -59,11 +59,12 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
             )
         )
     if (speeds := figures.get("tokens_per_s")) is not None:
-        rows.append(
-            (
-                "one stream",
-                f"{short_count(speeds['target'])} tokens/s there,"
-                f" {short_count(speeds['fastlstm'])} by fastlstm's decoding kernels; one thread",
-            )
+        here = f"{short_count(speeds['fastlstm'])} here" if "fastlstm" in speeds else ""
+        there = f"{short_count(speeds['target'])} tokens/s there"
+        rows.append(("one stream", f"{joined([there, here])}; one thread"))
+    for number, pair in figures.get("windows_per_s", {}).items():
+        text = (
+            f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"
         )
+        rows.append((f"{number} at once", f"{text}; one thread there"))
     return rows

@@ -1,0 +1,267 @@
+"""A forecaster as a `Graph`: rows of a table in, forecasts in the table's units out.
+
+The same as `forecast.window_forecaster.WindowForecaster`, with the network of
+`forecast.model.network.ForecastNetwork`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastlstm.errors import ConfigError
+from fastlstm.exchange.forecast_columns import Columns, Features, repeated, scaled
+from fastlstm.exchange.forecast_levels import patch_levels, window_level
+from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels
+from fastlstm.exchange.graph import GraphBuilder
+from fastlstm.exchange.lstm_layers import LSTMStack, State, lstm_layers
+from fastlstm.forecast.window_forecaster import float64_columns
+from fastlstm.runs.weight_formats import as_floats
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastlstm.exchange.graph import Graph, Value
+    from fastlstm.forecast.files import StoredForecaster
+
+
+def forecast_graph(
+    stored: StoredForecaster, weights: Mapping[str, Any], levels: Sequence[float] = ()
+) -> Graph:
+    """Describes a forecaster.
+
+    Inputs are float32 in the table's units, names as their numbers: `past` `(B, L, columns)`, with
+    future covariates `future` `(B, h, F)`, with static ones `static` `(B, S)`. NaN is a missing
+    value; of a model without missing values a missing target makes its forecast NaN. A number
+    that no name has is an unknown name.
+
+    Outputs: `forecast` `(B, h, C)`; with `levels` `quantiles` `(B, h, C, Q)`. The output student_t
+    adds `degrees_of_freedom` and `scale` `(B, h, C)` of Student's t around the forecast,
+    negative_binomial adds `dispersion`: the variance is forecast + dispersion * forecast².
+
+    Args:
+        stored: as read.
+        weights: by the names of its network; matrices may be `QuantizedMatrix`.
+        levels: of the quantiles.
+
+    Raises:
+        ConfigError: a column that needs float64, a level outside those calibrated, or levels for
+            an output that is a distribution.
+    """
+    check_levels(stored.network.config.output, levels)
+    if columns := float64_columns(stored):
+        raise ConfigError(
+            f"'{columns[0]}' is so large beside its range that float32 loses its digits, and an"
+            " exported forecaster computes in float32: subtract a constant from it before training"
+        )
+    return _Forecaster(stored, weights).graph(levels)
+
+
+class _Forecaster:
+    def __init__(self, stored: StoredForecaster, weights: Mapping[str, Any]) -> None:
+        self._stored, self._network = stored, stored.network
+        self._config = stored.network.config
+        plain = as_floats({n: weights[n] for n in ("position", "channel")})
+        first = np.repeat(plain["position"][:, None], self._network.num_channels, 1)
+        second = np.repeat(plain["channel"][None], self._network.num_patches, 0)
+        self._places = np.concatenate([first, second], -1)[:, None]  # (m, 1, channels, d)
+        embeddings = {name: w for name, w in weights.items() if ".embeddings." in name}
+        left_out = {*embeddings, *plain}
+        kept = {name: w for name, w in weights.items() if name not in left_out}
+        self._g = GraphBuilder("fastlstm_forecast", kept)
+        self._past_features = self._features("past", embeddings)
+        self._future_features = self._features("future", embeddings)
+        self._static_features = self._features("statics", embeddings)
+        K = self._network.num_channels
+        self._rows = "B" if K == 1 else f"B*{K}"
+        directions = 2 if self._config.bidirectional else 1
+        self._stack = LSTMStack(
+            "lstm.", self._config.hidden_size, self._config.num_layers, directions
+        )
+
+    def _features(self, name: str, weights: Mapping[str, Any]) -> Features:
+        """Returns features with the mean of the trained embeddings in place of the others."""
+        config = self._config
+        columns, categories = {
+            "past": (config.num_past + config.num_future, _from(config, config.num_targets)),
+            "future": (config.num_future, _from(config, config.num_targets + config.num_past)),
+            "statics": (config.num_static, config.static_categories),
+        }[name]
+        modules = getattr(self._network, name).embeddings
+        names = [f"{name}.embeddings.{k}.weight" for k in range(len(modules))]
+        floats = as_floats({n: weights[n] for n in names})
+        tables = []
+        for module, table in zip(modules, floats.values(), strict=True):
+            is_trained = module.is_trained.cpu().numpy()[:, None]
+            mean = np.where(is_trained, table, 0).sum(0) / max(is_trained.sum(), 1)
+            tables.append(np.where(is_trained, table, mean).astype(np.float32))
+        return Features(self._g, name, columns, categories, tables)
+
+    def graph(self, levels: Sequence[float]) -> Graph:
+        """Returns the graph."""
+        g, config, scaler = self._g, self._config, self._stored.scaler
+        L, h, C, S = config.input_size, config.horizon, config.num_targets, config.num_static
+        columns = C + config.num_past + config.num_future
+        raw = g.input("past", ("B", L, columns))
+        ahead = g.input("future", ("B", h, config.num_future)) if config.num_future else None
+        raw_static = g.input("static", ("B", S)) if S else None
+        past = scaled(g, raw, scaler.mean, scaler.std)
+        targets = Columns(*(g.slice(part, -1, 0, C) for part in past))
+        covariates = Columns(*(g.slice(part, -1, C, columns) for part in past))
+        static = None
+        if raw_static is not None:
+            values = scaled(g, raw_static, *self._stored.static_scale.T)
+            static = g.linear(self._static_features.of(values), "static.weight", "static.bias")
+        features = self._past_features.of(covariates) if self._past_features.width else None
+        queries = self._queries(raw, ahead, static)
+        if config.stateful:
+            at = patch_levels(g, config, targets)
+        else:
+            at = window_level(g, config, self._network.output.counts, targets)
+        is_there = targets.is_there if config.has_missing else None
+        state, last = self._read(at.inputs, is_there, features, static, None)
+        if config.decoder == "autoregressive":
+            decoded = self._autoregressive(queries, state, raw, ahead, static)
+        else:
+            decoded = self._decode(queries, *self._states(state, last))
+        decoded = g.slice(decoded, 1, 0, h)
+        add_outputs(g, self._stored, decoded, at, targets, levels)
+        g.graph.metadata.update(self._metadata(levels))
+        return g.graph
+
+    def _read(
+        self,
+        targets: Value,
+        is_there: Value | None,
+        features: Value | None,
+        static: Value | None,
+        state: State | None,
+    ) -> tuple[State, Value]:
+        """Runs the LSTM over patches of normalised targets `(B, steps, C)`; returns its state and
+        the last step's output `(1, B * channels, D * H)`."""
+        g, config, K = self._g, self._config, self._network.num_channels
+        s, C, steps = config.patch, config.num_targets, int(targets.shape[1])
+        n, rows = steps // s, self._rows
+        parts = [g.reshape(targets, ("B", steps, C, 1))]
+        if config.has_missing:
+            present = repeated(g, targets, np.ones((steps, C)))
+            if is_there is not None:
+                present = g.cast(is_there, "float32")
+            parts.append(g.reshape(present, ("B", steps, C, 1)))
+        own = C // K * len(parts)
+        patches = g.reshape(g.concat(parts, -1), ("B", n, s, K, own))
+        patches = g.transpose(patches, (1, 0, 3, 2, 4))
+        x = g.reshape(patches, (n, rows, s * own))
+        if features is not None:
+            width = s * self._past_features.width
+            shared = g.transpose(g.reshape(features, ("B", n, 1, width)), (1, 0, 2, 3))
+            shared = g.binary("mul", shared, g.constant(np.ones((K, 1), np.float32)))
+            x = g.concat([x, g.reshape(shared, (n, rows, width))], -1)
+        x = g.unary("relu", g.linear(x, "embed.weight", "embed.bias"))
+        if static is not None:
+            d = config.embed_size
+            whole = g.reshape(x, (n, "B", K, d))
+            whole = g.binary("add", whole, g.reshape(static, ("B", 1, d)))
+            x = g.reshape(whole, (n, rows, d))
+        y, state = lstm_layers(g, x, self._stack, state)
+        return state, g.slice(y, 0, n - 1, n)
+
+    def _states(self, state: State, last: Value) -> tuple[Value, Value]:
+        """Returns what is decoded from, h and c `(B * channels, H)`."""
+        g, config, H = self._g, self._config, self._config.hidden_size
+        if config.stateful:
+            hidden = g.reshape(last, (self._rows, H))
+            return hidden, g.linear(hidden, "cell_of_hidden.weight", "cell_of_hidden.bias")
+        both = []
+        for value, name in zip(state[-1], ("hidden_of_both", "cell_of_both"), strict=True):
+            ways = [g.slice(value, 0, k, k + 1) for k in range(self._stack.num_directions)]
+            one = g.concat([g.reshape(way, (self._rows, H)) for way in ways], -1)
+            if len(ways) == 2:
+                one = g.linear(one, f"{name}.weight", f"{name}.bias")
+            both.append(one)
+        return both[0], both[1]
+
+    def _queries(self, raw: Value, ahead: Value | None, static: Value | None) -> Value:
+        """Returns the query of every future patch, `(m, 1 or B, channels, d)`."""
+        g, config, m = self._g, self._config, self._network.num_patches
+        queries = g.constant(self._places)
+        s, h, d = config.patch, config.horizon, config.embed_size
+        if ahead is not None:
+            first = config.num_targets + config.num_past
+            scaler, width = self._stored.scaler, self._future_features.width
+            values = scaled(g, ahead, scaler.mean[first:], scaler.std[first:])
+            parts = [self._future_features.of(values)]
+            if m * s > h:
+                parts.append(repeated(g, raw, np.zeros((m * s - h, width))))
+            patches = g.reshape(g.concat(parts, 1), ("B", m, s * width))
+            known = g.linear(g.transpose(patches, (1, 0, 2)), "known.weight", "known.bias")
+            queries = g.binary("add", queries, g.reshape(known, (m, "B", 1, d)))
+        if static is not None:
+            queries = g.binary("add", queries, g.reshape(static, (1, "B", 1, d)))
+        return queries
+
+    def _decode(self, queries: Value, hidden: Value, cell: Value) -> Value:
+        """Returns `(B, m * s, C, parameters)`: a cell step per patch, all from one state."""
+        g, config, K = self._g, self._config, self._network.num_channels
+        m, H, each = int(queries.shape[0]), config.hidden_size, self._network.output.num_parameters
+        s, C = config.patch, config.num_targets
+        recurrent = g.reshape(g.linear(hidden, "cell_hh.weight"), (1, "B", K, 4 * H))
+        gates = g.binary("add", g.linear(queries, "cell_ih.weight", "cell_ih.bias"), recurrent)
+        i, f, u, o = (g.slice(gates, -1, k * H, (k + 1) * H) for k in range(4))
+        kept = g.binary("mul", g.unary("sigmoid", f), g.reshape(cell, (1, "B", K, H)))
+        new = g.binary("mul", g.unary("sigmoid", i), g.unary("tanh", u))
+        out = g.unary("tanh", g.binary("add", kept, new))
+        out = g.binary("mul", g.unary("sigmoid", o), out)
+        decoded = g.linear(out, "head.weight", "head.bias")  # (m, B, K, s * C / K * parameters)
+        decoded = g.reshape(decoded, (m, "B", K, s, C // K * each))
+        return g.reshape(g.transpose(decoded, (1, 0, 3, 2, 4)), ("B", m * s, C, each))
+
+    def _autoregressive(
+        self, queries: Value, state: State, raw: Value, ahead: Value | None, static: Value | None
+    ) -> Value:
+        """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next."""
+        g, config, s = self._g, self._config, self._config.patch
+        features = self._known_features(raw, ahead) if self._past_features.width else None
+        decoded: list[Value] = []
+        for k in range(self._network.num_patches):
+            if k:
+                own = center(g, config.output, decoded[-1])
+                rows = None if features is None else g.slice(features, 1, (k - 1) * s, k * s)
+                state, _ = self._read(own, None, rows, static, state)
+            query = g.slice(queries, 0, k, k + 1)
+            decoded.append(self._decode(query, *self._states(state, queries)))
+        return g.concat(decoded, 1)
+
+    def _known_features(self, raw: Value, ahead: Value | None) -> Value:
+        """Returns features of the horizon's covariates, past ones missing, `(B, h, width)`."""
+        g, config = self._g, self._config
+        C, h = config.num_targets, config.horizon
+        parts = [] if ahead is None else [ahead]
+        if config.num_past:
+            unknown = np.full((h, config.num_past), math.nan)
+            parts.insert(0, repeated(g, raw, unknown))
+        scaler = self._stored.scaler
+        values = scaled(g, g.concat(parts, -1), scaler.mean[C:], scaler.std[C:])
+        return self._past_features.of(values)
+
+    def _metadata(self, levels: Sequence[float]) -> dict[str, str]:
+        stored, config = self._stored, self._config
+        columns = stored.schema.columns
+        values = {
+            "columns": columns,
+            "targets": columns[: config.num_targets],
+            "future": columns[len(columns) - config.num_future :],
+            "static": stored.config.static,
+            "categories": stored.schema.categories,
+            "levels": [float(level) for level in levels],
+        }
+        texts = {name: json.dumps(value) for name, value in values.items()}
+        return {**texts, "frequency": str(stored.schema.frequency), "output": config.output}
+
+
+def _from(config: Any, first: int) -> tuple[tuple[int, int], ...]:
+    """Returns the categorical columns from one on, their places counted from there."""
+    return tuple((place - first, size) for place, size in config.categories if place >= first)
