@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from fastlstm.compression.options import CompressConfig
     from fastlstm.compression.report import CompressReport
     from fastlstm.exchange.export import ExportReport, export
+    from fastlstm.exchange.import_run import ImportedRun, import_run
+    from fastlstm.exchange.read_model import import_module
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
@@ -74,6 +76,9 @@ _HOMES = {
     "export": "fastlstm.exchange.export",
     "explain": "fastlstm.ops.explain",
     "restore": "fastlstm.nn.convert",
+    "ImportedRun": "fastlstm.exchange.import_run",
+    "import_module": "fastlstm.exchange.read_model",
+    "import_run": "fastlstm.exchange.import_run",
     "select": "fastlstm.ops.registry",
     "train": "fastlstm.text.train",
     "train_forecaster": "fastlstm.forecast.train",
@@ -95,6 +100,7 @@ __all__ = [
     "ForecastConfig",
     "Forecaster",
     "FormatError",
+    "ImportedRun",
     "KernelError",
     "MissingExtraError",
     "NonFiniteError",
@@ -113,6 +119,8 @@ __all__ = [
     "compress",
     "explain",
     "export",
+    "import_module",
+    "import_run",
     "restore",
     "select",
     "train",

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SPARE_BYTES = 256 << 20
+_SPARE_S, _BYTES_PER_S = 30, 20_000_000
 _MAX_OBJECTS = 100_000
 _MAX_DEPTH = 32
 _SKIPPED = ("optimizer", "optimizer_weights")
@@ -39,6 +40,8 @@ def main() -> None:
     kind, size = sys.argv[1], int(sys.argv[2])
     read = {"hdf5": _hdf5_reader, "torch": _torch_reader}[kind]()
     _limit_memory(4 * size + _SPARE_BYTES)
+    seconds = _SPARE_S + size // _BYTES_PER_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     warnings.simplefilter("ignore")
     try:
         arrays, about = read(sys.stdin.buffer.read())
@@ -147,7 +150,9 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value.tolist()] if value.ndim == 1 else None
     if isinstance(value, np.generic):
         return _plain(value.item())
-    return value if isinstance(value, str | int | float | bool) else None
+    if isinstance(value, str):  # HDF5 gives what is no UTF-8 as surrogates
+        return value.encode("utf-8", "replace").decode()
+    return value if isinstance(value, int | float | bool) else None
 
 
 # torch ------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def _check_archive(data: bytes) -> None:
             files = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise Refused(
-            f"it is no file of torch.save since 1.6 ({error}); load it and save its state_dict again"
+            f"it is no file of torch.save since 1.6 ({error}); save its state_dict again"
         ) from None
     packed = any(file.compress_type != zipfile.ZIP_STORED for file in files)
     if packed or sum(file.file_size for file in files) > len(data):

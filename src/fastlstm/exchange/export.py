@@ -118,6 +118,10 @@ def export(
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
+    if is_step and not target.has_state:
+        raise ConfigError(
+            Setting("step", True), f" needs the state as an input, which {target.name} has not got"
+        )
     form = Form(is_step, target.has_state)
     written = target.write(source, form)
     files = {**written.files, **source.files()}

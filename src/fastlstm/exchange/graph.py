@@ -102,7 +102,7 @@ class GraphBuilder:
 
     def output(self, name: str, value: Value) -> None:
         """Makes a value a result, under this name."""
-        self.graph.outputs.append(self._add("identity", (value,), value.shape, name=name))
+        self.graph.outputs.append(self._add("identity", (value,), value.shape, value.dtype, name))
 
     def constant(self, array: Any) -> Value:
         """Returns a constant float32 or int32 array."""

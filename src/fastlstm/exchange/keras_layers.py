@@ -1,4 +1,4 @@
-"""One layer of a Keras model: its settings and arrays, of Keras 1, 2 and 3, as layers of a stack."""
+"""One layer of a Keras model, of Keras 1, 2 or 3: settings and arrays as layers of a stack."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fastlstm.ops.cell_options import ACTIVATIONS
 
 Arrays = list[NDArray[np.float32]]
 _HARD_SIGMOID_SCALE = 1.2
-"""clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5) of Keras 3 and of this package at y = 1.2 x."""
+"""clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5), Keras 3's and ours, at y = 1.2 x."""
 _OTHER_NAMES = {"swish": "silu", "exp": "exponential"}
 
 
@@ -372,7 +372,7 @@ def _unknown_activation(
     expected = [name for name in known if name != "hard_sigmoid_0.2"]
     hint = f"; imported are {', '.join(expected)}" if expected else ""
     return FormatError(
-        f"{setting} of the layer '{layer.name}' is {str(value):.60}, which cannot be imported{hint}"
+        f"{setting} of the layer '{layer.name}' is {value!s:.60}, which cannot be imported{hint}"
     )
 
 

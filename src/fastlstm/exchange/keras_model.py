@@ -35,7 +35,7 @@ def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
     described = root.get("model_config")
     if not isinstance(described, str):
         raise FormatError(
-            f"{path} holds weights without a model: save the model itself, model.save('model.keras')"
+            f"{path} holds weights without a model: save the model itself with model.save"
         )
     config = json_of(described, "its model_config", path)
     version = str(root.get("keras_version") or "1")  # the first ones did not write it
@@ -82,15 +82,11 @@ def _is_time_major(config: Mapping[str, Any]) -> bool:
 
 def _window(config: Mapping[str, Any]) -> int | None:
     """Returns the steps that the first layer says its input has."""
-    shape = next(
-        (
-            config[n]
-            for n in ("batch_shape", "batch_input_shape")
-            if isinstance(config.get(n), list)
-        ),
-        [],
-    )
-    steps = shape[1] if len(shape) > 1 else config.get("input_length")
+    steps = config.get("input_length")
+    for name in ("batch_shape", "batch_input_shape"):
+        shape = config.get(name)
+        if isinstance(shape, list) and len(shape) > 1:
+            steps = shape[1]
     return steps if type(steps) is int and steps > 0 else None
 
 
@@ -99,27 +95,25 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 def _layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
     """Returns the described layers of a model, from input to output; nested models are kept."""
+    listed = _listed(config, depth)
+    return listed if config["class_name"] == "Sequential" else _path_of(config["config"], listed)
+
+
+def _listed(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
+    """Returns the described layers of a model in the order of the file."""
     kind, inner = config.get("class_name"), config.get("config")
     if kind not in _MODELS:
         class_of(config)  # refuses a class of the user's own by its name
         raise FormatError(
             f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
         )
-    listed = (
-        inner
-        if isinstance(inner, list)
-        else inner.get("layers")
-        if isinstance(inner, dict)
-        else None
-    )
-    if not isinstance(listed, list) or not all(isinstance(part, dict) for part in listed):
+    listed: Any = inner.get("layers") if isinstance(inner, dict) else inner
+    is_list = isinstance(listed, list) and (kind == "Sequential" or isinstance(inner, dict))
+    if not is_list or not all(isinstance(part, dict) for part in listed):
         raise FormatError("the model's description lists no layers")
     if len(listed) > _MAX_LAYERS or depth > _MAX_NESTED:
         raise FormatError(f"the model has {len(listed)} layers in one of its models")
-    if kind == "Sequential":
-        return listed
-    assert isinstance(inner, dict)
-    return _path_of(inner, listed)
+    return listed
 
 
 def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,7 +124,8 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
     """
     by_name = {str(layer.get("name") or name_of(layer)): layer for layer in listed}
     start, end = (_ends(config.get(key), key) for key in ("input_layers", "output_layers"))
-    path, name = [], end
+    path: list[dict[str, Any]] = []
+    name = end
     while len(path) <= len(listed):
         if name not in by_name:
             raise FormatError(
@@ -164,7 +159,7 @@ def _ends(value: Any, key: str) -> str:
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
         return value[0]
     raise FormatError(
-        f"the model has {key} {str(value):.80}; imported are models with one input and one output"
+        f"the model has {key} {value!s:.80}; imported are models with one input and one output"
     )
 
 
@@ -242,7 +237,7 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 
 
 class _ArchiveWeights:
-    """Weights of `.keras` files: by the path of a layer, numbered."""
+    """Weights of `.keras` files: by the place of a layer among those of its class."""
 
     def __init__(self, file: Hdf5) -> None:
         self._arrays = file.arrays
@@ -252,8 +247,9 @@ class _ArchiveWeights:
         self, config: Mapping[str, Any], prefix: str = "", depth: int = 0
     ) -> Iterator[tuple[dict[str, Any], Arrays]]:
         root = next((f"{prefix}{name}" for name in _ROOTS if f"{prefix}{name}" in self._groups), "")
-        layers = _layers_of(config, depth)
-        for layer, group in zip(layers, self._groups_of(layers, root), strict=True):
+        groups = dict(self._groups_of(_listed(config, depth), root))
+        for layer in _layers_of(config, depth):
+            group = groups[id(layer)]
             if layer.get("class_name") in _MODELS:
                 yield from self.of_layers(layer, f"{group}/", depth + 1)
             else:
@@ -262,21 +258,13 @@ class _ArchiveWeights:
     def is_shared(self, settings: Mapping[str, Any]) -> bool:
         return False
 
-    def _groups_of(self, layers: list[dict[str, Any]], root: str) -> Iterator[str]:
-        """Yields the group of every layer: by its name, or by its class and a number.
-
-        Early versions of the format number the layers of one class and ignore their names.
-        """
-        names = [name_of(layer) for layer in layers]
-        with_arrays = {path.removeprefix(f"{root}/").split("/")[0] for path in self._arrays}
-        is_by_name = with_arrays <= set(names)
+    def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
+        """Yields the group of every layer: layers of one class are numbered, names do not count."""
         counts: dict[str, int] = {}
-        for layer, name in zip(layers, names, strict=True):
-            if not is_by_name:
-                name = _snake_case(str(layer.get("class_name")))
-                counts[name] = counts.get(name, -1) + 1
-                name = f"{name}_{counts[name]}" if counts[name] else name
-            yield f"{root}/{name}"
+        for layer in listed:
+            name = _snake_case(str(layer.get("class_name")))
+            k = counts[name] = counts.get(name, -1) + 1
+            yield id(layer), f"{root}/{name}_{k}" if k else f"{root}/{name}"
 
     def _below(self, group: str) -> Arrays:
         """Returns the arrays of a layer in Keras' order: both ways of a Bidirectional in turn."""

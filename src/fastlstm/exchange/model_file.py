@@ -135,7 +135,7 @@ def json_of(data: str | bytes, name: str, path: Path) -> dict[str, Any]:
     """Parses a JSON object inside a file; raises FormatError."""
     from fastlstm.system.storage import parse_json
 
-    raw = data.encode() if isinstance(data, str) else data
+    raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
     try:
         # Keras writes Infinity and NaN where a user gave them; none is read.
         value = parse_json(raw, path)
@@ -192,7 +192,9 @@ def _converted(kind: str, data: bytes, path: Path) -> tuple[Arrays, dict[str, An
         raise FormatError(f"{path} is damaged: reading it takes too long") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = said[-1] if done.returncode == 2 and said else "its reader crashed"
+        reason = (
+            said[-1] if done.returncode == 2 and said else "its reader crashed, or took too long"
+        )
         raise FormatError(f"{path} cannot be read: {reason}")
     header = json.loads(done.stdout[8 : 8 + int.from_bytes(done.stdout[:8], "little")])
     return safetensors.numpy.load(done.stdout), json.loads(header["__metadata__"]["about"])

@@ -125,6 +125,8 @@ class ImportedLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns `(B, T, K)` of every step, or `(B, K)` of the last."""
+        outputs: Tensor
+        last: Tensor
         outputs, (last, _) = self.lstm(x.flip(1) if self._reverses else x)
         if not self._every_step:
             outputs = last.transpose(0, 1).flatten(1)

@@ -65,7 +65,7 @@ def _groups(arrays: Mapping[str, Weights]) -> list[_Group]:
     for name, array in arrays.items():
         prefix, _, rest = name.rpartition(".")
         found.setdefault(prefix, {})[rest] = array
-    return [_Group(prefix, tensors) for prefix, tensors in found.items()]
+    return [_Group(prefix, found[prefix]) for prefix in sorted(found)]
 
 
 # LSTM layers ------------------------------------------------------------------------------------
@@ -192,16 +192,16 @@ def _ends(
             raise FormatError(f"{path}: {names} both fit as {what}; save a state_dict with one")
     if embeddings and embeddings == linears:
         raise FormatError(
-            f"{path}: '{embeddings[0].prefix}.weight' fits as the embedding and as the output layer;"
-            " save a state_dict in which its name contains 'embedding', or with both"
+            f"{path}: '{embeddings[0].prefix}.weight' fits as the embedding and as the output"
+            " layer; save a state_dict in which its name contains 'embedding', or with both"
         )
     rest = [g for g in groups if g not in embeddings and g not in linears]
     if rest:
         name, tensor = next(iter(rest[0].tensors.items()))
         raise FormatError(
             f"{path}: {_full(rest[0], name)} {tensor.shape} belongs to no embedding of"
-            f" {first.input_size} columns and to no linear layer on {last.output_size}; imported are"
-            " models of embedding, LSTM and one linear layer"
+            f" {first.input_size} columns and to no linear layer on {last.output_size}; imported"
+            " are models of embedding, LSTM and one linear layer"
         )
     before: list[Layer] = [Embedding(g.prefix, g.tensors["weight"]) for g in embeddings]
     after: list[Layer] = []

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, FastLSTMError, Setting, counted
+from fastlstm.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    FastLSTMError,
+    Setting,
+    counted,
+)
 from fastlstm.system.storage import parse_json, read_bytes
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
@@ -129,7 +136,10 @@ def _of_file(path: Path, size: int) -> Vocabulary:
     except (FastLSTMError, OSError) as error:
         raise DataError(Setting("vocab"), f": {path} is no JSON file ({error})") from None
     if isinstance(value, dict) and value.get("format") == "fastlstm-tokenizer":
-        tokenizer = load_tokenizer(data, str(path))
+        try:
+            tokenizer = load_tokenizer(data, str(path))
+        except CorruptFileError as error:
+            raise DataError(Setting("vocab"), ": ", *error.args) from None
         if tokenizer.vocab_size != size:
             raise DataError(
                 f"{path} has {counted(tokenizer.vocab_size, 'token')}, the model has {size}"
