@@ -142,7 +142,7 @@ class LiteRTFile:
         model.operatorCodes = [self._code(*key) for key in self._codes]
         model.metadata = self._metadata
         model.buffers = [schema.BufferT(data=_values(data)) for data in self._buffers]
-        return _packed(model, sum(map(len, self._buffers)))
+        return packed(model, sum(map(len, self._buffers)))
 
     def _tensor(
         self, name: str, dtype: str, shape: Sequence[Size], buffer: int, quantization: Any = None
@@ -184,7 +184,16 @@ def _values(data: bytes) -> NDArray[np.uint8] | None:
     return np.frombuffer(data, np.uint8) if data else None
 
 
-def _packed(model: Any, num_bytes: int) -> bytes:
+def packed(model: Any, num_bytes: int) -> bytes:
+    """Returns a `ModelT` of the schema as a file.
+
+    Args:
+        model: of which the buffers have `num_bytes` bytes.
+        num_bytes: of the weights.
+
+    Raises:
+        ConfigError: it would be too large for the format.
+    """
     from flatbuffers import Builder
 
     if num_bytes > LARGEST_FILE:
@@ -207,17 +216,3 @@ def _packed(model: Any, num_bytes: int) -> bytes:
 def missing() -> MissingExtraError:
     """Returns the error that ai-edge-litert is not installed."""
     return MissingExtraError("--to litert needs ai_edge_litert: pip install 'fastlstm[litert]'")
-
-
-def read_metadata(data: bytes) -> dict[str, str]:
-    """Returns the texts that a .tflite file of ours carries along, by name.
-
-    Args:
-        data: the file, which is trusted.
-    """
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(data, 0)
-    entries = [model.Metadata(k) for k in range(model.MetadataLength())]
-    texts = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries]
-    return {entry.Name().decode(): t.decode() for entry, t in zip(entries, texts, strict=True)}
