@@ -67,7 +67,7 @@ def torch_step(shape: Shape, is_bf16: bool) -> Step:
     return step
 
 
-def keras_step(shape: Shape, backend: str) -> Step:
+def keras_step(shape: Shape, backend: str, *, is_ours: bool = False) -> Step:
     os.environ["KERAS_BACKEND"] = backend
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras
@@ -83,6 +83,10 @@ def keras_step(shape: Shape, backend: str) -> Step:
             keras.layers.Dense(V),
         ]
     )
+    if is_ours:
+        from fastlstm.keras import accelerate
+
+        accelerate(model)
     model.compile(
         optimizer=keras.optimizers.Adam(2e-3, clipnorm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -99,6 +103,8 @@ CANDIDATES: dict[str, Callable[[Shape], Step]] = {
     "torch bf16": lambda shape: torch_step(shape, True),
     "keras tensorflow": lambda shape: keras_step(shape, "tensorflow"),
     "keras jax": lambda shape: keras_step(shape, "jax"),
+    "keras torch": lambda shape: keras_step(shape, "torch"),
+    "fastlstm keras": lambda shape: keras_step(shape, "torch", is_ours=True),
 }
 
 

@@ -2,6 +2,7 @@
 
 usage: python benchmarks/training_step.py [--rounds 5] [--steps 3] [--only SUBSTRING]
        [--peer-python PATH]     an interpreter with keras, tensorflow and jax
+       [--candidates SUBSTRING] those with this in their names, such as keras; nothing is stored
 Stores one JSON line per shape in benchmarks/results/<machine>/training_step.jsonl.
 """
 
@@ -28,28 +29,32 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", default="")
     parser.add_argument("--peer-python")
+    parser.add_argument("--candidates", default="")
     options = parser.parse_args()
     check()
     path = results_folder() / "training_step.jsonl"
     for shape in TOKEN_MODELS:
         if options.only not in str(shape):
             continue
-        result = measure(shape, options.rounds, options.steps, options.peer_python)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+        names = [name for name in CANDIDATES if options.candidates in name]
+        result = measure(shape, names, options)
+        if not options.candidates:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
         ceiling = result["ceiling_gflops"]
         print(f"{shape}: ceiling {ceiling['fp32']:.0f} fp32, {ceiling['bf16']:.0f} bf16 GFLOP/s")
         show(result["median_s"], result["step_flop"], ceiling)
 
 
-def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> dict[str, Any]:
+def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     ceiling = ceilings(shape)
     workers = []
-    for name in CANDIDATES:
-        python = peer_python if name.startswith("keras") else sys.executable
+    for name in names:
+        is_peer = name in ("keras tensorflow", "keras jax")
+        python = options.peer_python if is_peer else sys.executable
         if python is not None:
             workers.append(Worker(name, [python, "step_worker.py", name, *map(str, shape)]))
-    seconds = alternate(workers, rounds, steps)
+    seconds = alternate(workers, options.rounds, options.steps)
     return {
         "shape": shape._asdict(),
         "V": V,

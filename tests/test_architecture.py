@@ -19,7 +19,7 @@ RANKS = (
     ("runs",),
     ("ops",),
     ("nn",),
-    ("training",),
+    ("keras", "training"),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),
     ("serve",),

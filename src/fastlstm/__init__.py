@@ -22,6 +22,7 @@ from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
     DataError,
+    ExportError,
     FastLSTMError,
     FormatError,
     KernelError,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from fastlstm.compression.compress import compress
     from fastlstm.compression.options import CompressConfig
     from fastlstm.compression.report import CompressReport
+    from fastlstm.exchange.export import ExportReport, export
+    from fastlstm.exchange.import_run import ImportedRun, import_run
+    from fastlstm.exchange.read_model import import_module
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
@@ -59,6 +63,7 @@ _HOMES = {
     "Callback": "fastlstm.training.callbacks",
     "CompressConfig": "fastlstm.compression.options",
     "CompressReport": "fastlstm.compression.report",
+    "ExportReport": "fastlstm.exchange.export",
     "ForecastConfig": "fastlstm.forecast.config",
     "Forecaster": "fastlstm.forecast.forecaster",
     "LM": "fastlstm.text.lm",
@@ -68,8 +73,12 @@ _HOMES = {
     "TrainConfig": "fastlstm.text.config",
     "accelerate": "fastlstm.nn.convert",
     "compress": "fastlstm.compression.compress",
+    "export": "fastlstm.exchange.export",
     "explain": "fastlstm.ops.explain",
     "restore": "fastlstm.nn.convert",
+    "ImportedRun": "fastlstm.exchange.import_run",
+    "import_module": "fastlstm.exchange.read_model",
+    "import_run": "fastlstm.exchange.import_run",
     "select": "fastlstm.ops.registry",
     "train": "fastlstm.text.train",
     "train_forecaster": "fastlstm.forecast.train",
@@ -85,10 +94,13 @@ __all__ = [
     "ConfigError",
     "CorruptFileError",
     "DataError",
+    "ExportError",
+    "ExportReport",
     "FastLSTMError",
     "ForecastConfig",
     "Forecaster",
     "FormatError",
+    "ImportedRun",
     "KernelError",
     "MissingExtraError",
     "NonFiniteError",
@@ -106,6 +118,9 @@ __all__ = [
     "accelerate",
     "compress",
     "explain",
+    "export",
+    "import_module",
+    "import_run",
     "restore",
     "select",
     "train",

@@ -15,6 +15,7 @@
     │   ├── MissingExtraError    an optional dependency is not installed
     │   └── ShapeError           a tensor of the wrong shape, dtype or device
     ├── CorruptFileError         a file does not match its recorded size or SHA-256
+    ├── ExportError              an exported model computes something else in its runtime
     ├── StorageError             the disk refused a write (full, read-only, I/O error)
     ├── KernelError              no allowed kernel can run this call
     ├── NonFiniteError           NaN or Inf that training could not recover from
@@ -212,6 +213,10 @@ class ShapeError(UsageError, ValueError):
 
 class CorruptFileError(FastLSTMError):
     """A file does not match its recorded size or SHA-256."""
+
+
+class ExportError(FastLSTMError):
+    """An exported model does not compute in its target's runtime what it computes here."""
 
 
 class StorageError(FastLSTMError):

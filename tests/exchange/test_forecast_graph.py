@@ -107,7 +107,7 @@ def expected_of(
     if levels:
         expected["quantiles"] = forecasts.quantiles(levels)
     if isinstance(output, StudentT):
-        degrees, _, scale = output._read(parameters)
+        degrees, _, scale = output.read(parameters)
         std = stored.scaler.std[: scale.shape[-1]]
         expected |= {"degrees_of_freedom": degrees.numpy(), "scale": scale.numpy() * std}
     if isinstance(output, NegativeBinomial):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
-from fastlstm.cli.options import READ_OPTIONS
+from fastlstm.cli.options import READ_OPTIONS, levels_of
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, StorageError, counted
 from fastlstm.system.storage import temporary_name
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}"
         )
-    levels = _levels(parsed["quantiles"])
+    levels = levels_of(parsed["quantiles"])
     refuse_swapped("forecast", path, data)
     model = open_forecaster(parsed, data if future is None else [*data, future])
     frame = one_or_many(data)
@@ -68,18 +68,6 @@ def run(argv: list[str]) -> int:
         out,
     )
     return EXIT_OK
-
-
-def _levels(text: str | None) -> tuple[float, ...]:
-    try:
-        levels = tuple(float(part) for part in (text or "").split(",") if part.strip())
-    except ValueError:
-        levels = (2.0,)
-    if text is not None and (not levels or not all(0 < level < 1 for level in levels)):
-        raise ConfigError(
-            f"--quantiles is {text!r}, expected numbers between 0 and 1, such as 0.1,0.5,0.9"
-        )
-    return levels
 
 
 def _write(table: pa.Table, out: str | None) -> None:

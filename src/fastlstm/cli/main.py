@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import keyword
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.output import say
@@ -46,11 +47,13 @@ VERBS = {
     "serve": "serve a trained model as an OpenAI-compatible API",
     "forecast": "forecast the next steps of time series",
     "compress": "make a trained model smaller and faster, and say what it costs",
+    "export": "write a model for another runtime, checked in it",
+    "import": "read a model of Keras or torch as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "info": "show a run, or this machine and its kernels",
 }
-"""Verb -> summary; the module of that name in `fastlstm.cli` is imported when it is used."""
+"""Verb -> summary; its module in `fastlstm.cli` (`module_of`) is imported when it is used."""
 
 
 def console() -> NoReturn:
@@ -104,7 +107,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise UsageError(
             f"unknown {kind} '{verb}'{nearest_hint(verb, known)}; commands: {', '.join(VERBS)}"
         )
-    run: Callable[[list[str]], int] = importlib.import_module(f"fastlstm.cli.{verb}").run
+    run: Callable[[list[str]], int] = module_of(verb).run
     try:
         return run(rest)
     except HelpRequested as asked:
@@ -116,9 +119,14 @@ def _dispatch(arguments: list[str]) -> int:
         raise UsageError(f"{error}; {place}see fastlstm {verb} --help") from None
 
 
+def module_of(verb: str) -> Any:
+    """Returns the module of a verb: that of its name, with an underscore behind a keyword."""
+    return importlib.import_module(f"fastlstm.cli.{verb}" + "_" * keyword.iskeyword(verb))
+
+
 def commands(verb: str) -> list[Command]:
     """Returns the commands of a verb: one, or one for texts and one for tables."""
-    module = importlib.import_module(f"fastlstm.cli.{verb}")
+    module = module_of(verb)
     return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
 
 

@@ -7,6 +7,7 @@ from typing import Any, get_origin
 
 from fastlstm.cli.command import Option, options_from_dataclass, unwrap_optional
 from fastlstm.cli.parser import Parsed
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
@@ -62,3 +63,16 @@ READ_OPTIONS = tuple(option for option in FORECAST_OPTIONS if option.name in REA
 def given_options(parsed: Parsed, options: tuple[Option, ...]) -> dict[str, Any]:
     """Returns the values that a command line gives to some options."""
     return {o.name: parsed.values[o.name] for o in options if o.name in parsed.values}
+
+
+def levels_of(text: str | None) -> tuple[float, ...]:
+    """Returns the levels of quantiles in the value of --quantiles; none without one."""
+    try:
+        levels = tuple(float(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        levels = (2.0,)
+    if text is not None and (not levels or not all(0 < level < 1 for level in levels)):
+        raise ConfigError(
+            f"--quantiles is {text!r}, expected numbers between 0 and 1, such as 0.1,0.5,0.9"
+        )
+    return levels

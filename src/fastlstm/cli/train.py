@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import one_or_many, refuse_runs, require_tables
+from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.parser import parse
@@ -49,6 +49,14 @@ COMMAND = Command(
     ),
     options=(
         *_RUN_OPTIONS,
+        Option(
+            "start",
+            str | None,
+            None,
+            "run to train on: its vocabulary, sizes and weights",
+            "run",
+            value="RUN",
+        ),
         _switch("as_text", "train on the characters of SOURCE even if it is a table"),
         *TEXT_OPTIONS,
     ),
@@ -88,6 +96,8 @@ def run(argv: list[str]) -> int:
     if command is COMMAND:
         config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
         refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
+        if (start := parsed["start"]) is not None:
+            require_run(start, "text")
         open_source(sources)  # a misspelt name is an error before torch is loaded
     else:
         config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
@@ -113,7 +123,7 @@ def run(argv: list[str]) -> int:
             from fastlstm.text.train import train
 
             # A table without --as-text was refused above.
-            train(one_or_many(sources), as_text=True, **shared)
+            train(one_or_many(sources), as_text=True, start=start, **shared)
         else:
             from fastlstm.forecast.train import train_forecaster
 

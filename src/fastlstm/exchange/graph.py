@@ -7,18 +7,18 @@ the network computes, and the written file is checked against the network itself
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastlstm.ops.cell_options import CellOptions
-    from fastlstm.runs.weight_formats import QuantizedMatrix
 
 DType = Literal["float32", "int32", "bool"]
 Size = int | str
@@ -70,6 +70,15 @@ class Graph:
     outputs: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
+
+    def float_arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns the weights in float32, whatever their format, and int32 constants."""
+        return {
+            name: w
+            if isinstance(w, np.ndarray) and w.dtype == np.int32
+            else as_floats({name: w})[name]
+            for name, w in self.weights.items()
+        }
 
 
 class GraphBuilder:
@@ -241,6 +250,18 @@ class GraphBuilder:
         return np.asarray(number, like.dtype)
 
 
+def interpret(
+    graph: Graph, inputs: Mapping[str, Any], compute: Callable[..., Any]
+) -> dict[str, Any]:
+    """Returns the outputs by name, of `compute(node, *inputs)` node by node."""
+    values = dict(inputs)
+    for node in graph.nodes:
+        results = compute(node, *(values[value.name] for value in node.inputs))
+        results = results if isinstance(results, tuple) else (results,)
+        values |= zip((value.name for value in node.outputs), results, strict=True)
+    return {value.name: values[value.name] for value in graph.outputs}
+
+
 def _broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
@@ -250,8 +271,3 @@ def _broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
 def _known(size: Size) -> int:
     assert isinstance(size, int), f"axis {size} has no known length"
     return size
-
-
-def num_elements(shape: Sequence[Size]) -> int:
-    """Returns the product of the known lengths."""
-    return math.prod(size for size in shape if isinstance(size, int))

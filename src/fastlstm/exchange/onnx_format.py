@@ -26,9 +26,9 @@ _OPERATORS = {
     **{"sqrt": "Sqrt", "softplus": "Softplus", "is_nan": "IsNaN", "identity": "Identity"},
 }
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax"}
-_ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "sigmoid": ("Sigmoid", ()), "tanh": ("Tanh", ()), "relu": ("Relu", ()),
-    "softsign": ("Softsign", ()), "linear": ("Affine", (1.0, 0.0)),
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "sigmoid": ("Sigmoid", None), "tanh": ("Tanh", None), "relu": ("Relu", None),
+    "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
     "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
 }  # fmt: skip
 """Activation -> that of ONNX, its alpha and beta where it has them."""
@@ -242,7 +242,7 @@ def _rows(w: Any, order: NDArray[np.int64]) -> Any:
     return np.asarray(w)[order]
 
 
-def _activations(options: CellOptions) -> list[tuple[str, tuple[float, ...]]]:
+def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | None]]:
     """Returns ONNX's three activations: gates, candidate, output."""
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
@@ -253,16 +253,16 @@ def _activations(options: CellOptions) -> list[tuple[str, tuple[float, ...]]]:
     return [_ACTIVATIONS[name] for name in (gates, other, other)]
 
 
-def _cell_attributes(activations: list[tuple[str, tuple[float, ...]]]) -> dict[str, Any]:
+def _cell_attributes(
+    activations: list[tuple[str, tuple[float, float] | None]],
+) -> dict[str, Any]:
     names = [name for name, _ in activations]
     if names == ["Sigmoid", "Tanh", "Tanh"] * (len(names) // 3):
         return {}
-    attributes: dict[str, Any] = {"activations": names}
-    numbers = [pair for _, pair in activations if pair]  # in order, of those that have them
-    if numbers:
-        attributes["activation_alpha"] = [pair[0] for pair in numbers]
-        attributes["activation_beta"] = [pair[1] for pair in numbers]
-    return attributes
+    # Only functions that have an alpha and a beta take one from these lists.
+    pairs = [pair for _, pair in activations if pair is not None]
+    numbers = {"activation_alpha": [a for a, _ in pairs], "activation_beta": [b for _, b in pairs]}
+    return {"activations": names, **(numbers if pairs else {})}
 
 
 def _missing(package: str) -> MissingExtraError:

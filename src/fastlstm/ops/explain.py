@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -70,7 +70,8 @@ def explain(
     """Says, per LSTM layer and direction of `module`, which kernel runs and why not a faster one.
 
     What `accelerate` has not touched is named too, with backend `"torch"`: an `nn.LSTM` that can be
-    accelerated, subclasses of it, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers.
+    accelerated, subclasses of it, `nn.GRU`, `nn.RNN`, cells, quantized and TorchScript layers. So
+    are recurrent layers of Keras, with backend `"keras"` where Keras itself computes them.
 
     Args:
         module: any module.
@@ -101,8 +102,12 @@ def explain(
             directions = 2 if child.bidirectional else 1
         for index, call in enumerate(calls):
             name = f"layer {layers + index // directions}{' reverse' * (index % directions)}"
-            if left is not None:
-                reports.append(LayerReport(name, call, "torch", left.runs, False, left.why, path))
+            report_of_keras: Any = getattr(child, "kernel_report", None)
+            if report_of_keras is not None:
+                reports.append(report_of_keras(name, T, B, path))
+            elif left is not None:
+                who = left.backend, left.runs
+                reports.append(LayerReport(name, call, *who, False, left.why, path))
             elif isinstance(child, nn.LSTM) and call is not None:
                 reports.append(_report(name, child, call, path))
         layers += len(calls) // directions

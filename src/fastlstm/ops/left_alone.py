@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,10 +27,12 @@ class LeftAlone(NamedTuple):
     Attributes:
         runs: what computes it, such as `"nn.GRU"`.
         why: the reason, and what can be done.
+        backend: whose it is, for `explain`.
     """
 
     runs: str
     why: str
+    backend: str = "torch"
 
 
 def check_module(model: object) -> None:
@@ -42,20 +44,38 @@ def check_module(model: object) -> None:
 def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:
     """Yields every recurrent module with its path, and why it is left alone, or None.
 
-    None is for `nn.LSTM` itself and for fastlstm's own layers. What lies inside of a module that
-    is left alone as a whole (quantized, TorchScript) is not named again.
+    None is for `nn.LSTM` itself and for fastlstm's own layers; those of Keras have a
+    `kernel_report`. What lies inside of a module that is left alone as a whole (quantized,
+    TorchScript) is not named again.
     """
     check_module(model)
     inside: str | None = None
-    for path, module in model.named_modules():
+    for path, module in _named_modules(model):
         if inside is not None and path.startswith(inside):
             continue
         inside = None
         left = left_alone(module)
         if left is not None and not isinstance(module, nn.LSTM):
             inside = f"{path}." if path else ""
-        if left is not None or isinstance(module, nn.LSTM):
+        if left is not None or isinstance(module, nn.LSTM) or hasattr(module, "kernel_report"):
             yield path, module, left
+
+
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """As torch's `named_modules`, with the layers of Keras models, of which it lists only some."""
+    seen = set()
+    for path, module in model.named_modules():
+        for name, each in ((path, module), *_layers_of_keras(path, module)):
+            if id(each) not in seen:
+                seen.add(id(each))
+                yield name, each
+
+
+def _layers_of_keras(path: str, module: Any) -> Iterator[tuple[str, nn.Module]]:
+    for layer in getattr(module, "_layers", ()) if hasattr(module, "_flatten_layers") else ():
+        name = f"{path}.{layer.name}" if path else layer.name
+        yield name, layer
+        yield from _layers_of_keras(name, layer)
 
 
 def left_alone(module: nn.Module) -> LeftAlone | None:
@@ -77,7 +97,27 @@ def left_alone(module: nn.Module) -> LeftAlone | None:
         return LeftAlone(_name(kind), why)
     elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return LeftAlone(_name(kind), "the kernels compute LSTMs only")
+    elif any(_full_name(base) == "keras.src.layers.rnn.rnn.RNN" for base in kind.__mro__):
+        return _left_to_keras(kind)
     return None
+
+
+def _left_to_keras(kind: type) -> LeftAlone | None:
+    """Of a recurrent layer of Keras, which is not imported here."""
+    if hasattr(kind, "kernel_report"):
+        return None
+    if _full_name(kind) == "keras.src.layers.rnn.lstm.LSTM":
+        why = "fastlstm.keras.accelerate(model) makes it fastlstm.keras.LSTM"
+    elif any(_full_name(base) == "keras.src.layers.rnn.lstm.LSTM" for base in kind.__mro__):
+        why = f"{kind.__name__} is a subclass of keras.layers.LSTM, what it computes may be its own"
+    else:
+        why = "the kernels run keras.layers.LSTM only"
+    prefix = "keras.layers." if kind.__module__.startswith("keras.") else ""
+    return LeftAlone(f"{prefix}{kind.__name__}", why, backend="keras")
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def _left_lstm(lstm: nn.LSTM) -> LeftAlone | None:

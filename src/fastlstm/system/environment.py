@@ -12,7 +12,8 @@
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
 
-An empty variable counts as not set.
+An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` and ``KERAS_BACKEND`` are
+set, where they are not, before TensorFlow and Keras are imported to check an exported model.
 """
 
 from __future__ import annotations
@@ -97,3 +98,13 @@ def no_color() -> bool:
 def terminal_name() -> str:
     """Returns ``TERM``, or an empty string."""
     return os.environ.get("TERM", "")
+
+
+def quiet_tensorflow() -> None:
+    """Has TensorFlow, where it is imported after this, print errors only."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def default_keras_backend(name: str) -> None:
+    """Has Keras, where it is imported after this, use this backend unless another is set."""
+    os.environ.setdefault("KERAS_BACKEND", name)

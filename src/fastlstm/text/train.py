@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from fastlstm.errors import (
 from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
+from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
 from fastlstm.system.fields import built
 from fastlstm.text.config import (
@@ -40,11 +41,18 @@ from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.files import LoadedModel, load_language_model, model_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
+from fastlstm.text.plan import (
+    LONG,
+    choose_seq_length,
+    continued_config,
+    fit_batch,
+    open_batches,
+    resolve,
+)
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
@@ -94,6 +102,7 @@ def train(
     given: Collection[str] = (),
     began: float | None = None,
     as_text: bool = False,
+    start: str | Path | None = None,
     **fields: Any,
 ) -> Run:
     """Trains a language model on a text.
@@ -111,6 +120,8 @@ def train(
             them with those it was started with.
         began: `time.perf_counter()` from which a budget counts; default now.
         as_text: train on the characters of a table; else a table is refused.
+        start: a run, such as an imported one, to train on: its sizes, vocabulary and weights are
+            those that this run starts with. A run that is resumed has them already.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -138,6 +149,9 @@ def train(
         parts = [name for name in (config.valid, config.test) if name is not None]
         _refuse_tables([*names, *parts])
     callbacks = checked_callbacks(callbacks)
+    first = None if start is None else load_language_model(start)
+    if first is not None:
+        config = continued_config(config, {*given, *fields}, first.model.config, first.tokenizer)
     path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
@@ -146,20 +160,39 @@ def train(
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session, chosen = TextSession(run, observers, stop, began), {*given, *fields}
-        with session.start(config, chosen, resume, _configs_of_train, TEXT_MAY_CHANGE) as start:
-            return session.train(opened, start, callbacks)
+        session, chosen = TextSession(run, observers, stop, began, first), {*given, *fields}
+        with session.start(config, chosen, resume, _configs_of_train, TEXT_MAY_CHANGE) as begun:
+            return session.train(opened, begun, callbacks)
 
 
 class TextSession(RunSession):
     """One start of a run: prepares the text, builds the model, trains, reports.
 
-    A subclass may start from a trained model: it has a `tokenizer`, says what to do with characters
-    it lacks, and overrides `set_weights`, `model_files`, `make_task` and `final_test`.
+    A subclass may start from a trained model in another way: it has a `tokenizer`, says what to do
+    with characters it lacks, and overrides `set_weights`, `model_files`, `make_task` and
+    `final_test`.
+
+    Args:
+        run, observers, stop, started: as of `RunSession`.
+        first: the model that training starts from, or None.
     """
 
     tokenizer: Tokenizer | None = None
     unknown: UnknownPolicy = "refuse"
+
+    def __init__(
+        self,
+        run: RunDirectory | None,
+        observers: list[Observer],
+        stop: Callable[[], bool] | None = None,
+        started: float | None = None,
+        first: LoadedModel | None = None,
+    ) -> None:
+        super().__init__(run, observers, stop, started)
+        self._first_model = first
+        if first is not None:
+            self.tokenizer, self.unknown = first.tokenizer, "count"
+            self.notes.append(f"training starts with the weights of {first.path}")
 
     def train(
         self, source: Documents, start: Start[TrainConfig], callbacks: Sequence[Callback]
@@ -210,7 +243,10 @@ class TextSession(RunSession):
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         """Gives the model the weights that training starts from."""
-        initialize(model, texts.train_counts(), config.seed, config.initializer)
+        if self._first_model is None:
+            initialize(model, texts.train_counts(), config.seed, config.initializer)
+        else:
+            model.load_state_dict(self._first_model.model.state_dict())
 
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig

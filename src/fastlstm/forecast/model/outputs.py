@@ -108,19 +108,19 @@ class StudentT(Output):
     center_at = 1
 
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
-        degrees, location, scale = self._read(parameters)
+        degrees, location, scale = self.read(parameters)
         distribution = torch.distributions.StudentT(degrees, location, scale, validate_args=False)
         likelihood: Tensor = distribution.log_prob(target)
         return -likelihood
 
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
-        degrees, location, scale = self._read(parameters)
+        degrees, location, scale = self.read(parameters)
         quantiles = [location + scale * student_quantile(degrees, level) for level in levels]
         return torch.stack(quantiles, -1)
 
     def samples(self, parameters: Tensor, count: int) -> Tensor:
         """Returns random values of every distribution, shape ``(…, count)``."""
-        degrees, location, scale = self._read(_repeated(parameters, count))
+        degrees, location, scale = self.read(_repeated(parameters, count))
         values: Tensor = torch.distributions.StudentT(
             degrees, location, scale, validate_args=False
         ).rsample()
@@ -134,7 +134,8 @@ class StudentT(Output):
             [degrees, location * scale + shift, wide + torch.log(-torch.expm1(-wide))], -1
         )
 
-    def _read(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns degrees of freedom, location and scale, each of shape ``(…)``."""
         degrees, location, scale = parameters.unbind(-1)
         return 2 + F.softplus(degrees), location, F.softplus(scale) + 1e-6
 

@@ -1,0 +1,72 @@
+"""`fastlstm import MODEL --out RUN`: a model of Keras or torch as a run."""
+
+from __future__ import annotations
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.options import json_option
+from fastlstm.cli.output import print_result
+from fastlstm.cli.parser import parse
+from fastlstm.errors import EXIT_OK
+from fastlstm.text.data.sources import open_source
+
+COMMAND = Command(
+    verb="import",
+    summary="Read a model of Keras or torch, without them, and write it as a run.",
+    positionals=(
+        Positional(
+            "MODEL",
+            ".keras, .h5 of Keras 1, 2 or 3, or a state_dict of torch: .safetensors, .pt",
+        ),
+    ),
+    options=(
+        Option("out", str, None, "run directory to write"),
+        Option(
+            "text", str | None, None,
+            "of a text model: the text it was trained on, whose characters in the order of Unicode"
+            " are its vocabulary",
+            value="FILE",
+        ),
+        Option("chars", str | None, None, "or its characters, in the order of their numbers"),
+        Option(
+            "vocab", str | None, None,
+            "or a JSON file: a list of them, an object from character to number or back, or"
+            " tokenizer.json of a run",
+            value="FILE",
+        ),
+        json_option(),
+    ),
+    required=("out",),
+    examples=(
+        "fastlstm import model.keras --text book.txt --out runs/book",
+        "fastlstm import weather.h5 --out runs/weather",
+    ),
+    other="Then: fastlstm generate, evaluate, train --start, compress, export, serve.",
+)  # fmt: skip
+
+
+def run(argv: list[str]) -> int:
+    """Prints what was imported; returns the exit code."""
+    parsed = parse(COMMAND, argv)
+    (path,) = parsed.positionals
+    if (text := parsed["text"]) is not None:
+        open_source(text)  # a misspelt name is an error before torch is loaded
+
+    from fastlstm.exchange.import_run import import_run
+
+    imported = import_run(
+        path, out=parsed["out"], text=text, chars=parsed["chars"], vocab=parsed["vocab"]
+    )
+    facts = {
+        "model": path,
+        "made_by": imported.made_by,
+        "run": str(imported.path),
+        "kind": imported.kind,
+        "notes": list(imported.notes),
+    }
+    rows = [
+        ("model", f"{path}, {imported.made_by}"),
+        ("run", f"{imported.path}, {imported.kind}"),
+        *(("note" if k == 0 else "", note) for k, note in enumerate(imported.notes)),
+    ]
+    print_result(facts, rows, parsed["json"])
+    return EXIT_OK

@@ -1,0 +1,227 @@
+"""The process that opens files of other libraries: HDF5 and torch's `.pt`, turned into safetensors.
+
+`python -m fastlstm.exchange.converter hdf5|torch BYTES` reads a file from standard input and writes
+safetensors to standard output, what is no tensor as JSON in its metadata. HDF5's library and
+torch's reader are large C programs that a forged file may crash, or have allocate what it only
+claims to hold: here that costs a process with a limit on its memory. No link is followed to another
+file, nothing is unpickled but tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import resource
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SPARE_BYTES = 256 << 20
+_SPARE_S, _BYTES_PER_S = 10, 20_000_000
+_MAX_OBJECTS = 100_000
+_MAX_DEPTH = 32
+_SKIPPED = ("optimizer", "optimizer_weights")
+_STATE_NAMES = ("state_dict", "model_state_dict", "model_state", "model", "weights")
+
+
+class Refused(Exception):
+    """A file that is not read; the text says why."""
+
+
+def main() -> None:
+    """Converts standard input; a refusal is one line on standard error and exit code 2."""
+    kind, size = sys.argv[1], int(sys.argv[2])
+    read = {"hdf5": _hdf5_reader, "torch": _torch_reader}[kind]()
+    _limit_memory(4 * size + _SPARE_BYTES)
+    seconds = _SPARE_S + size // _BYTES_PER_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    warnings.simplefilter("ignore")
+    try:
+        arrays, about = read(sys.stdin.buffer.read())
+        from safetensors.numpy import save
+
+        sys.stdout.buffer.write(save(arrays, {"about": json.dumps(about)}))
+        sys.stdout.buffer.flush()
+    except Refused as error:
+        _refuse(str(error))
+    except MemoryError:
+        _refuse("it claims to hold more than the file does")
+    except Exception as error:
+        _refuse(f"{type(error).__name__}: {error}")
+
+
+def _refuse(reason: str) -> None:
+    sys.stderr.write(reason.splitlines()[0][:300] if reason else "damaged")
+    sys.stderr.flush()
+    sys.exit(2)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Allows this many bytes beside what is mapped already."""
+    status = Path("/proc/self/statm")
+    used = int(status.read_text().split()[0]) * resource.getpagesize() if status.exists() else 0
+    limit = (used or 4 << 30) + num_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (ValueError, OSError):
+        pass  # a system that has no such limit
+
+
+# HDF5 -------------------------------------------------------------------------------------------
+
+
+def _hdf5_reader() -> Any:
+    import h5py
+
+    def read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        arrays: dict[str, NDArray[Any]] = {}
+        attributes: dict[str, dict[str, Any]] = {}
+        total = 0
+        with h5py.File(h5py.h5f.open_file_image(data), "r") as file:
+            for path, item in _hdf5_items(h5py, file):
+                if isinstance(item, h5py.Group):
+                    attributes[path] = _attributes(item, len(data))
+                elif item.dtype.kind == "f":
+                    total += item.size * item.dtype.itemsize
+                    _check_dataset(item, path, total, len(data))
+                    arrays[path] = np.ascontiguousarray(item[()], dtype=np.float32)
+        return arrays, {"attributes": attributes}
+
+    return read
+
+
+def _hdf5_items(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
+    """Yields groups and datasets with their paths; refuses links and loops."""
+    seen: set[Any] = set()
+    stack: list[tuple[str, Any]] = [("", file["/"])]
+    while stack:
+        path, item = stack.pop()
+        address = h5py.h5o.get_info(item.id).addr
+        if address in seen or len(seen) >= _MAX_OBJECTS or path.count("/") > _MAX_DEPTH:
+            raise Refused(f"'{path}' is linked twice, or one of too many objects")
+        seen.add(address)
+        yield path, item
+        if not isinstance(item, h5py.Group):
+            continue
+        for name in item:
+            inner = f"{path}/{name}".lstrip("/")
+            if name in _SKIPPED and not path:
+                continue
+            link = item.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                raise Refused(f"'{inner}' is a link to another place or file")
+            child = item[name]
+            if isinstance(child, h5py.Group | h5py.Dataset):
+                stack.append((inner, child))
+
+
+def _check_dataset(item: Any, path: str, total: int, limit: int) -> None:
+    if item.is_virtual or item.external:
+        raise Refused(f"the values of '{path}' are in another file")
+    num_bytes = item.size * item.dtype.itemsize
+    if item.chunks is not None:
+        raise Refused(f"'{path}' is stored in chunks or compressed, which Keras never does")
+    if total > limit or item.id.get_storage_size() < num_bytes:
+        raise Refused(f"'{path}' claims {item.shape}, more than the file holds")
+
+
+def _attributes(group: Any, limit: int) -> dict[str, Any]:
+    values = {}
+    for name in group.attrs:
+        kept = group.attrs.get_id(name)
+        if math.prod(kept.shape) * kept.dtype.itemsize > limit:
+            raise Refused(f"the attribute '{name}' claims more than the file holds")
+        values[name] = _plain(group.attrs[name])
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, np.ndarray):
+        return [_plain(part) for part in value.tolist()] if value.ndim == 1 else None
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, str):  # HDF5 gives what is no UTF-8 as surrogates
+        return value.encode("utf-8", "replace").decode()
+    return value if isinstance(value, int | float | bool) else None
+
+
+# torch ------------------------------------------------------------------------------------------
+
+
+def _torch_reader() -> Any:
+    import torch
+
+    def read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        _check_archive(data)
+        try:
+            loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise Refused(f"it holds more than tensors, or is damaged ({_reason(error)})") from None
+        tensors = _state(torch, loaded)
+        arrays, total = {}, 0
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() or tensor.layout != torch.strided:
+                continue
+            num_bytes = tensor.numel() * tensor.element_size()
+            total += num_bytes
+            if tensor.is_meta or num_bytes > tensor.untyped_storage().nbytes() or total > len(data):
+                raise Refused(f"'{name}' claims {tuple(tensor.shape)}, more than the file holds")
+            arrays[name] = tensor.detach().float().contiguous().numpy()
+        return arrays, {"names": list(arrays)}
+
+    return read
+
+
+def _reason(error: Exception) -> str:
+    """Returns the line of torch's many that names what was refused."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+    return (named or lines or [type(error).__name__])[0][:200]
+
+
+def _check_archive(data: bytes) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            files = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise Refused(
+            f"it is no file of torch.save since 1.6 ({error}); save its state_dict again"
+        ) from None
+    packed = any(file.compress_type != zipfile.ZIP_STORED for file in files)
+    if packed or sum(file.file_size for file in files) > len(data):
+        raise Refused("its parts are compressed or overlap, which torch never writes")
+
+
+def _state(torch: Any, loaded: Any) -> dict[str, Any]:
+    """Returns the named tensors of what was loaded: a state_dict, or a checkpoint that has one."""
+    if isinstance(loaded, dict):
+        for name in _STATE_NAMES:
+            if isinstance(loaded.get(name), dict):
+                loaded = loaded[name]
+                break
+    if not isinstance(loaded, dict):
+        raise Refused(f"it holds {type(loaded).__name__}, expected a state_dict")
+    tensors = {
+        name: value
+        for name, value in loaded.items()
+        if isinstance(name, str) and isinstance(value, torch.Tensor)
+    }
+    if not tensors:
+        raise Refused("it holds no named tensors, expected a state_dict")
+    return tensors
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""`export()`: a trained model as a file of another runtime, checked in that runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import (
+    ConfigError,
+    ExportError,
+    RunDirectoryError,
+    Setting,
+    nearest_hint,
+)
+from fastlstm.exchange.forecast_source import ForecastSource
+from fastlstm.exchange.graph import Value
+from fastlstm.exchange.proof import Proof, compare, prove
+from fastlstm.exchange.source import Source
+from fastlstm.exchange.targets import TARGETS, Form, Target
+from fastlstm.exchange.text_source import TextSource
+from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.runs.find_run import require_run
+from fastlstm.runs.manifest import FileRecord
+from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.system import storage
+from fastlstm.text.stored_model import StoredModel, load_stored_model
+
+REPORT_FILE = "export.json"
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Result of an export, as export.json holds it.
+
+    Attributes:
+        source: run directory, or class of the module.
+        kind: "text", "forecaster", "sequence" or "module".
+        target: "onnx", "litert", …
+        path: of the directory that was written.
+        model: name of the model's file, or folder, in it.
+        num_bytes: of the model.
+        weights: format of the weights in that file.
+        is_step: it computes one step per call.
+        files: name -> size and SHA-256.
+        inputs: names, types and shapes; lengths that callers choose are letters.
+        outputs: as `inputs`.
+        proof: how far the target's runtime is from fastlstm; None where it was not checked.
+        notes: for the user.
+    """
+
+    source: str
+    kind: str
+    target: str
+    path: str
+    model: str
+    num_bytes: int
+    weights: str
+    is_step: bool
+    files: dict[str, dict[str, Any]]
+    inputs: list[Value]
+    outputs: list[Value]
+    proof: Proof | None
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values."""
+        values = dataclasses.asdict(self)
+        if self.proof is not None:
+            own = {"max_error": self.proof.max_error, "is_good": self.proof.is_good}
+            values["proof"] = {**values["proof"], **own}
+        return values
+
+
+def export(
+    run: str | os.PathLike[str],
+    *,
+    to: str,
+    out: str | os.PathLike[str],
+    weights: str | None = None,
+    step: bool = False,
+    quantiles: Sequence[float] | None = None,
+    check_text: Any = None,
+    check: bool = True,
+) -> ExportReport:
+    """Writes a trained model for another runtime, and checks the file there.
+
+    The directory `out` gets the model's file, what is needed beside it (a text's tokenizer.json)
+    and export.json, this function's result. They are put there together, after the check.
+
+    Args:
+        run: the run directory, or one of its checkpoints.
+        to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
+        out: directory to write; it must not exist yet.
+        weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
+        step: of a text model: one token per call, without a time axis.
+        quantiles: levels, of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975, of a
+            distribution none: its parameters are outputs.
+        check_text: text that the outputs are compared on; default is the run's validation part.
+        check: run the file in the target's runtime. Without, nothing is known of its outputs.
+
+    Returns:
+        What was written and measured.
+
+    Raises:
+        ConfigError: an unknown target or format, or a model that the target cannot hold.
+        MissingExtraError: the writer or the runtime is not installed.
+        ExportError: the target's runtime computes something else; nothing is written.
+        RunDirectoryError: no run, or `out` exists.
+    """
+    target = _target(to)
+    path = _checked_out(out, target)
+    source = _source(run, weights, check_text, quantiles, target)
+    is_step = source.kind == "text" and (step or not target.has_loops)
+    if step and not is_step:
+        raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
+    if is_step and not target.has_state:
+        raise ConfigError(
+            Setting("step", True), f" needs the state as an input, which {target.name} has not got"
+        )
+    form = Form(is_step, target.has_state)
+    written = target.write(source, form)
+    files = {**written.files, **source.files()}
+    staged = storage.temporary_name(path)
+    with storage.storage_errors(path, "write the export"):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.make_dir(staged)
+            for name, data in files.items():
+                (staged / name).parent.mkdir(parents=True, exist_ok=True)
+                storage.write_file(staged / name, data)
+            proof = _proof(source, target, staged, files, form) if check else None
+            records = {
+                name: dataclasses.asdict(FileRecord.of(data)) for name, data in files.items()
+            }
+            report = ExportReport(
+                os.fspath(run), source.kind, to, os.fspath(path), target.model,
+                sum(map(len, written.files.values())),
+                source.weight_format, is_step, records,
+                written.inputs, written.outputs, proof, source.notes,
+            )  # fmt: skip
+            storage.write_json(staged / REPORT_FILE, report.to_dict())
+            storage.rename(staged, path)
+        except BaseException:
+            with suppress(OSError):
+                storage.remove_tree(staged)
+            raise
+    return report
+
+
+def _target(name: str) -> Target:
+    if name not in TARGETS:
+        raise ConfigError(
+            Setting("to", name), f" is unknown{nearest_hint(name, TARGETS)}; expected one of"
+            f" {', '.join(TARGETS)}",
+        )  # fmt: skip
+    return TARGETS[name]
+
+
+def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
+    path = Path(out)
+    if path.suffix and path.suffix == Path(target.model).suffix:
+        raise ConfigError(
+            Setting("out", os.fspath(out)), f" names a file; an export is a directory that holds"
+            f" {target.model}: give ", Setting("out", os.fspath(path.with_suffix(""))),
+        )  # fmt: skip
+    if path.exists():
+        raise RunDirectoryError(f"{path} exists; give another ", Setting("out"), " or remove it")
+    return path
+
+
+def _source(
+    run: str | os.PathLike[str],
+    weights: str | None,
+    check_text: Any,
+    quantiles: Sequence[float] | None,
+    target: Target,
+) -> Source:
+    require_run(run)
+    kind = kind_of_run(run)
+    foreign = {"check_text": check_text if kind != "text" else None,
+               "quantiles": quantiles if kind != "forecaster" else None}  # fmt: skip
+    for name, value in foreign.items():
+        if value is not None:
+            raise ConfigError(Setting(name), f" has no meaning for a {kind}; leave it out")
+    stored: StoredModel | StoredForecaster
+    source: Source
+    if kind == "text":
+        stored = load_stored_model(run)
+        own, note = stored.weight_format, stored.note
+        source = TextSource(stored, _weight_format(weights, own, target), check_text)
+    elif kind == "forecaster":
+        stored, note = read_forecaster(Path(run)), None
+        own = "fp32" if stored.compression is None else stored.compression.weights
+        source = ForecastSource(stored, _weight_format(weights, own, target), quantiles)
+    else:
+        raise ConfigError(f"{os.fspath(run)} is a {kind} model, which cannot be exported yet")
+    if note is not None:
+        source.notes.append(note)
+    if source.weight_format != own and own != "fp32":
+        source.notes.append(f"weights are stored as {own}, written as {source.weight_format}")
+    return source
+
+
+def _weight_format(asked: str | None, own: str, target: Target) -> str:
+    """Returns the format to write, by default that of the run where the target has it."""
+    if asked is None:
+        return own if own in target.limits else "fp32"
+    if asked not in target.limits:
+        raise ConfigError(
+            Setting("weights", asked), f" cannot be held by {target.name}; expected one of"
+            f" {', '.join(target.limits)}",
+        )  # fmt: skip
+    return asked
+
+
+def _proof(
+    source: Source, target: Target, directory: Path, files: dict[str, bytes], form: Form
+) -> Proof:
+    """Runs what the disk holds.
+
+    Raises:
+        ExportError: it is not what was written, or computes something else.
+    """
+    for name, data in files.items():
+        if storage.read_bytes(directory / name) != data:
+            raise ExportError(f"{name} on disk is not what was written: nothing is exported")
+    path, limits = directory / target.model, target.limits
+    if target.exact_runner is not None and source.weight_format == "int8":
+        _refuse_wrong(compare(source, target.exact_runner(path), form, limits["fp32"]))
+    proof = prove(source, target.runner(path), form, limits[source.weight_format])
+    _refuse_wrong(proof)
+    return proof
+
+
+def _refuse_wrong(proof: Proof) -> None:
+    if not proof.is_good:
+        raise ExportError(
+            f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"
+            " nothing is exported; please report it with config.json of the run"
+        )

@@ -1,0 +1,288 @@
+"""Keras models as layer stacks: `.keras` archives, `.h5` files of Keras 1, 2 and 3."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import FormatError
+from fastlstm.exchange.keras_layers import Arrays, KerasLayer, class_of, name_of, read_layer
+from fastlstm.exchange.layer_stack import Layer, LayerStack
+from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
+
+_MODELS = ("Sequential", "Functional", "Model")
+_MAX_LAYERS = 1000
+_MAX_NESTED = 16
+_ROOTS = ("layers", "_layer_checkpoint_dependencies")
+"""Group of the layers in model.weights.h5: of Keras 3 and late Keras 2, of Keras 2.12."""
+
+
+def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
+    """Returns the layers of a `.keras` file.
+
+    Raises:
+        FormatError: a layer that cannot be imported, or weights that are not those described.
+    """
+    version = str(archive.metadata.get("keras_version", "3"))
+    return _stack(archive.config, version, _ArchiveWeights(archive.weights), path)
+
+
+def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
+    """Returns the layers of an `.h5` file; raises what `read_archive` does."""
+    root = file.attributes.get("", {})
+    described = root.get("model_config")
+    if not isinstance(described, str):
+        raise FormatError(
+            f"{path} holds weights without a model: save the model itself with model.save"
+        )
+    config = json_of(described, "its model_config", path)
+    version = str(root.get("keras_version") or "1")  # the first ones did not write it
+    return _stack(config, version, _Hdf5Weights(file), path)
+
+
+def _stack(
+    config: Mapping[str, Any], version: str, weights: _ArchiveWeights | _Hdf5Weights, path: Path
+) -> LayerStack:
+    number = re.match(r"\d+", version)
+    major = int(number[0]) if number else 3
+    layers: list[Layer] = []
+    notes: list[str] = []
+    window, time_major = None, set()
+    for settings, arrays in weights.of_layers(config):
+        own = settings.get("config")
+        own = own if isinstance(own, dict) else {}
+        kind = class_of(settings)
+        layer = KerasLayer(kind, name_of(settings), own, major, arrays, notes)
+        if not layers and window is None:
+            window = _window(own)
+        layers += read_layer(layer)
+        if arrays and not weights.is_shared(settings):
+            raise FormatError(f"the layer '{layer.name}' ({kind}) has weights too many")
+        if kind in ("LSTM", "Bidirectional"):
+            time_major.add(_is_time_major(own))
+    if not layers:
+        raise FormatError(f"{path} holds a model without layers")
+    if len(time_major) > 1:
+        raise FormatError(f"{path}: some layers have time_major, others do not")
+    is_time_major = True in time_major
+    return LayerStack(
+        tuple(layers), f"Keras {version:.20}", None if is_time_major else window,
+        is_time_major, tuple(notes),
+    )  # fmt: skip
+
+
+def _is_time_major(config: Mapping[str, Any]) -> bool:
+    inner = config.get("layer")
+    if isinstance(inner, dict) and isinstance(inner.get("config"), dict):
+        config = inner["config"]
+    return bool(config.get("time_major", False))
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Returns the steps that the first layer says its input has."""
+    steps = config.get("input_length")
+    for name in ("batch_shape", "batch_input_shape"):
+        shape = config.get(name)
+        if isinstance(shape, list) and len(shape) > 1:
+            steps = shape[1]
+    return steps if type(steps) is int and steps > 0 else None
+
+
+# the layers in order ------------------------------------------------------------------------------
+
+
+def _layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
+    """Returns the described layers of a model, from input to output; nested models are kept."""
+    listed = _listed(config, depth)
+    return listed if config["class_name"] == "Sequential" else _path_of(config["config"], listed)
+
+
+def _listed(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
+    """Returns the described layers of a model in the order of the file."""
+    kind, inner = config.get("class_name"), config.get("config")
+    if kind not in _MODELS:
+        class_of(config)  # refuses a class of the user's own by its name
+        raise FormatError(
+            f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
+        )
+    listed: Any = inner.get("layers") if isinstance(inner, dict) else inner
+    is_list = isinstance(listed, list) and (kind == "Sequential" or isinstance(inner, dict))
+    if not is_list or not all(isinstance(part, dict) for part in listed):
+        raise FormatError("the model's description lists no layers")
+    if len(listed) > _MAX_LAYERS or depth > _MAX_NESTED:
+        raise FormatError(f"the model has {len(listed)} layers in one of its models")
+    layers: list[dict[str, Any]] = listed
+    return layers
+
+
+def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the layers of a graph from its input to its output.
+
+    Raises:
+        FormatError: it is more than one path.
+    """
+    by_name = {str(layer.get("name") or name_of(layer)): layer for layer in listed}
+    start, end = (_ends(config.get(key), key) for key in ("input_layers", "output_layers"))
+    path: list[dict[str, Any]] = []
+    name = end
+    while len(path) <= len(listed):
+        if name not in by_name:
+            raise FormatError(
+                f"the layer '{name}' is an input of the model, but not among its layers"
+            )
+        layer = by_name[name]
+        path.append(layer)
+        before = list(_sources(layer.get("inbound_nodes")))
+        if not before and name == start:
+            break
+        if len(before) != 1 or before[0][1] != 0:
+            reads = ", ".join(sorted({source for source, _ in before})) or "nothing"
+            raise FormatError(
+                f"the layer '{name}' reads {reads}; imported are models of one path, in which"
+                " every layer reads the output of the one before it, once"
+            )
+        name = before[0][0]
+    unused = by_name.keys() - {str(layer.get("name") or name_of(layer)) for layer in path}
+    if unused:
+        raise FormatError(
+            f"the layer '{min(unused)}' is not on the path from input to output; imported are"
+            " models of one path"
+        )
+    return path[::-1]
+
+
+def _ends(value: Any, key: str) -> str:
+    """Returns the one layer in `input_layers` or `output_layers`."""
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
+        return value[0]
+    raise FormatError(
+        f"the model has {key} {value!s:.80}; imported are models with one input and one output"
+    )
+
+
+def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Yields the layers that a node reads, each with the number of its output."""
+    if depth > _MAX_NESTED:
+        return
+    if isinstance(node, dict):
+        history = node.get("keras_history")
+        if isinstance(history, list) and len(history) == 3:
+            node = history
+        else:
+            for value in node.values():
+                yield from _sources(value, depth + 1)
+            return
+    if isinstance(node, list):
+        is_place = len(node) in (3, 4) and isinstance(node[0], str)
+        if is_place and type(node[1]) is int and type(node[2]) is int:
+            yield node[0], node[2]
+            if len(node) == 4:
+                yield from _sources(node[3], depth + 1)
+            return
+        for value in node:
+            yield from _sources(value, depth + 1)
+
+
+# the arrays of layers -----------------------------------------------------------------------------
+
+
+class _Hdf5Weights:
+    """Weights of `.h5` files: per layer a list of names, of a nested model all in one list."""
+
+    def __init__(self, file: Hdf5) -> None:
+        self._file = file
+        self._root = "model_weights" if "model_weights" in file.attributes else ""
+
+    def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        for layer in _layers_of(config):
+            arrays = self._arrays(str(layer.get("name") or name_of(layer)))
+            yield from self._flat(layer, arrays, 0)
+            if arrays:
+                raise FormatError(f"the layer '{name_of(layer)}' has weights too many")
+
+    def is_shared(self, settings: Mapping[str, Any]) -> bool:
+        return True  # counted above, once a nested model is through
+
+    def _flat(
+        self, layer: dict[str, Any], arrays: Arrays, depth: int
+    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        if layer.get("class_name") not in _MODELS:
+            yield layer, arrays
+            return
+        for inner in _layers_of(layer, depth):
+            yield from self._flat(inner, arrays, depth + 1)
+
+    def _arrays(self, layer: str) -> Arrays:
+        group = f"{self._root}/{layer}".lstrip("/")
+        found = []
+        for name in _text_list(self._file.attributes.get(group, {}), "weight_names"):
+            path = f"{group}/{name}".lstrip("/")
+            if path not in self._file.arrays:
+                raise FormatError(f"the file lacks the array '{path:.120}', which it lists")
+            found.append(self._file.arrays[path])
+        return found
+
+
+def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
+    """Returns a list of texts, which Keras cuts into several attributes where it is long."""
+    if name in attributes:
+        parts = [attributes[name]]
+    else:
+        numbered = (f"{name}{k}" for k in range(len(attributes)))
+        parts = [attributes[key] for key in numbered if key in attributes]
+    return [str(text) for part in parts if isinstance(part, list) for text in part]
+
+
+class _ArchiveWeights:
+    """Weights of `.keras` files: by the place of a layer among those of its class."""
+
+    def __init__(self, file: Hdf5) -> None:
+        self._arrays = file.arrays
+        self._groups = file.attributes.keys()
+
+    def of_layers(
+        self, config: Mapping[str, Any], prefix: str = "", depth: int = 0
+    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        root = next((f"{prefix}{name}" for name in _ROOTS if f"{prefix}{name}" in self._groups), "")
+        groups = dict(self._groups_of(_listed(config, depth), root))
+        for layer in _layers_of(config, depth):
+            group = groups[id(layer)]
+            if layer.get("class_name") in _MODELS:
+                yield from self.of_layers(layer, f"{group}/", depth + 1)
+            else:
+                yield layer, self._below(group)
+
+    def is_shared(self, settings: Mapping[str, Any]) -> bool:
+        return False
+
+    def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
+        """Yields the group of every layer: layers of one class are numbered, names do not count."""
+        counts: dict[str, int] = {}
+        for layer in listed:
+            name = _snake_case(str(layer.get("class_name")))
+            k = counts[name] = counts.get(name, -1) + 1
+            yield id(layer), f"{root}/{name}_{k}" if k else f"{root}/{name}"
+
+    def _below(self, group: str) -> Arrays:
+        """Returns the arrays of a layer in Keras' order: both ways of a Bidirectional in turn."""
+        found = []
+        for path, array in self._arrays.items():
+            if not path.startswith(f"{group}/"):
+                continue
+            *folders, number = path[len(group) + 1 :].split("/")
+            if not number.isdecimal() or len(number) > 6:
+                raise FormatError(f"the file has an array '{path:.120}', which no layer has")
+            is_second = "backward_layer" in folders
+            found.append(((is_second, int(number)), array))
+        return [array for _, array in sorted(found, key=lambda pair: pair[0])]
+
+
+def _snake_case(name: str) -> str:
+    """Returns the name of a class as Keras turns it into that of a layer."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -1,0 +1,164 @@
+"""`LayerStack`: a model from another framework as a sequence of layers, without any framework.
+
+Weights are float32 in torch's layout: `(4H, I)` with the gates in the order i, f, g, o. Activations
+have the names of `fastlstm.ops.cell_options`, and some more after a Dense layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.ops.cell_options import Activation
+
+Weights = NDArray[np.float32]
+Merge = Literal["concat", "sum", "ave", "mul"]
+
+FUNCTIONS = (
+    *("linear", "relu", "tanh", "sigmoid", "hard_sigmoid", "hard_sigmoid_0.2", "softsign"),
+    *("softplus", "elu", "selu", "silu", "gelu", "exponential", "softmax", "log_softmax"),
+)
+"""Functions after a layer. `hard_sigmoid` is clip(x / 6 + 0.5), `hard_sigmoid_0.2` that of Keras 1
+and 2, clip(0.2 x + 0.5)."""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A table of vectors; the input is token ids.
+
+    Attributes:
+        name: in the file.
+        weight: `(V, E)`.
+        masks_zero: steps with token 0 are left out by the layers that follow.
+    """
+
+    name: str
+    weight: Weights
+    masks_zero: bool = False
+
+
+@dataclass(frozen=True)
+class CellWeights:
+    """One LSTM, one way: `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)`, `bias` `(4H,)`."""
+
+    weight_ih: Weights
+    weight_hh: Weights
+    bias: Weights
+
+
+@dataclass(frozen=True)
+class LSTMLayer:
+    """An LSTM, one way or both.
+
+    Attributes:
+        name: in the file.
+        forward: of the way it reads, or of the first of both.
+        backward: of the second way, or None.
+        merge: of the outputs of both ways.
+        every_step: the output is that of every step, else the one after the last.
+        reverses: the sequence is read from its end, and written in that order; one way only.
+        activation: of candidate and cell.
+        recurrent_activation: of the gates.
+    """
+
+    name: str
+    forward: CellWeights
+    backward: CellWeights | None = None
+    merge: Merge = "concat"
+    every_step: bool = True
+    reverses: bool = False
+    activation: Activation = "tanh"
+    recurrent_activation: Activation = "sigmoid"
+
+    @property
+    def input_size(self) -> int:
+        """I, columns of a step."""
+        return int(self.forward.weight_ih.shape[1])
+
+    @property
+    def hidden_size(self) -> int:
+        """H, of each way."""
+        return int(self.forward.weight_hh.shape[1])
+
+    @property
+    def output_size(self) -> int:
+        """Columns of the output."""
+        return self.hidden_size * (2 if self.backward is not None and self.merge == "concat" else 1)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer for every step: `weight` `(K, F)`, `bias` `(K,)`."""
+
+    name: str
+    weight: Weights
+    bias: Weights
+
+
+@dataclass(frozen=True)
+class Function:
+    """One of `FUNCTIONS`, element by element or over the last axis."""
+
+    name: str
+    function: str
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Layer normalization over the last axis: `weight`, `bias` `(F,)`, `epsilon`."""
+
+    name: str
+    weight: Weights
+    bias: Weights
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout in training; `is_spatial`: one mask for all steps of a sequence."""
+
+    name: str
+    rate: float
+    is_spatial: bool = False
+
+
+Layer = Embedding | LSTMLayer | Dense | Function | LayerNorm | Dropout
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """A model: its layers in order.
+
+    Attributes:
+        layers: from input to output.
+        made_by: framework and version, for people.
+        window: steps of the input that the model was built for, or None.
+        is_time_major: the axis of time comes first, not second.
+        notes: what the user should know about the reading.
+    """
+
+    layers: tuple[Layer, ...]
+    made_by: str
+    window: int | None = None
+    is_time_major: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def logits(self) -> LayerStack:
+        """This stack without a softmax at its end."""
+        last = self.layers[-1] if self.layers else None
+        if not self.ends_in_softmax:
+            return self
+        assert isinstance(last, Function)
+        return LayerStack(
+            self.layers[:-1], self.made_by, self.window, self.is_time_major, self.notes
+        )
+
+    @property
+    def ends_in_softmax(self) -> bool:
+        """Whether the last layer turns logits into probabilities."""
+        last = self.layers[-1] if self.layers else None
+        return isinstance(last, Function) and last.function in ("softmax", "log_softmax")

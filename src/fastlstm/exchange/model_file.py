@@ -1,0 +1,205 @@
+"""Opens model files of other frameworks: what kind they are, their arrays, their descriptions."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fastlstm.errors import CorruptFileError, FormatError, MissingExtraError, StorageError
+from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
+
+Arrays = dict[str, NDArray[np.float32]]
+KERAS_CONFIG, KERAS_METADATA, KERAS_WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_TIMEOUT_S = 300
+_HDF5_MAGIC, _ZIP_MAGIC = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
+_MAX_RATIO = 4
+"""Weights hardly compress: an archive that unpacks to more than this is no model."""
+
+
+@dataclass(frozen=True)
+class Hdf5:
+    """Content of an HDF5 file: `arrays` by path, `attributes` by path of their group."""
+
+    arrays: Arrays
+    attributes: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class KerasArchive:
+    """Content of a `.keras` file: two JSON objects and the weights."""
+
+    config: dict[str, Any]
+    metadata: dict[str, Any]
+    weights: Hdf5
+
+
+FileKind = Literal["keras", "hdf5", "torch", "safetensors"]
+
+
+def read_model_file(path: str | os.PathLike[str]) -> bytes:
+    """Returns the bytes of a file.
+
+    Raises:
+        FormatError: there is none, or it is a directory.
+    """
+    try:
+        return read_bytes(Path(path))
+    except (OSError, StorageError, CorruptFileError) as error:
+        raise FormatError(f"{path} cannot be read ({_first_line(error)})") from None
+
+
+def kind_of_file(data: bytes, path: Path) -> FileKind:
+    """Returns what a file is, by what it holds.
+
+    Raises:
+        FormatError: nothing that is imported.
+    """
+    if data.startswith(_HDF5_MAGIC):
+        return "hdf5"
+    if data.startswith(_ZIP_MAGIC):
+        return "keras" if KERAS_CONFIG in _names(data, path) else "torch"
+    if len(data) > 8 and data[8:9] == b"{":
+        return "safetensors"
+    raise FormatError(
+        f"{path} is no model that can be imported: expected .keras, .h5, .safetensors or a"
+        " state_dict saved by torch.save (.pt)"
+    )
+
+
+def read_keras_archive(data: bytes, path: Path) -> KerasArchive:
+    """Reads a `.keras` file.
+
+    Raises:
+        FormatError: damaged, or it claims more than it holds.
+    """
+    _names(data, path)
+    config, metadata = (_json_part(data, name, path) for name in (KERAS_CONFIG, KERAS_METADATA))
+    limit = _MAX_RATIO * len(data) + (1 << 20)
+    return KerasArchive(config, metadata, read_hdf5(_part(data, KERAS_WEIGHTS, limit, path), path))
+
+
+def read_hdf5(data: bytes, path: Path) -> Hdf5:
+    """Reads an HDF5 file.
+
+    Raises:
+        FormatError: damaged, or it refers to other files.
+        MissingExtraError: h5py is not installed.
+    """
+    if find_spec("h5py") is None:
+        raise MissingExtraError(
+            f"{path} holds HDF5, which h5py reads: pip install 'fastlstm[keras]'"
+        )
+    arrays, about = _converted("hdf5", data, path)
+    return Hdf5(arrays, about["attributes"])
+
+
+def read_torch(data: bytes, path: Path) -> Arrays:
+    """Reads the tensors of a `.pt` file, in its order; nothing else is unpickled.
+
+    Raises:
+        FormatError: damaged, or it holds other objects.
+    """
+    arrays, about = _converted("torch", data, path)
+    return {name: arrays[name] for name in about["names"]}
+
+
+def read_safetensors(data: bytes, path: Path) -> Arrays:
+    """Reads the floating-point tensors of a safetensors file.
+
+    Raises:
+        FormatError: damaged.
+    """
+    from fastlstm.runs.tensors import decode_tensors
+
+    try:
+        tensors = decode_tensors(data, path)
+    except CorruptFileError as error:
+        raise FormatError(*error.args) from None
+    return {n: t.float().numpy() for n, t in tensors.items() if t.is_floating_point()}
+
+
+def json_of(data: str | bytes, name: str, path: Path) -> dict[str, Any]:
+    """Parses a JSON object inside a file; raises FormatError."""
+    from fastlstm.system.storage import parse_json
+
+    raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    try:
+        # Keras writes Infinity and NaN where a user gave them; none is read.
+        value = parse_json(raw, path)
+    except CorruptFileError as error:
+        raise FormatError(f"{path}: {name} is no JSON ({_first_line(error)})") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: {name} is no JSON object")
+    return value
+
+
+def _names(data: bytes, path: Path) -> list[str]:
+    """Returns the names in an archive; raises FormatError for one that leads out of it."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+        raise FormatError(f"{path} is a damaged archive ({_first_line(error)})") from None
+    for name in names:
+        parts = name.replace("\\", "/").split("/")
+        if parts[0] in ("", "~") or ".." in parts or parts[0].endswith(":"):
+            raise FormatError(f"{path}: an archive with the name {name!r:.80} is not read")
+    return names
+
+
+def _json_part(data: bytes, name: str, path: Path) -> dict[str, Any]:
+    return json_of(_part(data, name, MAX_JSON_BYTES, path), name, path)
+
+
+def _part(data: bytes, name: str, limit: int, path: Path) -> bytes:
+    """Unpacks one part of an archive, if it holds no more than `limit` bytes."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if archive.getinfo(name).file_size > limit:
+                raise FormatError(f"{path}: {name} claims more bytes than such an archive holds")
+            with archive.open(name) as part:
+                found = part.read(limit + 1)
+    except KeyError:
+        raise FormatError(f"{path}: lacks {name}") from None
+    except FormatError:
+        raise
+    except Exception as error:  # zipfile raises zlib.error, EOFError, RuntimeError and more
+        raise FormatError(f"{path}: {name} is damaged ({_first_line(error)})") from None
+    if len(found) > limit:
+        raise FormatError(f"{path}: {name} claims more bytes than such an archive holds")
+    return found
+
+
+def _converted(kind: str, data: bytes, path: Path) -> tuple[Arrays, dict[str, Any]]:
+    """Has a process of its own read a file; see `converter`."""
+    command = [sys.executable, "-P", "-m", "fastlstm.exchange.converter", kind, str(len(data))]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise FormatError(f"{path} is damaged: reading it takes too long") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = (
+            said[-1] if done.returncode == 2 and said else "its reader crashed, or took too long"
+        )
+        raise FormatError(f"{path} cannot be read: {reason}")
+    header = json.loads(done.stdout[8 : 8 + int.from_bytes(done.stdout[:8], "little")])
+    return safetensors.numpy.load(done.stdout), json.loads(header["__metadata__"]["about"])
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,78 @@
+"""Checks a written model in its target's own runtime against fastlstm's network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fastlstm.exchange.source import Source
+    from fastlstm.exchange.targets import Arrays, Form, Runner
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the target's runtime computed, beside what fastlstm computes.
+
+    Attributes:
+        runtime: name and version.
+        errors: one of each case: `shapes` of the inputs by name, `error` of the outputs. An error
+            is the largest difference, in units of the largest value of that output, or of 1.
+        limit: of the errors.
+        figures: quality on data, speed (`Source.figures`).
+    """
+
+    runtime: str
+    errors: list[dict[str, Any]]
+    limit: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_error(self) -> float:
+        """The largest error of all cases; NaN where a result is NaN on one side only."""
+        return float(np.max([case["error"] for case in self.errors]))
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no error is above the limit."""
+        return self.max_error <= self.limit
+
+
+def prove(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
+    """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
+    proof = compare(source, runner, form, limit)
+    if proof.is_good:
+        proof.figures.update(source.figures(runner, form))
+    return proof
+
+
+def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
+    """Runs random inputs of shapes that the writer did not use."""
+    errors = []
+    models: tuple[Source | Runner, ...] = (source, runner)
+    for inputs in source.cases(form):
+        expected, got = (source.in_units(model.run(inputs)) for model in models)
+        shapes = {name: list(array.shape) for name, array in inputs.items()}
+        errors.append({"shapes": shapes, "error": _error(expected, got)})
+    return Proof(runner.version, errors, limit)
+
+
+def _error(expected: Arrays, got: Arrays) -> float:
+    return max(_difference(expected[name], value) for name, value in got.items())
+
+
+def _difference(expected: NDArray[Any], got: NDArray[Any]) -> float:
+    if expected.shape != got.shape:
+        return float("nan")
+    is_equal = (expected == got) | (np.isnan(expected) & np.isnan(got))
+    if is_equal.all():
+        return 0.0
+    finite = np.abs(expected[np.isfinite(expected)])
+    scale = max(1.0, float(finite.max(initial=0.0)))
+    with np.errstate(invalid="ignore"):
+        differences = np.where(is_equal, 0.0, np.abs(expected - got))
+    return float(differences.max()) / scale

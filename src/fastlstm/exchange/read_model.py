@@ -1,0 +1,85 @@
+"""From a model file of any kind to its layers, and to a torch module."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastlstm.errors import FormatError, kind_of_value
+from fastlstm.exchange.keras_model import read_archive, read_hdf5_model
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.model_file import (
+    kind_of_file,
+    read_hdf5,
+    read_keras_archive,
+    read_model_file,
+    read_safetensors,
+    read_torch,
+)
+from fastlstm.exchange.torch_state import read_state
+
+if TYPE_CHECKING:
+    from fastlstm.exchange.stack_module import ImportedModel
+
+
+def import_module(path: str | os.PathLike[str]) -> ImportedModel:
+    """Returns a model of another framework as a torch module, in evaluation mode.
+
+    Read are `.keras`, `.h5` of Keras 1, 2 and 3, and state_dicts of torch (`.safetensors`, `.pt`):
+    docs/exchange.md. Neither Keras nor TensorFlow is needed, nothing is executed.
+
+    Args:
+        path: the file.
+
+    Returns:
+        A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A softmax
+        at the end is left out: the outputs are logits.
+
+    Raises:
+        FormatError: a damaged file, a layer or setting that cannot be imported; it is named.
+        MissingExtraError: h5py is not installed (`fastlstm[keras]`).
+    """
+    stack = read_layer_stack(path)
+
+    from fastlstm.exchange.stack_module import ImportedModel
+
+    return ImportedModel(stack)
+
+
+def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
+    """Returns the layers of a model file; raises what `import_module` does."""
+    if not isinstance(path, str | os.PathLike):
+        raise FormatError(f"the model is {kind_of_value(path)}, expected the path of a file")
+    file = Path(path)
+    if file.is_dir():
+        raise FormatError(
+            f"{file} is a directory; imported are files: .keras, .h5, .safetensors, .pt"
+        )
+    data = read_model_file(file)
+    match kind_of_file(data, file):
+        case "keras":
+            stack = read_archive(read_keras_archive(data, file), file)
+        case "hdf5":
+            stack = read_hdf5_model(read_hdf5(data, file), file)
+        case "safetensors":
+            stack = read_state(read_safetensors(data, file), file)
+        case "torch":
+            stack = read_state(read_torch(data, file), file)
+
+    from fastlstm.exchange.stack_module import check_widths
+
+    check_widths(stack)
+    _check_finite(stack)
+    return stack
+
+
+def _check_finite(stack: LayerStack) -> None:
+    for layer in stack.layers:
+        cells = [getattr(layer, name, None) for name in ("forward", "backward")]
+        for part in (layer, *filter(None, cells)):
+            for name, value in vars(part).items():
+                if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+                    raise FormatError(f"{name} of the layer '{layer.name}' is NaN or Inf")

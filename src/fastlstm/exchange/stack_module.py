@@ -1,0 +1,250 @@
+"""A layer stack as a torch module that computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastlstm.errors import FormatError, ShapeError
+from fastlstm.exchange.layer_stack import (
+    CellWeights,
+    Dense,
+    Dropout,
+    Embedding,
+    Function,
+    Layer,
+    LayerNorm,
+    LayerStack,
+    LSTMLayer,
+    Weights,
+)
+from fastlstm.nn.dropout import dropped
+from fastlstm.nn.lstm import LSTM
+
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: x,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "hard_sigmoid": F.hardsigmoid,
+    "hard_sigmoid_0.2": lambda x: (0.2 * x + 0.5).clamp(0.0, 1.0),
+    "softsign": F.softsign,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "selu": F.selu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "exponential": torch.exp,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+}
+
+
+class ImportedModel(nn.Module):
+    """A model of another framework: its layers, on `fastlstm.LSTM`.
+
+    Args:
+        stack: the layers; a softmax at the end is left out, so that the outputs are logits.
+
+    Attributes:
+        layers: the layers in order; LSTMs are `fastlstm.LSTM`.
+        made_by: framework that made the file, and its version.
+        returns_logits: there was a softmax at the end: `softmax(-1)` gives its probabilities.
+        notes: what was not taken over, and what it was read as.
+
+    Raises:
+        FormatError: widths of layers that follow each other differ.
+    """
+
+    def __init__(self, stack: LayerStack) -> None:
+        super().__init__()
+        check_widths(stack)
+        self.made_by, self.notes = stack.made_by, stack.notes
+        self.returns_logits = stack.ends_in_softmax
+        self._is_time_major = stack.is_time_major
+        self.layers = nn.ModuleList(_module(layer) for layer in stack.logits.layers)
+        self._reads_tokens = isinstance(stack.layers[0], Embedding)
+        self._masks_zero = any(
+            isinstance(layer, Embedding) and layer.masks_zero for layer in stack.layers
+        )
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns what the model returned where it was made, logits instead of a softmax.
+
+        Args:
+            x: token ids `(B, T)` of any integer dtype, or of a model without an embedding values
+                `(B, T, C)`; `(T, B)` and `(T, B, C)` if it was made time-major.
+
+        Returns:
+            `(B, T, K)`, or `(B, K)` where only the last step has an output.
+
+        Raises:
+            ShapeError: another shape, or token 0 in a model that leaves it out.
+        """
+        if x.dim() != (2 if self._reads_tokens else 3):
+            shape = "token ids (B, T)" if self._reads_tokens else "values (B, T, C)"
+            raise ShapeError(f"the input has the shape {tuple(x.shape)}, the model reads {shape}")
+        if self._reads_tokens and self._masks_zero and bool((x == 0).any()):
+            raise ShapeError(
+                "the input has the token 0, which this model leaves out (mask_zero): such steps are"
+                " not computed here; give sequences without it"
+            )
+        x = x.long() if self._reads_tokens else x
+        x = x.transpose(0, 1) if self._is_time_major else x
+        for layer in self.layers:
+            x = layer(x)
+        return x.transpose(0, 1) if self._is_time_major and x.dim() == 3 else x
+
+
+class ImportedLSTM(nn.Module):
+    """An LSTM as a layer of Keras: one output, of every step or of the last.
+
+    Attributes:
+        lstm: the weights.
+    """
+
+    def __init__(self, layer: LSTMLayer) -> None:
+        super().__init__()
+        self.lstm = LSTM(
+            layer.input_size, layer.hidden_size, batch_first=True,
+            bidirectional=layer.backward is not None,
+            activation=layer.activation, recurrent_activation=layer.recurrent_activation,
+        )  # fmt: skip
+        set_weights(self.lstm, layer.forward, "_l0")
+        if layer.backward is not None:
+            set_weights(self.lstm, layer.backward, "_l0_reverse")
+        self._every_step, self._reverses, self._merge = (
+            layer.every_step, layer.reverses, layer.merge,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns `(B, T, K)` of every step, or `(B, K)` of the last."""
+        outputs: Tensor
+        last: Tensor
+        outputs, (last, _) = self.lstm(x.flip(1) if self._reverses else x)
+        if not self._every_step:
+            outputs = last.transpose(0, 1).flatten(1)
+        if not self.lstm.bidirectional or self._merge == "concat":
+            return outputs
+        first, second = outputs.chunk(2, -1)
+        if self._merge == "mul":
+            return first * second
+        return first + second if self._merge == "sum" else (first + second) / 2
+
+
+class _Function(nn.Module):
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _FUNCTIONS[self.function](x)
+
+    def extra_repr(self) -> str:
+        return self.function
+
+
+class _SpatialDropout(nn.Module):
+    """One mask for all steps of a sequence `(B, T, C)`."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropped(x, self.rate, (x.shape[0], 1, x.shape[2])) if self.training else x
+
+
+def set_weights(lstm: LSTM, weights: CellWeights, suffix: str) -> None:
+    """Writes weights into a layer and direction; the bias goes to `bias_ih`, `bias_hh` is zero."""
+    values = {"weight_ih": weights.weight_ih, "weight_hh": weights.weight_hh}
+    values["bias_ih"] = weights.bias
+    with torch.no_grad():
+        for name, value in values.items():
+            getattr(lstm, name + suffix).copy_(as_tensor(value))
+        getattr(lstm, f"bias_hh{suffix}").zero_()
+
+
+def as_tensor(array: Weights) -> Tensor:
+    """Returns a copy of an array as a tensor."""
+    return torch.from_numpy(np.array(array, np.float32))
+
+
+def _module(layer: Layer) -> nn.Module:
+    module = _empty_module(layer)
+    parameters: dict[str, Any] = {}
+    if isinstance(layer, Embedding):
+        parameters = {"weight": layer.weight}
+    elif isinstance(layer, Dense | LayerNorm):
+        parameters = {"weight": layer.weight, "bias": layer.bias}
+    with torch.no_grad():
+        for name, value in parameters.items():
+            getattr(module, name).copy_(as_tensor(value))
+    return module
+
+
+def _empty_module(layer: Layer) -> nn.Module:
+    match layer:
+        case Embedding():
+            return nn.Embedding(*layer.weight.shape)
+        case LSTMLayer():
+            return ImportedLSTM(layer)
+        case Dense():
+            return nn.Linear(layer.weight.shape[1], layer.weight.shape[0])
+        case LayerNorm():
+            return nn.LayerNorm(len(layer.weight), eps=layer.epsilon)
+        case Function():
+            return _Function(layer.function)
+        case Dropout():
+            return _SpatialDropout(layer.rate) if layer.is_spatial else nn.Dropout(layer.rate)
+
+
+def check_widths(stack: LayerStack) -> None:
+    """Raises FormatError where a layer does not read what the one before it writes."""
+    width: int | None = None
+    has_steps = True
+    for k, layer in enumerate(stack.layers):
+        reads: int | None = None
+        writes: int | None = width
+        match layer:
+            case Embedding():
+                if k:
+                    raise FormatError(f"the layer '{layer.name}' is an embedding behind others")
+                writes = layer.weight.shape[1]
+            case LSTMLayer():
+                if not has_steps:
+                    raise FormatError(
+                        f"the layer '{layer.name}' is behind one that writes the last step only"
+                    )
+                has_steps = layer.every_step
+                _check_cells(layer)
+                reads, writes = layer.input_size, layer.output_size
+            case Dense():
+                reads, writes = layer.weight.shape[1], layer.weight.shape[0]
+            case LayerNorm():
+                reads = writes = len(layer.weight)
+                if layer.bias.shape != layer.weight.shape:
+                    raise FormatError(f"weight and bias of the layer '{layer.name}' differ in size")
+            case Dropout() if layer.is_spatial and not has_steps:
+                raise FormatError(f"the layer '{layer.name}' expects steps, and gets the last only")
+        if reads is not None and width is not None and reads != width:
+            raise FormatError(
+                f"the layer '{layer.name}' reads {reads} columns, the one before it writes {width}"
+            )
+        width = writes
+
+
+def _check_cells(layer: LSTMLayer) -> None:
+    H = layer.hidden_size
+    for cell in (layer.forward, layer.backward):
+        if cell is None:
+            continue
+        shapes = cell.weight_ih.shape, cell.weight_hh.shape, cell.bias.shape
+        if shapes != ((4 * H, layer.input_size), (4 * H, H), (4 * H,)):
+            raise FormatError(f"the weights of the layer '{layer.name}' have the shapes {shapes}")

@@ -1,0 +1,165 @@
+"""A text model to export: its graph, its own network, and scores on a text in both runtimes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.exchange.graph import Graph
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.targets import Arrays, Form, Runner
+from fastlstm.exchange.text_graph import text_graph, text_stack
+from fastlstm.runs.weight_formats import as_floats, in_format
+from fastlstm.text.decoder import Decoder, native_refusal
+from fastlstm.text.files import build_model
+from fastlstm.text.held_out import read_text, validation_ids
+from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
+from fastlstm.text.weight_report import writing_speed
+
+SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
+"""Steps and lanes, (T, B), that a written file is run at."""
+_LANES, _MAX_TOKENS, _SPEED_S = 16, 10_000, 0.3
+
+
+class TextSource:
+    """A text model.
+
+    Args:
+        stored: the model.
+        weight_format: "fp32", "fp16" or "int8".
+        check_text: text to compare both runtimes on; None is the run's own validation part.
+    """
+
+    kind = "text"
+
+    def __init__(self, stored: StoredModel, weight_format: str, check_text: Any = None) -> None:
+        self.weight_format, self.notes = weight_format, list[str]()
+        self._stored, self._text = stored, check_text
+        self._weights = in_format(stored.weights, weight_format)
+        self._model = build_model(as_floats(self._weights), stored.model_config).eval()
+
+    def graph(self, is_step: bool) -> Graph:
+        graph = text_graph(self._weights, self._stored.model_config, is_step=is_step)
+        graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
+        return graph
+
+    def stack(self) -> LayerStack:
+        return text_stack(as_floats(self._weights), self._stored.model_config)
+
+    def files(self) -> dict[str, bytes]:
+        return {TOKENIZER_FILE: self._stored.tokenizer.to_json()}
+
+    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
+        rng = np.random.default_rng(0)
+        config = self._stored.model_config
+        for T, B in [(1, B) for _, B in SHAPES] if form.is_step else SHAPES:
+            tokens = rng.integers(0, config.vocab_size, (T, B), dtype=np.int32)
+            shape = (config.num_layers, B, config.rnn_size)
+            h = rng.uniform(-1, 1, shape).astype(np.float32)
+            c = rng.normal(size=shape).astype(np.float32)
+            if not form.has_state:
+                h, c = np.zeros_like(h), np.zeros_like(c)
+            yield {"tokens": tokens[0] if form.is_step else tokens, "h": h, "c": c}
+
+    @torch.no_grad()
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        tokens = torch.from_numpy(np.atleast_2d(inputs["tokens"]).astype(np.int64))
+        state = torch.from_numpy(inputs["h"]), torch.from_numpy(inputs["c"])
+        logits, (h, c) = self._model(tokens, state)
+        is_step = inputs["tokens"].ndim == 1
+        outputs = {"logits": logits[0] if is_step else logits, "h_out": h, "c_out": c}
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    def in_units(self, outputs: Arrays) -> Arrays:
+        return outputs
+
+    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
+        """Returns agreement of the likeliest tokens and bits per character on a text, and speed."""
+        speeds = {"target": self._speed(runner, form)} if form.has_state else {}
+        if not form.has_state:
+            self.notes.append("every call starts from the zero state")
+        elif (why := native_refusal(self._stored.model_config)) is None:
+            speeds["fastlstm"] = self._own_speed()
+        else:
+            self.notes.append(f"{why}: fastlstm writes its text on torch")
+        figures: dict[str, Any] = {"tokens_per_s": speeds} if speeds else {}
+        try:
+            ids = self._ids()
+        except (DataError, OSError) as error:
+            if self._text is not None:
+                raise
+            self.notes.append(f"no text to compare on: {error}; give --check-text")
+            return figures
+        own, theirs = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
+        lanes = _lanes(ids)
+        chars = float(self._stored.tokenizer.token_chars[lanes[1:]].sum())
+        figures["text"] = {
+            "num_tokens": lanes[1:].size,
+            "agreement": float((own.argmax(-1) == theirs.argmax(-1)).mean()),
+            "bits_per_char": [_nats(x, lanes[1:]) / math.log(2) / chars for x in (own, theirs)],
+            "rms_logit_error": float(np.sqrt(np.mean((own - theirs) ** 2))),
+        }
+        return figures
+
+    def _ids(self) -> NDArray[Any]:
+        config, tokenizer = self._stored.config, self._stored.tokenizer
+        if self._text is not None:
+            ids = read_text(config, tokenizer, self._text, "count").ids
+        else:
+            ids = validation_ids(config, tokenizer)
+        if len(ids) < 2:
+            raise DataError(f"the text has {len(ids)} tokens, expected at least 2")
+        return np.asarray(ids[:_MAX_TOKENS])
+
+    def _logits(self, runner: Any, ids: NDArray[Any], is_step: bool) -> NDArray[np.float32]:
+        """Returns the logits `(T, B, V)` after each token of the lanes but the last ones."""
+        tokens = _lanes(ids)[:-1].astype(np.int32)
+        config = self._stored.model_config
+        h = c = np.zeros((config.num_layers, tokens.shape[1], config.rnn_size), np.float32)
+        if not is_step:
+            logits: NDArray[np.float32] = runner.run({"tokens": tokens, "h": h, "c": c})["logits"]
+            return logits
+        steps = []
+        for row in tokens:
+            outputs = runner.run({"tokens": row, "h": h, "c": c})
+            h, c = outputs["h_out"], outputs["c_out"]
+            steps.append(outputs["logits"])
+        return np.stack(steps)
+
+    def _speed(self, runner: Runner, form: Form) -> float:
+        """Returns tokens per second of one stream, one token per call."""
+        config = self._stored.model_config
+        h = c = np.zeros((config.num_layers, 1, config.rnn_size), np.float32)
+        token = np.zeros(1 if form.is_step else (1, 1), np.int32)
+        num, started = 0, time.perf_counter()
+        while (taken_s := time.perf_counter() - started) < _SPEED_S:
+            outputs = runner.run({"tokens": token, "h": h, "c": c})
+            h, c = outputs["h_out"], outputs["c_out"]
+            token = outputs["logits"].argmax(-1).astype(np.int32)
+            num += 1
+        return num / taken_s
+
+    def _own_speed(self) -> float:
+        decoding = "int8" if self.weight_format == "int8" else "fp32"
+        return writing_speed(Decoder(self._weights, self._stored.model_config, decoding))
+
+
+def _lanes(ids: NDArray[Any]) -> NDArray[Any]:
+    """Returns tokens as `(T, B)`, each column a part of the text; the rest is left out."""
+    num = min(_LANES, len(ids) // 2)
+    return np.ascontiguousarray(ids[: len(ids) // num * num].reshape(num, -1).T)
+
+
+def _nats(logits: NDArray[np.float32], targets: NDArray[Any]) -> float:
+    values = logits.astype(np.float64)
+    top = values.max(-1, keepdims=True)
+    log_sums = np.log(np.exp(values - top).sum(-1)) + top[..., 0]
+    picked = np.take_along_axis(values, targets[..., None].astype(np.int64), -1)[..., 0]
+    return float((log_sums - picked).sum())

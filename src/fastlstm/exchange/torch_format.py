@@ -1,0 +1,195 @@
+"""torch.export files (.pt2): a `Graph` as a module of plain torch operations, run by torch."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export.dynamic_shapes import Dim
+
+from fastlstm.errors import ConfigError, FormatError
+from fastlstm.exchange.graph import interpret
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.runs.tensors import encode_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fastlstm.exchange.graph import Graph, Node
+
+_DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
+_EXAMPLE_SIZES = {"T": 5, "B": 3}
+"""Any but 0 and 1, which torch would take as fixed."""
+_OPERATORS: dict[str, Callable[..., Tensor]] = {
+    **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div},
+    **{"maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "less": torch.lt},
+    **{"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp},
+    **{"log": torch.log, "sqrt": torch.sqrt, "softplus": F.softplus, "is_nan": torch.isnan},
+    **{"not": torch.logical_not, "identity": torch.clone, "where": torch.where},
+}
+
+
+def write_torch(graph: Graph) -> bytes:
+    """Returns the graph as a .pt2 file, which `torch.export.load` reads.
+
+    Raises:
+        ConfigError: a cell that torch's LSTM does not have.
+    """
+    module = _GraphModule(graph).eval()
+    example, dynamic = {}, {}
+    for value in graph.inputs:
+        sizes = [_EXAMPLE_SIZES.get(size, size) for size in value.shape]  # type: ignore[arg-type]
+        example[value.name] = torch.zeros(sizes, dtype=_DTYPES[value.dtype])
+        named = [axis for axis, size in enumerate(value.shape) if isinstance(size, str)]
+        dynamic[value.name] = dict.fromkeys(named, Dim.DYNAMIC)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about its internals
+        with _any_number_of_steps():
+            program = torch.export.export(
+                module, (), kwargs=example, dynamic_shapes=dynamic, strict=False
+            )
+        torch.export.save(program, buffer, extra_files=dict(graph.metadata))
+    return buffer.getvalue()
+
+
+def state_dict_file(graph: Graph) -> bytes:
+    """Returns the weights as safetensors, those of an LSTM by the names of `torch.nn.LSTM`."""
+    tensors = {
+        re.sub(r"^layers\.(\d+)\.(\w+)_l0$", r"lstm.\2_l\1", name): torch.from_numpy(array)
+        for name, array in graph.float_arrays().items()
+        if not name.startswith("constant_")
+    }
+    return encode_tensors(tensors)
+
+
+def _any_number_of_steps() -> AbstractContextManager[None]:
+    """Returns a context in which torch.export takes the length of an LSTM's input as unknown."""
+    try:
+        from torch.export._patches import register_lstm_while_loop_decomposition
+    except ImportError:
+        raise ConfigError(
+            f"torch {torch.__version__} exports an LSTM of one fixed length only; install a newer"
+            " one"
+        ) from None
+    context: AbstractContextManager[None] = register_lstm_while_loop_decomposition()
+    return context
+
+
+class _GraphModule(nn.Module):
+    """Computes a graph with torch's operations; inputs and outputs have the graph's names."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+        for name, array in graph.float_arrays().items():
+            self.register_buffer(name.replace(".", "_"), torch.from_numpy(array.copy()))
+        # torch.export names the inputs by the signature.
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [inspect.Parameter(value.name, kind) for value in graph.inputs]
+        self.forward = partial(self._run)
+        self.forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+
+    def _run(self, *inputs: Tensor, **named: Tensor) -> dict[str, Tensor]:
+        first = dict(zip((value.name for value in self._graph.inputs), inputs, strict=False))
+        return interpret(self._graph, {**first, **named}, self._computed)
+
+    def _computed(self, node: Node, *inputs: Tensor) -> Any:
+        if node.kind in _OPERATORS:
+            return _OPERATORS[node.kind](*inputs)
+        if node.kind == "reshape":
+            shape = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
+            return inputs[0].reshape(shape)
+        return getattr(self, f"_{node.kind}")(*inputs, **node.attributes)
+
+    def _stored(self, name: str) -> Tensor:
+        return self.get_buffer(name.replace(".", "_"))
+
+    def _weight(self, weight: str) -> Tensor:
+        return self._stored(weight).clone()
+
+    def _gather(self, indices: Tensor, table: str) -> Tensor:
+        return F.embedding(indices, self._stored(table))
+
+    def _linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor:
+        return F.linear(x, self._stored(weight), None if bias is None else self._stored(bias))
+
+    def _layer_norm(self, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
+        scale = self._stored(weight)
+        return F.layer_norm(x, scale.shape, scale, self._stored(bias), eps)
+
+    def _cast(self, x: Tensor, to: str) -> Tensor:
+        return x.to(_DTYPES[to])
+
+    def _concat(self, *values: Tensor, axis: int) -> Tensor:
+        return torch.cat(values, axis)
+
+    def _slice(self, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
+        return x.narrow(axis, start, stop - start)
+
+    def _transpose(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return x.permute(axes)
+
+    def _sort(self, x: Tensor) -> Tensor:
+        return x.sort(-1).values
+
+    def _sum(self, x: Tensor, axis: int) -> Tensor:
+        return x.sum(axis, keepdim=True)
+
+    def _mean(self, x: Tensor, axis: int) -> Tensor:
+        return x.mean(axis, keepdim=True)
+
+    def _max(self, x: Tensor, axis: int) -> Tensor:
+        return x.amax(axis, keepdim=True)
+
+    def _lstm(
+        self, x: Tensor, h: Tensor, c: Tensor, *lengths: Tensor, directions: Any,
+        options: CellOptions, hidden_size: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        if words := options.active(False):
+            raise ConfigError(f"torch's LSTM has no {words[0]}; export to another target")
+        if lengths:
+            raise ConfigError("torch.export holds no lengths of sequences; export to ONNX")
+        weights = [self._stored(n) for w, u, biases in directions for n in (w, u, *biases)]
+        two_ways = len(directions) == 2
+        results: tuple[Tensor, ...] = torch.lstm(
+            x, (h, c), weights, True, 1, 0.0, False, two_ways, False
+        )
+        return results
+
+
+class TorchRunner:
+    """A .pt2 file in torch, without fastlstm's kernels.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.version = f"torch {torch.__version__}, one thread"
+        try:
+            self._module = torch.export.load(path).module()
+        except Exception as error:
+            raise FormatError(f"{path} is no torch.export file: {error}") from None
+
+    @torch.no_grad()
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Returns the outputs by name."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            outputs = self._module(**{name: torch.from_numpy(a) for name, a in inputs.items()})
+        finally:
+            torch.set_num_threads(threads)
+        return {name: value.numpy() for name, value in outputs.items()}

@@ -1,0 +1,235 @@
+"""`LSTM`: Keras' LSTM layer with its loop over time run by the native kernels."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import keras
+import torch
+from keras.src.backend import AutocastScope
+
+from fastlstm.errors import KernelError
+from fastlstm.keras.masks import MaskedSteps
+from fastlstm.nn.torch_fallback import active_transform
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMWeights, compute_dtype
+from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
+from fastlstm.ops.explain import LayerReport
+from fastlstm.ops.lstm import run
+from fastlstm.ops.registry import own_refusal, select
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ACTIVATIONS = [(name, getattr(keras.activations, name)) for name in ACTIVATIONS]
+
+
+class LSTM(keras.layers.LSTM):  # type: ignore[misc]
+    """Drop-in for `keras.layers.LSTM`: same arguments, variables, files and results.
+
+    A model with this layer is saved as one with `keras.layers.LSTM`, which stock Keras loads
+    without fastlstm; where `fastlstm.keras` is imported the file loads with this layer again.
+
+    Computed by the kernels: every mask, `go_backwards`, `stateful`, `return_state`, `unroll`,
+    `use_bias`, initial states, regularizers, constraints, `mixed_bfloat16`; `mixed_float16` and
+    `float16` in float32. Integer inputs are cast. With `recurrent_dropout` or
+    `implementation=1`, where Keras draws a mask for each of the four gates, one mask serves all
+    four.
+
+    Computed by Keras' own loop, with one UserWarning: an activation that the kernels have not got,
+    float64, a device that is not the CPU, and what only torch's operators can take part in
+    (`torch.jit.trace`, `torch.onnx.export`, `torch.func`).
+
+    Attributes:
+        strict: Keras' own loop, or a slow kernel, is a KernelError.
+    """
+
+    __module__ = "keras.layers"  # what files name; Bidirectional copies its layer the same way
+
+    strict = False
+    _has_warned = False
+    _known_weights: LSTMWeights | None = None
+
+    def call(
+        self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool = False
+    ) -> Any:
+        """Runs a batch `(B, T, I)`; arguments and results are Keras'."""
+        if not sequences.dtype.is_floating_point:
+            sequences = sequences.to(getattr(torch, self.compute_dtype))
+        return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
+
+    def inner_loop(
+        self, sequences: Tensor, initial_state: Any, mask: Any, training: bool = False
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Runs all steps; returns the last output, the outputs, `[h, c]`.
+
+        Raises:
+            KernelError: with `strict`, a slow path.
+        """
+        reason = self._refusal(sequences.device.type)
+        if reason is not None:
+            if not sequences.is_meta:  # Keras asks for shapes only
+                self._refuse_or_warn(reason)
+            return super().inner_loop(sequences, initial_state, mask, training=training)  # type: ignore[no-any-return]
+        x = self._dropped(sequences, training).to(self._kernel_dtype()).transpose(0, 1)
+        mask = mask[0] if isinstance(mask, list | tuple) else mask
+        mask = None if mask is None else _time_major(mask, x)
+        if self.go_backwards:
+            x, mask = x.flip(0), None if mask is None else mask.flip(0)
+        steps = None if mask is None else MaskedSteps.of(mask)
+        out = run(
+            self._args(x, initial_state, steps, training),
+            self._options(training),
+            strict=self.strict,
+        )
+        zero_others = self.zero_output_for_mask
+        last = out.hT if steps is None else steps.last_output(out.hT, zero_others=zero_others)
+        outputs = last[:, None]
+        if self.return_sequences:
+            y = out.y if steps is None else steps.outputs(out.y, out.hT, zero_others=zero_others)
+            outputs = y.transpose(0, 1)
+        return last, outputs, [out.hT, out.cT]
+
+    def _args(self, x: Tensor, state: Any, steps: MaskedSteps | None, training: bool) -> LSTMArgs:
+        h0, c0 = (each.to(x.dtype) for each in state)
+        if self.stateful:  # Keras writes the last state into these variables
+            h0, c0 = h0.clone(), c0.clone()
+        mask = None
+        if _is_active(self.cell.recurrent_dropout, training):
+            mask = _one_mask(self.cell.get_recurrent_dropout_mask(h0))
+        if steps is None:
+            return LSTMArgs(x, None, h0, c0, *self._weights(), mask)
+        x, ends = steps.in_front(x), steps.lengths
+        return LSTMArgs(x, None, h0, c0, *self._weights(), mask, torch.zeros_like(ends), ends)
+
+    def _dropped(self, sequences: Tensor, training: bool) -> Tensor:
+        if not _is_active(self.cell.dropout, training):
+            return sequences
+        return sequences * _one_mask(self.cell.get_dropout_mask(sequences[:, 0, :]))[:, None]
+
+    def _options(self, training: bool) -> CellOptions:
+        """What the cell computes; only activations that the kernels have got come here."""
+        cell = self.cell
+        dropout = cell.recurrent_dropout if _is_active(cell.recurrent_dropout, training) else 0.0
+        names = map(_kernel_name, (cell.activation, cell.recurrent_activation))
+        return _cell_options(*names, dropout)
+
+    def _weights(self) -> LSTMWeights:
+        """The weights in torch's layout, in the dtype of the variables.
+
+        Without gradients they are the same tensors from call to call, which the kernels lay out
+        once.
+        """
+        cell, bias = self.cell, None
+        with AutocastScope(None):
+            kernel, recurrent = cell.kernel.value, cell.recurrent_kernel.value
+            if cell.bias is not None:
+                bias = cell.bias.value
+        if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return _torch_layout(kernel, recurrent, bias)
+        known = self._known_weights
+        is_same = known is not None and all(
+            map(_is_same_memory, (kernel, recurrent, bias), known[:3])
+        )
+        if known is None or not is_same:
+            bias = None if bias is None else bias.detach()
+            known = _torch_layout(kernel.detach(), recurrent.detach(), bias)
+            self.__dict__["_known_weights"] = known  # nothing for Keras to track
+        return known
+
+    def _kernel_dtype(self) -> torch.dtype:
+        """What the input comes in: the compute dtype, float32 for float16."""
+        dtype: torch.dtype = getattr(torch, self.compute_dtype)
+        return torch.float32 if dtype == torch.float16 else dtype
+
+    def _refusal(self, device: str) -> str | None:
+        """Returns why Keras itself must compute this layer, or None."""
+        for what in ("activation", "recurrent_activation"):
+            function = getattr(self.cell, what)
+            if _kernel_name(function) is None:
+                name = getattr(function, "__name__", type(function).__name__)
+                return f"{what} {name} is none of {', '.join(ACTIVATIONS)}"
+        call = LSTMCall(1, 1, 1, 1, self._kernel_dtype(), device, requires_grad=False)
+        return own_refusal(call) or active_transform()
+
+    def _refuse_or_warn(self, reason: str) -> None:
+        text = f"LSTM '{self.name}' is computed by Keras' own loop: {reason}"
+        if self.strict:
+            raise KernelError(f"{text}; change that or leave out strict")
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(text, stacklevel=2)
+
+    def kernel_report(self, layer: str, T: int, B: int, module: str) -> LayerReport:
+        """Returns the line of `fastlstm.explain` for this layer on `(B, T, I)`."""
+        device = keras.ops.zeros(()).device.type
+        reason = self._refusal(device)
+        if reason is not None:
+            return LayerReport(layer, None, "keras", "keras.layers.LSTM", False, reason, module)
+        call = LSTMCall(
+            T=T,
+            B=B,
+            I=self.cell.kernel.shape[0] if self.cell.built else self.units,
+            H=self.units,
+            dtype=compute_dtype(torch.empty(0, dtype=self._kernel_dtype(), device=device)),
+            device=device,
+            requires_grad=torch.is_grad_enabled(),
+            has_bias=self.cell.use_bias,
+            options=self._options(training=True),
+        )
+        backend, kernel, why = (chosen := select(call)).backend.name, chosen.kernel, chosen.why
+        return LayerReport(layer, call, backend, kernel.name, kernel.is_fast, why, module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are made of a `.keras` file, as Keras does; the class is not named."""
+        _, *rest = super().__reduce__()
+        return keras.layers.LSTM._unpickle_model, *rest
+
+
+# Files name this class as Keras' own, "LSTM", and so does the copy that Bidirectional makes of a
+# layer: here that name is this class, elsewhere it is Keras'.
+keras.saving.get_custom_objects()["LSTM"] = LSTM
+
+
+def _kernel_name(activation: Any) -> str | None:
+    """Returns the kernels' name of one of Keras' activations, or None."""
+    return next((name for name, function in _ACTIVATIONS if function is activation), None)
+
+
+@lru_cache(maxsize=64)
+def _cell_options(activation: Any, recurrent_activation: Any, dropout: float) -> CellOptions:
+    return CellOptions(
+        activation=activation,
+        recurrent_activation=recurrent_activation,
+        recurrent_dropout=dropout,
+    )
+
+
+def _is_active(rate: float, training: bool) -> bool:
+    """Whether Keras' cell drops anything; it leaves a rate of 1 alone."""
+    return bool(training) and 0 < rate < 1
+
+
+def _one_mask(masks: Any) -> Tensor:
+    """Returns Keras' dropout mask, or the first of those that it draws for four gates."""
+    mask: Tensor = masks[0] if isinstance(masks, list | tuple) else masks
+    return mask
+
+
+def _time_major(mask: Any, x: Tensor) -> Tensor:
+    """Returns a mask `(B, T)` or `(B, T, 1)` as `(T, B)` bool."""
+    steps = torch.as_tensor(mask, device=x.device).to(torch.bool)
+    return (steps if steps.dim() == 2 else steps.squeeze(-1)).t()
+
+
+def _torch_layout(kernel: Tensor, recurrent: Tensor, bias: Tensor | None) -> LSTMWeights:
+    """Keras' gate order i, f, c, o is torch's; it has one bias where torch has two."""
+    zeros = None if bias is None else torch.zeros_like(bias, requires_grad=False)
+    return LSTMWeights(kernel.t(), recurrent.t(), bias, zeros)
+
+
+def _is_same_memory(weight: Tensor | None, known: Tensor | None) -> bool:
+    if weight is None or known is None:
+        return weight is known
+    return weight.data_ptr() == known.data_ptr() and weight.dtype == known.dtype

@@ -1,0 +1,70 @@
+"""The figures of an export, as rows: functions of what export.json holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import counted
+from fastlstm.report.lines import joined, labelled
+from fastlstm.report.terminal import short_bytes, short_count
+
+if TYPE_CHECKING:
+    from fastlstm.report.lines import Row
+
+
+def export_rows(report: dict[str, Any]) -> list[Row]:
+    """Returns the rows that the terminal shows for a report."""
+    proof = report["proof"]
+    form = ", one step per call" if report["is_step"] else ""
+    return [
+        ("source", f"{report['source']} ({report['kind']})"),
+        (
+            "written",
+            f"{report['path']}/{report['model']}, {short_bytes(report['num_bytes'])},"
+            f" {report['weights']}",
+        ),
+        ("inputs", _signature(report["inputs"]) + form),
+        ("outputs", _signature(report["outputs"])),
+        *(_proof_rows(proof) if proof is not None else [("checked", "no: --no-check")]),
+        *labelled("notes", report["notes"]),
+    ]
+
+
+def _signature(values: list[dict[str, Any]]) -> str:
+    texts = []
+    for value in values:
+        sizes = ", ".join(map(str, value["shape"]))
+        texts.append(f"{value['name']} ({sizes}) {value['dtype']}")
+    return "; ".join(texts)
+
+
+def _proof_rows(proof: dict[str, Any]) -> list[Row]:
+    cases, figures = proof["errors"], proof["figures"]
+    first = next(iter(cases[0]["shapes"]))
+    shapes = ", ".join(str(tuple(case["shapes"][first])) for case in cases)
+    rows = [
+        ("checked in", proof["runtime"]),
+        (
+            "max error",
+            f"{proof['max_error']:.2g} (limit {proof['limit']:g}), {first} of shapes {shapes}",
+        ),
+    ]
+    if (text := figures.get("text")) is not None:
+        own, theirs = text["bits_per_char"]
+        rows.append(
+            (
+                "on text",
+                f"{own:.4f} bits/char here, {theirs:.4f} there; the likeliest token is the same at"
+                f" {text['agreement']:.2%} of {counted(text['num_tokens'], 'token')}",
+            )
+        )
+    if (speeds := figures.get("tokens_per_s")) is not None:
+        here = f"{short_count(speeds['fastlstm'])} here" if "fastlstm" in speeds else ""
+        there = f"{short_count(speeds['target'])} tokens/s there"
+        rows.append(("one stream", f"{joined([there, here])}; one thread"))
+    for number, pair in figures.get("windows_per_s", {}).items():
+        text = (
+            f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"
+        )
+        rows.append((f"{number} at once", f"{text}; one thread"))
+    return rows

@@ -1,0 +1,53 @@
+"""A small text run to export, and short measurements of speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.exchange import text_source
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text import weight_report
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.tokenizer import CharTokenizer
+from fastlstm.text.files import save_language_model
+from fastlstm.text.model import LanguageModel
+
+CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_report, "_SPEED_S", 0.01)
+    monkeypatch.setattr(text_source, "_SPEED_S", 0.01)
+
+
+@pytest.fixture
+def text_run(tmp_path: Path) -> Callable[..., Path]:
+    """Stores a text model of random weights as a run; fields of its `ModelConfig` are given."""
+
+    def store(name: str = "run", **fields: Any) -> Path:
+        torch.manual_seed(0)
+        sizes = {"rnn_size": 24, "embed_size": 16, "vocab_size": len(CHARACTERS), **fields}
+        model = LanguageModel(ModelConfig(**sizes))
+        with torch.no_grad():
+            for parameter in model.parameters():  # torch's biases and norms are mostly 0 and 1
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        run = RunDirectory(tmp_path / name)
+        run.create()
+        run.publish(save_language_model(model, CharTokenizer(CHARACTERS)))
+        return run.path
+
+    return store
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text of characters that the model knows."""
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    return path

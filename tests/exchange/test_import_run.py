@@ -1,0 +1,268 @@
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import fastlstm
+from fastlstm.errors import ConfigError, DataError, FormatError, RunDirectoryError
+from keras_models import keras, outputs, saved, varied
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+layers = keras.layers
+CHARS = " abcdefgh"
+TEXT = "the bad face had a feed, a cab beg a fad\n"
+
+
+def letters(V=9, units=(12, 7), **options):
+    middle = [layers.LSTM(n, return_sequences=True, **options) for n in units]
+    ends = [layers.Embedding(V, 6), *middle, layers.Dense(V, activation="softmax")]
+    return varied(keras.Sequential([keras.Input((None,), dtype="int32"), *ends]))
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    model = letters()
+    return model, saved(model, tmp_path_factory.mktemp("text") / "m.keras")
+
+
+def probabilities(lm, ids):
+    """Returns what a run predicts after every token, `(T, V)`."""
+    logits, _ = lm.model(torch.as_tensor(ids)[:, None])
+    return logits[:, 0].softmax(-1).detach().numpy()
+
+
+def test_text_run_predicts_what_keras_does(text_model, tmp_path):
+    model, path = text_model
+    run = fastlstm.import_run(path, out=tmp_path / "run", chars=CHARS)
+    assert run.kind == "text"
+    assert "12, 7 units: all have 12" in run.notes[0]
+    lm = fastlstm.LM.load(run)
+    ids = np.array([0, 2, 5, 8, 1, 1, 3])
+    expected = outputs(model, ids[None])[0]
+    np.testing.assert_allclose(probabilities(lm, ids), expected, atol=1e-5)
+    assert lm.tokenizer.encode("bed").tolist() == [2, 5, 4]
+    assert set(lm.generate("abc", max_tokens=40, seed=1)) <= set(CHARS)
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    assert stored["import"]["window"] is None
+    with pytest.raises(RunDirectoryError, match="contains a model"):
+        fastlstm.import_run(path, out=tmp_path / "run", chars=CHARS)
+
+
+def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model, tmp_path):
+    model, path = text_model
+    numbers = {"h": 1, "a": 8, "c": 3, "b": 5, " ": 2}
+    back = {str(number): char for char, number in numbers.items()}
+    for name, value in (("forth", numbers), ("back", back)):
+        vocab = tmp_path / f"{name}.json"
+        vocab.write_text(json.dumps(value))
+        run = fastlstm.import_run(path, out=tmp_path / name, vocab=str(vocab))
+        assert "4 tokens of the model stand for no character" in " ".join(run.notes)
+        lm = fastlstm.LM.load(run)
+        text = "ah cab"
+        full = outputs(model, np.array([[numbers[c] for c in text]]))[0]
+        kept = full[:, [numbers[c] for c in " abch"]]
+        expected = kept / kept.sum(1, keepdims=True)
+        got = probabilities(lm, lm.tokenizer.encode(text).astype(np.int64))
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
+    _, path = text_model
+    file = tmp_path / "book.txt"
+    file.write_bytes(b"\xef\xbb\xbfhag bed\r\n fc".replace(b"\r\n", b" "))
+    run = fastlstm.import_run(path, out=tmp_path / "run", text=str(file))
+    assert fastlstm.LM.load(run).tokenizer.chars == CHARS
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({}, ConfigError, "has 9 tokens, and its file does not say which.*none came"),
+        ({"chars": "ab", "text": "x"}, ConfigError, "text and chars came"),
+        ({"chars": CHARS[:-1]}, DataError, "has 8 characters, the model has 9 tokens; one of them"),
+        ({"chars": "aacdefgh "}, DataError, "same character twice"),
+        ({"vocab": {"a": 9}}, DataError, "has the number 9, the model has 9 tokens"),
+        ({"vocab": {"the": 1}}, DataError, "'the', which is not one character"),
+        ({"vocab": {"a": 1, "b": 1}}, DataError, "same number"),
+        ({"vocab": 3}, DataError, "no vocabulary: expected a JSON list"),
+    ],
+)
+def test_vocabulary_is_asked_for_and_checked(given, kind, said, text_model, tmp_path):
+    if "vocab" in given:
+        path = tmp_path / "vocab.json"
+        path.write_text(json.dumps(given["vocab"]))
+        given = {"vocab": str(path)}
+    with pytest.raises(kind, match=said):
+        fastlstm.import_run(text_model[1], out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_windowed_one_hot_model(tmp_path):
+    ends = [layers.LSTM(11), layers.Dense(9), layers.Activation("softmax")]
+    model = varied(keras.Sequential([keras.Input((7, 9)), *ends]))
+    path = saved(model, tmp_path / "m.h5")
+    run = fastlstm.import_run(path, out=tmp_path / "run", chars=CHARS)
+    assert "windows of 7 tokens" in " ".join(run.notes)
+    assert json.loads((tmp_path / "run/config.json").read_text())["import"]["window"] == 7
+    ids = np.array([0, 2, 5, 8, 1, 1, 3])
+    expected = outputs(model, np.eye(9, dtype=np.float32)[ids][None])[0]
+    got = probabilities(fastlstm.LM.load(run), ids)[-1]
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_low_rank_output_and_other_gates(tmp_path):
+    model = varied(
+        keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                layers.Embedding(9, 6),
+                layers.LSTM(12, return_sequences=True, recurrent_activation="hard_sigmoid"),
+                layers.Dense(4, use_bias=False),
+                layers.Dense(9),
+            ]
+        )
+    )
+    run = fastlstm.import_run(saved(model, tmp_path / "m.keras"), out=tmp_path / "r", chars=CHARS)
+    lm = fastlstm.LM.load(run)
+    assert lm.model.config.output_rank == 4
+    logits, _ = lm.model(torch.arange(9)[:, None])
+    expected = outputs(model, np.arange(9)[None])[0]
+    np.testing.assert_allclose(logits[:, 0].detach().numpy(), expected, atol=1e-5)
+
+
+def test_state_dict_of_a_run_comes_back_with_its_tokenizer(text_model, tmp_path):
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    path, tokenizer = tmp_path / "run/model.safetensors", tmp_path / "run/tokenizer.json"
+    again = fastlstm.import_run(path, out=tmp_path / "again", vocab=str(tokenizer))
+    first, second = fastlstm.LM.load(run), fastlstm.LM.load(again)
+    ids = np.arange(9)
+    assert (probabilities(first, ids) == probabilities(second, ids)).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_layers": 2}, {"embed_size": 24, "tie_weights": True}, {"output_rank": 8}],
+    ids=str,
+)
+def test_run_to_keras_and_back_is_bit_equal(options, text_run, tmp_path):
+    run = text_run(**options)
+    fastlstm.export(run, to="keras", out=tmp_path / "out", check=False)
+    folder = tmp_path / "out"
+    vocab = str(folder / "tokenizer.json")
+    again = fastlstm.import_run(folder / "model.keras", out=tmp_path / "again", vocab=vocab)
+    first, second = fastlstm.LM.load(run), fastlstm.LM.load(again)
+    tokens = np.random.default_rng(0).integers(0, first.tokenizer.vocab_size, 50)
+    assert (probabilities(first, tokens) == probabilities(second, tokens)).all()
+    settings = {"max_tokens": 60, "seed": 3, "temperature": 0.8}
+    assert first.generate("the ", **settings) == second.generate("the ", **settings)
+
+
+def test_imported_run_is_scored_trained_on_and_compressed(text_model, tmp_path):
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    book = tmp_path / "book.txt"
+    book.write_text("a bad cab had a beef " * 200)
+    lm = fastlstm.LM.load(run)
+    before = lm.evaluate(book.read_text()).bits_per_char
+    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
+    trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **options)
+    assert trained.bits_per_char < before
+    with pytest.raises(ConfigError, match="rnn_size is that of the run in start"):
+        fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **options)
+    report = fastlstm.compress(run, out=tmp_path / "small", to="int8", observers=())
+    assert report.result.path == str(tmp_path / "small")
+
+
+def test_first_step_of_training_on_starts_with_the_weights(text_model, tmp_path):
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    book = tmp_path / "book.txt"
+    book.write_text("a bad cab had a beef " * 200)
+    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
+    fastlstm.train(
+        book, out=tmp_path / "on", start=run, steps=1, learning_rate=1e-12, dropout=0.0,
+        weight_decay=0.0, precision="fp32", **options,
+    )  # fmt: skip
+    weights = [
+        safetensors.torch.load_file(tmp_path / n / "model.safetensors") for n in ("run", "on")
+    ]
+    assert all(torch.allclose(weights[0][n], weights[1][n], atol=1e-6) for n in weights[0])
+
+
+# sequences ----------------------------------------------------------------------------------------
+
+VALUES = np.random.default_rng(0).standard_normal((4, 10, 3)).astype(np.float32)
+
+
+def imported_sequences(model, tmp_path):
+    return fastlstm.import_run(saved(varied(model), tmp_path / "m.keras"), out=tmp_path / "run")
+
+
+def test_regressor(tmp_path):
+    middle = [
+        layers.Bidirectional(layers.LSTM(8, return_sequences=True), merge_mode="ave"),
+        layers.Bidirectional(layers.LSTM(5, return_sequences=True)),
+        layers.Bidirectional(layers.LSTM(6), merge_mode="sum"),
+    ]
+    model = keras.Sequential([keras.Input((10, 3)), *middle, layers.Dense(2)])
+    run = imported_sequences(model, tmp_path)
+    assert run.kind == "sequence"
+    predicted = fastlstm.SequenceRegressor.load(run).predict(VALUES)
+    np.testing.assert_allclose(predicted, outputs(model, VALUES), atol=1e-5)
+    flat = keras.Sequential([keras.Input((10, 3)), layers.LSTM(5), layers.Dense(1)])
+    path = saved(varied(flat), tmp_path / "flat.h5")
+    fastlstm.import_run(path, out=tmp_path / "flat")
+    predicted = fastlstm.SequenceRegressor.load(tmp_path / "flat").predict(VALUES)
+    np.testing.assert_allclose(predicted, outputs(flat, VALUES)[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])
+def test_classifier(K, function, tmp_path):
+    ends = [layers.LSTM(5), layers.Dropout(0.2), layers.Dense(K, activation=function)]
+    model = keras.Sequential([keras.Input((10, 3)), *ends])
+    run = imported_sequences(model, tmp_path)
+    got = fastlstm.SequenceClassifier.load(run).predict_proba(VALUES)
+    expected = outputs(model, VALUES)
+    expected = np.hstack([1 - expected, expected]) if K == 1 else expected
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def not_runs():
+    x, tokens = keras.Input((10, 3)), keras.Input((None,), dtype="int32")
+    lstm = layers.LSTM
+    for first, middle, said in (
+        (x, [lstm(5, activation="relu"), layers.Dense(1)], "activations relu and sigmoid"),
+        (x, [lstm(5), layers.Dense(4, activation="relu"), layers.Dense(1)], "'dense.*no place"),
+        (x, [lstm(5, return_sequences=True), layers.Dense(1)], "writes at every step"),
+        (x, [lstm(5), layers.Dense(2, activation="tanh")], "with the activation tanh"),
+        (x, [lstm(5, go_backwards=True), layers.Dense(2)], "reads from the end"),
+        (tokens, [layers.Embedding(9, 4), lstm(5), layers.Dense(1)], "no model that writes text"),
+        (
+            tokens,
+            [layers.Embedding(9, 4), layers.Bidirectional(lstm(5)), layers.Dense(9)],
+            "text is written forward",
+        ),
+    ):
+        yield keras.Sequential([first, *middle]), said
+
+
+@pytest.mark.parametrize(("model", "said"), list(not_runs()))
+def test_what_is_no_run_is_named_and_is_a_module(model, said, tmp_path):
+    path = saved(varied(model), tmp_path / "m.keras")
+    given = {"chars": CHARS} if "written forward" in said else {}
+    with pytest.raises(FormatError, match=f"{said}.*; fastlstm.import_module gives a torch"):
+        fastlstm.import_run(path, out=tmp_path / "run", **given)
+    assert isinstance(fastlstm.import_module(path), torch.nn.Module)
+
+
+def test_padding_that_would_be_many_times_the_model_is_refused(tmp_path):
+    narrow = [torch.nn.LSTM(1, 1).state_dict() for _ in range(60)]
+    wide = torch.nn.LSTM(1, 1500).state_dict()
+    wide["weight_hh_l0"] = wide["weight_hh_l0"]
+    state = {f"lstm.{k}.{n}": t for k, lstm in enumerate(narrow) for n, t in lstm.items()}
+    state |= {f"lstm.60.{n}": t for n, t in wide.items()}
+    state |= {"embed.weight": torch.zeros(3, 1), "out.weight": torch.zeros(3, 1500)}
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file(state, path)
+    with pytest.raises(FormatError, match="filling them with zeros would take"):
+        fastlstm.import_run(path, out=tmp_path / "run", chars="abc")

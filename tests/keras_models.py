@@ -1,0 +1,39 @@
+"""Keras models for the tests of import and what they compute; Keras runs on torch here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import warnings
+
+import numpy as np
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import keras
+
+
+def varied(model: Any, seed: int = 0) -> Any:
+    """Returns the model with weights that no initializer gives: all different, biases too."""
+    rng = np.random.default_rng(seed)
+    model.set_weights(
+        [w + 0.4 * rng.standard_normal(w.shape).astype(w.dtype) for w in model.get_weights()]
+    )
+    return model
+
+
+def saved(model: Any, path: Path) -> Path:
+    """Saves a model, in the format of the suffix."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save(path)
+    return path
+
+
+def outputs(model: Any, x: Any) -> np.ndarray:
+    """Returns what Keras computes."""
+    return keras.ops.convert_to_numpy(model(x))
