@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.reference.ops.op_lstm
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.ops.op_lstm import LSTM as OnnxLSTM
 
 from fastlstm.exchange.onnx_format import OnnxRunner
 
 
-class LSTM(OnnxLSTM):
+class LSTM(onnx.reference.ops.op_lstm.LSTM):
     """onnx's own, which ignores lengths: here it runs each sequence by itself."""
 
     op_domain = ""

@@ -141,6 +141,24 @@ def test_state_dict_of_a_run_comes_back_with_its_tokenizer(text_model, tmp_path)
     assert (probabilities(first, ids) == probabilities(second, ids)).all()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"num_layers": 2}, {"embed_size": 24, "tie_weights": True}, {"output_rank": 8}],
+    ids=str,
+)
+def test_run_to_keras_and_back_is_bit_equal(options, text_run, tmp_path):
+    run = text_run(**options)
+    fastlstm.export(run, to="keras", out=tmp_path / "out", check=False)
+    folder = tmp_path / "out"
+    vocab = str(folder / "tokenizer.json")
+    again = fastlstm.import_run(folder / "model.keras", out=tmp_path / "again", vocab=vocab)
+    first, second = fastlstm.LM.load(run), fastlstm.LM.load(again)
+    tokens = np.random.default_rng(0).integers(0, first.tokenizer.vocab_size, 50)
+    assert (probabilities(first, tokens) == probabilities(second, tokens)).all()
+    settings = {"max_tokens": 60, "seed": 3, "temperature": 0.8}
+    assert first.generate("the ", **settings) == second.generate("the ", **settings)
+
+
 def test_imported_run_is_scored_trained_on_and_compressed(text_model, tmp_path):
     run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
     book = tmp_path / "book.txt"

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SPARE_BYTES = 256 << 20
-_SPARE_S, _BYTES_PER_S = 30, 20_000_000
+_SPARE_S, _BYTES_PER_S = 10, 20_000_000
 _MAX_OBJECTS = 100_000
 _MAX_DEPTH = 32
 _SKIPPED = ("optimizer", "optimizer_weights")

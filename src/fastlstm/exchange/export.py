@@ -128,6 +128,7 @@ def export(
     staged = storage.temporary_name(path)
     with storage.storage_errors(path, "write the export"):
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             storage.make_dir(staged)
             for name, data in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)

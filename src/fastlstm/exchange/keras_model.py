@@ -113,7 +113,8 @@ def _listed(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
         raise FormatError("the model's description lists no layers")
     if len(listed) > _MAX_LAYERS or depth > _MAX_NESTED:
         raise FormatError(f"the model has {len(listed)} layers in one of its models")
-    return listed
+    layers: list[dict[str, Any]] = listed
+    return layers
 
 
 def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
