@@ -17,6 +17,7 @@ from fastlstm.system import environment, hardware
 
 # Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["KERAS_BACKEND"] = "torch"  # before keras is imported, whatever ~/.keras says
 os.environ.pop("FASTLSTM_DEBUG", None)
 _ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 

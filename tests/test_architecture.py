@@ -19,6 +19,7 @@ RANKS = (
     ("runs",),
     ("ops",),
     ("nn",),
+    ("keras",),
     ("training",),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),

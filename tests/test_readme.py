@@ -35,11 +35,13 @@ def test_command_lines_run(repository, tmp_path, monkeypatch, capsys):
     Path("other.txt").write_text("Другой текст: another text, with other characters.\n" * 9)
     lines = "\n".join(blocks(repository, "sh")).splitlines()
     lines = [line for line in lines if line.startswith("fastlstm ")]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         argv = shlex.split(line.replace("--budget 5m", "--steps 3 --preset tiny"), comments=True)
         assert main(argv[1:]) == 0, capsys.readouterr().err
-    assert "unknown" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "unknown" in shown
+    assert "checked in" in shown
 
 
 def test_commands_exist(repository):

@@ -239,7 +239,7 @@ def test_bits_per_character_are_those_of_the_text(
     ("to", "weights"),
     [
         *(("onnx", "fp32"), ("onnx", "fp16"), ("onnx", "int8"), ("litert", "fp32")),
-        *(("litert", "fp16"), ("torch", "fp32"), ("keras", "fp32")),
+        *(("litert", "fp16"), ("litert", "int8"), ("torch", "fp32"), ("keras", "fp32")),
     ],
 )
 @pytest.mark.parametrize("name", ["layers.1.weight_hh_l0", "layers.0.bias_ih_l0", "output.weight"])

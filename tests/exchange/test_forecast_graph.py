@@ -12,11 +12,10 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph
-from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
+from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.forecast.calibration import LEVELS, Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import Scaler
@@ -28,11 +27,12 @@ from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.window_forecaster import WindowForecaster
 from fastlstm.runs.weight_formats import as_floats, in_format
+from onnx_results import results_of
 
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "patch": 3, "hidden_size": 8, "embed_size": 6,
 }  # fmt: skip
-LEVELS_ASKED = (0.005, 0.07, 0.5, 0.8, 0.95, 0.995)
+LEVELS_ASKED = (0.005, 0.007, 0.07, 0.5, 0.8, 0.95, 0.992, 0.995)
 """Calibrated ones and others between."""
 
 
@@ -115,16 +115,6 @@ def expected_of(
     return expected
 
 
-def results_of(data: bytes, inputs: Mapping[str, NDArray[Any]], path: Path) -> list[dict[str, Any]]:
-    """What ONNX Runtime and onnx's reference evaluator give."""
-    file = path / "model.onnx"
-    file.write_bytes(data)
-    model = onnx.load_from_string(data)
-    names = [output.name for output in model.graph.output]
-    reference = ReferenceEvaluator(model).run(None, dict(inputs))
-    return [OnnxRunner(file).run(inputs), dict(zip(names, reference, strict=True))]
-
-
 def error_of(stored: StoredForecaster, result: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference in deviations of the column."""
     assert result.shape == expected.shape
@@ -204,6 +194,17 @@ def test_every_choice_is_drawn() -> None:
         assert chosen == set(values)
 
 
+@pytest.mark.parametrize("is_stateful", [False, True])
+@pytest.mark.parametrize("patch", [1, 3])
+def test_the_last_present_value_is_subtracted(
+    is_stateful: bool, patch: int, tmp_path: Path
+) -> None:
+    stored = stored_forecaster(
+        stateful=is_stateful, patch=patch, num_targets=2, has_missing=True, normalize="last"
+    )
+    check(stored, tmp_path)
+
+
 @pytest.mark.parametrize("weight_format", ["fp16", "int8"])
 def test_weights_stay_in_their_format(weight_format: str, tmp_path: Path) -> None:
     stored = stored_forecaster(
@@ -253,8 +254,11 @@ def test_unknown_names_are_numbers_outside_the_known_ones(tmp_path: Path) -> Non
 
 
 def test_columns_far_from_zero_lose_no_digits(tmp_path: Path) -> None:
-    stored = stored_forecaster(num_targets=2, num_past=1)
-    stored.scaler.mean[:], stored.scaler.std[:] = 40_000.123, 5.0
+    stored = stored_forecaster(num_targets=1, num_past=1, num_static=1, normalize="none")
+    stored.scaler.mean[1], stored.scaler.std[1] = 40_000.123, 5.0
+    stored.static_scale[0] = 40_000.123, 5.0
+    check(stored, tmp_path)
+    stored.scaler.mean[0], stored.scaler.std[0] = 40_000.123, 5.0
     inputs = inputs_of(stored, 3)
     results = results_of(write_onnx(forecast_graph(stored, weights_of(stored))), inputs, tmp_path)
     due = expected_of(stored, inputs, ())["forecast"]

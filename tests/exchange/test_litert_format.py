@@ -13,8 +13,9 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, MissingExtraError
 from fastlstm.exchange.graph import Graph, GraphBuilder
-from fastlstm.exchange.litert_file import ALIGNMENT, SIGNATURE, read_metadata
+from fastlstm.exchange.litert_file import ALIGNMENT, SIGNATURE
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
+from fastlstm.exchange.litert_stored import read_metadata
 from fastlstm.exchange.text_graph import text_graph
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
@@ -366,6 +367,21 @@ def test_text_model_in_int8(name, written):
             assert error < 0.02, key
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_int8_weights_multiplied_in_float32(name, tmp_path):
+    """The stored weights themselves are exact."""
+    config = model_config(**MODELS[name])
+    weights = text_weights(config, "int8")
+    path = tmp_path / "model.tflite"
+    path.write_bytes(write_litert(text_graph(weights, config, is_step=True)))
+    runner = LitertRunner(path, is_exact=True)
+    for B in (1, 3):
+        inputs = step_inputs(config, B, seed=B)
+        got, expected = runner.run(inputs), text_step(config, weights, **inputs)
+        for key, value in expected.items():
+            np.testing.assert_allclose(got[key], value, rtol=1e-5, atol=1e-5, err_msg=key)
+
+
 def test_scales_of_zero_rows(written, resolver):
     """Rows of zeros have the scale 0, which the kernels refuse."""
     config = model_config()
@@ -474,19 +490,21 @@ def test_a_matrix_used_twice_is_stored_once():
         assert two - one > 0.9 * size * 999 * 16
 
 
-@pytest.mark.parametrize("weight_format", ["fp32", "fp16", "int8"])
-def test_one_corrupted_weight_shows(weight_format):
+@pytest.mark.parametrize(("weight_format", "bit"), [("fp32", 0x80), ("fp16", 0x80), ("int8", 0x40)])
+def test_one_corrupted_weight_shows(weight_format, bit, tmp_path):
     config = model_config()
     weights = text_weights(config, weight_format)
     data = bytearray(write_litert(text_graph(weights, config, is_step=True)))
     stored = weights["layers.0.weight_hh_l0"]
     values = stored.codes if weight_format == "int8" else stored
     place = data.index(values.tobytes()) + values.itemsize - 1
-    inputs = step_inputs(config, 3)
-    before = signature_runner(bytes(data))(**inputs)
-    data[place] ^= 0x08
-    after = signature_runner(bytes(data))(**inputs)
-    assert np.abs(before["c_out"] - after["c_out"]).max() > 1e-3
+    inputs, results = step_inputs(config, 3), []
+    for name in ("right", "wrong"):
+        path = tmp_path / name
+        path.write_bytes(data)
+        results.append(LitertRunner(path, is_exact=True).run(inputs)["c_out"])
+        data[place] ^= bit
+    assert 1e-4 < np.abs(results[0] - results[1]).max() < np.inf
 
 
 def test_any_number_of_steps_is_refused():

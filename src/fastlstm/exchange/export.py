@@ -19,7 +19,7 @@ from fastlstm.errors import (
 )
 from fastlstm.exchange.forecast_source import ForecastSource
 from fastlstm.exchange.graph import Value
-from fastlstm.exchange.proof import Proof, prove
+from fastlstm.exchange.proof import Proof, compare, prove
 from fastlstm.exchange.source import Source
 from fastlstm.exchange.targets import TARGETS, Form, Target
 from fastlstm.exchange.text_source import TextSource
@@ -118,12 +118,17 @@ def export(
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
+    if is_step and not target.has_state:
+        raise ConfigError(
+            Setting("step", True), f" needs the state as an input, which {target.name} has not got"
+        )
     form = Form(is_step, target.has_state)
     written = target.write(source, form)
     files = {**written.files, **source.files()}
     staged = storage.temporary_name(path)
     with storage.storage_errors(path, "write the export"):
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             storage.make_dir(staged)
             for name, data in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
@@ -224,11 +229,17 @@ def _proof(
     for name, data in files.items():
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")
-    runner = target.runner(directory / target.model)
-    proof = prove(source, runner, form, target.limits[source.weight_format])
+    path, limits = directory / target.model, target.limits
+    if target.exact_runner is not None and source.weight_format == "int8":
+        _refuse_wrong(compare(source, target.exact_runner(path), form, limits["fp32"]))
+    proof = prove(source, target.runner(path), form, limits[source.weight_format])
+    _refuse_wrong(proof)
+    return proof
+
+
+def _refuse_wrong(proof: Proof) -> None:
     if not proof.is_good:
         raise ExportError(
             f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"
             " nothing is exported; please report it with config.json of the run"
         )
-    return proof

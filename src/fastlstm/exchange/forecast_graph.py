@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.forecast_columns import Columns, Features, repeated, scaled
+from fastlstm.exchange.columns import Columns, Features, repeated, scaled
 from fastlstm.exchange.forecast_levels import patch_levels, window_level
 from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels
 from fastlstm.exchange.graph import GraphBuilder

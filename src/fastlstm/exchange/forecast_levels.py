@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from fastlstm.exchange.forecast_columns import Columns
+    from fastlstm.exchange.columns import Columns
     from fastlstm.exchange.graph import GraphBuilder, Value
     from fastlstm.forecast.model.config import ForecasterConfig
 

@@ -102,7 +102,7 @@ class GraphBuilder:
 
     def output(self, name: str, value: Value) -> None:
         """Makes a value a result, under this name."""
-        self.graph.outputs.append(self._add("identity", (value,), value.shape, name=name))
+        self.graph.outputs.append(self._add("identity", (value,), value.shape, value.dtype, name))
 
     def constant(self, array: Any) -> Value:
         """Returns a constant float32 or int32 array."""
@@ -200,8 +200,15 @@ class GraphBuilder:
         shape[axis] = stop - start
         return self._add("slice", (x,), shape, x.dtype, axis=axis, start=start, stop=stop)
 
+    def last(self, x: Value, axis: int) -> Value:
+        """Returns `x[…, -1:, …]` along an axis of any length."""
+        axis %= len(x.shape)
+        shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
+        return self._add("last", (x,), shape, x.dtype, axis=axis)
+
     def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
-        """Returns the same numbers in another shape; at most one axis of it is named."""
+        """Returns the same numbers in another shape; at most one axis of it is named, beside
+        those that stay in their place."""
         return x if tuple(shape) == x.shape else self._add("reshape", (x,), shape, x.dtype)
 
     def transpose(self, x: Value, axes: Sequence[int]) -> Value:

@@ -142,7 +142,7 @@ class LiteRTFile:
         model.operatorCodes = [self._code(*key) for key in self._codes]
         model.metadata = self._metadata
         model.buffers = [schema.BufferT(data=_values(data)) for data in self._buffers]
-        return _packed(model, sum(map(len, self._buffers)))
+        return packed(model, sum(map(len, self._buffers)))
 
     def _tensor(
         self, name: str, dtype: str, shape: Sequence[Size], buffer: int, quantization: Any = None
@@ -184,41 +184,35 @@ def _values(data: bytes) -> NDArray[np.uint8] | None:
     return np.frombuffer(data, np.uint8) if data else None
 
 
-def _packed(model: Any, num_bytes: int) -> bytes:
-    import flatbuffers
+def packed(model: Any, num_bytes: int) -> bytes:
+    """Returns a `ModelT` of the schema as a file.
 
-    class AlignedBuilder(flatbuffers.Builder):
+    Args:
+        model: of which the buffers have `num_bytes` bytes.
+        num_bytes: of the weights.
+
+    Raises:
+        ConfigError: it would be too large for the format.
+    """
+    from flatbuffers import Builder
+
+    if num_bytes > LARGEST_FILE:
+        raise ConfigError(
+            f"{num_bytes} bytes of weights are more than a .tflite file can hold, {LARGEST_FILE};"
+            " export with fewer bits per weight, or to onnx"
+        )
+
+    class AlignedBuilder(Builder):  # type: ignore[misc]
         """A builder whose vectors of bytes, the buffers, are aligned."""
 
-        def StartVector(self, elemSize: int, numElems: int, alignment: int) -> Any:  # noqa: N802
-            return super().StartVector(
-                elemSize, numElems, ALIGNMENT if elemSize == 1 else alignment
-            )
+        def StartVector(self, size: int, length: int, alignment: int) -> Any:  # noqa: N802
+            return super().StartVector(size, length, ALIGNMENT if size == 1 else alignment)
 
     builder = AlignedBuilder(num_bytes + (64 << 10))
-    if num_bytes < LARGEST_FILE:
-        builder.Finish(model.Pack(builder), IDENTIFIER)
-        return bytes(builder.Output())
-    raise ConfigError(
-        f"{num_bytes} bytes of weights are more than a .tflite file can hold, {LARGEST_FILE};"
-        " export with fewer bits per weight, or to onnx"
-    )
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def missing() -> MissingExtraError:
     """Returns the error that ai-edge-litert is not installed."""
     return MissingExtraError("--to litert needs ai_edge_litert: pip install 'fastlstm[litert]'")
-
-
-def read_metadata(data: bytes) -> dict[str, str]:
-    """Returns the texts that a .tflite file of ours carries along, by name.
-
-    Args:
-        data: the file, which is trusted.
-    """
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(data, 0)
-    entries = [model.Metadata(k) for k in range(model.MetadataLength())]
-    texts = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries]
-    return {entry.Name().decode(): t.decode() for entry, t in zip(entries, texts, strict=True)}

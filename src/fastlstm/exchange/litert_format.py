@@ -12,6 +12,7 @@ from fastlstm.exchange.graph import interpret
 from fastlstm.exchange.litert_file import SIGNATURE, LiteRTFile, Tensor, missing
 from fastlstm.exchange.litert_lstm import write_lstm
 from fastlstm.exchange.litert_operations import LiteRTOperations
+from fastlstm.exchange.litert_stored import with_float_products
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ def write_litert(graph: Graph) -> bytes:
     """Returns the graph as a .tflite file.
 
     Axes with a name are resized when the file runs. Its signature has the names of the graph's
-    inputs and outputs. `litert_file.read_metadata` returns the graph's metadata.
+    inputs and outputs. `litert_stored.read_metadata` returns the graph's metadata.
 
     Raises:
         ConfigError: an axis of time with a name, or too many bytes for the format.
@@ -69,7 +70,7 @@ class _Writer:
         if node.kind in _OPERATORS:
             return self._ops.op(_OPERATORS[node.kind], inputs, out.shape, out.dtype)
         if node.kind in ("sum", "mean", "max"):
-            return self._ops.reduce(node.kind, *inputs, **node.attributes)
+            return self._ops.reduce(node.kind, inputs[0], node.attributes["axis"])
         return getattr(self, f"_{node.kind}")(node, *inputs, **node.attributes)
 
     def _identity(self, node: Node, x: Tensor) -> Tensor:
@@ -128,13 +129,15 @@ class LitertRunner:
 
     Args:
         path: of the file.
+        is_exact: multiply int8 weights in float32 (`litert_stored.with_float_products`): a wrong
+            weight shows that the rounding of LiteRT's own products would hide.
 
     Raises:
         FormatError: the interpreter does not accept it.
         MissingExtraError: ai-edge-litert is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_exact: bool = False) -> None:
         try:
             from ai_edge_litert.interpreter import Interpreter
         except ImportError:
@@ -142,7 +145,10 @@ class LitertRunner:
         self.version = f"ai_edge_litert {version('ai-edge-litert')}, one thread"
         self._path = path
         try:
-            self._run = Interpreter(str(path), num_threads=1).get_signature_runner(SIGNATURE)
+            model: dict[str, Any] = {"model_path": str(path)}
+            if is_exact:
+                model = {"model_content": with_float_products(path.read_bytes())}
+            self._run = Interpreter(**model, num_threads=1).get_signature_runner(SIGNATURE)
         except (ValueError, RuntimeError) as error:
             raise self._refused(error) from None
 

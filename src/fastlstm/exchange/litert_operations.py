@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,12 +65,14 @@ class LiteRTOperations:
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Returns `x` in another dtype."""
-        codes = {"inDataType": self._file.code(x.dtype), "outDataType": self._file.code(dtype)}
         version = 3 if x.dtype == "int8" else 1
-        return self.op("CAST", [x], x.shape, dtype, version=version, **codes)
+        before, after = self._file.code(x.dtype), self._file.code(dtype)
+        return self.op(
+            "CAST", [x], x.shape, dtype, version=version, inDataType=before, outDataType=after
+        )
 
-    def reduce(self, kind: Literal["sum", "mean", "max"], x: Tensor, axis: int) -> Tensor:
-        """Returns the sum, mean or maximum along an axis, which stays with length 1."""
+    def reduce(self, kind: str, x: Tensor, axis: int) -> Tensor:
+        """Returns the "sum", "mean" or "max" along an axis, which stays with length 1."""
         shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
         inputs = [x, self._integers([axis])]
         return self.op(_REDUCTIONS[kind], inputs, shape, x.dtype, keepDims=True)

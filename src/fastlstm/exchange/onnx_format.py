@@ -153,13 +153,19 @@ class _Writer:
         activations = _activations(options)
         matrices = self._lstm_weights(directions, H)
         x, h, c, *lengths = names
-        y = f"{out}.directions"
-        results = [y, node.outputs[1].name, node.outputs[2].name]
+        y, ends = f"{out}.directions", [value.name for value in node.outputs[1:]]
+        results = [y, *(f"{end}.any" for end in ends)] if lengths else [y, *ends]
         self._op(
             "LSTM", [x, *matrices, *(lengths or [""]), h, c], results, hidden_size=H,
             direction="bidirectional" if D == 2 else "forward",
             **_cell_attributes(activations * D),
         )  # fmt: skip
+        for end, start in zip(ends if lengths else (), (h, c), strict=False):
+            # ONNX Runtime's state of a sequence of no steps is zero, ours is what it was.
+            none = self._array(np.zeros((), np.int32), "no_steps")
+            is_empty = self._op("Equal", [lengths[0], none], f"{end}.is_empty")
+            column = self._op("Unsqueeze", [is_empty, self._integers([1])], f"{end}.column")
+            self._op("Where", [column, start, f"{end}.any"], end)
         if D == 1:
             self._op("Squeeze", [y, self._integers([1])], out)
         else:
@@ -203,8 +209,16 @@ class _Writer:
         self._op("Slice", [names[0], *ends], out)
 
     def _reshape(self, node: Node, names: list[str], out: str) -> None:
-        shape = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
-        self._op("Reshape", [names[0], self._integers(shape)], out)
+        before, shape = node.inputs[0].shape, node.outputs[0].shape
+        kept = [isinstance(b, str) and b == a for a, b in zip(before, shape, strict=False)]
+        kept += [False] * (len(shape) - len(kept))
+        sizes = [0 if is_kept else size for size, is_kept in zip(shape, kept, strict=True)]
+        sizes = [-1 if isinstance(size, str) else size for size in sizes]
+        self._op("Reshape", [names[0], self._integers(sizes)], out)
+
+    def _last(self, node: Node, names: list[str], out: str, axis: int) -> None:
+        ends = [self._integers([number]) for number in (-1, np.iinfo(np.int64).max, axis)]
+        self._op("Slice", [names[0], *ends], out)
 
     def _transpose(self, node: Node, names: list[str], out: str, axes: Any) -> None:
         self._op("Transpose", names, out, perm=list(axes))

@@ -44,16 +44,21 @@ class Proof:
 
 def prove(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
+    proof = compare(source, runner, form, limit)
+    if proof.is_good:
+        proof.figures.update(source.figures(runner, form))
+    return proof
+
+
+def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
+    """Runs random inputs of shapes that the writer did not use."""
     errors = []
     models: tuple[Source | Runner, ...] = (source, runner)
     for inputs in source.cases(form):
         expected, got = (source.in_units(model.run(inputs)) for model in models)
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         errors.append({"shapes": shapes, "error": _error(expected, got)})
-    proof = Proof(runner.version, errors, limit)
-    if proof.is_good:
-        proof.figures.update(source.figures(runner, form))
-    return proof
+    return Proof(runner.version, errors, limit)
 
 
 def _error(expected: Arrays, got: Arrays) -> float:

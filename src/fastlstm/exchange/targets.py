@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -65,6 +66,8 @@ class Target:
         model: name of the model's file, or folder, in the directory that is written.
         write: returns the files of a model.
         runner: loads the model.
+        exact_runner: loads the same weights into the same runtime without the rounding of its int8
+            products, to which the limit of fp32 applies; None where it rounds nothing.
         limits: by format of the weights, the largest error of an output, in units of the largest
             value of that output or of 1, whichever is larger.
         has_loops: can run any number of steps in one call; else texts are written as one step.
@@ -78,6 +81,7 @@ class Target:
     limits: Mapping[str, float]
     has_loops: bool = True
     has_state: bool = True
+    exact_runner: Callable[[Path], Runner] | None = None
 
 
 def _of_graph(write: Callable[[Graph], dict[str, bytes]]) -> Callable[[Source, Form], Written]:
@@ -121,7 +125,13 @@ TARGETS = {
     for target in (
         Target("keras", "model.keras", _keras, KerasRunner, {"fp32": 1e-5}, has_state=False),
         Target(
-            "litert", "model.tflite", _of_graph(_litert), LitertRunner, _LITERT, has_loops=False
+            "litert",
+            "model.tflite",
+            _of_graph(_litert),
+            LitertRunner,
+            _LITERT,
+            has_loops=False,
+            exact_runner=partial(LitertRunner, is_exact=True),
         ),
         Target("onnx", "model.onnx", _of_graph(_onnx), OnnxRunner, _EXACT),
         Target("saved-model", "1", _of_graph(_saved_model), SavedModelRunner, _EXACT),

@@ -174,9 +174,14 @@ def float64_columns(stored: StoredForecaster) -> list[str]:
     """Returns the columns that are so large beside their range that float32 loses digits."""
     columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
     mean, std = np.concatenate([columns, stored.static_scale]).T
-    steps = np.spacing(np.abs(mean).astype(np.float32))
     names = [*stored.schema.columns, *stored.config.static]
-    return [names[place] for place in np.flatnonzero(_LEAST_STEPS * steps > std)]
+    return [names[place] for place in np.flatnonzero(needs_float64(mean, std))]
+
+
+def needs_float64(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Returns which columns with these means and deviations are too large for float32."""
+    is_large: NDArray[np.bool_] = _LEAST_STEPS * np.spacing(np.abs(mean).astype(np.float32)) > std
+    return is_large
 
 
 def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:

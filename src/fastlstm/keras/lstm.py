@@ -121,16 +121,21 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         Without gradients they are the same tensors from call to call, which the kernels lay out
         once.
         """
+        cell, bias = self.cell, None
         with AutocastScope(None):
-            kernel, recurrent = self.cell.kernel.value, self.cell.recurrent_kernel.value
-            bias = None if self.cell.bias is None else self.cell.bias.value
+            kernel, recurrent = cell.kernel.value, cell.recurrent_kernel.value
+            if cell.bias is not None:
+                bias = cell.bias.value
         if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return _torch_layout(kernel, recurrent, bias)
         known = self._known_weights
-        weights = (kernel, recurrent, bias)
-        if known is None or not all(map(_is_same_memory, weights, known[:3])):
-            known = _torch_layout(*(None if t is None else t.detach() for t in weights))
-            self._known_weights = known
+        is_same = known is not None and all(
+            map(_is_same_memory, (kernel, recurrent, bias), known[:3])
+        )
+        if known is None or not is_same:
+            bias = None if bias is None else bias.detach()
+            known = _torch_layout(kernel.detach(), recurrent.detach(), bias)
+            self.__dict__["_known_weights"] = known  # nothing for Keras to track
         return known
 
     def _kernel_dtype(self) -> torch.dtype:

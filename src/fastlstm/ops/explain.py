@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -102,8 +102,9 @@ def explain(
             directions = 2 if child.bidirectional else 1
         for index, call in enumerate(calls):
             name = f"layer {layers + index // directions}{' reverse' * (index % directions)}"
-            if hasattr(child, "kernel_report"):  # a layer of Keras
-                reports.append(child.kernel_report(name, T, B, path))
+            report_of_keras: Any = getattr(child, "kernel_report", None)
+            if report_of_keras is not None:
+                reports.append(report_of_keras(name, T, B, path))
             elif left is not None:
                 who = left.backend, left.runs
                 reports.append(LayerReport(name, call, *who, False, left.why, path))

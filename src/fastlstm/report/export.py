@@ -66,5 +66,5 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
         text = (
             f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"
         )
-        rows.append((f"{number} at once", f"{text}; one thread there"))
+        rows.append((f"{number} at once", f"{text}; one thread"))
     return rows

@@ -1,0 +1,64 @@
+"""`fastlstm export`: from the command line to a directory, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.export import COMMAND
+from fastlstm.cli.main import main
+from fastlstm.exchange.targets import TARGETS
+
+
+def test_the_report(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat. " * 20)
+    command = ["export", str(tiny_run), "--to", "onnx", "--out", str(out)]
+    assert main([*command, "--check-text", str(text)]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["written"].strip().startswith(f"{out}/model.onnx, ")
+    assert lines["inputs"].strip().startswith("tokens (T, B) int32; h (1, B, 16) float32")
+    assert lines["checked in"].strip().startswith("onnxruntime ")
+    assert "limit 1e-05" in lines["max error"]
+    assert "the likeliest token is the same at 100.00% of" in lines["on text"]
+    assert "tokens/s there" in lines["one stream"]
+    assert main(command) == 2
+    assert f"{out} exists; give another --out or remove it" in capsys.readouterr().err
+
+
+def test_json_without_a_check(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["export", str(tiny_run), "--to", "onnx", "--out", str(out), "--no-check", "--json"]
+    assert main(command) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == json.loads((out / "export.json").read_text())
+    assert json.loads(line)["proof"] is None
+
+
+def test_all_targets_are_offered() -> None:
+    option = next(option for option in COMMAND.options if option.name == "to")
+    assert set(option.type.__args__) == set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--to", "tflite"], "tflite"),
+        (["--to", "onnx", "--weights", "int4"], "int4"),
+        (["--to", "onnx", "--quantiles", "0.1"], "--quantiles has no meaning for a text"),
+        (["--to", "keras", "--step"], "--step needs the state as an input"),
+        (["--to", "onnx", "--check-text", "nothing.txt"], "nothing.txt"),
+    ],
+)
+def test_what_is_refused(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str],
+    message: str,
+) -> None:  # fmt: skip
+    assert main(["export", str(tiny_run), "--out", str(tmp_path / "out"), *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not list(tmp_path.glob("out*"))

@@ -1,0 +1,137 @@
+"""Graphs of sequence models give what the estimators give, in ONNX Runtime and in onnx."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastlstm import SequenceClassifier, SequenceRegressor
+from fastlstm.errors import ConfigError
+from fastlstm.exchange.onnx_format import write_onnx
+from fastlstm.exchange.sequence_graph import sequence_graph
+from fastlstm.runs.weight_formats import as_floats, in_format
+from fastlstm.sequence.answers import Answers, Labels, Numbers
+from fastlstm.sequence.config import SequenceConfig
+from fastlstm.sequence.files import StoredSequenceModel
+from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
+from onnx_results import results_of
+
+C, K = 3, 4
+
+
+def stored_model(answers: Answers, seed: int = 0, **options: Any) -> StoredSequenceModel:
+    """A model with random weights and scales."""
+    torch.manual_seed(seed)
+    config = NetworkConfig(
+        num_columns=C, num_outputs=K, hidden_size=8, embed_size=6, **options
+    )  # fmt: skip
+    network = SequenceNetwork(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(2)
+    mean = torch.randn(C, dtype=torch.float64) * 20
+    given = SequenceConfig()
+    std = torch.rand(C, dtype=torch.float64) + 0.5
+    return StoredSequenceModel(given, given, network, mean, std, answers, "")
+
+
+def numbers() -> Numbers:
+    return Numbers(np.array([5.0, -3.0, 0.0, 7.0]), np.array([2.0, 0.1, 1.0, 0.0]), False)
+
+
+def labels() -> Labels:
+    return Labels(np.array(["a", "b", "c", "d"]))
+
+
+def sequences(stored: StoredSequenceModel, lengths: list[int], T: int) -> dict[str, Any]:
+    """Inputs of the graph; padding holds NaN and other numbers, which count nothing."""
+    rng = np.random.default_rng(T)
+    mean, std = stored.mean.numpy(), stored.std.numpy()
+    values = (mean + std * rng.normal(size=(len(lengths), T, C))).astype(np.float32)
+    if stored.network.config.has_missing:
+        values[rng.random(values.shape) < 0.3] = np.nan
+    for number, length in enumerate(lengths):
+        values[number, length:] = np.nan if number % 2 else 1e6
+    return {"values": values, "lengths": np.array(lengths, np.int32)}
+
+
+def expected_of(stored: StoredSequenceModel, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What the estimator predicts for each sequence by itself."""
+    is_labels = isinstance(stored.answers, Labels)
+    model: Any = SequenceClassifier() if is_labels else SequenceRegressor()
+    model._take(stored)
+    X = [v[:n] for v, n in zip(inputs["values"], inputs["lengths"].tolist(), strict=True)]
+    if not is_labels:
+        return {"answers": model.predict(X)}
+    names = model.predict(X).tolist()
+    places = [model.classes_.tolist().index(name) for name in names]
+    return {"probabilities": model.predict_proba(X), "label": np.array(places)}
+
+
+def weights_of(stored: StoredSequenceModel) -> dict[str, Any]:
+    return {name: p.detach().numpy() for name, p in stored.network.named_parameters()}
+
+
+def check(stored: StoredSequenceModel, weights: dict[str, Any], path: Path) -> None:
+    data = write_onnx(sequence_graph(stored, weights))
+    for lengths, T in (([1], 1), ([7, 1, 4], 7), ([9, 3], 12)):
+        inputs = sequences(stored, lengths, T)
+        expected = expected_of(stored, inputs)
+        for results in results_of(data, inputs, path):
+            assert results.keys() == expected.keys()
+            for name, due in expected.items():
+                assert results[name].shape == due.shape
+                assert abs(results[name] - due).max() < 1e-5, name
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("has_missing", [False, True])
+@pytest.mark.parametrize("kind", [numbers, labels])
+def test_a_graph_gives_what_its_estimator_gives(
+    bidirectional: bool, pooling: str, has_missing: bool, kind: Any, tmp_path: Path
+) -> None:
+    stored = stored_model(
+        kind(), bidirectional=bidirectional, pooling=pooling, has_missing=has_missing,
+        num_layers=1 + has_missing,
+    )  # fmt: skip
+    check(stored, weights_of(stored), tmp_path)
+
+
+def test_int8_weights(tmp_path: Path) -> None:
+    stored = stored_model(numbers(), bidirectional=True, num_layers=2)
+    weights = in_format(weights_of(stored), "int8")
+    state = {name: torch.from_numpy(w) for name, w in as_floats(weights).items()}
+    stored.network.load_state_dict(state)
+    check(stored, weights, tmp_path)
+
+
+def test_of_equal_scores_the_first_is_the_label(tmp_path: Path) -> None:
+    stored = stored_model(labels())
+    with torch.no_grad():
+        stored.network.head.weight.zero_()
+        stored.network.head.bias.copy_(torch.tensor([1.0, 2.0, 2.0, 0.0]))
+    data = write_onnx(sequence_graph(stored, weights_of(stored)))
+    for results in results_of(data, sequences(stored, [2, 3], 3), tmp_path):
+        assert results["label"].tolist() == [1, 1]
+
+
+def test_classes_are_in_the_metadata_and_axes_have_names() -> None:
+    graph = sequence_graph(stored_model(labels()), weights_of(stored_model(labels())))
+    assert json.loads(graph.metadata["classes"]) == ["a", "b", "c", "d"]
+    shapes = {value.name: value.shape for value in (*graph.inputs, *graph.outputs)}
+    assert shapes == {
+        "values": ("B", "T", C), "lengths": ("B",), "probabilities": ("B", K), "label": ("B",),
+    }  # fmt: skip
+
+
+def test_a_column_that_needs_float64_is_named() -> None:
+    stored = stored_model(numbers())
+    stored.mean[1] = 1e9
+    with pytest.raises(ConfigError, match="column 1 of the sequences is so large"):
+        sequence_graph(stored, weights_of(stored))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+from fastlstm.errors import KernelError
+from fastlstm.keras import LSTM
+from keras_layers import IGNORED, assert_same, pair, results
+
+pytestmark = [pytest.mark.filterwarnings(IGNORED), pytest.mark.usefixtures("fast_kernels")]
+
+B, T, I, H = 4, 7, 5, 8  # noqa: E741
+LENGTHS = np.array([7, 3, 0, 1])[:, None]
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(B, T, I)).astype("float32")
+STATE = [RNG.normal(size=(B, H)).astype("float32") for _ in range(2)]
+HOLES = RNG.random((B, T)) < 0.5
+HOLES[2] = False
+MASKS = {
+    "none": None,
+    "all": np.ones((B, T), bool),
+    "right-padded": np.arange(T) < LENGTHS,
+    "left-padded": np.arange(T) >= T - LENGTHS,
+    "holes": HOLES,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("sequences", [False, True])
+def test_every_mask_gives_keras_own_results(mask: Any, backwards: bool, sequences: bool) -> None:
+    options = {"go_backwards": backwards, "return_sequences": sequences}
+    for zero_others, state in itertools.product([False, True], [None, STATE]):
+        stock, ours = pair(I, H, return_state=True, zero_output_for_mask=zero_others, **options)
+        call: dict[str, Any] = {"initial_state": state}
+        if mask is not None:
+            call["mask"] = torch.from_numpy(mask)
+        assert_same(results(ours, X, **call), results(stock, X, **call))
+
+
+def test_padding_is_never_seen() -> None:
+    _, ours = pair(I, H, return_sequences=True)
+    mask = torch.from_numpy(MASKS["right-padded"])
+    spoilt = torch.from_numpy(X).where(mask[:, :, None], torch.tensor(float("nan")))
+    want = ours(torch.from_numpy(X), mask=mask)
+    torch.testing.assert_close(ours(spoilt, mask=mask), want, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_bias": False},
+        {"unroll": True},
+        {"implementation": 1},
+        {"activation": "relu", "recurrent_activation": "hard_sigmoid"},
+        {"activation": "softsign", "recurrent_activation": "linear"},
+        {"activation": None},
+    ],
+    ids=str,
+)
+def test_options_give_keras_own_results(options: dict[str, Any]) -> None:
+    stock, ours = pair(I, H, return_sequences=True, return_state=True, **options)
+    assert_same(results(ours, 0.3 * X), results(stock, 0.3 * X))
+
+
+def test_integers_are_cast() -> None:
+    stock, ours = pair(I, H, dropout=0.5, seed=3)
+    numbers = np.arange(B * T * I).reshape(B, T, I) % 3
+    want = stock(numbers.astype("float32"), training=True)
+    torch.testing.assert_close(ours(numbers.astype("int32"), training=True), want)
+
+
+def test_dropout_draws_what_keras_draws() -> None:
+    stock, ours = pair(I, H, dropout=0.4, return_sequences=True, seed=5)
+    for training in (True, False, True):
+        call = {"training": training}
+        assert_same(results(ours, X, **call), results(stock, X, **call))
+
+
+def test_a_dropout_of_everything_is_left_alone_as_by_keras_cell() -> None:
+    _, ours = pair(I, H, dropout=1.0, recurrent_dropout=1.0)
+    torch.testing.assert_close(ours(X, training=True), ours(X))
+
+
+def test_recurrent_dropout_uses_one_mask_for_all_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, ours = pair(I, H, dropout=0.3, recurrent_dropout=0.5, return_sequences=True)
+    one = {size: (torch.rand(B, size) < 0.6).float() / 0.6 for size in (I, H)}
+    monkeypatch.setattr(
+        type(stock.cell), "_create_dropout_mask", lambda self, x, rate: [one[x.shape[1]]] * 4
+    )
+    call = {"training": True}
+    assert_same(results(ours, X, **call), results(stock, X, **call))
+    assert not torch.equal(ours(X, training=True), ours(X))
+
+
+def test_a_stateful_layer_goes_on_where_it_was() -> None:
+    stock, ours = (keras.layers.LSTM(H, stateful=True), LSTM(H, stateful=True))
+    for layer in (stock, ours):
+        layer.build((B, T, I))
+    ours.set_weights(stock.get_weights())
+    for _ in range(3):  # ours with gradients; Keras' own fails at those of a stateful layer
+        torch.testing.assert_close(results(ours, X)[0], stock(X))
+    assert_same([s.value for s in ours.states], [s.value for s in stock.states])
+    ours.reset_state()
+    assert not ours.states[0].value.any()
+
+
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("mixed_bfloat16", 0.05), ("mixed_float16", 5e-3), ("bfloat16", 0.05)]
+)
+def test_low_precision(policy: str, tolerance: float) -> None:
+    exact, _ = pair(I, H, return_sequences=True, return_state=True)
+    ours = LSTM(
+        H,
+        return_sequences=True,
+        return_state=True,
+        dtype=policy,
+        recurrent_initializer="glorot_uniform",  # torch has no orthogonal one in bfloat16
+    )
+    ours.build((None, None, I))
+    ours.set_weights([w.value.detach().numpy() for w in exact.weights])
+    ours.strict = True
+    found, want = results(ours, X), results(exact, X)
+    dtype = getattr(torch, ours.compute_dtype)
+    assert {t.dtype for t in found[:3]} == {dtype}
+    assert found[-1].dtype == getattr(torch, ours.variable_dtype)
+    assert_same([t.float() for t in found], want, tolerance)
+
+
+def test_weights_that_change_are_seen_without_gradients() -> None:
+    _, ours = pair(I, H)
+    optimizer = keras.optimizers.SGD(0.5)
+    seen = []
+    for step in range(4):
+        with torch.no_grad():
+            seen.append(ours(X))
+            assert torch.equal(ours(X), seen[-1])
+        if step == 0:
+            ours.set_weights([w.value.detach().numpy() * 2 for w in ours.weights])
+        elif step == 1:
+            optimizer.apply([torch.ones(w.shape) for w in ours.weights], ours.weights)
+        else:
+            ours.cell.kernel.value.data = ours.cell.kernel.value.data * -1
+        want = ours(X).detach()  # with gradients nothing is remembered
+        with torch.no_grad():
+            torch.testing.assert_close(ours(X), want)
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(seen, 2))
+
+
+def test_without_gradients_the_same_weights_are_given_to_the_kernels() -> None:
+    _, ours = pair(I, H)
+    with torch.no_grad():
+        first = ours._weights()
+        assert all(a is b for a, b in zip(ours._weights(), first, strict=True))
+
+
+def swish(x: Any) -> Any:
+    return x * keras.ops.sigmoid(x)
+
+
+def test_an_activation_of_your_own_is_keras_loop_and_said_once() -> None:
+    stock, ours = pair(I, H, activation=swish, return_sequences=True)
+    ours.strict = False
+    with pytest.warns(UserWarning, match="Keras' own loop") as caught:
+        found = results(ours, X)
+    assert_same(found, results(stock, X))
+    results(ours, X)
+    want = (
+        f"LSTM '{ours.name}' is computed by Keras' own loop: activation swish is none of sigmoid,"
+        " tanh, hard_sigmoid, relu, softsign, linear"
+    )
+    assert [str(w.message) for w in caught] == [want]
+    ours.strict = True
+    with pytest.raises(KernelError, match=r"activation swish is none of .*; change that or leave"):
+        ours(X)
+
+
+def test_float64_is_keras_loop() -> None:
+    ours = LSTM(H, dtype="float64")
+    with pytest.warns(UserWarning, match="Keras' own loop: native: these kernels compute in"):
+        assert ours(X.astype("float64")).dtype == torch.float64
+
+
+def test_copies_and_pickles_are_the_same_layer() -> None:
+    _, ours = pair(I, H, recurrent_activation="hard_sigmoid")
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(twin) is LSTM
+        assert torch.equal(twin(X), ours(X))
+
+
+def test_frozen_weights_get_no_gradient() -> None:
+    _, ours = pair(I, H)
+    ours.trainable = False
+    x = torch.from_numpy(X).requires_grad_()
+    ours(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.any()
+    assert all(w.value.grad is None for w in ours.weights)
