@@ -216,6 +216,17 @@ def test_regressor(tmp_path):
     np.testing.assert_allclose(predicted, outputs(flat, VALUES)[:, 0], atol=1e-5)
 
 
+def test_dense_layers_before_and_behind(tmp_path):
+    """A layer with relu is the network's own embedding, linear ones at the end are one."""
+    first = layers.TimeDistributed(layers.Dense(7, activation="relu"))
+    ends = [layers.LSTM(5), layers.Dense(4), layers.Dense(3), layers.Dense(2)]
+    model = keras.Sequential([keras.Input((10, 3)), first, *ends])
+    run = imported_sequences(model, tmp_path)
+    regressor = fastlstm.SequenceRegressor.load(run)
+    np.testing.assert_allclose(regressor.predict(VALUES), outputs(model, VALUES), atol=1e-5)
+    assert regressor.network_.config.embed_size == 7
+
+
 @pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])
 def test_classifier(K, function, tmp_path):
     ends = [layers.LSTM(5), layers.Dropout(0.2), layers.Dense(K, activation=function)]
