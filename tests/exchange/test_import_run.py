@@ -54,7 +54,8 @@ def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model
     model, path = text_model
     numbers = {"h": 1, "a": 8, "c": 3, "b": 5, " ": 2}
     back = {str(number): char for char, number in numbers.items()}
-    for name, value in (("forth", numbers), ("back", back)):
+    listed = ["[UNK]", "h", " ", "c", "<pad>", "b", "", "<go>", "a"]
+    for name, value in (("forth", numbers), ("back", back), ("listed", listed)):
         vocab = tmp_path / f"{name}.json"
         vocab.write_text(json.dumps(value))
         run = fastlstm.import_run(path, out=tmp_path / name, vocab=str(vocab))
@@ -86,6 +87,7 @@ def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
         ({"vocab": {"a": 9}}, DataError, "has the number 9, the model has 9 tokens"),
         ({"vocab": {"the": 1}}, DataError, "'the', which is not one character"),
         ({"vocab": {"a": 1, "b": 1}}, DataError, "same number"),
+        ({"vocab": [*"abcdefg ", "the"]}, DataError, "'the', which is not one character"),
         ({"vocab": 3}, DataError, "no vocabulary: expected a JSON list"),
     ],
 )
