@@ -108,9 +108,9 @@ def ratio_lines(lines: list[dict[str, Any]], names: list[str]) -> list[str]:
             ratios = [
                 line["median_s"][peer] / line["median_s"][own]
                 for line in lines
-                if peer in line["median_s"]
+                if {own, peer} <= line["median_s"].keys()
             ]
-            parts.append(f"{own} {geometric_mean(ratios):.2f}x {peer}")
+            parts += [f"{own} {geometric_mean(ratios):.2f}x {peer}"] if ratios else []
     return ["Geometric means of the ratios: " + "; ".join(parts) + "."]
 
 

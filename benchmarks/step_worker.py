@@ -104,7 +104,7 @@ CANDIDATES: dict[str, Callable[[Shape], Step]] = {
     "keras tensorflow": lambda shape: keras_step(shape, "tensorflow"),
     "keras jax": lambda shape: keras_step(shape, "jax"),
     "keras torch": lambda shape: keras_step(shape, "torch"),
-    "fastlstm.keras": lambda shape: keras_step(shape, "torch", is_ours=True),
+    "fastlstm keras": lambda shape: keras_step(shape, "torch", is_ours=True),
 }
 
 

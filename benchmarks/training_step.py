@@ -2,7 +2,7 @@
 
 usage: python benchmarks/training_step.py [--rounds 5] [--steps 3] [--only SUBSTRING]
        [--peer-python PATH]     an interpreter with keras, tensorflow and jax
-       [--candidates SUBSTRING] such as keras, of their names
+       [--candidates SUBSTRING] those with this in their names, such as keras; nothing is stored
 Stores one JSON line per shape in benchmarks/results/<machine>/training_step.jsonl.
 """
 
@@ -38,8 +38,9 @@ def main() -> None:
             continue
         names = [name for name in CANDIDATES if options.candidates in name]
         result = measure(shape, names, options)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+        if not options.candidates:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
         ceiling = result["ceiling_gflops"]
         print(f"{shape}: ceiling {ceiling['fp32']:.0f} fp32, {ceiling['bf16']:.0f} bf16 GFLOP/s")
         show(result["median_s"], result["step_flop"], ceiling)

@@ -25,3 +25,17 @@ def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         history = read_history(tmp_path / name / "metrics.jsonl")
         assert history.end["reason"] == f"validation loss {goal} reached"
         assert all(event["largest_gradient"] > 0 for event in history.validations)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
+def test_keras_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, model = tmp_path / "book.txt", tmp_path / "model.keras"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    monkeypatch.setattr(sys, "argv", ["keras_layer.py", str(text), str(model)])
+    runpy.run_path(str(EXAMPLES / "keras_layer.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "native" in shown
+    assert "bits per character: " in shown
+    assert model.stat().st_size > 0

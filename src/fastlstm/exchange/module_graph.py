@@ -1,0 +1,178 @@
+"""A torch module as a `Graph`: its calls are recorded by torch.fx, without shapes or numbers.
+
+Modules made of LSTM, Linear, Embedding, LayerNorm, Dropout and activations can be written, and what
+is between them: parts of tensors, their axes, arithmetic.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fastlstm.errors import ConfigError
+from fastlstm.exchange.graph import Graph, GraphBuilder, Value
+from fastlstm.exchange.module_calls import Unwritable, Zeros, call
+from fastlstm.exchange.module_inputs import add_inputs
+from fastlstm.exchange.module_layers import call_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def module_graph(
+    module: nn.Module, example: Any, weights: Mapping[str, Any] | None = None
+) -> Graph:
+    """Describes a module as it computes in evaluation.
+
+    Inputs have the names of the arguments of `module.forward`; the first argument of an LSTM is
+    `x`, a pair that is the state of one is `h0` and `c0`. What an LSTM reads has axes of any
+    length T and B. The output is `output`; a call of an LSTM has `output`, `h_n` and `c_n`, a
+    tuple `output_0` and so on, a dict its keys.
+
+    Args:
+        module: made of what is listed above.
+        example: the argument of a call, a tuple of arguments, or a dict of them by name; types,
+            numbers of axes and fixed lengths count.
+        weights: in place of the module's own, by name; matrices may be `QuantizedMatrix`.
+
+    Raises:
+        ConfigError: something that cannot be written; all of it is named with its place.
+    """
+    arguments = _arguments(module, example)
+    tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor | tuple)}
+    before = set(vars(module))
+    calls = _recorded(module, arguments, tensors)
+    own = {n: t for n, t in _tensors(module).items() if t.is_floating_point()}
+    given = {n: t.detach().float().cpu().numpy() for n, t in own.items()} | dict(weights or {})
+    g = GraphBuilder(type(module).__name__, given)
+    modules = dict(module.named_modules(remove_duplicate=False))
+    values = add_inputs(g, calls, modules, tensors)
+    problems = []
+    for node in calls.nodes:
+        if node in values or any(parent not in values for parent in node.all_input_nodes):
+            continue  # the latter depends on what cannot be written
+        args, kwargs = (fx.node.map_arg(part, values.get) for part in (node.args, node.kwargs))
+        try:
+            if node.op == "output":
+                _add_outputs(g, args[0])
+            elif node.op == "get_attr":
+                values[node] = _constant(g, module, str(node.target))
+            elif node.op == "call_module":
+                name = str(node.target)
+                values[node] = call_layer(g, name, modules[name], args, kwargs)
+            else:
+                values[node] = call(g, node.target, args, kwargs)
+        except Unwritable as problem:
+            problems.append(f"{_place(node, modules)}: {problem}")
+    for name in set(vars(module)) - before:  # constants, which torch.fx gives to the module
+        delattr(module, name)
+    if problems:
+        raise ConfigError(
+            f"{type(module).__name__} cannot be exported: {'; '.join(problems)}. Modules of LSTM,"
+            " Linear, Embedding, LayerNorm, Dropout and activations can be"
+        )
+    return g.graph
+
+
+def _arguments(module: nn.Module, example: Any) -> dict[str, Any]:
+    """Returns the arguments of the example by name, lengths as a tensor; without None."""
+    args = example if isinstance(example, tuple) else (example,)
+    args, kwargs = ((), example) if isinstance(example, dict) else (args, {})
+    try:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"the example does not fit {type(module).__name__}.forward: {error}"
+        ) from None
+    arguments = {name: value for name, value in bound.arguments.items() if value is not None}
+    if isinstance(arguments.get("lengths"), list | tuple):
+        arguments["lengths"] = torch.tensor(arguments["lengths"])
+    return arguments
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.LSTM) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _recorded(
+    module: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> fx.Graph:
+    """Returns the calls, with a placeholder for each of the tensors."""
+    tracer = _Tracer()
+    if tracer.is_leaf_module(module, ""):
+        graph = fx.Graph()
+        nodes = {n: graph.placeholder(n) if n in tensors else v for n, v in arguments.items()}
+        first, *others = nodes
+        kwargs = {name: nodes[name] for name in others}
+        graph.output(graph.call_module("", (nodes[first],), kwargs))
+        return graph
+    parameters = inspect.signature(module.forward).parameters
+    fixed = {
+        name: arguments.get(name, None if p.default is p.empty else p.default)
+        for name, p in parameters.items()
+        if name not in tensors
+    }
+    try:
+        graph = tracer.trace(module, fixed or None)
+    except Exception as error:  # whatever `forward` does with values that are no tensors
+        raise ConfigError(
+            f"the calls of {type(module).__name__}.forward cannot be recorded by torch.fx:"
+            f" {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+        ) from error
+    for node in reversed(list(graph.nodes)):  # what torch.fx adds for the arguments that are fixed
+        is_check = "assert" in getattr(node.target, "__name__", "") and not node.users
+        is_fixed = node.op == "placeholder" and node.target not in tensors
+        is_comparison = getattr(node.target, "__name__", "") == "eq" and not node.users
+        if is_check or is_comparison or (is_fixed and not node.users):
+            graph.erase_node(node)
+    return graph
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return {**named, **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def _constant(g: GraphBuilder, module: nn.Module, name: str) -> Value:
+    if name in g.graph.weights:
+        return g.weight(name)
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, Tensor) or value.dtype == torch.bool:
+        raise Unwritable("neither numbers nor a layer")
+    return g.constant(value.detach().cpu().numpy())
+
+
+def _add_outputs(g: GraphBuilder, result: Any) -> None:
+    names: Mapping[str, Any]
+    if isinstance(result, dict):
+        names = result
+    elif isinstance(result, tuple | list):
+        is_state = len(result) == 2 and isinstance(result[1], tuple) and len(result[1]) == 2
+        if is_state:
+            names = {"output": result[0], "h_n": result[1][0], "c_n": result[1][1]}
+        else:
+            names = {f"output_{k}": value for k, value in enumerate(result)}
+    else:
+        names = {"output": result}
+    for name, value in names.items():
+        if isinstance(value, Zeros) or not isinstance(value, Value):
+            raise Unwritable(f"'{name}' is no tensor that was computed")
+    for name, value in names.items():
+        g.output(name, value)
+
+
+def _place(node: fx.Node, modules: Mapping[str, nn.Module]) -> str:
+    if node.op == "call_module":
+        name = str(node.target)
+        kind = type(modules[name]).__name__
+        return f"'{name}' ({kind})" if name else kind
+    if node.op == "output":
+        return "what forward returns"
+    target = node.target
+    return f"'{node.name}' ({target if isinstance(target, str) else target.__name__})"

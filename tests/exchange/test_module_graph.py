@@ -1,0 +1,242 @@
+"""Graphs of torch modules give what the modules give, in ONNX Runtime and in onnx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fastlstm
+from fastlstm.errors import ConfigError
+from fastlstm.exchange.module_graph import module_graph
+from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
+from fastlstm.ops.cell_options import ACTIVATIONS
+from onnx_results import results_of
+
+I, H = 5, 6  # noqa: E741
+SHAPES = (1, 1), (7, 3), (100, 64)
+
+
+def states(lstm: nn.LSTM, B: int) -> tuple[Tensor, Tensor]:
+    shape = lstm.num_layers * (2 if lstm.bidirectional else 1), B, H
+    return torch.randn(shape), torch.randn(shape)
+
+
+def check(results: dict[str, Any], expected: dict[str, Tensor]) -> None:
+    assert results.keys() == expected.keys()
+    for name, due in expected.items():
+        assert results[name].shape == due.shape, name
+        assert abs(results[name] - due.numpy()).max() < 1e-5, name
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, fastlstm.LSTM])
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_an_lstm(kind: Any, num_layers: int, bidirectional: bool, tmp_path: Path) -> None:
+    torch.manual_seed(num_layers)
+    batch_first, bias = num_layers == 2, num_layers != 3
+    lstm = kind(
+        I, H, num_layers, bidirectional=bidirectional, batch_first=batch_first, bias=bias
+    ).eval()
+    data = write_onnx(module_graph(lstm, (torch.zeros(2, 2, I), states(lstm, 2))))
+    for T, B in SHAPES:
+        x, (h0, c0) = torch.randn((B, T, I) if batch_first else (T, B, I)), states(lstm, B)
+        y, (h, c) = lstm(x, (h0, c0))
+        inputs = {"x": x.numpy(), "h0": h0.numpy(), "c0": c0.numpy()}
+        for results in results_of(data, inputs, tmp_path):
+            check(results, {"output": y, "h_n": h, "c_n": c})
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@torch.no_grad()
+def test_lengths(num_layers: int, bidirectional: bool, tmp_path: Path) -> None:
+    torch.manual_seed(num_layers)
+    lstm = fastlstm.LSTM(I, H, num_layers, bidirectional=bidirectional).eval()
+    example = {"input": torch.zeros(2, 2, I), "hx": states(lstm, 2), "lengths": [1, 2]}
+    data = write_onnx(module_graph(lstm, example))
+    for T, B in SHAPES:
+        x, (h0, c0) = torch.randn(T, B, I), states(lstm, B)
+        for lengths in (torch.randint(0, T + 1, (B,)), torch.zeros(B, dtype=torch.long)):
+            lengths[-1] = 0
+            y, (h, c) = lstm(x, (h0, c0), lengths=lengths)
+            inputs = {
+                "x": x.numpy(), "h0": h0.numpy(), "c0": c0.numpy(),
+                "lengths": lengths.int().numpy(),
+            }  # fmt: skip
+            for results in results_of(data, inputs, tmp_path):
+                check(results, {"output": y, "h_n": h, "c_n": c})
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid"])
+@torch.no_grad()
+def test_options_of_the_cell(activation: Any, recurrent: Any, tmp_path: Path) -> None:
+    lstm = fastlstm.LSTM(
+        I, H, 2, bidirectional=True, activation=activation, recurrent_activation=recurrent,
+        recurrent_dropout=0.5,
+    ).eval()  # fmt: skip
+    file = tmp_path / "model.onnx"
+    file.write_bytes(write_onnx(module_graph(lstm, torch.zeros(2, 2, I))))
+    x = torch.randn(4, 3, I)
+    y, (h, c) = lstm(x)  # onnx's own evaluator has no other activations
+    check(OnnxRunner(file).run({"x": x.numpy()}), {"output": y, "h_n": h, "c_n": c})
+
+
+class Tagger(nn.Module):
+    """A label per token: embedding, normalised, read both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, I)
+        self.norm = nn.LayerNorm(I)
+        self.lstm = nn.LSTM(I, H, 2, bidirectional=True, batch_first=True, dropout=0.3)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Sequential(nn.Linear(2 * H, H), nn.ReLU(), nn.Linear(H, 4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y, _ = self.lstm(self.norm(self.embedding(tokens)))
+        return F.log_softmax(self.head(self.dropout(y)), dim=-1)
+
+
+class Regressor(nn.Module):
+    """A number per sequence, of the last output, the mean, and the last states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = fastlstm.LSTM(I, H, 2)
+        self.scale = nn.Parameter(torch.rand(H) + 1)
+        self.head = nn.Linear(4 * H, 1)
+        self.tanh = nn.Tanh()
+
+    def forward(self, x: Tensor, is_scaled: bool = True) -> Tensor:
+        zeros = torch.zeros(2, x.size(1), H)
+        y, (h, c) = self.lstm(x, (zeros, zeros))
+        last = y[-1] * self.scale if is_scaled else y[-1]
+        parts = [last, y.mean(0), 1 - h[-1], torch.sigmoid(c.transpose(0, 1)[:, 0]) / 2]
+        return self.tanh(self.head(torch.cat(parts, dim=1))).squeeze(-1)
+
+
+class Stepper(nn.Module):
+    """One step of two cells, its state given and returned by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(I, H)
+        self.out = nn.Linear(H, 3, bias=False)
+
+    def forward(self, x: Tensor, state: Any) -> dict[str, Tensor]:
+        h, c = state
+        y, (h_new, c_new) = self.lstm(x.unsqueeze(0), (h, c))
+        first, second = y.flatten(0, 1).chunk(2, dim=-1)
+        both = torch.stack([first, second], dim=1).view(-1, H)
+        return {"shares": self.out(both).softmax(-1), "h": h_new, "c": c_new}
+
+
+@torch.no_grad()
+def test_modules(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tagger, regressor = Tagger().eval(), Regressor().eval()
+    data = write_onnx(module_graph(tagger, torch.zeros(2, 2, dtype=torch.long)))
+    for T, B in SHAPES:
+        tokens = torch.randint(0, 11, (B, T))
+        for results in results_of(data, {"tokens": tokens.int().numpy()}, tmp_path):
+            check(results, {"output": tagger(tokens)})
+    for example in (torch.zeros(2, 2, I), {"x": torch.zeros(2, 2, I), "is_scaled": False}):
+        data = write_onnx(module_graph(regressor, example))
+        for T, B in SHAPES:
+            x = torch.randn(T, B, I)
+            due = regressor(x, is_scaled=not isinstance(example, dict))
+            for results in results_of(data, {"x": x.numpy()}, tmp_path):
+                check(results, {"output": due})
+
+
+@torch.no_grad()
+def test_a_state_that_forward_takes_apart(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    stepper = Stepper().eval()
+    example = torch.zeros(2, I), (torch.zeros(1, 2, H), torch.zeros(1, 2, H))
+    data = write_onnx(module_graph(stepper, example))
+    x, h, c = torch.randn(4, I), torch.randn(1, 4, H), torch.randn(1, 4, H)
+    inputs = {"x": x.numpy(), "state_0": h.numpy(), "state_1": c.numpy()}
+    for results in results_of(data, inputs, tmp_path):
+        check(results, stepper(x, (h, c)))
+
+
+class Odd(nn.Module):
+    """Parts that no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(I, I, 3)
+        self.small = nn.LSTM(I, H, proj_size=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.fft.rfft(x)
+        return self.conv(x), self.small(x)[0], y + 1, x[2:4], x.cumsum(0)  # type: ignore
+
+
+class Branching(nn.Module):
+    """Calls that depend on numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_all_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        module_graph(Odd(), torch.zeros(2, 2, I))
+    text = str(caught.value)
+    assert text.startswith("Odd cannot be exported: ")
+    for part in (
+        "'conv' (Conv1d): no operation for it",
+        "'small' (LSTM): an LSTM with proj_size=2 cannot be written",
+        "(fft_rfft): no operation for it",
+        "(getitem): slice(2, 4, None) of axis 0, whose length is not known; its ends can be",
+        "'cumsum' (cumsum): no operation for it",
+    ):
+        assert part in text
+    with pytest.raises(ConfigError, match=r"Branching\.forward cannot be recorded by torch.fx: "):
+        module_graph(Branching(), torch.zeros(2))
+    with pytest.raises(ConfigError, match=r"the example does not fit Tagger\.forward: "):
+        module_graph(Tagger(), (torch.zeros(2), torch.zeros(2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_norm": True}, "ONNX's LSTM has no layer_norm"),
+        ({"zoneout": 0.1}, "ONNX's LSTM has no zoneout"),
+    ],
+)
+def test_cells_that_onnx_has_not(change: dict[str, Any], message: str) -> None:
+    lstm = fastlstm.LSTM(I, H, **change)
+    with pytest.raises(ConfigError, match=message):
+        write_onnx(module_graph(lstm, torch.zeros(2, 2, I)))
+
+
+def test_left_padding_and_hooks_are_refused() -> None:
+    lstm = fastlstm.LSTM(I, H)
+    example = {"input": torch.zeros(2, 2, I), "lengths": [1, 2], "padding": "left"}
+    with pytest.raises(ConfigError, match="an LSTM with padding='left' cannot be written"):
+        module_graph(lstm, example)
+    lstm.weight_hook = lambda name, tensor: 2 * tensor
+    with pytest.raises(ConfigError, match="an LSTM with a weight_hook cannot be written"):
+        module_graph(lstm, torch.zeros(2, 2, I))
+
+
+def test_a_module_stays_as_it_was() -> None:
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.arange(3)
+
+    module = Shifted()
+    before = dict(vars(module))
+    graph = module_graph(module, torch.zeros(2, 2, 3))
+    assert vars(module) == before
+    assert [value.shape for value in graph.inputs] == [("T", "B", 3)]
