@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx.reference
 import onnxruntime
+import pandas as pd
 import pytest
 import torch
 
@@ -333,3 +334,78 @@ def test_a_missing_package_is_one_line(
     ):
         fastlstm.export(run, to="onnx", out=tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.fixture(scope="module")
+def forecaster_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A forecaster of two targets with gaps and a future covariate, stored after two steps."""
+    rng = np.random.default_rng(0)
+    values = 100 + 3 * rng.normal(size=(300, 3))
+    values[rng.random(values.shape) < 0.05] = np.nan
+    frame = pd.DataFrame(values, columns=["a", "b", "plan"])
+    frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
+    model = fastlstm.Forecaster(
+        horizon=7, input_size=12, patch=3, hidden_size=8, target=["a", "b"],
+        future=["plan"], steps=2, batch_size=8,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("forecaster")
+    model.fit(frame).save(folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("to", ["onnx", "litert", "torch"])
+def test_a_forecaster(forecaster_run: Path, tmp_path: Path, to: str) -> None:
+    report = fastlstm.export(forecaster_run, to=to, out=tmp_path / "out", quantiles=(0.1, 0.5))
+    assert report.kind == "forecaster"
+    assert [value.name for value in report.inputs] == ["past", "future"]
+    assert report.outputs[1].shape == ("B", 7, 2, 2)
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+    assert set(report.proof.figures["windows_per_s"]) == {"1", "64"}
+
+
+@pytest.mark.parametrize("answers", [[0.5, 1.5] * 4, ["a", "b"] * 4], ids=["numbers", "labels"])
+def test_a_sequence_model(tmp_path: Path, answers: list[Any]) -> None:
+    rng = np.random.default_rng(0)
+    sequences = [rng.normal(size=(k + 2, 3)) for k in range(8)]
+    kind = fastlstm.SequenceClassifier if "a" in answers else fastlstm.SequenceRegressor
+    model = kind(steps=2, hidden_size=8, batch_size=4).fit(sequences, answers)
+    model.save(tmp_path / "run")
+    report = fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out", weights="fp16")
+    assert report.kind == "sequence"
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+    with pytest.raises(ConfigError, match="any number of time steps"):
+        fastlstm.export(tmp_path / "run", to="litert", out=tmp_path / "other")
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_a_module(tmp_path: Path, weights: str) -> None:
+    torch.manual_seed(0)
+    lstm = fastlstm.LSTM(5, 6, 2, bidirectional=True)
+    state = torch.zeros(4, 2, 6), torch.zeros(4, 2, 6)
+    report = fastlstm.export(
+        lstm, (torch.zeros(3, 2, 5), state), to="onnx", out=tmp_path / "out", weights=weights
+    )
+    assert (report.kind, report.source) == ("module", "LSTM")
+    assert [value.name for value in report.inputs] == ["x", "h0", "c0"]
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+
+
+def test_a_module_of_tokens(tmp_path: Path) -> None:
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(9, 4)
+            self.lstm = torch.nn.LSTM(4, 6, batch_first=True)
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            y, _ = self.lstm(self.embedding(tokens))
+            return self.head(y)
+
+    report = fastlstm.export(Tagger(), torch.arange(8).view(2, 4), to="onnx", out=tmp_path / "out")
+    assert report.inputs[0].shape == ("B", "T")
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5

@@ -54,7 +54,8 @@ def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model
     model, path = text_model
     numbers = {"h": 1, "a": 8, "c": 3, "b": 5, " ": 2}
     back = {str(number): char for char, number in numbers.items()}
-    for name, value in (("forth", numbers), ("back", back)):
+    listed = ["[UNK]", "h", " ", "c", "<pad>", "b", "", "<go>", "a"]
+    for name, value in (("forth", numbers), ("back", back), ("listed", listed)):
         vocab = tmp_path / f"{name}.json"
         vocab.write_text(json.dumps(value))
         run = fastlstm.import_run(path, out=tmp_path / name, vocab=str(vocab))
@@ -86,6 +87,7 @@ def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
         ({"vocab": {"a": 9}}, DataError, "has the number 9, the model has 9 tokens"),
         ({"vocab": {"the": 1}}, DataError, "'the', which is not one character"),
         ({"vocab": {"a": 1, "b": 1}}, DataError, "same number"),
+        ({"vocab": [*"abcdefg ", "the"]}, DataError, "'the', which is not one character"),
         ({"vocab": 3}, DataError, "no vocabulary: expected a JSON list"),
     ],
 )
@@ -214,6 +216,17 @@ def test_regressor(tmp_path):
     fastlstm.import_run(path, out=tmp_path / "flat")
     predicted = fastlstm.SequenceRegressor.load(tmp_path / "flat").predict(VALUES)
     np.testing.assert_allclose(predicted, outputs(flat, VALUES)[:, 0], atol=1e-5)
+
+
+def test_dense_layers_before_and_behind(tmp_path):
+    """A layer with relu is the network's own embedding, linear ones at the end are one."""
+    first = layers.TimeDistributed(layers.Dense(7, activation="relu"))
+    ends = [layers.LSTM(5), layers.Dense(4), layers.Dense(3), layers.Dense(2)]
+    model = keras.Sequential([keras.Input((10, 3)), first, *ends])
+    run = imported_sequences(model, tmp_path)
+    regressor = fastlstm.SequenceRegressor.load(run)
+    np.testing.assert_allclose(regressor.predict(VALUES), outputs(model, VALUES), atol=1e-5)
+    assert regressor.network_.config.embed_size == 7
 
 
 @pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])

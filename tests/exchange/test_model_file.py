@@ -114,6 +114,36 @@ def test_pickles_are_not_run(model_files, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+class Fills:
+    """Unpickled, it is 10 GB of zeros, which torch's safe reader allows."""
+
+    def __reduce__(self):
+        return bytearray, (10**10,)
+
+
+def test_pickles_that_fill_memory(tmp_path):
+    torch.save({"w": torch.zeros(2), "more": Fills()}, tmp_path / "m.pt")
+    with pytest.raises(FormatError, match="claims to hold more than the file does"):
+        fastlstm.import_module(tmp_path / "m.pt")
+
+
+def test_one_text_of_an_hdf5_file_listed_thousands_of_times(tmp_path):
+    short, size = "y" * 17, 4_000_037
+
+    def texts(group):
+        values = np.array(["x" * size, *[short] * 3000], dtype=object)
+        group.attrs.create("weight_names", values, dtype=h5py.string_dtype())
+
+    data = bytearray(hdf5(texts))
+    at = data.find(size.to_bytes(4, "little"))
+    first = data[at : at + 16]  # length and place
+    while data[at + 16 : at + 20] == len(short).to_bytes(4, "little"):
+        at += 16
+        data[at : at + 16] = first
+    assert data.count(bytes(first)) == 3001
+    refused(bytes(data), tmp_path / "m.h5", "memory allocation failed|more than the file does")
+
+
 def test_tensors_that_claim_more_than_their_file(tmp_path):
     wide = torch.zeros(1).expand(100_000, 100_000)  # one number, 40 GB of tensor
     torch.save({"rnn.weight_ih_l0": wide}, tmp_path / "m.pt")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fastlstm.errors import (
     ConfigError,
     ExportError,
@@ -19,16 +21,19 @@ from fastlstm.errors import (
 )
 from fastlstm.exchange.forecast_source import ForecastSource
 from fastlstm.exchange.graph import Value
+from fastlstm.exchange.module_source import ModuleSource
 from fastlstm.exchange.proof import Proof, compare, prove
+from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.exchange.source import Source
 from fastlstm.exchange.targets import TARGETS, Form, Target
 from fastlstm.exchange.text_source import TextSource
-from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.forecast.files import read_forecaster
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.sequence.files import read_sequence_model
 from fastlstm.system import storage
-from fastlstm.text.stored_model import StoredModel, load_stored_model
+from fastlstm.text.stored_model import load_stored_model
 
 REPORT_FILE = "export.json"
 
@@ -77,7 +82,8 @@ class ExportReport:
 
 
 def export(
-    run: str | os.PathLike[str],
+    model: str | os.PathLike[str] | nn.Module,
+    example: Any = None,
     *,
     to: str,
     out: str | os.PathLike[str],
@@ -93,7 +99,9 @@ def export(
     and export.json, this function's result. They are put there together, after the check.
 
     Args:
-        run: the run directory, or one of its checkpoints.
+        model: a run directory or one of its checkpoints; or a torch module made of LSTM, Linear,
+            Embedding, LayerNorm, Dropout and activations.
+        example: of a module: the argument of a call, a tuple of them, or a dict by name.
         to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
         out: directory to write; it must not exist yet.
         weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
@@ -114,7 +122,17 @@ def export(
     """
     target = _target(to)
     path = _checked_out(out, target)
-    source = _source(run, weights, check_text, quantiles, target)
+    if isinstance(model, nn.Module):
+        _refuse_options("module", check_text=check_text, quantiles=quantiles)
+        name = type(model).__name__
+        source: Source = ModuleSource(model, example, _weight_format(weights, "fp32", target))
+    else:
+        name = os.fspath(model)
+        source = _source(model, weights, check_text, quantiles, target)
+    return _published(name, source, target, _form(source, target, step), path, check)
+
+
+def _form(source: Source, target: Target, step: bool) -> Form:
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
@@ -122,26 +140,29 @@ def export(
         raise ConfigError(
             Setting("step", True), f" needs the state as an input, which {target.name} has not got"
         )
-    form = Form(is_step, target.has_state)
+    return Form(is_step, target.has_state)
+
+
+def _published(
+    name: str, source: Source, target: Target, form: Form, path: Path, check: bool
+) -> ExportReport:
+    """Writes beside `path`, checks, and gives it that name."""
     written = target.write(source, form)
     files = {**written.files, **source.files()}
     staged = storage.temporary_name(path)
     with storage.storage_errors(path, "write the export"):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            storage.make_dir(staged)
-            for name, data in files.items():
-                (staged / name).parent.mkdir(parents=True, exist_ok=True)
-                storage.write_file(staged / name, data)
+            for file, data in files.items():
+                (staged / file).parent.mkdir(parents=True, exist_ok=True)
+                storage.write_file(staged / file, data)
             proof = _proof(source, target, staged, files, form) if check else None
-            records = {
-                name: dataclasses.asdict(FileRecord.of(data)) for name, data in files.items()
-            }
             report = ExportReport(
-                os.fspath(run), source.kind, to, os.fspath(path), target.model,
-                sum(map(len, written.files.values())),
-                source.weight_format, is_step, records,
-                written.inputs, written.outputs, proof, source.notes,
+                source=name, kind=source.kind, target=target.name, path=os.fspath(path),
+                model=target.model, num_bytes=sum(map(len, written.files.values())),
+                weights=source.weight_format, is_step=form.is_step,
+                files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
+                inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
             )  # fmt: skip
             storage.write_json(staged / REPORT_FILE, report.to_dict())
             storage.rename(staged, path)
@@ -182,28 +203,34 @@ def _source(
 ) -> Source:
     require_run(run)
     kind = kind_of_run(run)
-    foreign = {"check_text": check_text if kind != "text" else None,
-               "quantiles": quantiles if kind != "forecaster" else None}  # fmt: skip
-    for name, value in foreign.items():
-        if value is not None:
-            raise ConfigError(Setting(name), f" has no meaning for a {kind}; leave it out")
-    stored: StoredModel | StoredForecaster
+    _refuse_options(kind, check_text=check_text, quantiles=quantiles)
     source: Source
+    note = None
     if kind == "text":
-        stored = load_stored_model(run)
-        own, note = stored.weight_format, stored.note
-        source = TextSource(stored, _weight_format(weights, own, target), check_text)
+        text = load_stored_model(run)
+        own, note = text.weight_format, text.note
+        source = TextSource(text, _weight_format(weights, own, target), check_text)
     elif kind == "forecaster":
-        stored, note = read_forecaster(Path(run)), None
+        stored = read_forecaster(Path(run))
         own = "fp32" if stored.compression is None else stored.compression.weights
         source = ForecastSource(stored, _weight_format(weights, own, target), quantiles)
     else:
-        raise ConfigError(f"{os.fspath(run)} is a {kind} model, which cannot be exported yet")
+        own = "fp32"
+        sequences = read_sequence_model(Path(run))
+        source = SequenceSource(sequences, _weight_format(weights, own, target))
     if note is not None:
         source.notes.append(note)
     if source.weight_format != own and own != "fp32":
         source.notes.append(f"weights are stored as {own}, written as {source.weight_format}")
     return source
+
+
+def _refuse_options(kind: str | None, **options: Any) -> None:
+    """Raises ConfigError for an option that models of this kind do not have."""
+    owners = {"check_text": "text", "quantiles": "forecaster"}
+    for name, value in options.items():
+        if value is not None and owners[name] != kind:
+            raise ConfigError(Setting(name), f" has no meaning for a {kind}; leave it out")
 
 
 def _weight_format(asked: str | None, own: str, target: Target) -> str:

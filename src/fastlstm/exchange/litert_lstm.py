@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import ConfigError
-
 if TYPE_CHECKING:
     from fastlstm.exchange.litert_file import Tensor
     from fastlstm.exchange.litert_operations import LiteRTOperations
@@ -30,16 +28,9 @@ def write_lstm(
     """Writes `GraphBuilder.lstm`; returns its three results.
 
     All tensors keep three axes, `(1, B, …)` of one step: what is read of `h` needs no reshape.
-
-    Raises:
-        ConfigError: a number of time steps that the graph does not know.
     """
     T = x.shape[0]
-    if not isinstance(T, int):
-        raise ConfigError(
-            "a LiteRT model has a fixed number of time steps, this one has any; text models are"
-            " exported one step at a time"
-        )
+    assert isinstance(T, int), "LiteRT has no loops here: T is known"
     masks = None if lengths is None else _masks(ops, lengths, T)
     outputs, hs, cs = [], [], []
     for d, direction in enumerate(directions):

@@ -41,7 +41,7 @@ def module_graph(
     Raises:
         ConfigError: something that cannot be written; all of it is named with its place.
     """
-    arguments = _arguments(module, example)
+    arguments = arguments_of(module, example)
     tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor | tuple)}
     before = set(vars(module))
     calls = _recorded(module, arguments, tensors)
@@ -77,7 +77,7 @@ def module_graph(
     return g.graph
 
 
-def _arguments(module: nn.Module, example: Any) -> dict[str, Any]:
+def arguments_of(module: nn.Module, example: Any) -> dict[str, Any]:
     """Returns the arguments of the example by name, lengths as a tensor; without None."""
     args = example if isinstance(example, tuple) else (example,)
     args, kwargs = ((), example) if isinstance(example, dict) else (args, {})

@@ -1,14 +1,17 @@
 """A layer stack as a run of `SequenceRegressor` or `SequenceClassifier`.
 
-Their network embeds a step by a linear layer and ReLU before the LSTM. An imported LSTM reads the
-values themselves, which is the same with an embedding of twice the columns: of a step x it makes
-max(x, 0) and max(-x, 0), and the LSTM reads the first with its weights W, the second with -W.
+Their network embeds a step by a linear layer and ReLU before the LSTM. A model may have the same, a
+Dense layer with relu. An LSTM that reads the values themselves is the same with an embedding of
+twice the columns: of a step x it makes max(x, 0) and max(-x, 0), and the LSTM reads the first with
+its weights W, the second with -W.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import reduce
+from itertools import takewhile
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,25 +41,29 @@ def sequence_run_files(
     Raises:
         FormatError: a model that no such run holds.
     """
-    lstms, dense, last = _parts(stack)
+    front, lstms, dense, last = _parts(stack)
     answers = _answers(len(dense.weight), last)
     head, bias = dense.weight, dense.bias
     if len(answers) > len(head):  # two classes of one sigmoid: the first one's logit is 0
         head = np.concatenate([np.zeros_like(head), head])
         bias = np.concatenate([np.zeros_like(bias), bias])
     equal = equal_layers(lstms, head)
-    C = lstms[0].input_size
-    equal.cells[0] = tuple(
-        CellWeights(np.concatenate([c.weight_ih, -c.weight_ih], 1), c.weight_hh, c.bias)
-        for c in equal.cells[0]
-    )
+    if front is None:
+        both = np.eye(lstms[0].input_size, dtype=np.float32)
+        both = np.concatenate([both, -both])
+        front = Dense("", both, np.zeros(len(both), np.float32))
+        equal.cells[0] = tuple(
+            CellWeights(np.concatenate([c.weight_ih, -c.weight_ih], 1), c.weight_hh, c.bias)
+            for c in equal.cells[0]
+        )
+    d, C = front.weight.shape
     sizes = NetworkConfig(
         num_columns=C, num_outputs=len(head), hidden_size=equal.hidden_size, num_layers=len(lstms),
-        embed_size=2 * C, bidirectional=lstms[0].backward is not None,
+        embed_size=d, bidirectional=lstms[0].backward is not None,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         network = SequenceNetwork(sizes)
-    network.load_state_dict(_state(C, equal.cells, equal.head, bias))
+    network.load_state_dict(_state(front, equal.cells, equal.head, bias))
     config = SequenceConfig(**{name: getattr(sizes, name) for name in ARCHITECTURE})
     ones = torch.ones(C, dtype=torch.float64)
     stored = StoredSequenceModel(
@@ -67,8 +74,12 @@ def sequence_run_files(
     return {**files, CONFIG_FILE: encode_json(written)}, _notes(stack, answers, equal.is_padded)
 
 
-def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], Dense, str | None]:
-    """Returns the LSTM layers, the last layer and the function behind it.
+def _parts(
+    stack: LayerStack,
+) -> tuple[Dense | None, list[LSTMLayer], Dense, str | None]:
+    """Returns the Dense layer with relu in front, LSTM layers, the last layer, its function.
+
+    Several linear layers at the end are one.
 
     Raises:
         FormatError: other layers, or in another order.
@@ -76,22 +87,40 @@ def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], Dense, str | None]:
     layers = [layer for layer in stack.layers if not isinstance(layer, Dropout)]
     end = layers[-1] if layers and isinstance(layers[-1], Function) else None
     layers = layers[:-1] if end is not None else layers
-    *lstms, dense = layers
+    front, second = [*layers, None, None][:2]
+    is_relu = isinstance(second, Function) and second.function == "relu"
+    embed = front if isinstance(front, Dense) and is_relu else None
+    layers = layers if embed is None else layers[2:]
+    ends = list(takewhile(lambda layer: isinstance(layer, Dense), reversed(layers)))[::-1]
+    lstms = layers[: len(layers) - len(ends)]
     for layer in lstms:
         if not isinstance(layer, LSTMLayer):
             raise FormatError(
                 f"the layer '{layer.name}' has no place in a sequence run, which is LSTM layers and"
                 " one Dense layer on windows of numbers"
             )
-    found = [layer for layer in lstms if isinstance(layer, LSTMLayer)]
-    if not isinstance(dense, Dense) or not found:
+    if not ends or not lstms:
+        name = stack.layers[-1].name
         raise FormatError(
-            f"the model ends with the layer '{dense.name}', a sequence run with one Dense layer"
+            f"the model ends with the layer '{name}'; a sequence run is LSTM layers and one Dense"
+            " layer"
         )
     if stack.is_time_major:
         raise FormatError("the model is time-major; a sequence run reads (B, T, C)")
+    found = cast("list[LSTMLayer]", lstms)
     _check_lstms(found)
-    return found, dense, None if end is None else end.function
+    dense = reduce(_product, cast("list[Dense]", ends))
+    return embed, found, dense, None if end is None else end.function
+
+
+def _product(first: Dense, second: Dense) -> Dense:
+    """Returns the one layer that computes what two do."""
+    own = first.weight.size + second.weight.size
+    if len(second.weight) * first.weight.shape[1] > 16 * own + (1 << 24):
+        raise FormatError(f"the layers '{first.name}' and '{second.name}' are too large as one")
+    weight = second.weight.astype(np.float64) @ first.weight
+    bias = second.weight.astype(np.float64) @ first.bias + second.bias
+    return Dense(second.name, weight.astype(np.float32), bias.astype(np.float32))
 
 
 def _check_lstms(lstms: list[LSTMLayer]) -> None:
@@ -127,11 +156,10 @@ def _answers(num: int, function: str | None) -> Answers:
 
 
 def _state(
-    C: int, cells: list[tuple[CellWeights, ...]], head: Any, bias: Any
+    front: Dense, cells: list[tuple[CellWeights, ...]], head: Any, bias: Any
 ) -> dict[str, torch.Tensor]:
     """Returns the state_dict of a `SequenceNetwork`."""
-    both = np.concatenate([np.eye(C), -np.eye(C)])
-    state = {"embed.weight": both, "embed.bias": np.zeros(2 * C)}
+    state = {"embed.weight": front.weight, "embed.bias": front.bias}
     for k, ways in enumerate(cells):
         for cell, suffix in zip(ways, (f"l{k}", f"l{k}_reverse"), strict=False):
             state[f"lstm.weight_ih_{suffix}"] = cell.weight_ih

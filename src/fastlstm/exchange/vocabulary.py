@@ -6,6 +6,7 @@ embedding and of its output are put into that order: `Vocabulary.ids`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,15 @@ from fastlstm.errors import (
     FastLSTMError,
     Setting,
     counted,
+    kind_of_value,
 )
 from fastlstm.system.storage import parse_json, read_bytes
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 
 _MAX_BYTES = 64 << 20
+_NO_CHARACTER = re.compile(r"|\[\w+\]|<\w+>")
+"""Tokens that vocabularies have for padding and the unknown: empty, [UNK], <pad>."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ def read_vocabulary(
     if text is not None:
         return _of_characters(sorted(_characters_of(text)), size, "text")
     if chars is not None:
+        if not isinstance(chars, str):
+            raise ConfigError(Setting("chars"), f" is {kind_of_value(chars)}, expected a text")
         return _of_characters(list(chars), size, "chars")
     return _of_file(Path(str(vocab)), size)
 
@@ -145,13 +151,15 @@ def _of_file(path: Path, size: int) -> Vocabulary:
                 f"{path} has {counted(tokenizer.vocab_size, 'token')}, the model has {size}"
             )
         return Vocabulary(tokenizer, np.arange(size))
-    return _numbered(_numbers_of(value, path), size, "vocab")
+    numbers = _numbers_of(value, path)
+    named = {number: char for number, char in numbers.items() if not _NO_CHARACTER.fullmatch(char)}
+    return _numbered(named, size, "vocab")
 
 
 def _numbers_of(value: Any, path: Path) -> dict[int, str]:
     """Returns number -> character of a JSON list or object."""
     if isinstance(value, list) and all(isinstance(char, str) for char in value):
-        return {k: char for k, char in enumerate(value) if len(char) == 1}
+        return dict(enumerate(value))
     if isinstance(value, dict) and value:
         if all(type(number) is int for number in value.values()):
             found = {number: char for char, number in value.items()}

@@ -1,0 +1,92 @@
+"""A sequence model to export: its graph and its own answers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlstm.errors import ConfigError
+from fastlstm.exchange.graph import Graph
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.sequence_graph import sequence_graph
+from fastlstm.exchange.targets import Arrays, Form, Runner
+from fastlstm.runs.weight_formats import as_floats, in_format
+from fastlstm.sequence.answers import Labels
+from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
+from fastlstm.sequence.files import StoredSequenceModel
+
+SHAPES = ((1, 1), (7, 3), (100, 64))
+"""Steps and sequences, (T, B)."""
+
+
+class SequenceSource:
+    """A sequence model.
+
+    Args:
+        stored: the model.
+        weight_format: "fp32", "fp16" or "int8".
+    """
+
+    kind = "sequence"
+
+    def __init__(self, stored: StoredSequenceModel, weight_format: str) -> None:
+        self.weight_format, self.notes = weight_format, list[str]()
+        network = copy.deepcopy(stored.network)
+        parameters = {n: p.detach().numpy() for n, p in network.named_parameters()}
+        self._weights = in_format(parameters, weight_format)
+        with torch.no_grad():
+            for name, array in as_floats(self._weights).items():
+                network.get_parameter(name).copy_(torch.from_numpy(array))
+        self._stored = dataclasses.replace(stored, network=network)
+        kind = SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
+        self._model: Any = kind()
+        self._model._take(self._stored)
+
+    def graph(self, is_step: bool) -> Graph:
+        return sequence_graph(self._stored, self._weights)
+
+    def stack(self) -> LayerStack:
+        raise ConfigError("a sequence model is not written as Keras layers; export it to onnx")
+
+    def files(self) -> dict[str, bytes]:
+        return {}
+
+    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yields random sequences of several lengths, some values missing where they may be."""
+        config = self._stored.network.config
+        mean, std = self._stored.mean.numpy(), self._stored.std.numpy()
+        for T, B in SHAPES:
+            rng = np.random.default_rng(T)
+            values = mean + std * rng.normal(size=(B, T, config.num_columns))
+            if config.has_missing:
+                values[rng.random(values.shape) < 0.1] = np.nan
+            lengths = rng.integers(1, T + 1, B, dtype=np.int32)
+            lengths[0] = T
+            yield {"values": values.astype(np.float32), "lengths": lengths}
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        pairs = zip(inputs["values"], inputs["lengths"].tolist(), strict=True)
+        sequences = [values[:length] for values, length in pairs]
+        if not isinstance(self._stored.answers, Labels):
+            answers = np.asarray(self._model.predict(sequences))
+            return {"answers": answers.reshape(len(sequences), -1)}
+        probabilities = np.asarray(self._model.predict_proba(sequences))
+        return {"probabilities": probabilities}
+
+    def in_units(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Returns answers in their deviations; of labels the probabilities alone."""
+        answers = self._stored.answers
+        if isinstance(answers, Labels):
+            return {"probabilities": outputs["probabilities"]}
+        std = np.where(answers.std > 0, answers.std, 1)
+        return {"answers": (outputs["answers"] - answers.mean) / std}
+
+    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
+        """Returns nothing: the answers are compared, no data is at hand."""
+        return {}
