@@ -168,6 +168,31 @@ def test_a_state_that_forward_takes_apart(tmp_path: Path) -> None:
         check(results, stepper(x, (h, c)))
 
 
+class Glue(nn.Module):
+    """Parts of tensors and their axes, with and without names."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        T, B, size = x.shape
+        first, second, third = x.split(2, dim=-1)
+        turned = x.permute(1, 2, 0)[:, 1:-1]
+        flat = x.reshape(T * B if isinstance(T, int) else -1, size)
+        ends = torch.cat((x[0], x[-1, :, ::1]), -1)[..., None].float()
+        shares = torch.softmax(x, 0) - F.relu(-x) * scale.to(torch.float32)[:, 0:1]
+        return first + second, third[:1], turned, flat, ends, shares, x[:, :, -2].amax(0)
+
+
+@torch.no_grad()
+def test_parts_and_axes(tmp_path: Path) -> None:
+    module = Glue()
+    data = write_onnx(module_graph(module, (torch.zeros(2, 2, I), torch.zeros(2, 3))))
+    for T, B in SHAPES:
+        x, scale = torch.randn(T, B, I), torch.randn(B, 3)
+        due = {f"output_{k}": value for k, value in enumerate(module(x, scale))}
+        inputs = {"x": x.numpy(), "scale": scale.numpy()}
+        for results in results_of(data, inputs, tmp_path):
+            check(results, due)
+
+
 class Odd(nn.Module):
     """Parts that no graph can hold."""
 

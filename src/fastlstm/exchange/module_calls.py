@@ -76,7 +76,7 @@ def _binary(kind: str) -> Callable[..., Value]:
 
 
 def _unary(kind: str) -> Callable[..., Value]:
-    return lambda g, x: g.unary(kind, x)
+    return lambda g, x, inplace=False: g.unary(kind, x)
 
 
 def _same(g: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
