@@ -2,7 +2,7 @@
 
 usage: python benchmarks/training_step.py [--rounds 5] [--steps 3] [--only SUBSTRING]
        [--peer-python PATH]     an interpreter with keras, tensorflow and jax
-       [--candidates SUBSTRING] those with this in their names, such as keras; nothing is stored
+       [--candidates A,B]       only those with one of these in their names; nothing is stored
 Stores one JSON line per shape in benchmarks/results/<machine>/training_step.jsonl.
 """
 
@@ -36,7 +36,8 @@ def main() -> None:
     for shape in TOKEN_MODELS:
         if options.only not in str(shape):
             continue
-        names = [name for name in CANDIDATES if options.candidates in name]
+        parts = options.candidates.split(",")
+        names = [name for name in CANDIDATES if any(part in name for part in parts)]
         result = measure(shape, names, options)
         if not options.candidates:
             with path.open("a", encoding="utf-8") as file:

@@ -39,3 +39,30 @@ def test_keras_layer(
     assert "native" in shown
     assert "bits per character: " in shown
     assert model.stat().st_size > 0
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
+def test_keras_to_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    import keras
+
+    text, model = tmp_path / "book.txt", tmp_path / "model.keras"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    num = len(set(text.read_text()))
+    layers = keras.layers
+    keras.Sequential(
+        [
+            keras.Input((None,), dtype="int32"),
+            layers.Embedding(num, 8),
+            layers.LSTM(16, return_sequences=True),
+            layers.Dense(num, activation="softmax"),
+        ]
+    ).save(model)
+    monkeypatch.setattr(sys, "argv", ["keras_to_onnx.py", str(model), str(text), str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "keras_to_onnx.py"), run_name="__main__")
+    imported, exported, *written = capsys.readouterr().out.split("\n", 2)
+    assert imported.startswith("imported: text, made by Keras")
+    assert "max error" in exported
+    assert len(written[0]) == 201
