@@ -191,6 +191,17 @@ def test_first_step_of_training_on_starts_with_the_weights(text_model, tmp_path)
     assert all(torch.allclose(weights[0][n], weights[1][n], atol=1e-6) for n in weights[0])
 
 
+def test_training_on_is_resumed_with_the_same_command(text_model, tmp_path):
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    book = tmp_path / "book.txt"
+    book.write_text("a bad cab had a beef " * 200)
+    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": (), "start": run}
+    for steps in (2, 4):
+        out = tmp_path / "on"
+        fastlstm.train(book, out=out, resume=True, steps=steps, **options)
+    assert (tmp_path / "on/checkpoint-4").is_dir()
+
+
 # sequences ----------------------------------------------------------------------------------------
 
 VALUES = np.random.default_rng(0).standard_normal((4, 10, 3)).astype(np.float32)

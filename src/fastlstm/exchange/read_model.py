@@ -59,15 +59,16 @@ def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
             f"{file} is a directory; imported are files: .keras, .h5, .safetensors, .pt"
         )
     data = read_model_file(file)
-    match kind_of_file(data, file):
-        case "keras":
-            stack = read_archive(read_keras_archive(data, file), file)
-        case "hdf5":
-            stack = read_hdf5_model(read_hdf5(data, file), file)
-        case "safetensors":
-            stack = read_state(read_safetensors(data, file), file)
-        case "torch":
-            stack = read_state(read_torch(data, file), file)
+    with np.errstate(all="ignore"):  # NaN and Inf are refused below
+        match kind_of_file(data, file):
+            case "keras":
+                stack = read_archive(read_keras_archive(data, file), file)
+            case "hdf5":
+                stack = read_hdf5_model(read_hdf5(data, file), file)
+            case "safetensors":
+                stack = read_state(read_safetensors(data, file), file)
+            case "torch":
+                stack = read_state(read_torch(data, file), file)
 
     from fastlstm.exchange.stack_module import check_widths
 
