@@ -70,11 +70,13 @@ def test_options_give_keras_own_results(options: dict[str, Any]) -> None:
     assert_same(results(ours, 0.3 * X), results(stock, 0.3 * X))
 
 
-def test_integers_are_cast() -> None:
-    stock, ours = pair(I, H, dropout=0.5, seed=3)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_integers_are_cast(dropout: float) -> None:
+    stock, ours = pair(I, H, dropout=dropout, seed=3)
     numbers = np.arange(B * T * I).reshape(B, T, I) % 3
     want = stock(numbers.astype("float32"), training=True)
-    torch.testing.assert_close(ours(numbers.astype("int32"), training=True), want)
+    tokens = torch.from_numpy(numbers).to(torch.int32)
+    torch.testing.assert_close(ours(tokens, training=True), want)
 
 
 def test_dropout_draws_what_keras_draws() -> None:

@@ -51,14 +51,6 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
     _has_warned = False
     _known_weights: LSTMWeights | None = None
 
-    def call(
-        self, sequences: Any, initial_state: Any = None, mask: Any = None, training: bool = False
-    ) -> Any:
-        """Runs a batch `(B, T, I)`; arguments and results are Keras'."""
-        if not sequences.dtype.is_floating_point:
-            sequences = sequences.to(getattr(torch, self.compute_dtype))
-        return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
-
     def inner_loop(
         self, sequences: Tensor, initial_state: Any, mask: Any, training: bool = False
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
