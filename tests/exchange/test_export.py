@@ -401,11 +401,14 @@ def test_a_module_of_tokens(tmp_path: Path) -> None:
             self.lstm = torch.nn.LSTM(4, 6, batch_first=True)
             self.head = torch.nn.Linear(6, 3)
 
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
             y, _ = self.lstm(self.embedding(tokens))
-            return self.head(y)
+            return self.head(y), self.head(y[:, -1])
 
-    report = fastlstm.export(Tagger(), torch.arange(8).view(2, 4), to="onnx", out=tmp_path / "out")
-    assert report.inputs[0].shape == ("B", "T")
-    assert report.proof is not None
-    assert report.proof.max_error < 1e-5
+    for to in ("onnx", "torch"):
+        report = fastlstm.export(
+            Tagger(), torch.arange(8).view(2, 4), to=to, out=tmp_path / to, check=True
+        )
+        assert report.inputs[0].shape == ("B", "T")
+        assert report.proof is not None
+        assert report.proof.max_error < 1e-5

@@ -262,6 +262,16 @@ def interpret(
     return {value.name: values[value.name] for value in graph.outputs}
 
 
+def reshaped(node: Node, lengths: Any) -> list[Any]:
+    """Returns the shape of a `reshape`: lengths that stay in their place are taken from those of
+    the input, one more with a name is -1."""
+    before, after = node.inputs[0].shape, node.outputs[0].shape
+    return [
+        size if isinstance(size, int) else lengths[k] if before[k : k + 1] == (size,) else -1
+        for k, size in enumerate(after)
+    ]
+
+
 def _broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)

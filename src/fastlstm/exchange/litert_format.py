@@ -71,7 +71,10 @@ class _Writer:
             return self._ops.op(_OPERATORS[node.kind], inputs, out.shape, out.dtype)
         if node.kind in ("sum", "mean", "max"):
             return self._ops.reduce(node.kind, inputs[0], node.attributes["axis"])
-        return getattr(self, f"_{node.kind}")(node, *inputs, **node.attributes)
+        write = getattr(self, f"_{node.kind}", None)
+        if write is None:
+            raise ConfigError(f"LiteRT files have no operation '{node.kind}' here; export to ONNX")
+        return write(node, *inputs, **node.attributes)
 
     def _identity(self, node: Node, x: Tensor) -> Tensor:
         return self._ops.reshape(x, x.shape, node.outputs[0].name)

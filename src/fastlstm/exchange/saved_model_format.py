@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, MissingExtraError
-from fastlstm.exchange.graph import interpret
+from fastlstm.exchange.graph import interpret, reshaped
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.system.environment import quiet_tensorflow
 
@@ -106,8 +106,7 @@ class _Module:
         if node.kind in self._simple:
             return self._simple[node.kind](*inputs)
         if node.kind == "reshape":
-            shape = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
-            return self._tf.reshape(inputs[0], shape)
+            return self._tf.reshape(inputs[0], reshaped(node, self._tf.shape(inputs[0])))
         return getattr(self, f"_{node.kind}")(*inputs, **node.attributes)
 
     def _weight(self, weight: str) -> Any:
@@ -135,6 +134,9 @@ class _Module:
 
     def _slice(self, x: Any, axis: int, start: int, stop: int) -> Any:
         return x[(slice(None),) * axis + (slice(start, stop),)]
+
+    def _last(self, x: Any, axis: int) -> Any:
+        return x[(slice(None),) * axis + (slice(-1, None),)]
 
     def _transpose(self, x: Any, axes: tuple[int, ...]) -> Any:
         return self._tf.transpose(x, axes)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export.dynamic_shapes import Dim
 
 from fastlstm.errors import ConfigError, FormatError
-from fastlstm.exchange.graph import interpret
+from fastlstm.exchange.graph import interpret, reshaped
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.tensors import encode_tensors
 
@@ -109,8 +109,7 @@ class _GraphModule(nn.Module):
         if node.kind in _OPERATORS:
             return _OPERATORS[node.kind](*inputs)
         if node.kind == "reshape":
-            shape = [-1 if isinstance(size, str) else size for size in node.outputs[0].shape]
-            return inputs[0].reshape(shape)
+            return inputs[0].reshape(reshaped(node, inputs[0].shape))
         return getattr(self, f"_{node.kind}")(*inputs, **node.attributes)
 
     def _stored(self, name: str) -> Tensor:
@@ -137,6 +136,9 @@ class _GraphModule(nn.Module):
 
     def _slice(self, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
         return x.narrow(axis, start, stop - start)
+
+    def _last(self, x: Tensor, axis: int) -> Tensor:
+        return x.narrow(axis, -1, 1)
 
     def _transpose(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return x.permute(axes)
