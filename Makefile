@@ -90,10 +90,10 @@ clean:  ## remove the environment and everything built; runs/ stays
 	@pwd -P > $@
 
 .venv/.made: .venv/.place $(NATIVE)
-	$(PIP) install --quiet "$(TORCH)"
-	$(PIP) install --quiet --editable ".[all]"
+	$(PIP) install --quiet --no-compile "$(TORCH)"
+	$(PIP) install --quiet --no-compile --editable ".[bpe,zst,series,serve]"
 	@touch $@
 
 .venv/.dev: .venv/.made
-	$(PIP) install --quiet $$($(PY) -c '$(DEV_LIST)')
+	$(PIP) install --quiet --no-compile $$($(PY) -c '$(DEV_LIST)')
 	@touch $@

@@ -11,6 +11,7 @@ from pyarrow import csv, ipc, parquet
 
 from fastlstm.cli import forecast
 from fastlstm.cli.main import main
+from fastlstm.cli.options import levels_of
 from fastlstm.errors import ConfigError, StorageError
 
 TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]})
@@ -42,13 +43,13 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     ("text", "levels"), [(None, ()), ("0.5", (0.5,)), ("0.1, 0.5,0.9,", (0.1, 0.5, 0.9))]
 )
 def test_levels_are_numbers_between_commas(text: str | None, levels: tuple[float, ...]) -> None:
-    assert forecast._levels(text) == levels
+    assert levels_of(text) == levels
 
 
 @pytest.mark.parametrize("text", ["", ",", "0", "1", "0.1,1.5", "half", "nan"])
 def test_other_levels_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--quantiles is .* expected numbers between 0 and 1"):
-        forecast._levels(text)
+        levels_of(text)
 
 
 def test_points_quantiles_and_future_reach_the_model(model: Model) -> None:

@@ -58,7 +58,7 @@ def test_the_cross_entropy_of_students_t_is_its_integral() -> None:
     torch.manual_seed(0)
     output: Any = make_output("student_t")
     own, teacher = torch.tensor([[1.0, 0.0, 0.5]]), torch.tensor([[2.0, 0.5, 0.2]])
-    degrees, place, scale = (float(x) for x in output._read(teacher[0]))
+    degrees, place, scale = (float(x) for x in output.read(teacher[0]))
     x = torch.linspace(-60, 60, 400_001, dtype=torch.float64)
     density = torch.distributions.StudentT(degrees, place, scale).log_prob(x).exp()
     nats = output.loss(own.double().expand(len(x), -1), x)

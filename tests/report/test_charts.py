@@ -47,6 +47,7 @@ def test_importing_the_report_loads_no_plotting_library() -> None:
 
 
 def test_no_window_is_opened(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # another test's
     draw_charts(read_history(run_dir / "metrics.jsonl"))
     assert "matplotlib.pyplot" not in sys.modules
 

@@ -284,7 +284,7 @@ class OnnxRunner:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        self.version = f"onnxruntime {onnxruntime.__version__}"
+        self.version = f"onnxruntime {onnxruntime.__version__}, one thread"
         self._session = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )

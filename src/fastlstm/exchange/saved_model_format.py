@@ -225,7 +225,7 @@ class SavedModelRunner:
     def __init__(self, path: Path) -> None:
         tf = _tensorflow()
         self._tf = tf
-        self.version = f"tensorflow {tf.__version__}"
+        self.version = f"tensorflow {tf.__version__}, as many threads as it takes"
         self._loaded = tf.saved_model.load(str(path))  # keeps the variables alive
         self._call = self._loaded.signatures[SIGNATURE]
 

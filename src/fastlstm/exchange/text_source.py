@@ -26,6 +26,8 @@ from fastlstm.text.weight_report import writing_speed
 SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
 """Steps and lanes, (T, B), that a written file is run at."""
 _LANES, _MAX_TOKENS, _SPEED_S = 16, 10_000, 0.3
+_MAX_LOGITS = 1 << 25
+"""Values held at once, 128 MB."""
 
 
 class TextSource:
@@ -59,7 +61,8 @@ class TextSource:
     def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
         rng = np.random.default_rng(0)
         config = self._stored.model_config
-        for T, B in [(1, B) for _, B in SHAPES] if form.is_step else SHAPES:
+        for T, lanes in [(1, B) for _, B in SHAPES] if form.is_step else SHAPES:
+            B = max(1, min(lanes, _MAX_LOGITS // (T * config.vocab_size)))
             tokens = rng.integers(0, config.vocab_size, (T, B), dtype=np.int32)
             shape = (config.num_layers, B, config.rnn_size)
             h = rng.uniform(-1, 1, shape).astype(np.float32)
@@ -81,7 +84,11 @@ class TextSource:
         return outputs
 
     def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
-        """Returns agreement of the likeliest tokens and bits per character on a text, and speed."""
+        """Returns figures of the first tokens of a text, and the speed of one stream.
+
+        Bits per character are those of the run's own weights, of fastlstm with the weights as they
+        are written, and of the target.
+        """
         speeds = {"target": self._speed(runner, form)} if form.has_state else {}
         if not form.has_state:
             self.notes.append("every call starts from the zero state")
@@ -97,14 +104,21 @@ class TextSource:
                 raise
             self.notes.append(f"no text to compare on: {error}; give --check-text")
             return figures
-        own, theirs = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
-        lanes = _lanes(ids)
-        chars = float(self._stored.tokenizer.token_chars[lanes[1:]].sum())
+        targets = _lanes(ids)[1:]
+        bits = math.log(2) * float(self._stored.tokenizer.token_chars[targets].sum())
+        here, there = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
+        before = here
+        if self.weight_format != self._stored.weight_format:
+            before = self._logits(TextSource(self._stored, self._stored.weight_format), ids, False)
         figures["text"] = {
-            "num_tokens": lanes[1:].size,
-            "agreement": float((own.argmax(-1) == theirs.argmax(-1)).mean()),
-            "bits_per_char": [_nats(x, lanes[1:]) / math.log(2) / chars for x in (own, theirs)],
-            "rms_logit_error": float(np.sqrt(np.mean((own - theirs) ** 2))),
+            "num_tokens": targets.size,
+            "agreement": float((here.argmax(-1) == there.argmax(-1)).mean()),
+            "bits_per_char": {
+                "run": _nats(before, targets) / bits,
+                "fastlstm": _nats(here, targets) / bits,
+                "target": _nats(there, targets) / bits,
+            },
+            "rms_logit_error": float(np.sqrt(np.mean((here - there) ** 2))),
         }
         return figures
 
@@ -116,7 +130,8 @@ class TextSource:
             ids = validation_ids(config, tokenizer)
         if len(ids) < 2:
             raise DataError(f"the text has {len(ids)} tokens, expected at least 2")
-        return np.asarray(ids[:_MAX_TOKENS])
+        num = min(_MAX_TOKENS, max(2, _MAX_LOGITS // self._stored.model_config.vocab_size))
+        return np.asarray(ids[:num])
 
     def _logits(self, runner: Any, ids: NDArray[Any], is_step: bool) -> NDArray[np.float32]:
         """Returns the logits `(T, B, V)` after each token of the lanes but the last ones."""
@@ -148,7 +163,8 @@ class TextSource:
 
     def _own_speed(self) -> float:
         decoding = "int8" if self.weight_format == "int8" else "fp32"
-        return writing_speed(Decoder(self._weights, self._stored.model_config, decoding))
+        decoder = Decoder(self._weights, self._stored.model_config, decoding)
+        return writing_speed(decoder, threads=1)
 
 
 def _lanes(ids: NDArray[Any]) -> NDArray[Any]:

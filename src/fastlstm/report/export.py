@@ -50,18 +50,21 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
         ),
     ]
     if (text := figures.get("text")) is not None:
-        own, theirs = text["bits_per_char"]
+        own, here, there = text["bits_per_char"].values()
+        before = f"{own:.4f} bits/char before, " if abs(here - own) >= 5e-5 else ""
         rows.append(
             (
                 "on text",
-                f"{own:.4f} bits/char here, {theirs:.4f} there; the likeliest token is the same at"
-                f" {text['agreement']:.2%} of {counted(text['num_tokens'], 'token')}",
+                f"{before}{here:.4f} bits/char here, {there:.4f} there; the likeliest token is the"
+                f" same at {text['agreement']:.2%} of {counted(text['num_tokens'], 'token')}",
             )
         )
     if (speeds := figures.get("tokens_per_s")) is not None:
-        here = f"{short_count(speeds['fastlstm'])} here" if "fastlstm" in speeds else ""
+        here = (
+            f"{short_count(speeds['fastlstm'])} here on one thread" if "fastlstm" in speeds else ""
+        )
         there = f"{short_count(speeds['target'])} tokens/s there"
-        rows.append(("one stream", f"{joined([there, here])}; one thread"))
+        rows.append(("one stream", joined([there, here])))
     for number, pair in figures.get("windows_per_s", {}).items():
         text = (
             f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"

@@ -120,8 +120,9 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
     return scores
 
 
-def writing_speed(decoder: Decoder, num_streams: int = 1) -> float:
-    """Returns the tokens per second that so many streams write together."""
+def writing_speed(decoder: Decoder, num_streams: int = 1, threads: int | None = None) -> float:
+    """Returns the tokens per second that so many streams write together; for `threads` see
+    `Decoder.run`."""
     streams = []
     for seed in range(num_streams):
         stream = decoder.stream()
@@ -129,10 +130,10 @@ def writing_speed(decoder: Decoder, num_streams: int = 1) -> float:
         stream.feed([0])
         stream.begin(1 << 62)
         streams.append(stream)
-    decoder.run(streams, 4)
+    decoder.run(streams, 4, threads)
     steps, count, start_s = 8, 0, time.perf_counter()
     while (taken_s := time.perf_counter() - start_s) < _SPEED_S:
-        decoder.run(streams, steps)
+        decoder.run(streams, steps, threads)
         count += steps * num_streams
         steps = min(2 * steps, 1024) if taken_s < _SPEED_S / 8 else steps
     for stream in streams:
