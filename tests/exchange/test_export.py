@@ -20,7 +20,9 @@ import fastlstm
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange import targets
+from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.runs.weight_formats import QuantizedMatrix
+from fastlstm.sequence.files import read_sequence_model
 from fastlstm.text.files import load_language_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -414,3 +416,82 @@ def test_a_module_of_tokens(tmp_path: Path) -> None:
         assert report.inputs[0].shape == ("B", "T")
         assert report.proof is not None
         assert report.proof.max_error < 1e-5
+
+
+def test_missing_targets_make_every_output_of_a_distribution_nan(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=300)})
+    frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
+    model = fastlstm.Forecaster(
+        horizon=4, input_size=12, patch=3, hidden_size=8, output="student_t", steps=2, batch_size=8
+    )
+    model.fit(frame).save(tmp_path / "run")
+    report = fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out")
+    names = [value.name for value in report.outputs]
+    assert names == ["forecast", "degrees_of_freedom", "scale"]
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    past = np.zeros((1, 12, 1), np.float32)
+    past[0, 3] = np.nan
+    assert all(np.isnan(value).all() for value in session.run(None, {"past": past}))
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4)
+        self.lstm = torch.nn.LSTM(4, 6)
+        self.scale = scale
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.lstm(self.embedding(tokens))[0] + self.scale)
+
+
+def test_every_row_of_an_embedding_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets.TARGETS["onnx"]
+
+    def corrupted(source: Any, form: targets.Form) -> targets.Written:
+        bad = copy.copy(source)
+        bad._graph = copy.copy(source._graph)
+        table = np.array(source._graph.weights["embedding.weight"])
+        table[8] += 1
+        bad._graph.weights = {**source._graph.weights, "embedding.weight": table}
+        return target.write(bad, form)
+
+    monkeypatch.setitem(targets.TARGETS, "onnx", dataclasses.replace(target, write=corrupted))
+    example = torch.zeros(2, 3, dtype=torch.long)  # row 0 alone
+    with pytest.raises(ExportError, match="is off by"):
+        fastlstm.export(Tagger(5.0), example, to="onnx", out=tmp_path / "out")
+
+
+def test_outputs_without_any_number_are_no_proof(tmp_path: Path) -> None:
+    example = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(ExportError, match="there are no numbers to compare"):
+        fastlstm.export(Tagger(-5.0), example, to="onnx", out=tmp_path / "out")
+
+
+def test_a_wrong_label_is_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = fastlstm.SequenceClassifier(steps=2, hidden_size=8, batch_size=4)
+    model.fit([rng.normal(size=(4, 3)) for _ in range(8)], ["a", "b"] * 4).save(tmp_path / "run")
+    source = SequenceSource(read_sequence_model(tmp_path / "run"), "fp32")
+    outputs = source.run(next(source.cases(targets.Form())))
+    assert source.in_units(outputs)["label"].all()
+    assert not source.in_units({**outputs, "label": 1 - outputs["label"]})["label"].any()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (3, {}, "the model is an int, expected a run directory or a torch module"),
+        (Tagger(), {}, "give an example of the module's arguments"),
+        ("run", {"check": False, "check_text": "a.txt"}, "check_text is not read without a check"),
+    ],
+    ids=["number", "module", "check_text"],
+)
+def test_what_is_given_wrongly(
+    tmp_path: Path, model: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fastlstm.export(model, to="onnx", out=tmp_path / "out", **options)

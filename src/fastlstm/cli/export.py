@@ -18,9 +18,9 @@ WeightFormat = Literal["fp32", "fp16", "int8"]
 COMMAND = Command(
     verb="export",
     summary="Write a trained model for another runtime, and check the file there.",
-    positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
+    positionals=(Positional("RUN", "a run directory, or of a text model one of its checkpoints"),),
     options=(
-        Option("to", TargetName, "onnx", "what to write"),
+        Option("to", TargetName | None, None, "what to write"),
         Option("out", str, None, "directory to write; it must not exist yet", value="DIR"),
         Option(
             "weights", WeightFormat | None, None,
@@ -32,7 +32,8 @@ COMMAND = Command(
         ),
         Option(
             "quantiles", str | None, None,
-            "of a forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975",
+            "of a forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975;"
+            " a distribution has none",
         ),
         Option(
             "check_text", str | None, None,

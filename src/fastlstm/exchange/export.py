@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fastlstm.errors import (
@@ -17,6 +18,7 @@ from fastlstm.errors import (
     ExportError,
     RunDirectoryError,
     Setting,
+    kind_of_value,
     nearest_hint,
 )
 from fastlstm.exchange.forecast_source import ForecastSource
@@ -99,7 +101,7 @@ def export(
     and export.json, this function's result. They are put there together, after the check.
 
     Args:
-        model: a run directory or one of its checkpoints; or a torch module made of LSTM, Linear,
+        model: a run directory, or of a text model one of its checkpoints; or a torch module made of LSTM, Linear,
             Embedding, LayerNorm, Dropout and activations.
         example: of a module: the argument of a call, a tuple of them, or a dict by name.
         to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
@@ -122,10 +124,18 @@ def export(
     """
     target = _target(to)
     path = _checked_out(out, target)
+    if check_text is not None and not check:
+        raise ConfigError(Setting("check_text"), " is not read without a check; leave it out")
     if isinstance(model, nn.Module):
+        if example is None:
+            raise ConfigError("give an example of the module's arguments: export(module, example)")
         _refuse_options("module", check_text=check_text, quantiles=quantiles)
         name = type(model).__name__
         source: Source = ModuleSource(model, example, _weight_format(weights, "fp32", target))
+    elif not isinstance(model, str | os.PathLike):
+        raise ConfigError(
+            f"the model is {kind_of_value(model)}, expected a run directory or a torch module"
+        )
     else:
         name = os.fspath(model)
         source = _source(model, weights, check_text, quantiles, target)
@@ -159,7 +169,7 @@ def _published(
             proof = _proof(source, target, staged, files, form) if check else None
             report = ExportReport(
                 source=name, kind=source.kind, target=target.name, path=os.fspath(path),
-                model=target.model, num_bytes=sum(map(len, written.files.values())),
+                model=target.model, num_bytes=_size(written.files, target.model),
                 weights=source.weight_format, is_step=form.is_step,
                 files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
                 inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
@@ -171,6 +181,12 @@ def _published(
                 storage.remove_tree(staged)
             raise
     return report
+
+
+def _size(files: Mapping[str, bytes], model: str) -> int:
+    """Returns the bytes of a file, or of all files of a folder."""
+    own = (data for name, data in files.items() if f"{name}/".startswith(f"{model}/"))
+    return sum(map(len, own))
 
 
 def _target(name: str) -> Target:
@@ -189,7 +205,7 @@ def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
             Setting("out", os.fspath(out)), f" names a file; an export is a directory that holds"
             f" {target.model}: give ", Setting("out", os.fspath(path.with_suffix(""))),
         )  # fmt: skip
-    if path.exists():
+    if os.path.lexists(path):
         raise RunDirectoryError(f"{path} exists; give another ", Setting("out"), " or remove it")
     return path
 
@@ -256,15 +272,23 @@ def _proof(
     for name, data in files.items():
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")
-    path, limits = directory / target.model, target.limits
+    path, limits, exact = directory / target.model, target.limits, None
     if target.exact_runner is not None and source.weight_format == "int8":
-        _refuse_wrong(compare(source, target.exact_runner(path), form, limits["fp32"]))
+        exact = compare(source, target.exact_runner(path), form, limits["fp32"])
+        _refuse_wrong(exact)
     proof = prove(source, target.runner(path), form, limits[source.weight_format])
     _refuse_wrong(proof)
+    if exact is not None:
+        proof.figures["max_error_without_rounding"] = exact.max_error
     return proof
 
 
 def _refuse_wrong(proof: Proof) -> None:
+    if np.isnan(proof.max_error):
+        raise ExportError(
+            f"{proof.runtime} gives NaN or another shape where fastlstm gives numbers, or there are"
+            " no numbers to compare: nothing is exported"
+        )
     if not proof.is_good:
         raise ExportError(
             f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"

@@ -76,16 +76,20 @@ def add_outputs(
     mean, std = stored.scaler.mean[:C], stored.scaler.std[:C]
     scale, shift = normalised.scale, normalised.shift
     unknown = None if config.has_missing else _nan_if_missing(g, targets, config.channels)
+
+    def output(name: str, value: Value) -> None:
+        g.output(name, value if unknown is None else g.binary("add", value, unknown))
+
     point = unscaled(g, center(g, config.output, parameters, scale, shift), mean, std)
-    g.output("forecast", point if unknown is None else g.binary("add", point, unknown))
+    output("forecast", point)
     if config.output == "student_t":
         degrees = g.unary("softplus", _parameter(g, parameters, 0))
-        g.output("degrees_of_freedom", g.binary("add", degrees, 2.0))
+        output("degrees_of_freedom", g.binary("add", degrees, 2.0))
         width = _restored(g, g.unary("softplus", _parameter(g, parameters, 2)), scale, None)
-        g.output("scale", unscaled(g, g.binary("add", width, 1e-6), 0 * mean, std))
+        output("scale", unscaled(g, g.binary("add", width, 1e-6), 0 * mean, std))
     if config.output == "negative_binomial":
         dispersion = g.unary("softplus", _parameter(g, parameters, 1))
-        g.output("dispersion", g.binary("add", dispersion, 1e-4))
+        output("dispersion", g.binary("add", dispersion, 1e-4))
     if len(levels):
         scale, shift = (v and g.reshape(v, ("B", 1, C, 1)) for v in (scale, shift))
         base = _at_calibrated_levels(g, _restored(g, parameters, scale, shift), config.output)

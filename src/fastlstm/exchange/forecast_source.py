@@ -70,9 +70,10 @@ class ForecastSource:
         return {}
 
     def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random windows, with missing values and unknown names where there may be some."""
+        """Yields random windows, with unknown names, then some of them with missing values."""
         for B in BATCHES:
-            yield self._windows(B)
+            yield self._windows(B, 0.1 if self._stored.network.config.has_missing else 0.0)
+        yield self._windows(BATCHES[1], 0.02)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         forecasts = self._model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
@@ -115,7 +116,7 @@ class ForecastSource:
     def _std(self) -> NDArray[np.float64]:
         return self._stored.scaler.std[: self._stored.network.config.num_targets]
 
-    def _windows(self, B: int) -> dict[str, NDArray[Any]]:
+    def _windows(self, B: int, missing: float = 0.0) -> dict[str, NDArray[Any]]:
         stored, config = self._stored, self._stored.network.config
         rng = np.random.default_rng(B)
         L, h, F = config.input_size, config.horizon, config.num_future
@@ -128,8 +129,9 @@ class ForecastSource:
         if config.output == "negative_binomial":
             counts = rng.poisson(5, size=(B, L + h, config.num_targets))
             values[..., : config.num_targets] = counts
-        if config.has_missing:
-            values[rng.random(values.shape) < 0.1] = np.nan
+        if missing:
+            values[rng.random(values.shape) < missing] = np.nan
+            statics[rng.random(statics.shape) < missing] = np.nan
             values[0, : L // 2] = np.nan
         inputs = {"past": values[:, :L]}
         if F:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.graph import Graph
+from fastlstm.exchange.graph import Graph, Value
 from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.module_graph import arguments_of, module_graph
 from fastlstm.exchange.targets import Arrays, Form, Runner
@@ -35,9 +35,9 @@ class ModuleSource:
     def __init__(self, module: nn.Module, example: Any, weight_format: str) -> None:
         self.weight_format, self.notes = weight_format, list[str]()
         self._example = example
-        self._module = copy.deepcopy(module).eval()
+        self._module = copy.deepcopy(module).cpu().float().eval()
         named = {n: p for n, p in self._module.named_parameters() if p.is_floating_point()}
-        arrays = {n: p.detach().float().numpy() for n, p in named.items()}
+        arrays = {n: p.detach().numpy() for n, p in named.items()}
         self._weights = in_format(arrays, weight_format)
         with torch.no_grad():
             for name, array in as_floats(self._weights).items():
@@ -55,7 +55,7 @@ class ModuleSource:
         return {}
 
     def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random inputs; whole numbers are drawn from those of the example."""
+        """Yields random inputs; whole numbers that no embedding reads are those of the example."""
         flat = _flat(self._arguments.values())
         for sizes in SHAPES:
             rng = np.random.default_rng(sizes["T"])
@@ -65,11 +65,20 @@ class ModuleSource:
                 if value.name == "lengths":
                     inputs[value.name] = rng.integers(0, sizes["T"] + 1, shape, dtype=np.int32)
                 elif value.dtype == "int32":
-                    known = example.numpy().ravel()
+                    known = self._tokens(value, example)
                     inputs[value.name] = rng.choice(known, shape).astype(np.int32)
                 else:
                     inputs[value.name] = rng.normal(size=shape).astype(np.float32)
             yield inputs
+
+    def _tokens(self, value: Value, example: Tensor) -> NDArray[Any]:
+        """Returns whole numbers that an input may hold: all that its embeddings have rows for."""
+        tables = [
+            self._graph.weights[node.attributes["table"]].shape[0]
+            for node in self._graph.nodes
+            if node.kind == "gather" and node.inputs[0].name == value.name
+        ]
+        return np.arange(min(tables)) if tables else example.cpu().numpy().ravel()
 
     @torch.no_grad()
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:

@@ -53,12 +53,17 @@ def prove(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
 def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use."""
     errors = []
+    compared: dict[str, bool] = {}
     models: tuple[Source | Runner, ...] = (source, runner)
     for inputs in source.cases(form):
         expected, got = (source.in_units(model.run(inputs)) for model in models)
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         due = expected if form.has_state else {name: expected[name] for name in got}
         errors.append({"shapes": shapes, "error": _error(due, got)})
+        for name, value in due.items():
+            compared[name] = compared.get(name, False) or bool(np.isfinite(value).any())
+    if not all(compared.values()):  # equal, but only NaN
+        errors[-1]["error"] = float("nan")
     return Proof(runner.version, errors, limit)
 
 

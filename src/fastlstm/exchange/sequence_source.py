@@ -77,13 +77,15 @@ class SequenceSource:
             answers = np.asarray(self._model.predict(sequences))
             return {"answers": answers.reshape(len(sequences), -1)}
         probabilities = np.asarray(self._model.predict_proba(sequences))
-        return {"probabilities": probabilities}
+        return {"probabilities": probabilities, "label": probabilities.argmax(-1)}
 
     def in_units(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Returns answers in their deviations; of labels the probabilities alone."""
+        """Returns answers in their deviations; of labels whether they are the likeliest ones."""
         answers = self._stored.answers
         if isinstance(answers, Labels):
-            return {"probabilities": outputs["probabilities"]}
+            likeliest = outputs["probabilities"].argmax(-1)
+            is_likeliest = (outputs["label"] == likeliest).astype(np.float32)
+            return {"probabilities": outputs["probabilities"], "label": is_likeliest}
         std = np.where(answers.std > 0, answers.std, 1)
         return {"answers": (outputs["answers"] - answers.mean) / std}
 

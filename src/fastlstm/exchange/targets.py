@@ -16,6 +16,7 @@ from fastlstm.exchange.layer_stack import Dense
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
 from fastlstm.exchange.saved_model_format import SavedModelRunner, write_saved_model
+from fastlstm.exchange.text_graph import TEXT_GRAPH
 from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ def _saved_model(graph: Graph) -> dict[str, bytes]:
 
 
 def _torch(graph: Graph) -> dict[str, bytes]:
-    return {"model.pt2": write_torch(graph), "model.safetensors": state_dict_file(graph)}
+    files = {"model.pt2": write_torch(graph)}
+    if graph.name == TEXT_GRAPH:  # other models have names of their own
+        files["model.safetensors"] = state_dict_file(graph)
+    return files
 
 
 def _keras(source: Source, form: Form) -> Written:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fastlstm.exchange.graph import Graph
     from fastlstm.text.config import ModelConfig
 
+TEXT_GRAPH = "fastlstm_text"
+"""Name of the graphs of text models."""
 _PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 NORM_EPSILON = 1e-5
 """Of torch.nn.LayerNorm."""
@@ -44,7 +46,7 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
         is_step: one token per call, for targets without loops.
     """
     L, H, V = config.num_layers, config.rnn_size, config.vocab_size
-    g = GraphBuilder("fastlstm_text", dict(weights))
+    g = GraphBuilder(TEXT_GRAPH, dict(weights))
     tokens = g.input("tokens", ("B",) if is_step else ("T", "B"), "int32")
     h, c = g.input("h", (L, "B", H)), g.input("c", (L, "B", H))
     x = g.gather("embedding.weight", tokens)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, counted
 from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.targets import Arrays, Form, Runner
@@ -102,10 +102,14 @@ class TextSource:
         except (DataError, OSError) as error:
             if self._text is not None:
                 raise
-            self.notes.append(f"no text to compare on: {error}; give --check-text")
+            self.notes.append(
+                f"not compared on text: the run's own cannot be read again ({error});"
+                " check_text names another"
+            )
             return figures
         targets = _lanes(ids)[1:]
-        bits = math.log(2) * float(self._stored.tokenizer.token_chars[targets].sum())
+        chars = float(self._stored.tokenizer.token_chars[targets].sum())
+        bits = math.log(2) * max(chars, 1.0)
         here, there = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
         before = here
         if self.weight_format != self._stored.weight_format:
@@ -125,7 +129,13 @@ class TextSource:
     def _ids(self) -> NDArray[Any]:
         config, tokenizer = self._stored.config, self._stored.tokenizer
         if self._text is not None:
-            ids = read_text(config, tokenizer, self._text, "count").ids
+            text = read_text(config, tokenizer, self._text, "count")
+            if text.num_unknown:
+                self.notes.append(
+                    f"{text.source}: left out {text.num_unknown:,} of"
+                    f" {counted(text.num_chars, 'character')}, which the vocabulary does not hold"
+                )
+            ids = text.ids
         else:
             ids = validation_ids(config, tokenizer)
         if len(ids) < 2:

@@ -65,7 +65,7 @@ def write_torch(graph: Graph) -> bytes:
 
 
 def state_dict_file(graph: Graph) -> bytes:
-    """Returns the weights as safetensors, those of an LSTM by the names of `torch.nn.LSTM`."""
+    """Returns the weights of a text model as safetensors, by the names of `torch.nn.LSTM`."""
     tensors = {
         re.sub(r"^layers\.(\d+)\.(\w+)_l0$", r"lstm.\2_l\1", name): torch.from_numpy(array)
         for name, array in graph.float_arrays().items()

@@ -46,7 +46,8 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
         ("checked in", proof["runtime"]),
         (
             "max error",
-            f"{proof['max_error']:.2g} (limit {proof['limit']:g}), {first} of shapes {shapes}",
+            f"{proof['max_error']:.2g} (limit {proof['limit']:g}) against fastlstm with the same"
+            f" weights; {first} of shapes {shapes}",
         ),
     ]
     if (text := figures.get("text")) is not None:
