@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -200,6 +201,36 @@ def test_training_on_is_resumed_with_the_same_command(text_model, tmp_path):
         out = tmp_path / "on"
         fastlstm.train(book, out=out, resume=True, steps=steps, **options)
     assert (tmp_path / "on/checkpoint-4").is_dir()
+
+
+def test_training_on_is_resumed_without_the_first_run(text_model, tmp_path):
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    book, out = tmp_path / "book.txt", tmp_path / "on"
+    book.write_text("a bad cab, had a beef? " * 200)  # two characters that the model lacks
+    options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
+    fastlstm.train(book, out=out, start=run, steps=2, **options)
+    shutil.rmtree(tmp_path / "run")
+    fastlstm.train(book, out=out, resume=True, steps=4, **options)
+    fastlstm.train(book, out=out, resume=True, start=run, steps=6, **options)
+    assert (out / "checkpoint-6").is_dir()
+
+
+def test_a_text_without_a_known_character_is_refused(text_model, tmp_path):
+    run = fastlstm.import_run(text_model[1], out=tmp_path / "run", chars=CHARS)
+    book = tmp_path / "book.txt"
+    book.write_text("日本語" * 200)
+    with pytest.raises(fastlstm.DataError):
+        fastlstm.train(book, out=tmp_path / "on", start=run, steps=2, observers=())
+
+
+def test_more_layers_than_a_run_holds_are_refused(tmp_path):
+    lstms = [layers.LSTM(2, return_sequences=True) for _ in range(65)]
+    model = keras.Sequential(
+        [keras.Input((None,), dtype="int32"), layers.Embedding(5, 2), *lstms, layers.Dense(5)]
+    )
+    path = saved(model, tmp_path / "m.keras")
+    with pytest.raises(fastlstm.FormatError, match="num_layers"):
+        fastlstm.import_run(path, out=tmp_path / "run", chars="abcde")
 
 
 # sequences ----------------------------------------------------------------------------------------

@@ -314,3 +314,57 @@ def test_weights_without_a_model(tmp_path):
     text_model().save_weights(path)
     with pytest.raises(FormatError, match="weights without a model"):
         fastlstm.import_module(path)
+
+
+def nested(**second):
+    inner = [keras.Input((11, 5)), layers.LSTM(8, return_sequences=True, trainable=False)]
+    return keras.Sequential(
+        [keras.Input((11, 5)), keras.Sequential([*inner, layers.LSTM(8, **second)])]
+    )
+
+
+def one_way_frozen():
+    model = keras.Sequential([keras.Input((11, 5)), layers.Bidirectional(layers.LSTM(6))])
+    model.layers[0].forward_layer.trainable = False
+    return model
+
+
+@pytest.mark.parametrize("build", [nested, one_way_frozen])
+def test_layers_that_are_partly_frozen_change_the_order_in_h5(build, tmp_path):
+    model = varied(build())
+    with pytest.raises(FormatError, match="is frozen, which changes the order"):
+        fastlstm.import_module(saved(model, tmp_path / "m.h5"))
+    assert_same(saved(model, tmp_path / "m.keras"), VALUES, outputs(model, VALUES))
+
+
+def test_layers_that_are_all_frozen_are_read_from_h5(tmp_path):
+    model = varied(nested(trainable=False))
+    assert_same(saved(model, tmp_path / "m.h5"), VALUES, outputs(model, VALUES))
+
+
+def test_a_model_of_a_softmax_alone_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), layers.Activation("softmax")])
+    with pytest.raises(FormatError, match="no layer but a softmax"):
+        fastlstm.import_module(saved(model, tmp_path / "m.keras"))
+
+
+def test_arrays_that_two_layers_name_are_refused(tmp_path):
+    model = keras.Sequential([keras.Input((11, 5)), layers.LSTM(5, return_sequences=True)])
+    path = saved(model, tmp_path / "m.h5")
+    with h5py.File(path, "r+") as file:
+        config = json.loads(file.attrs["model_config"])
+        config["config"]["layers"].append(config["config"]["layers"][-1])
+        file.attrs["model_config"] = json.dumps(config)
+    with pytest.raises(FormatError, match="belongs to two layers"):
+        fastlstm.import_module(path)
+
+
+def test_numbers_without_bound_are_refused(tmp_path):
+    model = keras.Sequential([keras.Input((11, 5)), layers.LSTM(5), layers.Dropout(0.5)])
+    path = saved(model, tmp_path / "m.h5")
+    with h5py.File(path, "r+") as file:
+        text = file.attrs["model_config"].replace('"rate": 0.5', '"rate": 1' + 400 * "0")
+        file.attrs["model_config"] = text
+        file.attrs["keras_version"] = "9" * 5000
+    with pytest.raises(FormatError, match="too large a number"):
+        fastlstm.import_module(path)

@@ -96,7 +96,7 @@ def run(argv: list[str]) -> int:
     if command is COMMAND:
         config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
         refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
-        if (start := parsed["start"]) is not None:
+        if (start := parsed["start"]) is not None and not parsed["resume"]:
             require_run(start, "text")
         open_source(sources)  # a misspelt name is an error before torch is loaded
     else:

@@ -101,8 +101,8 @@ def export(
     and export.json, this function's result. They are put there together, after the check.
 
     Args:
-        model: a run directory, or of a text model one of its checkpoints; or a torch module made of LSTM, Linear,
-            Embedding, LayerNorm, Dropout and activations.
+        model: a run directory, or of a text model one of its checkpoints; or a torch module made of
+            LSTM, Linear, Embedding, LayerNorm, Dropout and activations.
         example: of a module: the argument of a call, a tuple of them, or a dict by name.
         to: target, one of `TARGETS`: "keras", "litert", "onnx", "saved-model", "torch".
         out: directory to write; it must not exist yet.

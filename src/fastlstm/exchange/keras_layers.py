@@ -84,7 +84,12 @@ class KerasLayer:
             raise FormatError(
                 f"{names[0]} of the layer '{self.name}' is {value!r:.60}, expected a number"
             )
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise FormatError(
+                f"{names[0]} of the layer '{self.name}' is too large a number"
+            ) from None
 
     def is_set(self, name: str, default: bool = False) -> bool:
         """Returns a setting that is True or False."""

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_layers import Arrays, KerasLayer, class_of, name_of, read_layer
 from fastlstm.exchange.layer_stack import Layer, LayerStack
@@ -45,12 +48,14 @@ def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
 def _stack(
     config: Mapping[str, Any], version: str, weights: _ArchiveWeights | _Hdf5Weights, path: Path
 ) -> LayerStack:
-    number = re.match(r"\d+", version)
+    number = re.match(r"\d{1,3}", version)
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
     notes: list[str] = []
     window, time_major = None, set()
-    for settings, arrays in weights.of_layers(config):
+    for count, (settings, arrays) in enumerate(weights.of_layers(config)):
+        if count == _MAX_LAYERS:
+            raise FormatError(f"{path}: the model has more than {_MAX_LAYERS} layers")
         own = settings.get("config")
         own = own if isinstance(own, dict) else {}
         kind = class_of(settings)
@@ -195,11 +200,17 @@ class _Hdf5Weights:
 
     def __init__(self, file: Hdf5) -> None:
         self._file = file
+        self._used: set[str] = set()
         self._root = "model_weights" if "model_weights" in file.attributes else ""
 
     def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
         for layer in _layers_of(config):
             arrays = self._arrays(str(layer.get("name") or name_of(layer)))
+            if len(set(_trainable(layer))) > 1:  # Keras lists what is frozen last
+                raise FormatError(
+                    f"a part of the layer '{name_of(layer)}' is frozen, which changes the order of"
+                    " its weights in an .h5 file; save the model as .keras"
+                )
             yield from self._flat(layer, arrays, 0)
             if arrays:
                 raise FormatError(f"the layer '{name_of(layer)}' has weights too many")
@@ -223,8 +234,25 @@ class _Hdf5Weights:
             path = f"{group}/{name}".lstrip("/")
             if path not in self._file.arrays:
                 raise FormatError(f"the file lacks the array '{path:.120}', which it lists")
+            if path in self._used:
+                raise FormatError(f"the array '{path:.120}' belongs to two layers")
+            self._used.add(path)
             found.append(self._file.arrays[path])
         return found
+
+
+def _trainable(described: Any) -> Iterator[bool]:
+    """Yields whether a layer, and each one within it, is trained; models have no say."""
+    if isinstance(described, dict):
+        config = described.get("config")
+        is_layer = described.get("class_name") not in (None, *_MODELS)  # its layers say it
+        if is_layer and isinstance(config, dict) and "trainable" in config:
+            yield bool(config["trainable"])
+        for part in described.values():
+            yield from _trainable(part)
+    elif isinstance(described, list):
+        for part in described:
+            yield from _trainable(part)
 
 
 def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
@@ -241,7 +269,12 @@ class _ArchiveWeights:
     """Weights of `.keras` files: by the place of a layer among those of its class."""
 
     def __init__(self, file: Hdf5) -> None:
-        self._arrays = file.arrays
+        self._arrays: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
+        for path, array in file.arrays.items():
+            folders = path.split("/")
+            for depth in range(1, len(folders)):
+                group = "/".join(folders[:depth])
+                self._arrays.setdefault(group, []).append((path, array))
         self._groups = file.attributes.keys()
 
     def of_layers(
@@ -270,9 +303,7 @@ class _ArchiveWeights:
     def _below(self, group: str) -> Arrays:
         """Returns the arrays of a layer in Keras' order: both ways of a Bidirectional in turn."""
         found = []
-        for path, array in self._arrays.items():
-            if not path.startswith(f"{group}/"):
-                continue
+        for path, array in self._arrays.get(group, ()):
             *folders, number = path[len(group) + 1 :].split("/")
             if not number.isdecimal() or len(number) > 6:
                 raise FormatError(f"the file has an array '{path:.120}', which no layer has")

@@ -70,6 +70,9 @@ def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
             case "torch":
                 stack = read_state(read_torch(data, file), file)
 
+    if not stack.logits.layers:
+        raise FormatError(f"{file}: the model has no layer but a softmax")
+
     from fastlstm.exchange.stack_module import check_widths
 
     check_widths(stack)

@@ -19,10 +19,11 @@ from fastlstm.exchange.layer_stack import (
     Weights,
 )
 from fastlstm.exchange.vocabulary import Vocabulary
+from fastlstm.system.fields import check_values
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.files import settings_files
-from fastlstm.text.stored_model import CONFIG_FILE, MODEL_FILE, parameter_shapes
+from fastlstm.text.stored_model import CONFIG_FILE, MODEL_BOUNDS, MODEL_FILE, parameter_shapes
 
 _SPARE_BYTES = 64 << 20
 
@@ -66,6 +67,7 @@ def text_files(
             output_rank=len(dense[0].weight) if len(dense) > 1 else 0,
             activation=lstms[0].activation, recurrent_activation=lstms[0].recurrent_activation,
         )  # fmt: skip
+        check_values(config, MODEL_BOUNDS)
     except ConfigError as error:
         raise FormatError(*error.args) from None
     if not isinstance(first, Embedding):

@@ -82,7 +82,7 @@ def _in_order(groups: list[_Group], path: object) -> list[_Group]:
     if len(groups) == 1:
         return groups
     if len({re.sub(r"\d+", "#", group.prefix) for group in groups}) == 1:  # layers.0, layers.1, …
-        ordered = sorted(groups, key=lambda g: [int(n) for n in re.findall(r"\d+", g.prefix)])
+        ordered = sorted(groups, key=lambda g: [int(n[-9:]) for n in re.findall(r"\d+", g.prefix)])
         if _fits(ordered):
             return ordered
     names = ", ".join(f"'{group.prefix}'" for group in groups[:8])

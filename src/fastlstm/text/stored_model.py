@@ -53,7 +53,7 @@ MATCHER = "matcher"
 """Part of a model in training that compares features with a teacher's; in checkpoints only."""
 _PROJECTION = f"{MATCHER}.projection"
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
-_BOUNDS: dict[str, tuple[float, float]] = {
+MODEL_BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
     **{"num_layers": (1, 64), "dropout": (0.0, BELOW_1), "weight_drop": (0.0, BELOW_1)},
     "output_rank": (0, 65_535),
@@ -287,7 +287,7 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
         )
     try:
         config = ModelConfig(**values)
-        check_values(config, _BOUNDS, {"dropout_kind": ("variational", "plain")})
+        check_values(config, MODEL_BOUNDS, {"dropout_kind": ("variational", "plain")})
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:

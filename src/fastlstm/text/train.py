@@ -121,7 +121,7 @@ def train(
         began: `time.perf_counter()` from which a budget counts; default now.
         as_text: train on the characters of a table; else a table is refused.
         start: a run, such as an imported one, to train on: its sizes, vocabulary and weights are
-            those that this run starts with. A run that is resumed has them already.
+            those that this run starts with. Not read for a run that is resumed.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -149,10 +149,11 @@ def train(
         parts = [name for name in (config.valid, config.test) if name is not None]
         _refuse_tables([*names, *parts])
     callbacks = checked_callbacks(callbacks)
-    first = None if start is None else load_language_model(start)
+    path = Path("runs") / _source_name(source) if out is None else out
+    is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights already
+    first = None if start is None or is_resumed else load_language_model(start)
     if first is not None:
         config = continued_config(config, {*given, *fields}, first.model.config, first.tokenizer)
-    path = Path("runs") / _source_name(source) if out is None else out
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
         if stop is None:
@@ -279,8 +280,9 @@ class TextSession(RunSession):
     ) -> RunText:
         assert self.run is not None
         opened = open_held_out(config, source)
-        tokenizer, stored = self.tokenizer, None
+        tokenizer, stored, unknown = self.tokenizer, None, self.unknown
         if checkpoint is not None:
+            unknown = "count"  # as at the first start; another text has another key
             with reading(checkpoint):
                 tokenizer = load_tokenizer(checkpoint.files["tokenizer.json"])
                 stored = _stored_data(checkpoint)
@@ -288,9 +290,10 @@ class TextSession(RunSession):
                 if (part in stored) != (part in opened):
                     raise another_text(self.run.path, stored.get(part), opened.get(part), part)
         try:
-            text = self._encode(source, config, tokenizer, self.unknown)
+            text = self._encode(source, config, tokenizer, unknown)
         except UnknownCharacterError:
-            assert stored is not None  # a new run takes all characters of its text
+            if stored is None:  # of a new run that has a vocabulary from the start
+                raise
             raise another_text(self.run.path, stored, source) from None
         if stored is not None and text.key != stored["key"]:
             raise another_text(self.run.path, stored, source)
