@@ -9,8 +9,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 # the right one by pip's own settings (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
 TORCH ?= torch==2.13.0
 BUDGET ?= 90s
-# Processes that run the tests, file by file.
-WORKERS ?= 2
+# Processes that run the tests, file by file: they wait for the disk a third of the time.
+WORKERS ?= 3
 # In the order of the folders, which end with short files; by the number of tests a long one would be last.
 XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
