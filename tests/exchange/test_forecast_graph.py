@@ -29,6 +29,8 @@ from fastlstm.forecast.window_forecaster import WindowForecaster
 from fastlstm.runs.weight_formats import as_floats, in_format
 from onnx_results import results_of
 
+ETTH1 = Path(__file__).parents[3] / "shared/data/ETTh1.csv"
+"""Beside a checkout, where there is one."""
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "patch": 3, "hidden_size": 8, "embed_size": 6,
 }  # fmt: skip
@@ -298,7 +300,7 @@ def test_the_graph_says_what_it_reads() -> None:
 @pytest.mark.parametrize("has_missing", [False, True])
 def test_etth1(has_missing: bool, tmp_path: Path) -> None:
     """All seven columns, on the last windows of the table."""
-    table = Path("/work/shared/data/ETTh1.csv")
+    table = ETTH1
     if not table.exists():
         pytest.skip("there is no ETTh1.csv")
     rows = np.loadtxt(table, delimiter=",", skiprows=1, usecols=range(1, 8))

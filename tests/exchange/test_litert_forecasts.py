@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from exchange.test_forecast_graph import (
+    ETTH1,
     LEVELS_ASKED,
     drawn,
     error_of,
@@ -63,7 +64,7 @@ def test_weights_in_their_format(weight_format: str, limit: float, tmp_path: Pat
 @pytest.mark.parametrize("has_missing", [False, True])
 def test_etth1(has_missing: bool, tmp_path: Path) -> None:
     """All seven columns, on the last windows of the table, 30 patches each."""
-    table = Path("/work/shared/data/ETTh1.csv")
+    table = ETTH1
     if not table.exists():
         pytest.skip("there is no ETTh1.csv")
     rows = np.loadtxt(table, delimiter=",", skiprows=1, usecols=range(1, 8))

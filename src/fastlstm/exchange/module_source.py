@@ -34,7 +34,6 @@ class ModuleSource:
 
     def __init__(self, module: nn.Module, example: Any, weight_format: str) -> None:
         self.weight_format, self.notes = weight_format, list[str]()
-        self._example = example
         self._module = copy.deepcopy(module).cpu().float().eval()
         named = {n: p for n, p in self._module.named_parameters() if p.is_floating_point()}
         arrays = {n: p.detach().numpy() for n, p in named.items()}
