@@ -12,6 +12,7 @@ from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 layers = keras.layers
+constant = keras.initializers.Constant
 CHARS = " abcdefgh"
 TEXT = "the bad face had a feed, a cab beg a fad\n"
 
@@ -269,6 +270,13 @@ def test_dense_layers_before_and_behind(tmp_path):
     regressor = fastlstm.SequenceRegressor.load(run)
     np.testing.assert_allclose(regressor.predict(VALUES), outputs(model, VALUES), atol=1e-5)
     assert regressor.network_.config.embed_size == 7
+
+
+def test_dense_layers_whose_product_is_too_large_are_refused(tmp_path):
+    ends = [layers.LSTM(2), *(layers.Dense(2, kernel_initializer=constant(1e25)) for _ in "ab")]
+    path = saved(keras.Sequential([keras.Input((10, 3)), *ends]), tmp_path / "m.keras")
+    with pytest.raises(FormatError, match=r"become one, and their product is too large.*import_mo"):
+        fastlstm.import_run(path, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])

@@ -138,6 +138,11 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
                 f"the layer '{name}' is an input of the model, but not among its layers"
             )
         layer = by_name[name]
+        if _is_in_training(layer.get("inbound_nodes")):
+            raise FormatError(
+                f"the layer '{name}' is called with training=True: it drops at random in every"
+                " prediction, which cannot be imported; save the model without it"
+            )
         path.append(layer)
         before = list(_sources(layer.get("inbound_nodes")))
         if not before and name == start:
@@ -190,6 +195,19 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
             return
         for value in node:
             yield from _sources(value, depth + 1)
+
+
+def _is_in_training(node: Any, depth: int = 0) -> bool:
+    """Whether a layer is called with `training=True`, as its nodes say it."""
+    if depth > _MAX_NESTED:
+        return False
+    if isinstance(node, dict):
+        parts = list(node.values())
+        if node.get("training") is True:
+            return True
+    else:
+        parts = node if isinstance(node, list) else []
+    return any(_is_in_training(part, depth + 1) for part in parts)
 
 
 # the arrays of layers -----------------------------------------------------------------------------

@@ -120,7 +120,14 @@ def _product(first: Dense, second: Dense) -> Dense:
         raise FormatError(f"the layers '{first.name}' and '{second.name}' are too large as one")
     weight = second.weight.astype(np.float64) @ first.weight
     bias = second.weight.astype(np.float64) @ first.bias + second.bias
-    return Dense(second.name, weight.astype(np.float32), bias.astype(np.float32))
+    with np.errstate(over="ignore"):
+        weight, bias = weight.astype(np.float32), bias.astype(np.float32)
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise FormatError(
+            f"the layers '{first.name}' and '{second.name}' become one, and their product is too"
+            " large for float32"
+        )
+    return Dense(second.name, weight, bias)
 
 
 def _check_lstms(lstms: list[LSTMLayer]) -> None:
