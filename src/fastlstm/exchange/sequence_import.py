@@ -121,13 +121,13 @@ def _product(first: Dense, second: Dense) -> Dense:
     weight = second.weight.astype(np.float64) @ first.weight
     bias = second.weight.astype(np.float64) @ first.bias + second.bias
     with np.errstate(over="ignore"):
-        weight, bias = weight.astype(np.float32), bias.astype(np.float32)
-    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        one = Dense(second.name, weight.astype(np.float32), bias.astype(np.float32))
+    if not (np.isfinite(one.weight).all() and np.isfinite(one.bias).all()):
         raise FormatError(
             f"the layers '{first.name}' and '{second.name}' become one, and their product is too"
             " large for float32"
         )
-    return Dense(second.name, weight, bias)
+    return one
 
 
 def _check_lstms(lstms: list[LSTMLayer]) -> None:

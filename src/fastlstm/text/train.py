@@ -165,11 +165,11 @@ def train(
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session, names = TextSession(run, observers, stop, began), {*given, *fields}
+        session, set_names = TextSession(run, observers, stop, began), {*given, *fields}
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
-        with session.start(config, names, resume, stored, TEXT_MAY_CHANGE) as begun:
+        with session.start(config, set_names, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
 
 

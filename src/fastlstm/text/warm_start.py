@@ -141,7 +141,7 @@ def refuse_other_start(
     Raises:
         FormatError: the run was started with another model, or without one.
     """
-    before = stored.get("start")
+    before: dict[str, str] | None = stored.get("start")
     if before is not None:
         for name in ("path", "model_sha256"):
             if type(before[name]) is not str:
