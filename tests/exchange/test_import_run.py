@@ -279,6 +279,21 @@ def test_dense_layers_whose_product_is_too_large_are_refused(tmp_path):
         fastlstm.import_run(path, out=tmp_path / "run")
 
 
+@pytest.mark.parametrize("target", [(4, 3), (-1, 3)])
+def test_forecasts_of_several_rows_and_columns(target, tmp_path):
+    """The usual model of a table in Keras: Dense(rows * columns), then Reshape."""
+    ends = [layers.LSTM(5), layers.Dense(12), layers.Reshape(target)]
+    model = keras.Sequential([keras.Input((10, 3)), *ends])
+    run = imported_sequences(model, tmp_path)
+    assert "answers are flat: .reshape(-1, 4, 3) gives them the shape of the model's" in run.notes
+    expected = outputs(model, VALUES)
+    answers = fastlstm.SequenceRegressor.load(run).predict(VALUES).reshape(-1, 4, 3)
+    np.testing.assert_allclose(answers, expected, atol=1e-5)
+    path = saved(model, tmp_path / "module.keras")
+    found = fastlstm.import_module(path)(torch.as_tensor(VALUES)).detach()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])
 def test_classifier(K, function, tmp_path):
     ends = [layers.LSTM(5), layers.Dropout(0.2), layers.Dense(K, activation=function)]

@@ -262,6 +262,13 @@ def refusals():
     yield keras.Model([x, y], layers.LSTM(5)(x)), "input_layers"
     always = layers.Dropout(0.5)(layers.LSTM(5)(x), training=True)
     yield keras.Model(x, layers.Dense(2)(always)), r"'dropout\w*' is called with training=True"
+    flat = layers.Reshape((2, 5))
+    for ends, said in (
+        ([layers.LSTM(10), flat], r"'reshape\w*' is a Reshape to \[2, 5\]"),
+        ([layers.LSTM(3), layers.Dense(10), flat, layers.Dense(2)], "behind a Reshape"),
+        ([layers.Dense(10), flat], "a layer that writes at every step"),
+    ):
+        yield keras.Sequential([keras.Input((1, 5)), *ends]), said
     for layer, said in (
         (layers.GRU(4), r"'gru\w*' is a GRU"),
         (layers.Lambda(lambda v: 2 * v), r"'lambda\w*' is a Lambda"),

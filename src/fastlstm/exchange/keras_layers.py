@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -149,6 +150,28 @@ def read_layer(layer: KerasLayer) -> list[Layer]:
             f" imported; imported are {', '.join(_SHOWN)}"
         )
     return reader(layer)
+
+
+def output_shape(layer: KerasLayer, before: list[Layer]) -> tuple[int, ...]:
+    """Returns the shape that a Reshape behind a Dense layer gives the output of one sequence.
+
+    Raises:
+        FormatError: it is behind another layer, or its shape holds another number of values.
+    """
+    last = before[-1] if before else None
+    shape: Any = layer.config.get("target_shape")
+    is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
+    if not is_shape or not isinstance(last, Dense):
+        raise FormatError(
+            f"the layer '{layer.name}' is a Reshape to {shape!r:.60}; imported is one at the end,"
+            " behind a Dense layer"
+        )
+    known = math.prod(size for size in shape if size != -1)
+    width = len(last.weight)
+    sizes = tuple(width // known if size == -1 and known > 0 else size for size in shape)
+    if not sizes or min(sizes) < 1 or math.prod(sizes) != width:
+        raise FormatError(f"the layer '{layer.name}' makes {shape!r:.60} of {width} columns")
+    return sizes
 
 
 def _article(word: str) -> str:
@@ -402,4 +425,5 @@ _READERS: dict[str, Callable[[KerasLayer], list[Layer]]] = {
     "InputLayer": lambda layer: [],
 }
 _SHOWN = [name for name in _READERS if name not in ("TimeDistributedDense", "InputLayer")]
+_SHOWN.append("Reshape at the end")
 _PER_STEP = ("Dense", "Dropout", "Activation", "Softmax", "ReLU", "LayerNormalization")

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.keras_layers import Arrays, KerasLayer, class_of, name_of, read_layer
+from fastlstm.exchange.keras_layers import (
+    Arrays,
+    KerasLayer,
+    class_of,
+    name_of,
+    output_shape,
+    read_layer,
+)
 from fastlstm.exchange.layer_stack import Layer, LayerStack
 from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
 
@@ -52,7 +59,7 @@ def _stack(
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
     notes: list[str] = []
-    window, time_major = None, set()
+    window, time_major, shape = None, set(), None
     for count, (settings, arrays) in enumerate(weights.of_layers(config)):
         if count == _MAX_LAYERS:
             raise FormatError(f"{path}: the model has more than {_MAX_LAYERS} layers")
@@ -62,7 +69,15 @@ def _stack(
         layer = KerasLayer(kind, name_of(settings), own, major, arrays, notes)
         if not layers and window is None:
             window = _window(own)
-        layers += read_layer(layer)
+        if kind == "Reshape":
+            shape = output_shape(layer, layers)
+            continue
+        added = read_layer(layer)
+        if added and shape is not None:
+            raise FormatError(
+                f"the layer '{layer.name}' is behind a Reshape, which is imported at the end only"
+            )
+        layers += added
         if arrays and not weights.is_shared(settings):
             raise FormatError(f"the layer '{layer.name}' ({kind}) has weights too many")
         if kind in ("LSTM", "Bidirectional"):
@@ -74,7 +89,7 @@ def _stack(
     is_time_major = True in time_major
     return LayerStack(
         tuple(layers), f"Keras {version:.20}", None if is_time_major else window,
-        is_time_major, tuple(notes),
+        is_time_major, tuple(notes), shape,
     )  # fmt: skip
 
 

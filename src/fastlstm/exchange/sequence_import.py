@@ -185,6 +185,9 @@ def _notes(stack: LayerStack, answers: Answers, is_padded: bool) -> list[str]:
         notes.append(f"classes are numbered from 0 to {len(answers) - 1}, as the file has no names")
     if stack.window is not None:
         notes.append(f"trained on windows of {counted(stack.window, 'step')}")
+    if stack.shape is not None:
+        sizes = ", ".join(map(str, stack.shape))
+        notes.append(f"answers are flat: .reshape(-1, {sizes}) gives them the shape of the model's")
     if is_padded:
         notes.append("LSTM layers of different widths are filled with units of zero weights")
     return notes
