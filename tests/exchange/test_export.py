@@ -17,12 +17,15 @@ import pytest
 import torch
 
 import fastlstm
+from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange import targets
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.sequence.files import read_sequence_model
+from fastlstm.text.data.text import prepare_text
+from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import load_language_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -240,18 +243,8 @@ def test_bits_per_character_are_those_of_the_text(
     assert figures["bits_per_char"]["target"] == pytest.approx(whole.bits_per_char, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("to", "weights", "name"),
-    [
-        *(("onnx", w, n) for w in ("fp32", "fp16", "int8") for n in _CORRUPTED),
-        *(("litert", w, "layers.1.weight_hh_l0") for w in ("fp32", "fp16", "int8")),
-        *((to, "fp32", "layers.0.bias_ih_l0") for to in ("torch", "keras")),
-    ],
-)
-def test_a_wrong_weight_is_found_before_anything_is_published(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    to: str, weights: str, name: str,
-) -> None:  # fmt: skip
+def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
+    """Has a weight, or a scale, of every file that is written changed."""
     target = targets.TARGETS[to]
 
     def corrupted(source: Any, form: targets.Form) -> targets.Written:
@@ -268,23 +261,94 @@ def test_a_wrong_weight_is_found_before_anything_is_published(
         return target.write(bad, form)
 
     monkeypatch.setitem(targets.TARGETS, to, dataclasses.replace(target, write=corrupted))
+
+
+@pytest.mark.parametrize(
+    ("to", "weights", "name"),
+    [
+        *(("onnx", w, n) for w in ("fp32", "fp16", "int8") for n in _CORRUPTED),
+        *(("litert", w, "layers.1.weight_hh_l0") for w in ("fp32", "fp16", "int8")),
+        *((to, "fp32", "layers.0.bias_ih_l0") for to in ("torch", "keras")),
+    ],
+)
+def test_a_wrong_weight_is_found_before_anything_is_published(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    to: str, weights: str, name: str,
+) -> None:  # fmt: skip
+    _corrupt(monkeypatch, to, name)
     with pytest.raises(ExportError, match=r"is off by .*, the limit is"):
         fastlstm.export(text_run(num_layers=2), to=to, out=tmp_path / "out", weights=weights)
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_file_that_changes_on_disk_is_found(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = export_module.storage.write_file
+@pytest.mark.parametrize(
+    ("to", "weights"), [("onnx", "fp32"), ("litert", "int8"), ("torch", "fp32"), ("keras", "fp32")]
+)
+def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str,
+    weights: str,
+) -> None:  # fmt: skip
+    write, target = export_module.storage.write_file, targets.TARGETS[to]
+    data = b"x" * 1000
+    plain = dataclasses.replace(
+        target, write=lambda source, form: targets.Written({target.model: data}, [], []),
+        runner=None, exact_runner=None,  # either would be a TypeError
+    )  # fmt: skip
+    monkeypatch.setitem(targets.TARGETS, to, plain)
 
     def flipped(path: Path, data: bytes) -> None:
-        write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == "model.onnx" else data)
+        write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == target.model else data)
 
     monkeypatch.setattr(export_module.storage, "write_file", flipped)
-    with pytest.raises(ExportError, match=r"model\.onnx on disk is not what was written"):
-        fastlstm.export(text_run(), to="onnx", out=tmp_path / "out")
+    with pytest.raises(ExportError, match=rf"{target.model} on disk is not what was written"):
+        fastlstm.export(text_run(), to=to, out=tmp_path / "out", weights=weights)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_model_whose_rounding_grows_is_compared_in_parts(
+    text_run: Callable[..., Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = text_run(recurrent_gain=6)
+    whole = fastlstm.export(run, to="onnx", out=tmp_path / "out", check_text=text)
+    assert whole.proof is not None
+    assert whole.proof.max_error < 1e-5
+    steps = [case["shapes"]["tokens"] for case in whole.proof.errors]
+    assert sum(T for T, B in steps if B == 64) == 100  # every step, from equal states
+    assert max(T for T, B in steps if B == 64) > 1
+    assert any("rounding grows from step to step" in note for note in whole.notes)
+    _corrupt(monkeypatch, "onnx", "layers.0.weight_hh_l0")
+    with pytest.raises(ExportError, match=r"is off by .*, the limit is"):
+        fastlstm.export(run, to="onnx", out=tmp_path / "other", check_text=text)
+
+
+def test_a_text_that_has_changed_is_not_compared_on(
+    text_run: Callable[..., Path], text: Path, tmp_path: Path
+) -> None:
+    data = prepare_text(text, tokenizer=CharTokenizer(CHARACTERS))
+    about = {"source": str(text), "key": data.key}
+    run = text_run(data=about)
+    report = fastlstm.export(run, to="onnx", out=tmp_path / "out")
+    assert report.proof is not None
+    assert report.proof.figures["text"]["num_tokens"] > 50
+    text.write_text("another text. " * 90)
+    report = fastlstm.export(run, to="onnx", out=tmp_path / "other")
+    assert report.proof is not None
+    assert "text" not in report.proof.figures
+    assert any("text.txt has changed since the run was trained" in note for note in report.notes)
+
+
+def test_a_refusal_leaves_no_directories(text_run: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ONNX's LSTM has no layer_norm"):
+        fastlstm.export(text_run(layer_norm=True), to="onnx", out=tmp_path / "a" / "b" / "out")
+    assert not (tmp_path / "a").exists()
+
+
+def test_too_many_bytes_are_refused(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastlstm.exchange.onnx_format.LARGEST_FILE", 1 << 20)
+    with pytest.raises(ConfigError, match=r"bytes of weights are more than an \.onnx file can"):
+        fastlstm.export(text_run(), to="onnx", out=tmp_path / "out")
 
 
 def test_without_a_check_the_report_says_so(text_run: Callable[..., Path], tmp_path: Path) -> None:

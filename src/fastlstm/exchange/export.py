@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fastlstm.exchange.module_source import ModuleSource
 from fastlstm.exchange.proof import Proof, compare, prove
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.exchange.source import Source
+from fastlstm.exchange.staged_directory import staged_directory
 from fastlstm.exchange.targets import TARGETS, Form, Target
 from fastlstm.exchange.text_source import TextSource
 from fastlstm.forecast.files import read_forecaster
@@ -157,29 +157,24 @@ def _published(
     name: str, source: Source, target: Target, form: Form, path: Path, check: bool
 ) -> ExportReport:
     """Writes beside `path`, checks, and gives it that name."""
-    written = target.write(source, form)
-    files = {**written.files, **source.files()}
-    staged = storage.temporary_name(path)
-    with storage.storage_errors(path, "write the export"):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for file, data in files.items():
-                (staged / file).parent.mkdir(parents=True, exist_ok=True)
-                storage.write_file(staged / file, data)
-            proof = _proof(source, target, staged, files, form) if check else None
-            report = ExportReport(
-                source=name, kind=source.kind, target=target.name, path=os.fspath(path),
-                model=target.model, num_bytes=_size(written.files, target.model),
-                weights=source.weight_format, is_step=form.is_step,
-                files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
-                inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
-            )  # fmt: skip
-            storage.write_json(staged / REPORT_FILE, report.to_dict())
-            storage.rename(staged, path)
-        except BaseException:
-            with suppress(OSError):
-                storage.remove_tree(staged)
-            raise
+    with (
+        storage.storage_errors(path, "write the export"),
+        staged_directory(path) as staged,
+    ):
+        written = target.write(source, form)
+        files = {**written.files, **source.files()}
+        for file, data in files.items():
+            (staged / file).parent.mkdir(parents=True, exist_ok=True)
+            storage.write_file(staged / file, data)
+        proof = _proof(source, target, staged, files, form) if check else None
+        report = ExportReport(
+            source=name, kind=source.kind, target=target.name, path=os.fspath(path),
+            model=target.model, num_bytes=_size(written.files, target.model),
+            weights=source.weight_format, is_step=form.is_step,
+            files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
+            inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
+        )  # fmt: skip
+        storage.write_json(staged / REPORT_FILE, report.to_dict())
     return report
 
 

@@ -59,7 +59,7 @@ def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
         expected, got = (source.in_units(model.run(inputs)) for model in models)
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         due = expected if form.has_state else {name: expected[name] for name in got}
-        errors.append({"shapes": shapes, "error": _error(due, got)})
+        errors.append({"shapes": shapes, "error": largest_error(due, got)})
         for name, value in due.items():
             compared[name] = compared.get(name, False) or bool(np.isfinite(value).any())
     if not all(compared.values()):  # equal, but only NaN
@@ -67,8 +67,11 @@ def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
     return Proof(runner.version, errors, limit)
 
 
-def _error(expected: Arrays, got: Arrays) -> float:
-    """Returns the largest error; NaN where an output is missing or has another shape."""
+def largest_error(expected: Arrays, got: Arrays) -> float:
+    """Returns the largest difference, in units of the largest value of an output or of 1.
+
+    NaN where an output is missing, has another shape, or is NaN on one side only.
+    """
     if not expected or not expected.keys() <= got.keys():
         return float("nan")
     return float(np.max([_difference(value, got[name]) for name, value in expected.items()]))

@@ -41,7 +41,7 @@ def _signature(values: list[dict[str, Any]]) -> str:
 def _proof_rows(proof: dict[str, Any]) -> list[Row]:
     cases, figures = proof["errors"], proof["figures"]
     first = next(iter(cases[0]["shapes"]))
-    shapes = ", ".join(str(tuple(case["shapes"][first])) for case in cases)
+    shapes = ", ".join(dict.fromkeys(str(tuple(case["shapes"][first])) for case in cases))
     rows = [
         ("checked in", proof["runtime"]),
         (
