@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDire
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange import targets
 from fastlstm.exchange.sequence_source import SequenceSource
+from fastlstm.report.export import export_rows
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.sequence.files import read_sequence_model
 from fastlstm.text.data.text import prepare_text
@@ -42,6 +44,10 @@ CELLS = {
     "softsign": {"activation": "softsign", "recurrent_activation": "relu"},
     "training only": {"recurrent_dropout": 0.3},
 }
+UNBOUNDED = (
+    {"activation": "linear"}, {"recurrent_activation": "linear"}, {"activation": "hard_sigmoid"},
+)  # fmt: skip
+"""Values grow from step to step."""
 
 
 def expected(run: Path, tokens: np.ndarray, h: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
@@ -60,72 +66,44 @@ def inputs(run: Path, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return tokens, rng.normal(size=shape).astype("f"), rng.normal(size=shape).astype("f")
 
 
-@pytest.mark.parametrize("options", [*OPTIONS.values(), *CELLS.values()], ids=[*OPTIONS, *CELLS])
-def test_onnx_runtime_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
+def onnx_cases() -> Iterator[Any]:
+    """Yields options, shapes to run, and whether onnx's own evaluator knows the cell."""
+    shapes = ((1, 1), (7, 3), (100, 64), (2, 1))
+    for name, options in OPTIONS.items():
+        yield pytest.param(options, shapes, True, id=name)
+    for name, options in CELLS.items():
+        yield pytest.param(options, shapes, name == "training only", id=name)
+    for options in UNBOUNDED:
+        yield pytest.param(options, ((3, 2),), False, id=" ".join(*options.items()))
+
+
+@pytest.mark.parametrize(("options", "shapes", "has_reference"), list(onnx_cases()))
+def test_onnx_agrees_with_the_run(
+    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any],
+    shapes: tuple[tuple[int, int], ...], has_reference: bool,
+) -> None:  # fmt: skip
     run = text_run(**options)
     fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
-    for shape in ((1, 1), (7, 3), (100, 64), (2, 1)):
+    path = str(tmp_path / "out" / "model.onnx")
+    runtimes: list[Any] = [(onnxruntime.InferenceSession(path), shape) for shape in shapes]
+    if has_reference:
+        runtimes.append((onnx.reference.ReferenceEvaluator(path), (5, 3)))
+    for runtime, shape in runtimes:
         tokens, h, c = inputs(run, *shape)
-        got = session.run(None, {"tokens": tokens, "h": h, "c": c})
+        got = runtime.run(None, {"tokens": tokens, "h": h, "c": c})
         for value, want in zip(got, expected(run, tokens, h, c), strict=True):
             np.testing.assert_allclose(value, want, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"activation": "linear"}, {"recurrent_activation": "linear"}, {"activation": "hard_sigmoid"}],
-    ids=str,
-)
-def test_activations_with_parameters_of_their_own(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
-    run = text_run(**options)  # a few steps only: without a bound values grow from step to step
-    fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
-    tokens, h, c = inputs(run, 3, 2)
-    got = session.run(None, {"tokens": tokens, "h": h, "c": c})
-    for value, want in zip(got, expected(run, tokens, h, c), strict=True):
-        np.testing.assert_allclose(value, want, atol=1e-5)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_reference_evaluator_of_onnx_agrees(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
-    run = text_run(**options)
-    fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
-    evaluator = onnx.reference.ReferenceEvaluator(str(tmp_path / "out" / "model.onnx"))
-    tokens, h, c = inputs(run, 5, 3)
-    got = evaluator.run(None, {"tokens": tokens, "h": h, "c": c})
-    for value, want in zip(got, expected(run, tokens, h, c), strict=True):
-        np.testing.assert_allclose(value, want, atol=1e-5)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", [name for name in (*OPTIONS, *CELLS) if name != "residual, norm"])
 def test_keras_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
+    text_run: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
-    run = text_run(**options)
-    if "residual" in options:
-        with pytest.raises(ConfigError, match="Keras has no layer for residual"):
-            fastlstm.export(run, to="keras", out=tmp_path / "out")
-        return
+    run = text_run(**{**OPTIONS, **CELLS}[name])
     report = fastlstm.export(run, to="keras", out=tmp_path / "out")
     assert report.proof is not None
     assert report.proof.max_error < 2e-6
     assert not report.inputs[1:]  # there is no state
-
-
-@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_activations_of_keras(
-    text_run: Callable[..., Path], tmp_path: Path, cell: dict[str, Any]
-) -> None:
-    report = fastlstm.export(text_run(**cell), to="keras", out=tmp_path / "out")
-    assert report.proof is not None
-    assert report.proof.max_error < 2e-6
 
 
 @pytest.mark.parametrize("name", ["residual, norm", "tied", "output of low rank"])
@@ -230,6 +208,26 @@ def test_the_directory_describes_itself(
     properties = onnx.load(tmp_path / "out" / "model.onnx").metadata_props
     tokenizer = (run / "tokenizer.json").read_text()
     assert {p.key: p.value for p in properties}["tokenizer.json"] == tokenizer
+
+
+def test_every_key_of_the_report_is_documented(
+    text_run: Callable[..., Path], forecaster_run: Path, text: Path, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text()
+    table = page.split("**export.json**")[1].split("## Import")[0]
+    known = set(re.findall(r"`([a-z0-9_./]+)`", table)) | {"1", "64", "tokens_per_s"}
+    known |= {name.lstrip(".").removeprefix("figures.") for name in known}
+    text_out, table_out = tmp_path / "text", tmp_path / "table"
+    fastlstm.export(text_run(), to="litert", out=text_out, weights="int8", check_text=text)
+    fastlstm.export(forecaster_run, to="onnx", out=table_out)
+    for out in (text_out, table_out):
+        report = json.loads((out / "export.json").read_text())
+        proof = report["proof"]
+        values = [report, proof, proof["figures"], *proof["figures"].values(), *proof["errors"]]
+        values += [*report["files"].values(), *report["inputs"]]
+        values += [proof["figures"].get("text", {}).get("bits_per_char", {})]
+        keys = {key for value in values if isinstance(value, dict) for key in value}
+        assert keys - {"figures"} <= known
 
 
 def test_bits_per_character_are_those_of_the_text(
@@ -365,6 +363,11 @@ def test_without_a_check_the_report_says_so(text_run: Callable[..., Path], tmp_p
         ({"to": "onnx", "weights": "int3"}, {}, "weights='int3' cannot be held by onnx"),
         ({"to": "onnx"}, {"layer_norm": True}, "ONNX's LSTM has no layer_norm"),
         ({"to": "onnx"}, {"zoneout": (0.1, 0.1)}, "ONNX's LSTM has no zoneout"),
+        (
+            {"to": "keras"},
+            {"num_layers": 2, "residual": True},
+            "Keras has no layer for residual; export to another target",
+        ),
         ({"to": "torch"}, {"activation": "relu"}, "torch's LSTM has no activation relu"),
         ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give out='model'"),
     ],
@@ -430,21 +433,99 @@ def test_a_forecaster(forecaster_run: Path, tmp_path: Path, to: str) -> None:
     assert report.proof is not None
     assert report.proof.max_error < 1e-5
     assert set(report.proof.figures["windows_per_s"]) == {"1", "64"}
+    assert "rounding" not in report.proof.figures
 
 
-@pytest.mark.parametrize("answers", [[0.5, 1.5] * 4, ["a", "b"] * 4], ids=["numbers", "labels"])
-def test_a_sequence_model(tmp_path: Path, answers: list[Any]) -> None:
-    rng = np.random.default_rng(0)
+def test_the_error_of_rounding_is_told(
+    text_run: Callable[..., Path], forecaster_run: Path, sequence_runs: dict[str, Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Of every kind of model: how far rounded weights are from the model's own outputs."""
+    example = torch.zeros(2, 3, 5)
+    models: list[tuple[Any, ...]] = [
+        (forecaster_run,),
+        (sequence_runs["numbers"],),
+        (torch.nn.LSTM(5, 6), example),
+        (text_run(),),
+    ]
+    for number, model in enumerate(models):
+        found = []
+        for weights in ("fp16", "int8"):
+            out = tmp_path / f"{number}{weights}"
+            report = fastlstm.export(*model, to="onnx", out=out, weights=weights)
+            assert report.proof is not None
+            found.append(report.proof.figures["rounding"])
+            (row,) = [text for name, text in export_rows(report.to_dict()) if name == "rounding"]
+            assert f"{weights} weights move outputs by {found[-1]['rms_error']:.2g} (RMS)" in row
+        fp16, int8 = found
+        assert 0 < fp16["rms_error"] < int8["rms_error"] < int8["max_error"] < 0.2
+        assert fp16["max_error"] < 0.01
+
+
+@pytest.fixture(scope="module")
+def sequence_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A regressor and a classifier, stored after two steps."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("sequences")
     sequences = [rng.normal(size=(k + 2, 3)) for k in range(8)]
-    kind = fastlstm.SequenceClassifier if "a" in answers else fastlstm.SequenceRegressor
-    model = kind(steps=2, hidden_size=8, batch_size=4).fit(sequences, answers)
-    model.save(tmp_path / "run")
-    report = fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out", weights="fp16")
+    kinds = {"numbers": fastlstm.SequenceRegressor, "labels": fastlstm.SequenceClassifier}
+    answers: dict[str, Any] = {"numbers": [0.5, 1.5] * 4, "labels": ["a", "b"] * 4}
+    for name, kind in kinds.items():
+        model = kind(steps=2, hidden_size=8, batch_size=4)
+        model.fit(sequences, answers[name]).save(folder / name)
+    return {name: folder / name for name in kinds}
+
+
+@pytest.mark.parametrize(
+    ("answers", "to", "options"),
+    [
+        ("numbers", "onnx", {"weights": "fp16"}), ("labels", "onnx", {}), ("labels", "torch", {}),
+        ("labels", "litert", {"length": 9}), ("numbers", "litert", {"length": 1}),
+    ],
+)  # fmt: skip
+def test_a_sequence_model(
+    sequence_runs: dict[str, Path], tmp_path: Path, answers: str, to: str, options: dict[str, Any]
+) -> None:
+    report = fastlstm.export(sequence_runs[answers], to=to, out=tmp_path / "out", **options)
     assert report.kind == "sequence"
+    assert report.inputs[0].shape == ("B", options.get("length", "T"), 3)
     assert report.proof is not None
     assert report.proof.max_error < 1e-5
-    with pytest.raises(ConfigError, match="any number of time steps"):
-        fastlstm.export(tmp_path / "run", to="litert", out=tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("answers", "fields", "message"),
+    [
+        (
+            "numbers",
+            {"to": "litert"},
+            "any number of time steps, .* sequence model's length",
+        ),
+        ("numbers", {"to": "onnx", "length": 3}, "is for sequence models that go to litert"),
+        ("numbers", {"to": "litert", "length": 0}, "length=0 is no number of steps"),
+        ("text", {"to": "litert", "length": 3}, "is for sequence models that go to litert"),
+        ("numbers", {"to": "keras"}, "a sequence model is not written as Keras layers"),
+    ],
+)
+def test_what_sequence_models_cannot_do(
+    sequence_runs: dict[str, Path], text_run: Callable[..., Path], tmp_path: Path, answers: str,
+    fields: dict[str, Any], message: str,
+) -> None:  # fmt: skip
+    run = text_run() if answers == "text" else sequence_runs[answers]
+    with pytest.raises(ConfigError, match=message):
+        fastlstm.export(run, out=tmp_path / "other", **fields)
+
+
+def test_a_layer_with_lengths_goes_to_torch(tmp_path: Path) -> None:
+    """From a state of its own, with sequences of no steps (`ModuleSource.cases`)."""
+    torch.manual_seed(0)
+    lstm = fastlstm.LSTM(5, 6, 2, bidirectional=True, bias=False)
+    state = torch.zeros(4, 2, 6), torch.zeros(4, 2, 6)
+    example = {"input": torch.zeros(3, 2, 5), "hx": state, "lengths": torch.tensor([3, 1])}
+    report = fastlstm.export(lstm, example, to="torch", out=tmp_path / "out")
+    assert [value.name for value in report.inputs] == ["x", "h0", "c0", "lengths"]
+    assert [value.name for value in report.outputs] == ["output", "h_n", "c_n"]
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
@@ -535,11 +616,8 @@ def test_outputs_without_any_number_are_no_proof(tmp_path: Path) -> None:
         fastlstm.export(Tagger(-5.0), example, to="onnx", out=tmp_path / "out")
 
 
-def test_a_wrong_label_is_found(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    model = fastlstm.SequenceClassifier(steps=2, hidden_size=8, batch_size=4)
-    model.fit([rng.normal(size=(4, 3)) for _ in range(8)], ["a", "b"] * 4).save(tmp_path / "run")
-    source = SequenceSource(read_sequence_model(tmp_path / "run"), "fp32")
+def test_a_wrong_label_is_found(sequence_runs: dict[str, Path]) -> None:
+    source = SequenceSource(read_sequence_model(sequence_runs["labels"]), "fp32")
     outputs = source.run(next(source.cases(targets.Form())))
     assert source.in_units(outputs)["label"].all()
     assert not source.in_units({**outputs, "label": 1 - outputs["label"]})["label"].any()

@@ -35,6 +35,7 @@ from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.sequence.files import read_sequence_model
 from fastlstm.system import storage
+from fastlstm.system.fields import is_whole
 from fastlstm.text.stored_model import load_stored_model
 
 REPORT_FILE = "export.json"
@@ -91,6 +92,7 @@ def export(
     out: str | os.PathLike[str],
     weights: str | None = None,
     step: bool = False,
+    length: int | None = None,
     quantiles: Sequence[float] | None = None,
     check_text: Any = None,
     check: bool = True,
@@ -108,6 +110,8 @@ def export(
         out: directory to write; it must not exist yet.
         weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
         step: of a text model: one token per call, without a time axis.
+        length: of a sequence model for "litert": steps of the longest sequence. Shorter ones are
+            padded at the end.
         quantiles: levels, of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975, of a
             distribution none: its parameters are outputs.
         check_text: text that the outputs are compared on; default is the run's validation part.
@@ -139,10 +143,16 @@ def export(
     else:
         name = os.fspath(model)
         source = _source(model, weights, check_text, quantiles, target)
-    return _published(name, source, target, _form(source, target, step), path, check)
+    return _published(name, source, target, _form(source, target, step, length), path, check)
 
 
-def _form(source: Source, target: Target, step: bool) -> Form:
+def _form(source: Source, target: Target, step: bool, length: int | None) -> Form:
+    if length is not None and (source.kind != "sequence" or target.has_loops):
+        raise ConfigError(
+            Setting("length", length), " is for sequence models that go to litert; leave it out"
+        )
+    if length is not None and not (is_whole(length) and length > 0):
+        raise ConfigError(Setting("length", length), " is no number of steps, expected 1 or more")
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
@@ -150,7 +160,7 @@ def _form(source: Source, target: Target, step: bool) -> Form:
         raise ConfigError(
             Setting("step", True), f" needs the state as an input, which {target.name} has not got"
         )
-    return Form(is_step, target.has_state)
+    return Form(is_step, target.has_state, length)
 
 
 def _published(

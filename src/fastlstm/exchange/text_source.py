@@ -55,13 +55,18 @@ class TextSource:
         self._weights = in_format(stored.weights, weight_format)
         self._model = build_model(as_floats(self._weights), stored.model_config).eval()
 
-    def graph(self, is_step: bool) -> Graph:
-        graph = text_graph(self._weights, self._stored.model_config, is_step=is_step)
+    def graph(self, form: Form) -> Graph:
+        graph = text_graph(self._weights, self._stored.model_config, is_step=form.is_step)
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
 
     def stack(self) -> LayerStack:
         return text_stack(as_floats(self._weights), self._stored.model_config)
+
+    def unrounded(self) -> TextSource | None:
+        if self.weight_format in ("fp32", self._stored.weight_format):
+            return None
+        return TextSource(self._stored, "fp32")
 
     def files(self) -> dict[str, bytes]:
         return {TOKENIZER_FILE: self._stored.tokenizer.to_json()}
@@ -170,9 +175,9 @@ class TextSource:
         chars = float(self._stored.tokenizer.token_chars[targets].sum())
         bits = math.log(2) * max(chars, 1.0)
         here, there = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
-        before = here
-        if self.weight_format != self._stored.weight_format:
-            before = self._logits(TextSource(self._stored, self._stored.weight_format), ids, False)
+        before, own = here, self.unrounded()
+        if own is not None:
+            before = self._logits(own, ids, False)
         figures["text"] = {
             "num_tokens": targets.size,
             "agreement": float((here.argmax(-1) == there.argmax(-1)).mean()),
