@@ -78,14 +78,14 @@ class LayerReader:
         if kind in MOVES and isinstance(inputs[0], Stream) and len(streams) == 1:
             moved = computed(operation, [inputs[0].at, *inputs[1:]], self._opset)
             return [replace(inputs[0], at=np.asarray(at, np.int64)) for at in moved]
-        raise FormatError(f"{operation.label} is no operator that is imported there")
+        raise FormatError(f"{operation.label} is no operator that is imported")
 
     def _concat(self, operation: Operation, inputs: list[Value]) -> Value:
         streams = [value for value in inputs if isinstance(value, Stream)]
         first = streams[0]
         if len(streams) == len(inputs) and all(s.layers is first.layers for s in streams):
             places = computed(operation, [s.at for s in streams], self._opset)[0]
-            return replace(first, at=np.asarray(places, np.int64))
+            return replace(first, at=np.asarray(places, np.int64)).of_last_step()
         if all(map(_is_state, streams)):
             return Aside(operation.name)
         raise FormatError(f"{operation.label} joins different paths; imported are models of one")

@@ -119,16 +119,16 @@ def _div(operation: Operation, inputs: list[Value]) -> Stream:
 
 def _merged(operation: Operation, a: Stream, b: Stream, merge: Merge) -> Stream:
     """Returns both ways of an LSTM as one output."""
-    last = a.layers[-1] if a.layers else None
-    if isinstance(last, LSTMLayer) and a.layers is b.layers and last.backward is not None:
-        found = [way.by_row() for way in sorted((a, b), key=lambda way: int(way.at.flat[0]))]
-        H, own = last.hidden_size, np.arange(last.hidden_size)
-        if found[0] is not None and found[1] is not None and last.merge == "concat":
-            (rows, first), (others, second) = found[0], found[1]
-            halves = np.array_equal(first, own) and np.array_equal(second, own + H)
-            if halves and np.array_equal(rows, others):
-                whole = replace(a, layers=a.layers[:-1])
-                return whole.with_layer(replace(last, merge=merge), rows, H)
+    for ways in ((a, b), (b, a)):
+        if a.layers is not b.layers or a.at.shape != b.at.shape:
+            break
+        both = replace(a, at=np.concatenate([way.at for way in ways], -1)).of_last_step()
+        found, last = both.by_row(), both.layers[-1]
+        if found is not None and isinstance(last, LSTMLayer) and last.backward is not None:
+            columns, H = found[1], last.hidden_size
+            if last.merge == "concat" and np.array_equal(columns, np.arange(2 * H)):
+                before = replace(both, layers=both.layers[:-1])
+                return before.with_layer(replace(last, merge=merge), found[0], H)
     raise FormatError(f"{operation.label} joins different paths; imported are models of one")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.exchange.layer_stack import Layer
+from fastlstm.exchange.layer_stack import Layer, LSTMLayer
 from fastlstm.exchange.onnx_file import Operation
 
 Places = NDArray[np.int64]
@@ -54,6 +54,23 @@ class Stream:
         columns = self.at.reshape(-1, self.at.shape[-1])[0] % self.width
         same = (self.at == rows[..., None] * self.width + columns).all()
         return (rows, columns) if same else None
+
+    def of_last_step(self) -> Stream:
+        """Returns this, where it is what both ways of an LSTM wrote last, as that layer's output:
+        the way from the end writes its last output at the first step."""
+        last = self.layers[-1] if self.layers else None
+        if not isinstance(last, LSTMLayer) or last.backward is None or last.merge != "concat":
+            return self
+        if self.time_axis is None or not last.every_step or self.sizes[self.time_axis] < 2:
+            return self
+        rows, columns = self.at // self.width, self.at % self.width
+        places = np.divmod(rows, self.sizes[1])
+        end = self.sizes[self.time_axis] - 1
+        if (places[self.time_axis] != np.where(columns < last.hidden_size, end, 0)).any():
+            return self
+        layers = (*self.layers[:-1], replace(last, every_step=False))
+        at = places[1 - self.time_axis] * self.width + columns
+        return replace(self, layers=layers, at=at, is_last=True)
 
     def has_all_columns(self) -> bool:
         """Whether the last axis has every column of a step, in order."""
@@ -101,6 +118,12 @@ MOVES = frozenset(
 )
 """Operators that only move numbers of their first input."""
 
+_INPUTS = {
+    "Squeeze": ("axes",), "Unsqueeze": ("axes",), "Split": ("split",),
+    "Slice": ("starts", "ends", "axes"),
+}  # fmt: skip
+"""Attributes before opset 13 (Slice 10) that are inputs since, in the order of these."""
+
 
 def spread_columns(weight: NDArray[Any], columns: Places, width: int) -> NDArray[np.float32]:
     """Returns `(K, width)` of weights `(K, C)` on some columns of `width`."""
@@ -109,6 +132,20 @@ def spread_columns(weight: NDArray[Any], columns: Places, width: int) -> NDArray
     spread = np.zeros((width, len(weight)), np.float32)
     np.add.at(spread, columns, np.asarray(weight, np.float32).T)
     return np.ascontiguousarray(spread.T)
+
+
+def _with_inputs(operation: Operation, feeds: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns a node of opset 13 in place of an older one, and what it is given."""
+    from onnx import helper
+
+    attributes = dict(operation.attributes)
+    names = list(operation.inputs)
+    for name in _INPUTS[operation.kind]:
+        if name in attributes:
+            names.append(f"{operation.name}.{name}")
+            feeds[names[-1]] = np.array(attributes.pop(name), np.int64)
+    node = helper.make_node(operation.kind, names, list(operation.outputs), **attributes)
+    return node, feeds
 
 
 def computed(operation: Operation, inputs: list[Any], opset: int) -> list[Any]:
@@ -122,9 +159,12 @@ def computed(operation: Operation, inputs: list[Any], opset: int) -> list[Any]:
     if operation.kind == "Identity":
         return [inputs[0]]
     try:
-        evaluator = ReferenceEvaluator(operation.proto, opsets={"": opset})
-        pairs = zip(operation.inputs, inputs, strict=True)
-        outputs: Any = evaluator.run(None, {name: x for name, x in pairs if name})
+        node, feeds = operation.proto, dict(zip(operation.inputs, inputs, strict=True))
+        feeds.pop("", None)
+        if opset < 13 and operation.kind in _INPUTS:
+            node, feeds = _with_inputs(operation, feeds)
+            opset = 13
+        outputs: Any = ReferenceEvaluator(node, opsets={"": opset}).run(None, feeds)
     except MemoryError:
         raise
     except Exception as error:  # whatever numpy says of inputs that do not fit
