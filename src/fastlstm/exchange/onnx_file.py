@@ -17,8 +17,8 @@ from fastlstm.errors import FormatError
 
 _MAX_NODES = 20_000
 _DOMAINS = ("", "ai.onnx")
-INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
-"""Integer types, as ONNX numbers them."""
+INTEGERS, FLOATS = (2, 3, 4, 5, 6, 7, 12, 13), (1, 10, 11, 16)
+"""Types of elements, as ONNX numbers them."""
 OPSETS = range(7, 27)
 """Versions of the operators that are read."""
 

@@ -16,6 +16,7 @@ from fastlstm.exchange.onnx_values import (
     FOLDED,
     MOVES,
     Aside,
+    States,
     Stream,
     Unread,
     Value,
@@ -58,11 +59,17 @@ class LayerReader:
         if kind == "LSTM":
             return list(self._lstm(operation, [*inputs, *[None] * 8][:8]))
         streams = [value for value in inputs if isinstance(value, Stream)]
+        states = [value for value in inputs if isinstance(value, States)]
         aside = next((value for value in inputs if isinstance(value, Aside)), None)
         if aside is not None:
             if all(map(_is_state, streams)):
                 return [aside] * num
             raise FormatError(f"{operation.label} joins the layers and '{aside.name}'")
+        if states and kind in MOVES and inputs[0] is states[0] and not streams:
+            moved = computed(operation, [states[0].at, *inputs[1:]], self._opset)
+            return [states[0].moved(at) for at in moved]
+        if states:
+            raise FormatError(f"{operation.label} joins the last outputs of several LSTMs")
         if not streams:
             if kind not in FOLDED:
                 raise FormatError(f"{operation.label} is no operator that is imported")
@@ -86,8 +93,8 @@ class LayerReader:
         if len(streams) == len(inputs) and all(s.layers is first.layers for s in streams):
             places = computed(operation, [s.at for s in streams], self._opset)[0]
             return replace(first, at=np.asarray(places, np.int64)).of_last_step()
-        if all(map(_is_state, streams)):
-            return Aside(operation.name)
+        if len(streams) == len(inputs) and all(map(_is_state, streams)):
+            return States.joined(streams, lambda ats: computed(operation, ats, self._opset)[0])
         raise FormatError(f"{operation.label} joins different paths; imported are models of one")
 
     def _lstm(self, operation: Operation, inputs: list[Value]) -> tuple[Value, ...]:

@@ -15,7 +15,7 @@ from fastlstm.errors import FormatError
 from fastlstm.exchange.layer_stack import Layer, LayerStack, LSTMLayer, Steps
 from fastlstm.exchange.onnx_file import OnnxFile, OnnxInput, read_onnx_file
 from fastlstm.exchange.onnx_layers import LayerReader
-from fastlstm.exchange.onnx_values import FOLDED, Aside, Stream, Unread, Value, computed
+from fastlstm.exchange.onnx_values import FOLDED, Aside, States, Stream, Unread, Value, computed
 from fastlstm.exchange.packed_stack import pack
 
 _SIZES = ((3, 4), (5, 2))
@@ -94,7 +94,10 @@ def _stack(
             reader.read(operation)
     end = _main_output(file, reader.values)
     layers = _ordered(end)
-    states, ignored = reader.asides["states"], reader.asides["lengths"]
+    names = [item.name for item in file.inputs]
+    states, ignored = (
+        [n for n in names if n in reader.asides[what]] for what in ("states", "lengths")
+    )
     if len(shape) == 1 and not states and (n0, end.time_axis) == (1, 0):
         raise FormatError("its LSTM reads one step and has no state before it: it is no sequence")
     window = shape[end.time_axis] if end.time_axis is not None and len(shape) > 1 else None
@@ -121,6 +124,8 @@ def _main_output(file: OnnxFile, values: dict[str, Value]) -> Stream:
 
 
 def _is_state(value: Value) -> bool:
+    if isinstance(value, States):
+        return True
     if not isinstance(value, Stream) or not value.is_last:
         return False
     return isinstance(value.layers[-1], LSTMLayer)
@@ -170,15 +175,15 @@ def _of_last_step(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     return (*layers[:k], replace(last, every_step=False), *layers[k + 1 :])
 
 
-def _notes(states: set[str], lengths: set[str]) -> tuple[str, ...]:
+def _notes(states: list[str], lengths: list[str]) -> tuple[str, ...]:
     notes = []
     if states:
-        names = ", ".join(f"'{name}'" for name in sorted(states))
+        names = ", ".join(f"'{name}'" for name in states)
         notes.append(
             f"the inputs {names} are taken for the state before the first step: a sequence starts"
             " from zero here, a text run carries it"
         )
     if lengths:
-        names = ", ".join(f"'{name}'" for name in sorted(lengths))
+        names = ", ".join(f"'{name}'" for name in lengths)
         notes.append(f"the input {names} has the lengths of sequences: here all are read in full")
     return tuple(notes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
 from fastlstm.exchange.layer_stack import Dense, Embedding, Function, LayerNorm, LSTMLayer, Merge
-from fastlstm.exchange.onnx_file import INTEGERS, Operation
+from fastlstm.exchange.onnx_file import FLOATS, INTEGERS, Operation
 from fastlstm.exchange.onnx_values import Stream, Value, spread_columns
 
 _FUNCTIONS = {
@@ -214,9 +214,10 @@ def _softmax(operation: Operation, inputs: list[Value]) -> Stream:
 def _cast(operation: Operation, inputs: list[Value]) -> Stream:
     (x,) = inputs[:1]
     assert isinstance(x, Stream)
-    is_integer = operation.attributes.get("to") in INTEGERS
-    if is_integer and x.layers:
-        raise FormatError(f"{operation.label} turns the output of a layer into integers")
+    to = operation.attributes.get("to")
+    is_integer = to in INTEGERS
+    if to not in (*INTEGERS, *FLOATS) or (is_integer and x.layers):
+        raise FormatError(f"{operation.label} turns what it reads into another kind of values")
     return replace(x, is_tokens=is_integer)
 
 

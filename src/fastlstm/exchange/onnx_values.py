@@ -8,6 +8,7 @@ in place of the number: `Stream.at`. What was moved where can then be read from 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from fastlstm.exchange.layer_stack import Layer, LSTMLayer
 from fastlstm.exchange.onnx_file import Operation
 
 Places = NDArray[np.int64]
+_PART = 1 << 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,33 @@ class Stream:
         return replace(self, layers=layers, at=at, width=width, is_tokens=False)
 
 
+@dataclass(frozen=True, eq=False)
+class States:
+    """The last outputs of several LSTMs, joined, as torch returns them.
+
+    Attributes:
+        parts: these outputs.
+        at: places in them, of part k beginning at k * `_PART`.
+    """
+
+    parts: tuple[Stream, ...]
+    at: Places
+
+    @classmethod
+    def joined(cls, parts: list[Stream], join: Callable[[list[Places]], Any]) -> States:
+        """Returns outputs as an operator joins them."""
+        places = join([part.at + k * _PART for k, part in enumerate(parts)])
+        return cls(tuple(parts), np.asarray(places, np.int64))
+
+    def moved(self, at: Any) -> States | Stream:
+        """Returns these in another arrangement; a stream, if all are of one part."""
+        at = np.asarray(at, np.int64)
+        found = np.unique(at // _PART).tolist()
+        if len(found) != 1:
+            return replace(self, at=at)
+        return replace(self.parts[found[0]], at=at % _PART)
+
+
 @dataclass(frozen=True)
 class Aside:
     """A value beside the layers: a state, lengths; `name` is that of the input or the node."""
@@ -98,7 +127,7 @@ class Unread:
     reason: str
 
 
-Value = Stream | Aside | Unread | NDArray[Any] | None
+Value = Stream | States | Aside | Unread | NDArray[Any] | None
 
 FOLDED = frozenset(
     (
