@@ -106,11 +106,11 @@ class States:
 
     def moved(self, at: Any) -> States | Stream:
         """Returns these in another arrangement; a stream, if all are of one part."""
-        at = np.asarray(at, np.int64)
-        found = np.unique(at // _PART).tolist()
-        if len(found) != 1:
-            return replace(self, at=at)
-        return replace(self.parts[found[0]], at=at % _PART)
+        places: Places = np.asarray(at, np.int64)
+        first = int(places.flat[0] // _PART) if places.size else 0
+        if (places // _PART != first).any():
+            return replace(self, at=places)
+        return replace(self.parts[first], at=places % _PART)
 
 
 @dataclass(frozen=True)

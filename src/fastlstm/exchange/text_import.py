@@ -13,6 +13,7 @@ import safetensors.numpy
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting, counted
 from fastlstm.exchange.equal_layers import equal_layers
 from fastlstm.exchange.layer_stack import (
+    CellWeights,
     Dense,
     Dropout,
     Embedding,
@@ -82,12 +83,7 @@ def text_files(
     table = first.weight if isinstance(first, Embedding) else np.eye(embed_size, dtype=np.float32)
     tensors: dict[str, Weights] = {"embedding.weight": table[vocabulary.ids]}
     for k, (cell,) in enumerate(equal.cells):
-        tensors[f"layers.{k}.weight_ih_l0"] = cell.weight_ih
-        tensors[f"layers.{k}.weight_hh_l0"] = cell.weight_hh
-        tensors[f"layers.{k}.bias_ih_l0"] = cell.bias
-        tensors[f"layers.{k}.bias_hh_l0"] = np.zeros_like(cell.bias)
-    for k, norm in enumerate(norms):
-        tensors[f"norms.{k}.weight"], tensors[f"norms.{k}.bias"] = norm.weight, norm.bias
+        tensors |= _layer_tensors(k, cell, norms[k] if norms else None)
     if len(dense) > 1:
         tensors["projection.weight"], output = equal.head, head
     else:
@@ -108,6 +104,18 @@ def text_files(
     assert {n: v.shape for n, v in packed.items()} == parameter_shapes(config)
     weights = safetensors.numpy.save(packed)
     return {**files, CONFIG_FILE: encode_json(written), MODEL_FILE: weights}, notes
+
+
+def _layer_tensors(k: int, cell: CellWeights, norm: LayerNorm | None) -> dict[str, Weights]:
+    tensors = {
+        f"layers.{k}.weight_ih_l0": cell.weight_ih,
+        f"layers.{k}.weight_hh_l0": cell.weight_hh,
+        f"layers.{k}.bias_ih_l0": cell.bias,
+        f"layers.{k}.bias_hh_l0": np.zeros_like(cell.bias),
+    }
+    if norm is not None:
+        tensors |= {f"norms.{k}.weight": norm.weight, f"norms.{k}.bias": norm.bias}
+    return tensors
 
 
 def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
