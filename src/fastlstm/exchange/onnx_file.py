@@ -216,6 +216,7 @@ def _check_order(
         raise FormatError("it is damaged: it has no output that its nodes make")
 
 
-def _printable(text: str) -> str:
-    """Returns a name of the file for people: one line, not endless."""
+def _printable(text: str | bytes) -> str:
+    """Returns a name of the file for people: one line, not endless; bytes are no UTF-8."""
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     return "".join(c if c.isprintable() else " " for c in text).strip()[:80]

@@ -21,6 +21,7 @@ from fastlstm.exchange.packed_stack import pack
 _SIZES = ((3, 4), (5, 2))
 """Lengths of the first two axes of the input that a graph is read for, where the file leaves them
 open. What does not come out the same for both is not read."""
+_MAX_PLACES = 1 << 24
 
 
 def read_onnx(
@@ -85,6 +86,11 @@ def _stack(
     n0, n1 = ([1] if len(shape) == 1 else []) + lengths
     width = shape[2] if len(shape) == 3 else 1
     assert width is not None
+    if n0 * n1 * width > _MAX_PLACES:
+        raise FormatError(
+            f"its input '{main.name}' has the fixed sizes {shape}, too many to follow; export it"
+            " with steps and sequences of any number"
+        )
     at = np.arange(n0 * n1 * width).reshape([*lengths, width][: len(shape)])
     start = Stream((), at, width, (n0, n1), is_tokens=main.is_integer)
     others: dict[str, Value] = {i.name: Aside(i.name) for i in file.inputs}
