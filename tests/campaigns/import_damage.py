@@ -1,10 +1,11 @@
 """`import_module` on damaged model files: one clear error each, bounded memory, nothing executed.
 
-Four files, made here by Keras (on torch) and torch, are damaged in four ways each: cut, bytes
-overwritten, parts zeroed, parts repeated. A file that is still read must give a module. Printed are
-the errors by kind and the largest memory of this process and of the processes that read files.
+Five files, made here by Keras (on torch) and torch, are damaged in four ways each: cut, bytes
+overwritten, parts zeroed, parts repeated; every second one of ONNX in what it says: sizes, names,
+types, where arrays are. A file that is still read must give a module. Printed are the errors by
+kind and the largest memory of this process and of the processes that read files.
 
-usage: python tests/campaigns/import_damage.py [FILES PER FORMAT, default 200]
+usage: python tests/campaigns/import_damage.py [FILES PER FORMAT, default 200] [SUFFIX]
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 os.environ["KERAS_BACKEND"] = "torch"
 
 import keras
+import onnx
 import safetensors.torch
 import torch
 
@@ -45,12 +47,61 @@ def make_files(folder: Path) -> list[Path]:
             "out": torch.nn.Linear(32, 50),
         }
     )
-    paths = [folder / name for name in ("m.keras", "m.h5", "m.pt", "m.safetensors")]
+    paths = [folder / f"m{end}" for end in (".keras", ".h5", ".pt", ".safetensors", ".onnx")]
     for path in paths[:2]:
         model.save(path)
+    stack = torch.nn.Sequential(network["embedding"], network["lstm"], First(), network["out"])
+    torch.onnx.export(
+        stack, (torch.zeros(4, 3, dtype=torch.int64),), paths[4], input_names=["x"],
+        dynamic_axes={"x": {0: "T", 1: "B"}}, dynamo=False,
+    )  # fmt: skip
     torch.save(network.state_dict(), paths[2])
     safetensors.torch.save_file(network.state_dict(), paths[3])
     return paths
+
+
+class First(torch.nn.Module):
+    """The output of an LSTM, without its state."""
+
+    def forward(self, x):
+        return x[0]
+
+
+def misleading(data: bytes, rng: random.Random) -> bytes:
+    """Returns an ONNX file that says something wrong."""
+    model = onnx.load_model_from_string(data)
+    graph = model.graph
+    array, node = rng.choice(graph.initializer), rng.choice(graph.node)
+    other = rng.choice(graph.node)
+    axis = rng.randrange(len(array.dims) or 1)
+    kind = rng.randrange(12)
+    if kind < 4 and array.dims:
+        sizes = (-1, 0, array.dims[axis] + 1, rng.choice((1 << 31, 1 << 40, 1 << 62)))
+        array.dims[axis] = sizes[kind]
+    elif kind == 4 and node.input:  # a cycle, or a value of another shape
+        node.input[rng.randrange(len(node.input))] = other.output[0]
+    elif kind == 5:
+        node.output[0] = other.output[0]
+    elif kind == 6:
+        array.name = rng.choice(graph.initializer).name
+    elif kind == 7:
+        node.op_type = rng.choice(("Loop", "Einsum", "", "Tile", other.op_type))
+    elif kind == 8:
+        array.data_type = rng.randrange(30)
+    elif kind == 9:
+        array.data_location = onnx.TensorProto.EXTERNAL
+        array.external_data.add(
+            key="location", value=rng.choice(("/etc/passwd", "../../etc/passwd", "m.pt", "\n/"))
+        )
+    elif kind == 10:
+        array.raw_data = array.raw_data[: rng.randrange(len(array.raw_data) + 1)]
+    else:
+        size = rng.choice((0, -5, 1 << 40, 1 << 62))
+        for item in (*graph.input, *graph.output):
+            item.type.tensor_type.shape.dim[0].dim_value = size
+        for item in node.attribute:
+            item.i = size
+    return model.SerializeToString()
 
 
 def damaged(data: bytes, rng: random.Random, k: int) -> bytes:
@@ -72,10 +123,14 @@ def main() -> None:
     rng, failed = random.Random(0), 0
     with tempfile.TemporaryDirectory() as folder:
         for path in make_files(Path(folder)):
+            if sys.argv[2:] not in ([], [path.suffix]):
+                continue
             data, kinds = path.read_bytes(), collections.Counter[str]()
             started, slowest = time.perf_counter(), 0.0
             for k in range(num):
-                path.write_bytes(damaged(data, rng, k))
+                is_onnx = path.suffix == ".onnx"
+                wrong, way = is_onnx and k % 2, k // 2 if is_onnx else k
+                path.write_bytes(misleading(data, rng) if wrong else damaged(data, rng, way))
                 began = time.perf_counter()
                 try:
                     fastlstm.import_module(path)

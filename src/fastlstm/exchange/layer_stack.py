@@ -125,7 +125,15 @@ class Dropout:
     is_spatial: bool = False
 
 
-Layer = Embedding | LSTMLayer | Dense | Function | LayerNorm | Dropout
+@dataclass(frozen=True)
+class Steps:
+    """Other steps of what the layers before it write: the last one only, or all from the end."""
+
+    name: str
+    part: Literal["last", "reversed"]
+
+
+Layer = Embedding | LSTMLayer | Dense | Function | LayerNorm | Dropout | Steps
 
 
 @dataclass(frozen=True)

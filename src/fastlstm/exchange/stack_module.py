@@ -21,6 +21,7 @@ from fastlstm.exchange.layer_stack import (
     LayerNorm,
     LayerStack,
     LSTMLayer,
+    Steps,
     Weights,
 )
 from fastlstm.nn.dropout import dropped
@@ -153,6 +154,17 @@ class _Function(nn.Module):
         return self.function
 
 
+class _Steps(nn.Module):
+    """The last step of `(B, T, C)`, or all of them from the end."""
+
+    def __init__(self, is_last: bool) -> None:
+        super().__init__()
+        self.is_last = is_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, -1] if self.is_last else x.flip(1)
+
+
 class _SpatialDropout(nn.Module):
     """One mask for all steps of a sequence `(B, T, C)`."""
 
@@ -206,6 +218,8 @@ def _empty_module(layer: Layer) -> nn.Module:
             return _Function(layer.function)
         case Dropout():
             return _SpatialDropout(layer.rate) if layer.is_spatial else nn.Dropout(layer.rate)
+        case Steps():
+            return _Steps(layer.part == "last")
 
 
 def check_widths(stack: LayerStack) -> None:
@@ -234,6 +248,8 @@ def check_widths(stack: LayerStack) -> None:
                 reads = writes = len(layer.weight)
                 if layer.bias.shape != layer.weight.shape:
                     raise FormatError(f"weight and bias of the layer '{layer.name}' differ in size")
+            case Steps():
+                has_steps = layer.part != "last"
             case Dropout() if layer.is_spatial and not has_steps:
                 raise FormatError(f"the layer '{layer.name}' expects steps, and gets the last only")
         if reads is not None and width is not None and reads != width:
