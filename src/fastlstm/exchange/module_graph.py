@@ -14,9 +14,10 @@ from torch import Tensor, fx, nn
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, GraphBuilder, Value
-from fastlstm.exchange.module_calls import Unwritable, Zeros, call
+from fastlstm.exchange.module_calls import Zeros, call
 from fastlstm.exchange.module_inputs import add_inputs
 from fastlstm.exchange.module_layers import call_layer
+from fastlstm.exchange.module_shapes import Unwritable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

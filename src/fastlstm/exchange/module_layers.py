@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from fastlstm.exchange import module_calls
+from fastlstm.exchange import module_calls, module_shapes
 from fastlstm.exchange.graph import Value
 from fastlstm.exchange.lstm_layers import LSTMStack, lstm_layers
-from fastlstm.exchange.module_calls import Unwritable, Zeros
+from fastlstm.exchange.module_calls import Zeros
+from fastlstm.exchange.module_shapes import Unwritable
 from fastlstm.nn.dropout import WeightDrop
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.cell_options import TORCHS_CELL
@@ -112,7 +113,7 @@ def _log_softmax(g: GraphBuilder, prefix: str, layer: nn.LogSoftmax, x: Value) -
 
 
 def _flatten(g: GraphBuilder, prefix: str, layer: nn.Flatten, x: Value) -> Value:
-    return module_calls.flatten(g, x, layer.start_dim, layer.end_dim)
+    return module_shapes.flatten(g, x, layer.start_dim, layer.end_dim)
 
 
 _LAYERS: dict[type[nn.Module], Callable[..., Any]] = {
