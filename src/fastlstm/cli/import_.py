@@ -15,7 +15,8 @@ COMMAND = Command(
     positionals=(
         Positional(
             "MODEL",
-            ".keras, .h5 of Keras 1, 2 or 3, or a state_dict of torch: .safetensors, .pt",
+            ".keras, .h5 of Keras 1, 2 or 3, a state_dict of torch (.safetensors, .pt), or the"
+            " directory of a SavedModel",
         ),
     ),
     options=(
