@@ -3,8 +3,10 @@
 Four files, made here by Keras (on torch) and torch, are damaged in four ways each: cut, bytes
 overwritten, parts zeroed, parts repeated. A file that is still read must give a module. Printed are
 the errors by kind and the largest memory of this process and of the processes that read files.
+SavedModels, which only TensorFlow makes, are damaged too where a directory of saved_model_import.py
+is given: one of their files each time, which is now and then left out or made a link.
 
-usage: python tests/campaigns/import_damage.py [FILES PER FORMAT, default 200]
+usage: python tests/campaigns/import_damage.py [FILES PER FORMAT, default 200] [SAVED MODELS]
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import collections
 import os
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -67,15 +70,37 @@ def damaged(data: bytes, rng: random.Random, k: int) -> bytes:
     return data[:at] + data[at : at + size] + data[at:]
 
 
+def damage(files: dict[Path, bytes], rng: random.Random, k: int) -> None:
+    """Writes a model's files, one of them damaged."""
+    chosen = rng.choice(sorted(files))
+    for path, data in files.items():
+        path.unlink(missing_ok=True)
+        if path != chosen:
+            path.write_bytes(data)
+        elif len(files) == 1 or k % 10 > 1:
+            path.write_bytes(damaged(data, rng, k))
+        elif k % 10 == 1:
+            path.symlink_to("/etc/passwd")
+
+
+def saved_models(folder: Path, given: list[str]) -> list[Path]:
+    """Copies SavedModels of both versions of Keras."""
+    names = [f"Keras {k}, both ways, concat" for k in (2, 3)] if given else []
+    return [shutil.copytree(Path(given[0], name), folder / name) for name in names]
+
+
 def main() -> None:
     num = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     rng, failed = random.Random(0), 0
     with tempfile.TemporaryDirectory() as folder:
-        for path in make_files(Path(folder)):
-            data, kinds = path.read_bytes(), collections.Counter[str]()
+        for path in [*make_files(Path(folder)), *saved_models(Path(folder), sys.argv[2:])]:
+            name = path.suffix or path.name
+            parts = [part for part in path.rglob("*") if part.is_file()] or [path]
+            files = {part: part.read_bytes() for part in parts if part.name != "fingerprint.pb"}
+            kinds = collections.Counter[str]()
             started, slowest = time.perf_counter(), 0.0
             for k in range(num):
-                path.write_bytes(damaged(data, rng, k))
+                damage(files, rng, k)
                 began = time.perf_counter()
                 try:
                     fastlstm.import_module(path)
@@ -84,13 +109,13 @@ def main() -> None:
                     kinds[type(error).__name__] += 1
                     if "\n" in str(error):
                         failed += 1
-                        print(f"{path.suffix} {k}: more than one line: {error}")
+                        print(f"{name} {k}: more than one line: {error}")
                 except BaseException as error:
                     failed += 1
-                    print(f"{path.suffix} {k}: {type(error).__name__}: {error}", flush=True)
+                    print(f"{name} {k}: {type(error).__name__}: {error}", flush=True)
                 slowest = max(slowest, time.perf_counter() - began)
             seconds = time.perf_counter() - started
-            print(f"{path.suffix}: {dict(kinds)} in {seconds:.0f} s, slowest {slowest:.1f} s")
+            print(f"{name}: {dict(kinds)} in {seconds:.0f} s, slowest {slowest:.1f} s", flush=True)
     for name, who in (("this", resource.RUSAGE_SELF), ("reading", resource.RUSAGE_CHILDREN)):
         print(f"{name} process: {resource.getrusage(who).ru_maxrss / 1024:.0f} MB at most")
     sys.exit(failed > 0)
