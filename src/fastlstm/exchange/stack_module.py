@@ -69,6 +69,7 @@ class ImportedModel(nn.Module):
         self.returns_logits = stack.ends_in_softmax
         self._is_time_major = stack.is_time_major
         self.layers = nn.ModuleList(_module(layer) for layer in stack.logits.layers)
+        self._shape = stack.shape
         self._reads_tokens = isinstance(stack.layers[0], Embedding)
         self._masks_zero = any(
             isinstance(layer, Embedding) and layer.masks_zero for layer in stack.layers
@@ -83,7 +84,8 @@ class ImportedModel(nn.Module):
                 `(B, T, C)`; `(T, B)` and `(T, B, C)` if it was made time-major.
 
         Returns:
-            `(B, T, K)`, or `(B, K)` where only the last step has an output.
+            `(B, T, K)`, or `(B, K)` where only the last step has an output, or what a Reshape at
+            the end makes of it.
 
         Raises:
             ShapeError: another shape, or token 0 in a model that leaves it out.
@@ -100,6 +102,7 @@ class ImportedModel(nn.Module):
         x = x.transpose(0, 1) if self._is_time_major else x
         for layer in self.layers:
             x = layer(x)
+        x = x if self._shape is None else x.unflatten(-1, self._shape)
         return x.transpose(0, 1) if self._is_time_major and x.dim() == 3 else x
 
 
@@ -254,6 +257,8 @@ def check_widths(stack: LayerStack) -> None:
                 f"the layer '{layer.name}' reads {reads} columns, the one before it writes {width}"
             )
         width = writes
+    if stack.shape is not None and (has_steps or stack.is_time_major):
+        raise FormatError("the Reshape at the end is behind a layer that writes at every step")
 
 
 def _check_cells(layer: LSTMLayer) -> None:
