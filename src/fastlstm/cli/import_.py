@@ -15,8 +15,8 @@ COMMAND = Command(
     positionals=(
         Positional(
             "MODEL",
-            ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, or a state_dict of torch:"
-            " .safetensors, .pt",
+            ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, a state_dict of torch"
+            " (.safetensors, .pt), or the directory of a SavedModel",
         ),
     ),
     options=(

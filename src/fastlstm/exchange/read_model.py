@@ -20,6 +20,7 @@ from fastlstm.exchange.model_file import (
     read_safetensors,
     read_torch,
 )
+from fastlstm.exchange.saved_model_file import read_saved_model
 from fastlstm.exchange.torch_state import read_state
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 def import_module(path: str | os.PathLike[str]) -> ImportedModel:
     """Returns a model of another framework as a torch module, in evaluation mode.
 
-    Read are `.keras`, `.h5` of Keras 1, 2 and 3, `.onnx` with LSTM operators, and state_dicts of
-    torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor TensorFlow is needed,
-    nothing is executed.
+    Read are `.keras`, `.h5` of Keras 1, 2 and 3, SavedModels of Keras 2 and 3, `.onnx` with LSTM
+    operators, and state_dicts of torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor
+    TensorFlow is needed, nothing is executed.
 
     Args:
-        path: the file.
+        path: the file, or the directory of a SavedModel.
 
     Returns:
         A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A softmax
@@ -52,17 +53,15 @@ def import_module(path: str | os.PathLike[str]) -> ImportedModel:
 
 
 def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
-    """Returns the layers of a model file; raises what `import_module` does."""
+    """Returns the layers of a model; raises what `import_module` does."""
     if not isinstance(path, str | os.PathLike):
         raise FormatError(f"the model is {kind_of_value(path)}, expected the path of a file")
     file = Path(path)
-    if file.is_dir():
-        raise FormatError(
-            f"{file} is a directory; imported are files: .keras, .h5, .onnx, .safetensors, .pt"
-        )
-    data = read_model_file(file)
+    data = b"" if file.is_dir() else read_model_file(file)
     with np.errstate(all="ignore"):  # NaN and Inf are refused below
-        match kind_of_file(data, file):
+        match "directory" if file.is_dir() else kind_of_file(data, file):
+            case "directory":
+                stack = read_saved_model(file)
             case "keras":
                 stack = read_archive(read_keras_archive(data, file), file)
             case "hdf5":
