@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_layers import Arrays, name_of
-from fastlstm.exchange.keras_model import MODELS, layers_of, stack_of
+from fastlstm.exchange.keras_model import stack_of
+from fastlstm.exchange.keras_path import MODELS, layers_of
 from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.model_file import json_of, read_model_file
 from fastlstm.exchange.protobuf import DamagedMessage, messages, text
