@@ -31,7 +31,7 @@ def make(folder: Path, opset: int) -> None:
     def both(inner, merge: str = "concat"):
         return layers.Bidirectional(inner, merge_mode=merge)
 
-    ends, last = [layers.Dense(2)], {"return_sequences": False}
+    last = {"return_sequences": False}
     softmax = layers.Dense(9, activation="softmax")
     models = {
         "text": [layers.Embedding(9, 6), lstm(8), lstm(7), softmax],
@@ -41,11 +41,15 @@ def make(folder: Path, opset: int) -> None:
         "both, sum": [both(lstm(8), "sum"), lstm(5, **last), layers.Dense(2)],
         "both, ave, last": [both(lstm(8, **last), "ave"), layers.Dense(2)],
         "both, mul": [both(lstm(8), "mul"), layers.Dense(2), layers.Softmax()],
-        "hard_sigmoid": [lstm(8, recurrent_activation="hard_sigmoid", **last), *ends],
+        "hard_sigmoid": [lstm(8, recurrent_activation="hard_sigmoid", **last), layers.Dense(2)],
         "relu": [lstm(8, activation="relu", use_bias=False, **last), layers.Dense(2)],
         "backwards": [lstm(8, go_backwards=True, **last), layers.Dense(2)],
         "backwards, steps": [lstm(8, go_backwards=True), layers.Dense(2)],
-        "front": [layers.Dense(4, activation="relu"), lstm(8), layers.TimeDistributed(softmax)],
+        "front": [
+            layers.Dense(4, activation="relu"),
+            lstm(8),
+            layers.TimeDistributed(layers.Dense(2)),
+        ],
     }
     for name, parts in models.items():
         shape, dtype = ((None,), "int32") if name == "text" else ((None, 3), "float32")

@@ -47,7 +47,7 @@ def main() -> int:
         net = Net(end, both, bool(batch_first)).eval()
         options = {"dynamic_axes": {"x": {0: "first", 1: "second"}}}
         if dynamo:
-            axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+            axes = {0: torch.export.Dim("first"), 1: torch.export.Dim("second")}  # time is frozen
             options = {"dynamic_shapes": (axes,)}
         name = f"{'dynamo' if dynamo else 'script'}, {end}, both {both}, batch first {batch_first}"
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

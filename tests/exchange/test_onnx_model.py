@@ -208,6 +208,13 @@ def test_what_depends_on_the_sizes_is_refused():
         imported(data)
 
 
+def test_a_frozen_number_of_steps_is_named():
+    nodes = [LSTM, node("Reshape", ["y", "three"], ["z"], "frozen")]
+    data = graph_of(nodes, {**lstm_arrays(), "three": np.array([3, -1, 4])}, outputs=("z",))
+    with pytest.raises(FormatError, match=r"some numbers of steps only \(Reshape 'frozen'"):
+        imported(data)
+
+
 @pytest.fixture
 def beside(tmp_path):
     """A model whose arrays are in a file beside it, and a change of where it says they are."""

@@ -21,6 +21,7 @@ from fastlstm.exchange.packed_stack import pack
 _SIZES = ((3, 4), (5, 2))
 """Lengths of the first two axes of the input that a graph is read for, where the file leaves them
 open. What does not come out the same for both is not read."""
+Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 _MAX_PLACES = 1 << 24
 
 
@@ -31,11 +32,29 @@ def read_onnx(
     file = read_onnx_file(data, folder, allow)
     values = _folded(file)
     main = _main_input(file)
-    first, second = (pack(_stack(file, values, main, sizes)) for sizes in _SIZES)
+    first, second = _read_twice(lambda sizes: pack(_stack(file, values, main, sizes)))
     same = first[1] == second[1] and first[0].keys() == second[0].keys()
     if not same or any(not np.array_equal(a, second[0][n]) for n, a in first[0].items()):
         raise FormatError("what it computes depends on the number of steps or of sequences")
     return first
+
+
+def _read_twice(read: Callable[[tuple[int, int]], Packed]) -> list[Packed]:
+    """Returns what is read for both sizes; for one alone: a size was frozen by an exporter."""
+    found, problems = [], []
+    for sizes in _SIZES:
+        try:
+            found.append(read(sizes))
+        except FormatError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise FormatError(
+            f"its nodes work for some numbers of steps only ({problems[0]}): the exporter wrote"
+            " those of its example into them; export with fixed sizes, or with torch's dynamo=False"
+        )
+    if problems:
+        raise problems[0]
+    return found
 
 
 def _folded(file: OnnxFile) -> dict[str, Value]:
