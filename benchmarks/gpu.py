@@ -79,7 +79,7 @@ def train(
     end = found["end"][-1]
     keys = ("step", "tokens", "elapsed_s", "train_s", "best_bits_per_char", "peak_memory_bytes")
     row |= {key: end[key] for key in keys}
-    row["tokens_per_s"] = end["tokens"] / max(end["train_s"], 1e-9)
+    row["tokens_per_s"] = end["units"] / max(end["train_s"], 1e-9)
     row["start"] = {key: found["start"][-1].get(key) for key in ("kernels", "precision")}
     return row
 

@@ -28,18 +28,27 @@ def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def text_run(tmp_path: Path) -> Callable[..., Path]:
-    """Stores a text model of random weights as a run; fields of its `ModelConfig` are given."""
+    """Stores a text model of random weights as a run; fields of its `ModelConfig` are given.
 
-    def store(name: str = "run", **fields: Any) -> Path:
+    `recurrent_gain` multiplies its recurrent matrices: from 6 on states diverge. `data` is what
+    config.json says of its text.
+    """
+
+    def store(
+        name: str = "run", recurrent_gain: float = 1, data: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Path:  # fmt: skip
         torch.manual_seed(0)
         sizes = {"rnn_size": 24, "embed_size": 16, "vocab_size": len(CHARACTERS), **fields}
         model = LanguageModel(ModelConfig(**sizes))
         with torch.no_grad():
-            for parameter in model.parameters():  # torch's biases and norms are mostly 0 and 1
-                parameter.add_(0.2 * torch.randn_like(parameter))
+            for key, parameter in model.named_parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))  # biases and norms are 0 and 1
+                if "weight_hh" in key:
+                    parameter.mul_(recurrent_gain)
         run = RunDirectory(tmp_path / name)
         run.create()
-        run.publish(save_language_model(model, CharTokenizer(CHARACTERS)))
+        run.publish(save_language_model(model, CharTokenizer(CHARACTERS), data=data))
         return run.path
 
     return store

@@ -5,24 +5,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx.reference
 import onnxruntime
-import pandas as pd
 import pytest
 import torch
 
 import fastlstm
+from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange import targets
-from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.runs.weight_formats import QuantizedMatrix
-from fastlstm.sequence.files import read_sequence_model
+from fastlstm.text.data.text import prepare_text
+from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import load_language_model
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -39,6 +39,10 @@ CELLS = {
     "softsign": {"activation": "softsign", "recurrent_activation": "relu"},
     "training only": {"recurrent_dropout": 0.3},
 }
+UNBOUNDED = (
+    {"activation": "linear"}, {"recurrent_activation": "linear"}, {"activation": "hard_sigmoid"},
+)  # fmt: skip
+"""Values grow from step to step."""
 
 
 def expected(run: Path, tokens: np.ndarray, h: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
@@ -57,72 +61,44 @@ def inputs(run: Path, T: int, B: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return tokens, rng.normal(size=shape).astype("f"), rng.normal(size=shape).astype("f")
 
 
-@pytest.mark.parametrize("options", [*OPTIONS.values(), *CELLS.values()], ids=[*OPTIONS, *CELLS])
-def test_onnx_runtime_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
+def onnx_cases() -> Iterator[Any]:
+    """Yields options, shapes to run, and whether onnx's own evaluator knows the cell."""
+    shapes = ((1, 1), (7, 3), (100, 64), (2, 1))
+    for name, options in OPTIONS.items():
+        yield pytest.param(options, shapes, True, id=name)
+    for name, options in CELLS.items():
+        yield pytest.param(options, shapes, name == "training only", id=name)
+    for options in UNBOUNDED:
+        yield pytest.param(options, ((3, 2),), False, id=" ".join(*options.items()))
+
+
+@pytest.mark.parametrize(("options", "shapes", "has_reference"), list(onnx_cases()))
+def test_onnx_agrees_with_the_run(
+    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any],
+    shapes: tuple[tuple[int, int], ...], has_reference: bool,
+) -> None:  # fmt: skip
     run = text_run(**options)
     fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
-    for shape in ((1, 1), (7, 3), (100, 64), (2, 1)):
+    path = str(tmp_path / "out" / "model.onnx")
+    runtimes: list[Any] = [(onnxruntime.InferenceSession(path), shape) for shape in shapes]
+    if has_reference:
+        runtimes.append((onnx.reference.ReferenceEvaluator(path), (5, 3)))
+    for runtime, shape in runtimes:
         tokens, h, c = inputs(run, *shape)
-        got = session.run(None, {"tokens": tokens, "h": h, "c": c})
+        got = runtime.run(None, {"tokens": tokens, "h": h, "c": c})
         for value, want in zip(got, expected(run, tokens, h, c), strict=True):
             np.testing.assert_allclose(value, want, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"activation": "linear"}, {"recurrent_activation": "linear"}, {"activation": "hard_sigmoid"}],
-    ids=str,
-)
-def test_activations_with_parameters_of_their_own(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
-    run = text_run(**options)  # a few steps only: without a bound values grow from step to step
-    fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
-    tokens, h, c = inputs(run, 3, 2)
-    got = session.run(None, {"tokens": tokens, "h": h, "c": c})
-    for value, want in zip(got, expected(run, tokens, h, c), strict=True):
-        np.testing.assert_allclose(value, want, atol=1e-5)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_reference_evaluator_of_onnx_agrees(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
-) -> None:
-    run = text_run(**options)
-    fastlstm.export(run, to="onnx", out=tmp_path / "out", check=False)
-    evaluator = onnx.reference.ReferenceEvaluator(str(tmp_path / "out" / "model.onnx"))
-    tokens, h, c = inputs(run, 5, 3)
-    got = evaluator.run(None, {"tokens": tokens, "h": h, "c": c})
-    for value, want in zip(got, expected(run, tokens, h, c), strict=True):
-        np.testing.assert_allclose(value, want, atol=1e-5)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", [name for name in (*OPTIONS, *CELLS) if name != "residual, norm"])
 def test_keras_agrees_with_the_run(
-    text_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any]
+    text_run: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
-    run = text_run(**options)
-    if "residual" in options:
-        with pytest.raises(ConfigError, match="Keras has no layer for residual"):
-            fastlstm.export(run, to="keras", out=tmp_path / "out")
-        return
+    run = text_run(**{**OPTIONS, **CELLS}[name])
     report = fastlstm.export(run, to="keras", out=tmp_path / "out")
     assert report.proof is not None
     assert report.proof.max_error < 2e-6
     assert not report.inputs[1:]  # there is no state
-
-
-@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
-def test_activations_of_keras(
-    text_run: Callable[..., Path], tmp_path: Path, cell: dict[str, Any]
-) -> None:
-    report = fastlstm.export(text_run(**cell), to="keras", out=tmp_path / "out")
-    assert report.proof is not None
-    assert report.proof.max_error < 2e-6
 
 
 @pytest.mark.parametrize("name", ["residual, norm", "tied", "output of low rank"])
@@ -240,18 +216,8 @@ def test_bits_per_character_are_those_of_the_text(
     assert figures["bits_per_char"]["target"] == pytest.approx(whole.bits_per_char, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("to", "weights", "name"),
-    [
-        *(("onnx", w, n) for w in ("fp32", "fp16", "int8") for n in _CORRUPTED),
-        *(("litert", w, "layers.1.weight_hh_l0") for w in ("fp32", "fp16", "int8")),
-        *((to, "fp32", "layers.0.bias_ih_l0") for to in ("torch", "keras")),
-    ],
-)
-def test_a_wrong_weight_is_found_before_anything_is_published(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    to: str, weights: str, name: str,
-) -> None:  # fmt: skip
+def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
+    """Has a weight, or a scale, of every file that is written changed."""
     target = targets.TARGETS[to]
 
     def corrupted(source: Any, form: targets.Form) -> targets.Written:
@@ -268,6 +234,21 @@ def test_a_wrong_weight_is_found_before_anything_is_published(
         return target.write(bad, form)
 
     monkeypatch.setitem(targets.TARGETS, to, dataclasses.replace(target, write=corrupted))
+
+
+@pytest.mark.parametrize(
+    ("to", "weights", "name"),
+    [
+        *(("onnx", w, n) for w in ("fp32", "fp16", "int8") for n in _CORRUPTED),
+        *(("litert", w, "layers.1.weight_hh_l0") for w in ("fp32", "fp16", "int8")),
+        *((to, "fp32", "layers.0.bias_ih_l0") for to in ("torch", "keras")),
+    ],
+)
+def test_a_wrong_weight_is_found_before_anything_is_published(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    to: str, weights: str, name: str,
+) -> None:  # fmt: skip
+    _corrupt(monkeypatch, to, name)
     with pytest.raises(ExportError, match=r"is off by .*, the limit is"):
         fastlstm.export(text_run(num_layers=2), to=to, out=tmp_path / "out", weights=weights)
     assert not list(tmp_path.glob("out*"))
@@ -285,18 +266,74 @@ def test_layer_norm_in_the_cell_has_a_limit_of_its_own(
         fastlstm.export(text_run("plain"), to="litert", out=tmp_path / "out 2")
 
 
-def test_a_file_that_changes_on_disk_is_found(
-    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = export_module.storage.write_file
+@pytest.mark.parametrize(
+    ("to", "weights"), [("onnx", "fp32"), ("litert", "int8"), ("torch", "fp32"), ("keras", "fp32")]
+)
+def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str,
+    weights: str,
+) -> None:  # fmt: skip
+    write, target = export_module.storage.write_file, targets.TARGETS[to]
+    data = b"x" * 1000
+    plain = dataclasses.replace(
+        target, write=lambda source, form: targets.Written({target.model: data}, [], []),
+        runner=None, exact_runner=None,  # either would be a TypeError
+    )  # fmt: skip
+    monkeypatch.setitem(targets.TARGETS, to, plain)
 
     def flipped(path: Path, data: bytes) -> None:
-        write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == "model.onnx" else data)
+        write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == target.model else data)
 
     monkeypatch.setattr(export_module.storage, "write_file", flipped)
-    with pytest.raises(ExportError, match=r"model\.onnx on disk is not what was written"):
-        fastlstm.export(text_run(), to="onnx", out=tmp_path / "out")
+    with pytest.raises(ExportError, match=rf"{target.model} on disk is not what was written"):
+        fastlstm.export(text_run(), to=to, out=tmp_path / "out", weights=weights)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_model_whose_rounding_grows_is_compared_in_parts(
+    text_run: Callable[..., Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = text_run(recurrent_gain=6)
+    whole = fastlstm.export(run, to="onnx", out=tmp_path / "out", check_text=text)
+    assert whole.proof is not None
+    assert whole.proof.max_error < 1e-5
+    steps = [case["shapes"]["tokens"] for case in whole.proof.errors]
+    assert sum(T for T, B in steps if B == 64) == 100  # every step, from equal states
+    assert max(T for T, B in steps if B == 64) > 1
+    assert any("rounding grows from step to step" in note for note in whole.notes)
+    _corrupt(monkeypatch, "onnx", "layers.0.weight_hh_l0")
+    with pytest.raises(ExportError, match=r"is off by .*, the limit is"):
+        fastlstm.export(run, to="onnx", out=tmp_path / "other", check_text=text)
+
+
+def test_a_text_that_has_changed_is_not_compared_on(
+    text_run: Callable[..., Path], text: Path, tmp_path: Path
+) -> None:
+    data = prepare_text(text, tokenizer=CharTokenizer(CHARACTERS))
+    about = {"source": str(text), "key": data.key}
+    run = text_run(data=about)
+    report = fastlstm.export(run, to="onnx", out=tmp_path / "out")
+    assert report.proof is not None
+    assert report.proof.figures["text"]["num_tokens"] > 50
+    text.write_text("another text. " * 90)
+    report = fastlstm.export(run, to="onnx", out=tmp_path / "other")
+    assert report.proof is not None
+    assert "text" not in report.proof.figures
+    assert any("text.txt has changed since the run was trained" in note for note in report.notes)
+
+
+def test_a_refusal_leaves_no_directories(text_run: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ONNX's LSTM has no layer_norm"):
+        fastlstm.export(text_run(layer_norm=True), to="onnx", out=tmp_path / "a" / "b" / "out")
+    assert not (tmp_path / "a").exists()
+
+
+def test_too_many_bytes_are_refused(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastlstm.exchange.onnx_format.LARGEST_FILE", 1 << 20)
+    with pytest.raises(ConfigError, match=r"bytes of weights are more than an \.onnx file can"):
+        fastlstm.export(text_run(), to="onnx", out=tmp_path / "out")
 
 
 def test_without_a_check_the_report_says_so(text_run: Callable[..., Path], tmp_path: Path) -> None:
@@ -313,6 +350,11 @@ def test_without_a_check_the_report_says_so(text_run: Callable[..., Path], tmp_p
         ({"to": "onnx", "weights": "int3"}, {}, "weights='int3' cannot be held by onnx"),
         ({"to": "onnx"}, {"layer_norm": True}, "ONNX's LSTM has no layer_norm"),
         ({"to": "onnx"}, {"zoneout": (0.1, 0.1)}, "ONNX's LSTM has no zoneout"),
+        (
+            {"to": "keras"},
+            {"num_layers": 2, "residual": True},
+            "Keras has no layer for residual; export to another target",
+        ),
         ({"to": "torch"}, {"activation": "relu"}, "torch's LSTM has no activation relu"),
         ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give out='model'"),
     ],
@@ -350,160 +392,3 @@ def test_a_missing_package_is_one_line(
     ):
         fastlstm.export(run, to="onnx", out=tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
-
-
-@pytest.fixture(scope="module")
-def forecaster_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A forecaster of two targets with gaps and a future covariate, stored after two steps."""
-    rng = np.random.default_rng(0)
-    values = 100 + 3 * rng.normal(size=(300, 3))
-    values[rng.random(values.shape) < 0.05] = np.nan
-    frame = pd.DataFrame(values, columns=["a", "b", "plan"])
-    frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
-    model = fastlstm.Forecaster(
-        horizon=7, input_size=12, patch=3, hidden_size=8, target=["a", "b"],
-        future=["plan"], steps=2, batch_size=8,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("forecaster")
-    model.fit(frame).save(folder / "run")
-    return folder / "run"
-
-
-@pytest.mark.parametrize("to", ["onnx", "litert", "torch"])
-def test_a_forecaster(forecaster_run: Path, tmp_path: Path, to: str) -> None:
-    report = fastlstm.export(forecaster_run, to=to, out=tmp_path / "out", quantiles=(0.1, 0.5))
-    assert report.kind == "forecaster"
-    assert [value.name for value in report.inputs] == ["past", "future"]
-    assert report.outputs[1].shape == ("B", 7, 2, 2)
-    assert report.proof is not None
-    assert report.proof.max_error < 1e-5
-    assert set(report.proof.figures["windows_per_s"]) == {"1", "64"}
-
-
-@pytest.mark.parametrize("answers", [[0.5, 1.5] * 4, ["a", "b"] * 4], ids=["numbers", "labels"])
-def test_a_sequence_model(tmp_path: Path, answers: list[Any]) -> None:
-    rng = np.random.default_rng(0)
-    sequences = [rng.normal(size=(k + 2, 3)) for k in range(8)]
-    kind = fastlstm.SequenceClassifier if "a" in answers else fastlstm.SequenceRegressor
-    model = kind(steps=2, hidden_size=8, batch_size=4).fit(sequences, answers)
-    model.save(tmp_path / "run")
-    report = fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out", weights="fp16")
-    assert report.kind == "sequence"
-    assert report.proof is not None
-    assert report.proof.max_error < 1e-5
-    with pytest.raises(ConfigError, match="any number of time steps"):
-        fastlstm.export(tmp_path / "run", to="litert", out=tmp_path / "other")
-
-
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
-def test_a_module(tmp_path: Path, weights: str) -> None:
-    torch.manual_seed(0)
-    lstm = fastlstm.LSTM(5, 6, 2, bidirectional=True)
-    state = torch.zeros(4, 2, 6), torch.zeros(4, 2, 6)
-    report = fastlstm.export(
-        lstm, (torch.zeros(3, 2, 5), state), to="onnx", out=tmp_path / "out", weights=weights
-    )
-    assert (report.kind, report.source) == ("module", "LSTM")
-    assert [value.name for value in report.inputs] == ["x", "h0", "c0"]
-    assert report.proof is not None
-    assert report.proof.max_error < 1e-5
-
-
-def test_a_module_of_tokens(tmp_path: Path) -> None:
-    class Tagger(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = torch.nn.Embedding(9, 4)
-            self.lstm = torch.nn.LSTM(4, 6, batch_first=True)
-            self.head = torch.nn.Linear(6, 3)
-
-        def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            y, _ = self.lstm(self.embedding(tokens))
-            return self.head(y), self.head(y[:, -1])
-
-    for to in ("onnx", "torch"):
-        report = fastlstm.export(
-            Tagger(), torch.arange(8).view(2, 4), to=to, out=tmp_path / to, check=True
-        )
-        assert report.inputs[0].shape == ("B", "T")
-        assert report.proof is not None
-        assert report.proof.max_error < 1e-5
-
-
-def test_missing_targets_make_every_output_of_a_distribution_nan(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame({"a": rng.normal(size=300)})
-    frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
-    model = fastlstm.Forecaster(
-        horizon=4, input_size=12, patch=3, hidden_size=8, output="student_t", steps=2, batch_size=8
-    )
-    model.fit(frame).save(tmp_path / "run")
-    report = fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out")
-    names = [value.name for value in report.outputs]
-    assert names == ["forecast", "degrees_of_freedom", "scale"]
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
-    past = np.zeros((1, 12, 1), np.float32)
-    past[0, 3] = np.nan
-    assert all(np.isnan(value).all() for value in session.run(None, {"past": past}))
-
-
-class Tagger(torch.nn.Module):
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(9, 4)
-        self.lstm = torch.nn.LSTM(4, 6)
-        self.scale = scale
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.log(self.lstm(self.embedding(tokens))[0] + self.scale)
-
-
-def test_every_row_of_an_embedding_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = targets.TARGETS["onnx"]
-
-    def corrupted(source: Any, form: targets.Form) -> targets.Written:
-        bad = copy.copy(source)
-        bad._graph = copy.copy(source._graph)
-        table = np.array(source._graph.weights["embedding.weight"])
-        table[8] += 1
-        bad._graph.weights = {**source._graph.weights, "embedding.weight": table}
-        return target.write(bad, form)
-
-    monkeypatch.setitem(targets.TARGETS, "onnx", dataclasses.replace(target, write=corrupted))
-    example = torch.zeros(2, 3, dtype=torch.long)  # row 0 alone
-    with pytest.raises(ExportError, match="is off by"):
-        fastlstm.export(Tagger(5.0), example, to="onnx", out=tmp_path / "out")
-
-
-def test_outputs_without_any_number_are_no_proof(tmp_path: Path) -> None:
-    example = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(ExportError, match="there are no numbers to compare"):
-        fastlstm.export(Tagger(-5.0), example, to="onnx", out=tmp_path / "out")
-
-
-def test_a_wrong_label_is_found(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    model = fastlstm.SequenceClassifier(steps=2, hidden_size=8, batch_size=4)
-    model.fit([rng.normal(size=(4, 3)) for _ in range(8)], ["a", "b"] * 4).save(tmp_path / "run")
-    source = SequenceSource(read_sequence_model(tmp_path / "run"), "fp32")
-    outputs = source.run(next(source.cases(targets.Form())))
-    assert source.in_units(outputs)["label"].all()
-    assert not source.in_units({**outputs, "label": 1 - outputs["label"]})["label"].any()
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        (3, {}, "the model is an int, expected a run directory or a torch module"),
-        (Tagger(), {}, "give an example of the module's arguments"),
-        ("run", {"check": False, "check_text": "a.txt"}, "check_text is not read without a check"),
-    ],
-    ids=["number", "module", "check_text"],
-)
-def test_what_is_given_wrongly(
-    tmp_path: Path, model: Any, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fastlstm.export(model, to="onnx", out=tmp_path / "out", **options)

@@ -12,8 +12,10 @@ import torch
 
 from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError
+from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.exchange.sequence_graph import sequence_graph
+from fastlstm.exchange.torch_format import TorchRunner, write_torch
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.sequence.answers import Answers, Labels, Numbers
 from fastlstm.sequence.config import SequenceConfig
@@ -101,6 +103,25 @@ def test_a_graph_gives_what_its_estimator_gives(
         num_layers=1 + has_missing,
     )  # fmt: skip
     check(stored, weights_of(stored), tmp_path)
+
+
+@pytest.mark.parametrize("to", ["torch", "litert"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_other_targets_give_the_same(pooling: str, to: str, tmp_path: Path) -> None:
+    """Both ways and two layers; LiteRT with a fixed length."""
+    stored = stored_model(
+        numbers(), bidirectional=True, pooling=pooling, has_missing=True, num_layers=2
+    )
+    file, T = tmp_path / "model", 7
+    length = T if to == "litert" else None
+    graph = sequence_graph(stored, weights_of(stored), length)
+    file.write_bytes(write_litert(graph) if to == "litert" else write_torch(graph))
+    runner: Any = LitertRunner(file) if to == "litert" else TorchRunner(file)
+    for lengths in ([7, 1, 4], [2], [3, 7]):
+        inputs = sequences(stored, lengths, T)
+        results = runner.run(inputs)
+        for name, due in expected_of(stored, inputs).items():
+            assert abs(results[name] - due).max() < 1e-5
 
 
 def test_int8_weights(tmp_path: Path) -> None:

@@ -368,6 +368,9 @@ def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFi
     assert list(map(int, validation_ids(lm.config, lm.tokenizer))) == ids_of("valid.txt")
     found = evaluate(lm.model, validation_ids(lm.config, lm.tokenizer), lm.tokenizer)
     assert json.loads(capsys.readouterr().out)["bits_per_char"] == found.bits_per_char
+    Path("valid.txt").write_text(words(80, 9))
+    with pytest.raises(DataError, match=r"valid\.txt has changed since the run was trained"):
+        validation_ids(lm.config, lm.tokenizer)
 
 
 def test_the_options_take_paths() -> None:

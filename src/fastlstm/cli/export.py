@@ -31,6 +31,10 @@ COMMAND = Command(
             is_switch=True,
         ),
         Option(
+            "length", int | None, None,
+            "of a sequence model for litert: steps of the longest sequence", value="N",
+        ),
+        Option(
             "quantiles", str | None, None,
             "of a forecaster: comma-separated levels; default is 0.025,0.1,0.5,0.9,0.975;"
             " a distribution has none",
@@ -64,7 +68,7 @@ def run(argv: list[str]) -> int:
 
     report = export(
         path, to=parsed["to"], out=parsed["out"], weights=parsed["weights"], step=parsed["step"],
-        quantiles=levels, check_text=text, check=parsed["check"],
+        length=parsed["length"], quantiles=levels, check_text=text, check=parsed["check"],
     ).to_dict()  # fmt: skip
     print_result(report, export_rows(report), parsed["json"])
     return EXIT_OK

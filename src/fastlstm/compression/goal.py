@@ -46,7 +46,7 @@ class Attempt(NamedTuple):
 WAYS_OF_TEXTS = (
     Way("int8"),  # +0.0003
     Way("int4"),  # +0.0084
-    Way("int8", 0.5, "blocks"),
+    Way("int8", 0.5, "blocks"),  # -0.0465
     Way("int8", 0.75, "blocks"),  # -0.0225
     Way("int8", 0.25, "units"),
     Way("int8", 0.5, "units"),  # +0.0102

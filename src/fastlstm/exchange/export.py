@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fastlstm.exchange.module_source import ModuleSource
 from fastlstm.exchange.proof import LAYER_NORM_LIMIT, Proof, compare, prove
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.exchange.source import Source
+from fastlstm.exchange.staged_directory import staged_directory
 from fastlstm.exchange.targets import TARGETS, Form, Target
 from fastlstm.exchange.text_source import TextSource
 from fastlstm.forecast.files import read_forecaster
@@ -35,6 +35,7 @@ from fastlstm.runs.manifest import FileRecord
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.sequence.files import read_sequence_model
 from fastlstm.system import storage
+from fastlstm.system.fields import is_whole
 from fastlstm.text.stored_model import load_stored_model
 
 REPORT_FILE = "export.json"
@@ -91,6 +92,7 @@ def export(
     out: str | os.PathLike[str],
     weights: str | None = None,
     step: bool = False,
+    length: int | None = None,
     quantiles: Sequence[float] | None = None,
     check_text: Any = None,
     check: bool = True,
@@ -108,6 +110,8 @@ def export(
         out: directory to write; it must not exist yet.
         weights: "fp32", "fp16" or "int8"; default is the run's own format, fp32 of an int4 run.
         step: of a text model: one token per call, without a time axis.
+        length: of a sequence model for "litert": steps of the longest sequence. Shorter ones are
+            padded at the end.
         quantiles: levels, of a forecaster; default 0.025, 0.1, 0.5, 0.9 and 0.975, of a
             distribution none: its parameters are outputs.
         check_text: text that the outputs are compared on; default is the run's validation part.
@@ -139,10 +143,16 @@ def export(
     else:
         name = os.fspath(model)
         source = _source(model, weights, check_text, quantiles, target)
-    return _published(name, source, target, _form(source, target, step), path, check)
+    return _published(name, source, target, _form(source, target, step, length), path, check)
 
 
-def _form(source: Source, target: Target, step: bool) -> Form:
+def _form(source: Source, target: Target, step: bool, length: int | None) -> Form:
+    if length is not None and (source.kind != "sequence" or target.has_loops):
+        raise ConfigError(
+            Setting("length", length), " is for sequence models that go to litert; leave it out"
+        )
+    if length is not None and not (is_whole(length) and length > 0):
+        raise ConfigError(Setting("length", length), " is no number of steps, expected 1 or more")
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
@@ -150,36 +160,31 @@ def _form(source: Source, target: Target, step: bool) -> Form:
         raise ConfigError(
             Setting("step", True), f" needs the state as an input, which {target.name} has not got"
         )
-    return Form(is_step, target.has_state)
+    return Form(is_step, target.has_state, length)
 
 
 def _published(
     name: str, source: Source, target: Target, form: Form, path: Path, check: bool
 ) -> ExportReport:
     """Writes beside `path`, checks, and gives it that name."""
-    written = target.write(source, form)
-    files = {**written.files, **source.files()}
-    staged = storage.temporary_name(path)
-    with storage.storage_errors(path, "write the export"):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for file, data in files.items():
-                (staged / file).parent.mkdir(parents=True, exist_ok=True)
-                storage.write_file(staged / file, data)
-            proof = _proof(source, target, staged, files, form) if check else None
-            report = ExportReport(
-                source=name, kind=source.kind, target=target.name, path=os.fspath(path),
-                model=target.model, num_bytes=_size(written.files, target.model),
-                weights=source.weight_format, is_step=form.is_step,
-                files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
-                inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
-            )  # fmt: skip
-            storage.write_json(staged / REPORT_FILE, report.to_dict())
-            storage.rename(staged, path)
-        except BaseException:
-            with suppress(OSError):
-                storage.remove_tree(staged)
-            raise
+    with (
+        storage.storage_errors(path, "write the export"),
+        staged_directory(path) as staged,
+    ):
+        written = target.write(source, form)
+        files = {**written.files, **source.files()}
+        for file, data in files.items():
+            (staged / file).parent.mkdir(parents=True, exist_ok=True)
+            storage.write_file(staged / file, data)
+        proof = _proof(source, target, staged, files, form) if check else None
+        report = ExportReport(
+            source=name, kind=source.kind, target=target.name, path=os.fspath(path),
+            model=target.model, num_bytes=_size(written.files, target.model),
+            weights=source.weight_format, is_step=form.is_step,
+            files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
+            inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
+        )  # fmt: skip
+        storage.write_json(staged / REPORT_FILE, report.to_dict())
     return report
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,11 @@ from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph
 from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.rounded_network import rounded_network
 from fastlstm.exchange.targets import Arrays, Form, Runner
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.window_forecaster import WindowForecaster
-from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.training.session import torch_settings_kept
 
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
@@ -45,12 +44,8 @@ class ForecastSource:
     ) -> None:
         self.weight_format, self.notes = weight_format, list[str]()
         own = {} if stored.compression is None else stored.compression.matrices
-        parameters = {n: p.detach().numpy() for n, p in stored.network.named_parameters()}
-        self._weights = in_format({**parameters, **own}, weight_format)
-        network = copy.deepcopy(stored.network)
-        with torch.no_grad():
-            for name, array in as_floats(self._weights).items():
-                network.get_parameter(name).copy_(torch.from_numpy(array))
+        self._given = stored
+        network, self._weights = rounded_network(stored.network, weight_format, own)
         self._stored = dataclasses.replace(stored, network=network)
         self._model = WindowForecaster(self._stored, "")
         is_plain = network.output.is_calibrated and not isinstance(network.output, StudentT)
@@ -58,7 +53,7 @@ class ForecastSource:
             quantiles = QUANTILES if is_plain else ()
         self._levels = tuple(quantiles)
 
-    def graph(self, is_step: bool) -> Graph:
+    def graph(self, form: Form) -> Graph:
         return forecast_graph(self._stored, self._weights, self._levels)
 
     def stack(self) -> LayerStack:
@@ -66,14 +61,22 @@ class ForecastSource:
             "a forecaster is no sequence of Keras layers; export it to another target"
         )
 
+    def unrounded(self) -> ForecastSource | None:
+        compression = self._given.compression
+        own = "fp32" if compression is None else compression.weights
+        if self.weight_format in ("fp32", own):
+            return None
+        return ForecastSource(self._given, "fp32", self._levels)
+
     def files(self) -> dict[str, bytes]:
         return {}
 
     def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random windows, with unknown names, then some of them with missing values."""
+        """Yields random windows, with unknown names; the last have missing values where the model
+        knows none."""
         for B in BATCHES:
-            yield self._windows(B, 0.1 if self._stored.network.config.has_missing else 0.0)
-        yield self._windows(BATCHES[1], 0.02)
+            yield random_windows(self._stored, B)
+        yield random_windows(self._stored, BATCHES[1], missing=0.02)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         forecasts = self._model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
@@ -105,7 +108,7 @@ class ForecastSource:
         with torch_settings_kept():
             torch.set_num_threads(1)
             for B in (1, 64):
-                inputs = self._windows(B)
+                inputs = random_windows(self._stored, B, missing=0.0)
                 speeds[str(B)] = {
                     "target": _windows_per_s(runner.run, inputs, B),
                     "fastlstm": _windows_per_s(self.run, inputs, B),
@@ -116,29 +119,44 @@ class ForecastSource:
     def _std(self) -> NDArray[np.float64]:
         return self._stored.scaler.std[: self._stored.network.config.num_targets]
 
-    def _windows(self, B: int, missing: float = 0.0) -> dict[str, NDArray[Any]]:
-        stored, config = self._stored, self._stored.network.config
-        rng = np.random.default_rng(B)
-        L, h, F = config.input_size, config.horizon, config.num_future
-        mean, std = stored.scaler.mean, stored.scaler.std
-        values = mean + std * rng.normal(size=(B, L + h, len(mean)))
-        statics = stored.static_scale[:, 0] + rng.normal(size=(B, config.num_static))
-        for rows, pairs in ((values, config.categories), (statics, config.static_categories)):
-            for place, size in pairs:
-                rows[..., place] = rng.integers(0, size + 1, rows.shape[:-1])
-        if config.output == "negative_binomial":
-            counts = rng.poisson(5, size=(B, L + h, config.num_targets))
-            values[..., : config.num_targets] = counts
-        if missing:
-            values[rng.random(values.shape) < missing] = np.nan
-            statics[rng.random(statics.shape) < missing] = np.nan
-            values[0, : L // 2] = np.nan
-        inputs = {"past": values[:, :L]}
-        if F:
-            inputs["future"] = values[:, L:, -F:]
-        if config.num_static:
-            inputs["static"] = statics
-        return {name: array.astype(np.float32) for name, array in inputs.items()}
+
+def random_windows(
+    stored: StoredForecaster, B: int, *, missing: float | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """Returns random inputs of a forecaster's graph: `past`, and `future` and `static` if it has
+    them.
+
+    Args:
+        stored: the forecaster.
+        B: windows.
+        missing: share of missing values; default is 0.3 of a model that knows them, else none.
+            Where there are any, the first window has none in its first half and the last window
+            none in its first column. Static columns lack 0.3 if this is not 0.
+    """
+    config = stored.network.config
+    rng = np.random.default_rng(B)
+    L, F = config.input_size, config.num_future
+    mean, std = stored.scaler.mean, stored.scaler.std
+    values = mean + std * rng.normal(size=(B, L + config.horizon, len(mean)))
+    statics = stored.static_scale[:, 0] + rng.normal(size=(B, config.num_static))
+    for rows, pairs in ((values, config.categories), (statics, config.static_categories)):
+        for place, size in pairs:
+            rows[..., place] = rng.integers(0, size + 1, rows.shape[:-1])
+    if config.output == "negative_binomial":
+        targets = values[..., : config.num_targets]
+        targets[:] = rng.poisson(5, size=targets.shape)
+    if missing != 0:
+        statics[rng.random(statics.shape) < 0.3] = np.nan
+    if share := (0.3 if config.has_missing else 0.0) if missing is None else missing:
+        values[rng.random(values.shape) < share] = np.nan
+        values[0, : L // 2] = np.nan
+        values[-1, :L, 0] = np.nan
+    inputs = {"past": values[:, :L]}
+    if F:
+        inputs["future"] = values[:, L:, -F:]
+    if config.num_static:
+        inputs["static"] = statics
+    return {name: array.astype(np.float32) for name, array in inputs.items()}
 
 
 def _windows_per_s(run: Any, inputs: Arrays, B: int) -> float:

@@ -62,7 +62,7 @@ def import_run(
         ConfigError: no vocabulary for a text model, or several.
         DataError: a vocabulary of another size.
         RunDirectoryError: `out` holds a run.
-        MissingExtraError: h5py is not installed (`fastlstm[keras]`).
+        MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
     """
     stack = read_layer_stack(model)
     size, given = tokens_of(stack), {"text": text, "chars": chars, "vocab": vocab}

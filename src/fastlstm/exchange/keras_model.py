@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.keras_layers import Arrays, KerasLayer, class_of, name_of, read_layer
+from fastlstm.exchange.keras_layers import (
+    Arrays,
+    KerasLayer,
+    class_of,
+    name_of,
+    output_shape,
+    read_layer,
+)
 from fastlstm.exchange.layer_stack import Layer, LayerStack
 from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
 
@@ -64,7 +71,7 @@ def stack_of(
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
     notes: list[str] = []
-    window, time_major = None, set()
+    window, time_major, shape = None, set(), None
     for count, (settings, arrays) in enumerate(weights.of_layers(config)):
         if count == _MAX_LAYERS:
             raise FormatError(f"{path}: the model has more than {_MAX_LAYERS} layers")
@@ -74,7 +81,15 @@ def stack_of(
         layer = KerasLayer(kind, name_of(settings), own, major, arrays, notes)
         if not layers and window is None:
             window = _window(own)
-        layers += read_layer(layer)
+        if kind == "Reshape":
+            shape = output_shape(layer, layers)
+            continue
+        added = read_layer(layer)
+        if added and shape is not None:
+            raise FormatError(
+                f"the layer '{layer.name}' is behind a Reshape, which is imported at the end only"
+            )
+        layers += added
         if arrays and not weights.is_shared(settings):
             raise FormatError(f"the layer '{layer.name}' ({kind}) has weights too many")
         if kind in ("LSTM", "Bidirectional"):
@@ -86,7 +101,7 @@ def stack_of(
     is_time_major = True in time_major
     return LayerStack(
         tuple(layers), f"Keras {version:.20}", None if is_time_major else window,
-        is_time_major, tuple(notes),
+        is_time_major, tuple(notes), shape,
     )  # fmt: skip
 
 
@@ -150,6 +165,11 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
                 f"the layer '{name}' is an input of the model, but not among its layers"
             )
         layer = by_name[name]
+        if _is_in_training(layer.get("inbound_nodes")):
+            raise FormatError(
+                f"the layer '{name}' is called with training=True: it drops at random in every"
+                " prediction, which cannot be imported; save the model without it"
+            )
         path.append(layer)
         before = list(_sources(layer.get("inbound_nodes")))
         if not before and name == start:
@@ -202,6 +222,19 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
             return
         for value in node:
             yield from _sources(value, depth + 1)
+
+
+def _is_in_training(node: Any, depth: int = 0) -> bool:
+    """Whether a layer is called with `training=True`, as its nodes say it."""
+    if depth > _MAX_NESTED:
+        return False
+    if isinstance(node, dict):
+        parts = list(node.values())
+        if node.get("training") is True:
+            return True
+    else:
+        parts = node if isinstance(node, list) else []
+    return any(_is_in_training(part, depth + 1) for part in parts)
 
 
 # the arrays of layers -----------------------------------------------------------------------------

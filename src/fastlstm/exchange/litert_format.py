@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, FormatError
+from fastlstm.errors import ConfigError, FormatError, Setting
 from fastlstm.exchange.graph import interpret
 from fastlstm.exchange.litert_file import SIGNATURE, LiteRTFile, Tensor, missing
 from fastlstm.exchange.litert_lstm import write_lstm
@@ -57,8 +57,8 @@ class _Writer:
             if "T" in value.shape:
                 raise ConfigError(
                     f"input '{value.name}' has any number of time steps, a LiteRT model a fixed"
-                    " number; export a text model one step at a time"
-                )
+                    " number; give a sequence model's ", Setting("length"), ", or export to onnx",
+                )  # fmt: skip
         inputs = {v.name: self._file.tensor(v.name, v.dtype, v.shape) for v in graph.inputs}
         outputs = interpret(graph, inputs, self._written)
         for name, text in graph.metadata.items():

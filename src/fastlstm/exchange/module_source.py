@@ -15,8 +15,8 @@ from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, Value
 from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.module_graph import arguments_of, module_graph
+from fastlstm.exchange.rounded_network import rounded_network
 from fastlstm.exchange.targets import Arrays, Form, Runner
-from fastlstm.runs.weight_formats import as_floats, in_format
 
 SHAPES = ({"T": 1, "B": 1}, {"T": 7, "B": 3}, {"T": 100, "B": 64})
 
@@ -34,21 +34,19 @@ class ModuleSource:
 
     def __init__(self, module: nn.Module, example: Any, weight_format: str) -> None:
         self.weight_format, self.notes = weight_format, list[str]()
-        self._module = copy.deepcopy(module).cpu().float().eval()
-        named = {n: p for n, p in self._module.named_parameters() if p.is_floating_point()}
-        arrays = {n: p.detach().numpy() for n, p in named.items()}
-        self._weights = in_format(arrays, weight_format)
-        with torch.no_grad():
-            for name, array in as_floats(self._weights).items():
-                named[name].copy_(torch.from_numpy(array))
+        self._given = copy.deepcopy(module).cpu().float().eval(), example
+        self._module, self._weights = rounded_network(self._given[0], weight_format)
         self._graph = module_graph(self._module, example, self._weights)
         self._arguments = arguments_of(self._module, example)
 
-    def graph(self, is_step: bool) -> Graph:
+    def graph(self, form: Form) -> Graph:
         return self._graph
 
     def stack(self) -> LayerStack:
         raise ConfigError("a torch module is not written as Keras layers; export it to onnx")
+
+    def unrounded(self) -> ModuleSource | None:
+        return ModuleSource(*self._given, "fp32") if self.weight_format != "fp32" else None
 
     def files(self) -> dict[str, bytes]:
         return {}

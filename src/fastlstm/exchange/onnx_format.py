@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fastlstm.ops.cell_options import CellOptions
 
 OPSET, IR_VERSION = 17, 10
+LARGEST_FILE = (1 << 31) - 1
+"""Of protobuf, which ONNX files are."""
 _OPERATORS = {
     **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "maximum": "Max"},
     **{"minimum": "Min", "equal": "Equal", "less": "Less", "where": "Where", "not": "Not"},
@@ -38,7 +40,7 @@ def write_onnx(graph: Graph) -> bytes:
     """Returns the graph as an ONNX file.
 
     Raises:
-        ConfigError: a cell that ONNX's LSTM does not have.
+        ConfigError: a cell that ONNX's LSTM does not have, or too many bytes for the format.
         MissingExtraError: onnx is not installed.
     """
     return _Writer(graph).model()
@@ -60,6 +62,12 @@ class _Writer:
         for node in self._graph.nodes:
             self._write(node)
         onnx, helper, graph = self._onnx, self._onnx.helper, self._graph
+        num_bytes = sum(array.nbytes for array in self._arrays.values())
+        if num_bytes > LARGEST_FILE - (1 << 20):  # the rest is for what is no weight
+            raise ConfigError(
+                f"{num_bytes} bytes of weights are more than an .onnx file can hold,"
+                f" {LARGEST_FILE}; export with fewer bits per weight, or to saved-model or torch"
+            )
         arrays = [onnx.numpy_helper.from_array(a, name) for name, a in self._arrays.items()]
         made = helper.make_graph(
             self._nodes, graph.name, [self._described(v) for v in graph.inputs],

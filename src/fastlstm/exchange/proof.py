@@ -52,6 +52,8 @@ def prove(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
     proof = compare(source, runner, form, limit)
     if proof.is_good:
         proof.figures.update(source.figures(runner, form))
+        if (own := source.unrounded()) is not None:
+            proof.figures["rounding"] = _rounding(own, source, form)
     return proof
 
 
@@ -64,7 +66,7 @@ def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
         expected, got = (source.in_units(model.run(inputs)) for model in models)
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         due = expected if form.has_state else {name: expected[name] for name in got}
-        errors.append({"shapes": shapes, "error": _error(due, got)})
+        errors.append({"shapes": shapes, "error": largest_error(due, got)})
         for name, value in due.items():
             compared[name] = compared.get(name, False) or bool(np.isfinite(value).any())
     if not all(compared.values()):  # equal, but only NaN
@@ -72,21 +74,42 @@ def compare(source: Source, runner: Runner, form: Form, limit: float) -> Proof:
     return Proof(runner.version, errors, limit)
 
 
-def _error(expected: Arrays, got: Arrays) -> float:
-    """Returns the largest error; NaN where an output is missing or has another shape."""
+def largest_error(expected: Arrays, got: Arrays) -> float:
+    """Returns the largest difference, in units of the largest value of an output or of 1.
+
+    NaN where an output is missing, has another shape, or is NaN on one side only.
+    """
     if not expected or not expected.keys() <= got.keys():
         return float("nan")
     return float(np.max([_difference(value, got[name]) for name, value in expected.items()]))
 
 
+def _rounding(own: Source, source: Source, form: Form) -> dict[str, float]:
+    """Returns how far the rounded weights move the outputs: at most, and in the mean square."""
+    differences = []
+    for inputs in own.cases(form):
+        before, after = (model.in_units(model.run(inputs)) for model in (own, source))
+        for name, value in before.items():
+            is_number = np.isfinite(value) & np.isfinite(after[name])
+            differences.append(_differences(value, after[name])[is_number])
+    values = np.concatenate(differences).astype(np.float64)
+    return {
+        "max_error": float(values.max(initial=0.0)),
+        "rms_error": float(np.sqrt(np.mean(values**2))),
+    }
+
+
 def _difference(expected: NDArray[Any], got: NDArray[Any]) -> float:
     if expected.shape != got.shape:
         return float("nan")
+    return float(_differences(expected, got).max(initial=0.0))
+
+
+def _differences(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:
+    """Returns what each value is off by, in units of the largest one or of 1."""
     is_equal = (expected == got) | (np.isnan(expected) & np.isnan(got))
-    if is_equal.all():
-        return 0.0
     finite = np.abs(expected[np.isfinite(expected)])
     scale = max(1.0, float(finite.max(initial=0.0)))
     with np.errstate(invalid="ignore"):
-        differences = np.where(is_equal, 0.0, np.abs(expected - got))
-    return float(differences.max()) / scale
+        differences: NDArray[Any] = np.where(is_equal, 0.0, np.abs(expected - got)) / scale
+    return differences

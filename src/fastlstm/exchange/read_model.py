@@ -16,6 +16,7 @@ from fastlstm.exchange.model_file import (
     read_hdf5,
     read_keras_archive,
     read_model_file,
+    read_onnx,
     read_safetensors,
     read_torch,
 )
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 def import_module(path: str | os.PathLike[str]) -> ImportedModel:
     """Returns a model of another framework as a torch module, in evaluation mode.
 
-    Read are `.keras`, `.h5` of Keras 1, 2 and 3, SavedModels of Keras 2 and 3, and state_dicts of
-    torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor TensorFlow is needed, nothing
-    is executed.
+    Read are `.keras`, `.h5` of Keras 1, 2 and 3, SavedModels of Keras 2 and 3, `.onnx` with LSTM
+    operators, and state_dicts of torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor
+    TensorFlow is needed, nothing is executed.
 
     Args:
         path: the file, or the directory of a SavedModel.
@@ -42,7 +43,7 @@ def import_module(path: str | os.PathLike[str]) -> ImportedModel:
 
     Raises:
         FormatError: a damaged file, a layer or setting that cannot be imported; it is named.
-        MissingExtraError: h5py is not installed (`fastlstm[keras]`).
+        MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
     """
     stack = read_layer_stack(path)
 
@@ -69,6 +70,8 @@ def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
                 stack = read_state(read_safetensors(data, file), file)
             case "torch":
                 stack = read_state(read_torch(data, file), file)
+            case "onnx":
+                stack = read_onnx(data, file)
 
     if not stack.logits.layers:
         raise FormatError(f"{file}: the model has no layer but a softmax")

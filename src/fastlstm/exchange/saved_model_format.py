@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -51,6 +52,8 @@ def write_saved_model(graph: Graph) -> dict[str, bytes]:
 
 @cache
 def _tensorflow() -> Any:
+    """Returns TensorFlow; on one thread, unless the program has imported it before."""
+    is_first = "tensorflow" not in sys.modules
     quiet_tensorflow()
     try:
         import tensorflow
@@ -58,7 +61,20 @@ def _tensorflow() -> Any:
         raise MissingExtraError(
             "--to saved-model needs TensorFlow: pip install 'fastlstm[tensorflow]'"
         ) from None
+    if is_first:
+        tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+        tensorflow.config.threading.set_inter_op_parallelism_threads(1)
     return tensorflow
+
+
+def _threads(tf: Any) -> str:
+    threading = tf.config.threading
+    intra = threading.get_intra_op_parallelism_threads()
+    inter = threading.get_inter_op_parallelism_threads()
+    if (intra, inter) == (1, 1):
+        return "one thread"
+    within, between = (num or "as many as it takes" for num in (intra, inter))
+    return f"threads: {within} within an operation, {between} between them"
 
 
 class _Module:
@@ -231,7 +247,7 @@ class SavedModelRunner:
     def __init__(self, path: Path) -> None:
         tf = _tensorflow()
         self._tf = tf
-        self.version = f"tensorflow {tf.__version__}, as many threads as it takes"
+        self.version = f"tensorflow {tf.__version__}, {_threads(tf)}"
         self._loaded = tf.saved_model.load(str(path))  # keeps the variables alive
         self._call = self._loaded.signatures[SIGNATURE]
 

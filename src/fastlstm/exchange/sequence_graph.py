@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fastlstm.sequence.files import StoredSequenceModel
 
 
-def sequence_graph(stored: StoredSequenceModel, weights: Mapping[str, Any]) -> Graph:
+def sequence_graph(
+    stored: StoredSequenceModel, weights: Mapping[str, Any], length: int | None = None
+) -> Graph:
     """Describes a sequence model.
 
     Inputs: `values` `(B, T, C)` float32 in the user's units, padded at the end, and `lengths`
@@ -38,6 +40,7 @@ def sequence_graph(stored: StoredSequenceModel, weights: Mapping[str, Any]) -> G
     Args:
         stored: the model.
         weights: by the names of its network; matrices may be `QuantizedMatrix`.
+        length: T; None is any number.
 
     Raises:
         ConfigError: a column that needs float64.
@@ -51,7 +54,7 @@ def sequence_graph(stored: StoredSequenceModel, weights: Mapping[str, Any]) -> G
             " before training"
         )
     g = GraphBuilder("fastlstm_sequence", dict(weights))
-    values = g.input("values", ("B", "T", config.num_columns))
+    values = g.input("values", ("B", length or "T", config.num_columns))
     lengths = g.input("lengths", ("B",), "int32")
     columns = scaled(g, g.transpose(values, (1, 0, 2)), mean, std)
     parts = [columns.values]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.rounded_network import rounded_network
 from fastlstm.exchange.sequence_graph import sequence_graph
 from fastlstm.exchange.targets import Arrays, Form, Runner
-from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
 from fastlstm.sequence.files import StoredSequenceModel
@@ -37,22 +35,21 @@ class SequenceSource:
 
     def __init__(self, stored: StoredSequenceModel, weight_format: str) -> None:
         self.weight_format, self.notes = weight_format, list[str]()
-        network = copy.deepcopy(stored.network)
-        parameters = {n: p.detach().numpy() for n, p in network.named_parameters()}
-        self._weights = in_format(parameters, weight_format)
-        with torch.no_grad():
-            for name, array in as_floats(self._weights).items():
-                network.get_parameter(name).copy_(torch.from_numpy(array))
+        self._given = stored
+        network, self._weights = rounded_network(stored.network, weight_format)
         self._stored = dataclasses.replace(stored, network=network)
         kind = SequenceClassifier if isinstance(stored.answers, Labels) else SequenceRegressor
         self._model: Any = kind()
         self._model._take(self._stored)
 
-    def graph(self, is_step: bool) -> Graph:
-        return sequence_graph(self._stored, self._weights)
+    def graph(self, form: Form) -> Graph:
+        return sequence_graph(self._stored, self._weights, form.length)
 
     def stack(self) -> LayerStack:
         raise ConfigError("a sequence model is not written as Keras layers; export it to onnx")
+
+    def unrounded(self) -> SequenceSource | None:
+        return SequenceSource(self._given, "fp32") if self.weight_format != "fp32" else None
 
     def files(self) -> dict[str, bytes]:
         return {}
@@ -61,8 +58,9 @@ class SequenceSource:
         """Yields random sequences of several lengths, some values missing where they may be."""
         config = self._stored.network.config
         mean, std = self._stored.mean.numpy(), self._stored.std.numpy()
-        for T, B in SHAPES:
-            rng = np.random.default_rng(T)
+        for steps, B in SHAPES:
+            T = steps if form.length is None else form.length
+            rng = np.random.default_rng(steps)
             values = mean + std * rng.normal(size=(B, T, config.num_columns))
             if config.has_missing:
                 values[rng.random(values.shape) < 0.1] = np.nan

@@ -25,8 +25,8 @@ class Source(Protocol):
     weight_format: str
     notes: list[str]
 
-    def graph(self, is_step: bool) -> Graph:
-        """Returns the graph; of one step for texts, where asked for."""
+    def graph(self, form: Form) -> Graph:
+        """Returns the graph."""
 
     def stack(self) -> LayerStack:
         """Returns the model as a sequence of layers.
@@ -46,6 +46,9 @@ class Source(Protocol):
 
     def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
         """Returns what is measured beside the errors: quality on data, speed."""
+
+    def unrounded(self) -> Source | None:
+        """Returns the model with its own weights; None where those of the file are the same."""
 
     def files(self) -> dict[str, bytes]:
         """Returns files to be written beside the model, such as the tokenizer."""

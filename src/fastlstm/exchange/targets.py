@@ -39,15 +39,17 @@ class Runner(Protocol):
 
 
 class Form(NamedTuple):
-    """How a text model is written.
+    """How a model is written.
 
     Attributes:
-        is_step: one token per call, without an axis of time.
+        is_step: of a text, one token per call, without an axis of time.
         has_state: the state is an input and an output; else every call starts from zero.
+        length: steps of the sequences that a sequence model takes; None is any number.
     """
 
     is_step: bool = False
     has_state: bool = True
+    length: int | None = None
 
 
 class Written(NamedTuple):
@@ -87,7 +89,7 @@ class Target:
 
 def _of_graph(write: Callable[[Graph], dict[str, bytes]]) -> Callable[[Source, Form], Written]:
     def written(source: Source, form: Form) -> Written:
-        graph = source.graph(form.is_step)
+        graph = source.graph(form)
         return Written(write(graph), graph.inputs, graph.outputs)
 
     return written

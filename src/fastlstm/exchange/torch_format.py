@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _EXAMPLE_SIZES = {"T": 5, "B": 3}
 """Any but 0 and 1, which torch would take as fixed."""
+_SATURATED = 1e6
+"""A gate of it is 1, of its negative 0, exactly, whatever the input adds."""
 _OPERATORS: dict[str, Callable[..., Tensor]] = {
     **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div},
     **{"maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "less": torch.lt},
@@ -162,13 +164,40 @@ class _GraphModule(nn.Module):
         if words := options.active(False):
             raise ConfigError(f"torch's LSTM has no {words[0]}; export to another target")
         if lengths:
-            raise ConfigError("torch.export holds no lengths of sequences; export to ONNX")
+            return self._lstm_of_lengths(x, h, c, lengths[0].long(), directions)
         weights = [self._stored(n) for w, u, biases in directions for n in (w, u, *biases)]
-        two_ways = len(directions) == 2
+        has_biases, two_ways = bool(directions[0][2]), len(directions) == 2
         results: tuple[Tensor, ...] = torch.lstm(
-            x, (h, c), weights, True, 1, 0.0, False, two_ways, False
+            x, (h, c), weights, has_biases, 1, 0.0, False, two_ways, False
         )
         return results
+
+    def _lstm_of_lengths(
+        self, x: Tensor, h: Tensor, c: Tensor, lengths: Tensor, directions: Any
+    ) -> tuple[Tensor, ...]:
+        """Runs one way at a time; the way back reads each sequence in reverse, then its padding.
+
+        A column more of the input is 1 in the padding and opens the forget gate and closes the
+        input gate there, so that the cell stays as it is.
+        """
+        steps = torch.arange(x.shape[0])[:, None]
+        inside = (steps < lengths)[..., None]
+        x = torch.cat([torch.where(inside, x, 0.0), (~inside).to(x.dtype)], -1)
+        backward = torch.where(inside, (lengths - 1 - steps)[..., None], steps[..., None])
+        last = (lengths - 1).clamp(min=0)[None, :, None].expand(1, -1, h.shape[2])
+        forget = torch.tensor([-_SATURATED, _SATURATED, 0.0, 0.0]).repeat_interleave(h.shape[2])
+        outputs, hs, cs = [], [], []
+        for d, (w, u, biases) in enumerate(directions):
+            weights = [torch.cat([self._stored(w), forget[:, None]], 1)]
+            weights += [self._stored(name) for name in (u, *biases)]
+            read = x.gather(0, backward.expand(-1, -1, x.shape[2])) if d else x
+            state = h[d : d + 1], c[d : d + 1]
+            y, _, c_n = torch.lstm(read, state, weights, bool(biases), 1, 0.0, False, False, False)
+            hs.append(torch.where(lengths[None, :, None] > 0, y.gather(0, last), state[0]))
+            cs.append(c_n)
+            y = y.gather(0, backward.expand(-1, -1, y.shape[2])) if d else y
+            outputs.append(torch.where(inside, y, 0.0))
+        return torch.cat(outputs, -1), torch.cat(hs), torch.cat(cs)
 
 
 class TorchRunner:

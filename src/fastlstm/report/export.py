@@ -11,6 +11,11 @@ from fastlstm.report.terminal import short_bytes, short_count
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
 
+_UNITS = {
+    "forecaster": "in standard deviations of the column",
+    "sequence": "in standard deviations of the answers, or in probability",
+}
+
 
 def export_rows(report: dict[str, Any]) -> list[Row]:
     """Returns the rows that the terminal shows for a report."""
@@ -26,7 +31,22 @@ def export_rows(report: dict[str, Any]) -> list[Row]:
         ("inputs", _signature(report["inputs"]) + form),
         ("outputs", _signature(report["outputs"])),
         *(_proof_rows(proof) if proof is not None else [("checked", "no: --no-check")]),
+        *_rounding_rows(report),
         *labelled("notes", report["notes"]),
+    ]
+
+
+def _rounding_rows(report: dict[str, Any]) -> list[Row]:
+    proof = report["proof"]
+    if proof is None or (rounding := proof["figures"].get("rounding")) is None:
+        return []
+    unit = _UNITS.get(report["kind"], "of the largest value")
+    return [
+        (
+            "rounding",
+            f"{report['weights']} weights move outputs by {rounding['rms_error']:.2g} (RMS), by"
+            f" {rounding['max_error']:.2g} at most, {unit}; random inputs",
+        )
     ]
 
 
@@ -41,7 +61,7 @@ def _signature(values: list[dict[str, Any]]) -> str:
 def _proof_rows(proof: dict[str, Any]) -> list[Row]:
     cases, figures = proof["errors"], proof["figures"]
     first = next(iter(cases[0]["shapes"]))
-    shapes = ", ".join(str(tuple(case["shapes"][first])) for case in cases)
+    shapes = ", ".join(dict.fromkeys(str(tuple(case["shapes"][first])) for case in cases))
     rows = [
         ("checked in", proof["runtime"]),
         (

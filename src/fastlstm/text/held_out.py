@@ -145,12 +145,17 @@ def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
     """Returns the tokens that the run with this config.json was validated on.
 
     Raises:
-        DataError: their text cannot be read or has unknown characters.
+        DataError: their text cannot be read, has unknown characters or has changed since.
     """
-    if (file := held_out_names(config).get("valid")) is not None:
-        return read_text(config, tokenizer, file, "count").ids
-    source = config.get("data", {}).get("source", "")
-    return part_of(config, read_text(config, tokenizer, source), "valid")
+    data = config.get("data", {})
+    is_separate = "valid" in held_out_names(config)
+    stored = data["valid"] if is_separate else data
+    text = read_text(
+        config, tokenizer, stored.get("source", ""), "count" if is_separate else "refuse"
+    )
+    if stored.get("key", text.key) != text.key:
+        raise DataError(f"{text.source} has changed since the run was trained")
+    return text.ids if is_separate else part_of(config, text, "valid")
 
 
 def another_text(

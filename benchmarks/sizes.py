@@ -1,0 +1,87 @@
+"""What a model of each size learns from a number of tokens: complete runs, the data of plans.
+
+usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--tokens 0.5,1,2,4] [--batch 32]
+                                  [--optimizer muon] [--seed 0] [--threads 1] [--results DIR]
+Every run is one JSON line of sizes.jsonl in DIR (benchmarks/results/<machine>); a run that is
+there is not repeated. The number of steps ends a run, so that quality does not depend on speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine, results_folder
+
+import fastlstm
+from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("text")
+    parser.add_argument("--sizes", default="128,192,256,384,512")
+    parser.add_argument("--tokens", default="0.5,1,2,4", help="millions")
+    parser.add_argument("--batch", default="32")
+    parser.add_argument("--optimizer", default="muon")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--results")
+    options = parser.parse_args()
+    path = Path(options.results or results_folder()) / "sizes.jsonl"
+    for tokens in map(float, options.tokens.split(",")):
+        for size in map(int, options.sizes.split(",")):
+            for batch in map(int, options.batch.split(",")):
+                for optimizer in options.optimizer.split(","):
+                    fields = fields_of(int(tokens * 1e6), size, batch, optimizer)
+                    fields |= {"seed": options.seed, "threads": options.threads}
+                    run(options.text, fields, path)
+
+
+def fields_of(tokens: int, size: int, batch: int, optimizer: str) -> dict[str, Any]:
+    """Returns the options of one run."""
+    length = SHORT if tokens < SHORT_RUN_TOKENS else LONG
+    width = 64 if size < 256 else 128 if size <= 640 else 256
+    return {
+        "split": "90/5/5", "rnn_size": size, "embed_size": width, "batch_size": batch,
+        "seq_length": length, "optimizer": optimizer, "steps": tokens // (batch * length),
+    }  # fmt: skip
+
+
+def run(text: str, fields: dict[str, Any], path: Path) -> None:
+    """Trains one model, unless the file has its result."""
+    key = {"text": Path(text).name, "fields": fields}
+    if path.exists():
+        rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        if any({name: row[name] for name in key} == key for row in rows):
+            return
+    events: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        fastlstm.train(
+            text, out=Path(folder) / "run", observers=[events.append], tensorboard=False,
+            sample_every=0, **fields,
+        )  # fmt: skip
+    start = next(e for e in events if e["event"] == "start")
+    end = next(e for e in events if e["event"] == "end")
+    result = {
+        **key,
+        "bits_per_char": end["best_bits_per_char"],
+        "tokens": end["units"],
+        "train_tokens": start["num_units"]["train"],
+        "num_parameters": start["num_parameters"],
+        "dropout": start["dropout"],
+        "train_s": end["train_s"],
+        "machine": describe_machine(),
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(result) + "\n")
+    print(f"{fields}: {result['bits_per_char']:.4f} bits/char", flush=True)
+
+
+if __name__ == "__main__":
+    main()

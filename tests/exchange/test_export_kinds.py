@@ -1,0 +1,276 @@
+"""`export` of forecasters, sequence models and modules, and what holds of every kind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+
+import fastlstm
+from fastlstm.errors import ConfigError, ExportError
+from fastlstm.exchange import targets
+from fastlstm.exchange.sequence_source import SequenceSource
+from fastlstm.report.export import export_rows
+from fastlstm.sequence.files import read_sequence_model
+
+
+@pytest.fixture(scope="module")
+def forecaster_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A forecaster of two targets with gaps and a future covariate, stored after two steps."""
+    rng = np.random.default_rng(0)
+    values = 100 + 3 * rng.normal(size=(300, 3))
+    values[rng.random(values.shape) < 0.05] = np.nan
+    frame = pd.DataFrame(values, columns=["a", "b", "plan"])
+    frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
+    model = fastlstm.Forecaster(
+        horizon=7, input_size=12, patch=3, hidden_size=8, target=["a", "b"],
+        future=["plan"], steps=2, batch_size=8,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("forecaster")
+    model.fit(frame).save(folder / "run")
+    return folder / "run"
+
+
+def test_every_key_of_the_report_is_documented(
+    text_run: Callable[..., Path], forecaster_run: Path, text: Path, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text()
+    table = page.split("**export.json**")[1].split("## Import")[0]
+    known = set(re.findall(r"`([a-z0-9_./]+)`", table)) | {"1", "64", "tokens_per_s"}
+    known |= {name.lstrip(".").removeprefix("figures.") for name in known}
+    text_out, table_out = tmp_path / "text", tmp_path / "table"
+    fastlstm.export(text_run(), to="litert", out=text_out, weights="int8", check_text=text)
+    fastlstm.export(forecaster_run, to="onnx", out=table_out)
+    for out in (text_out, table_out):
+        report = json.loads((out / "export.json").read_text())
+        proof = report["proof"]
+        values = [report, proof, proof["figures"], *proof["figures"].values(), *proof["errors"]]
+        values += [*report["files"].values(), *report["inputs"]]
+        values += [proof["figures"].get("text", {}).get("bits_per_char", {})]
+        keys = {key for value in values if isinstance(value, dict) for key in value}
+        assert keys - {"figures"} <= known
+
+
+@pytest.mark.parametrize("to", ["onnx", "litert", "torch"])
+def test_a_forecaster(forecaster_run: Path, tmp_path: Path, to: str) -> None:
+    report = fastlstm.export(forecaster_run, to=to, out=tmp_path / "out", quantiles=(0.1, 0.5))
+    assert report.kind == "forecaster"
+    assert [value.name for value in report.inputs] == ["past", "future"]
+    assert report.outputs[1].shape == ("B", 7, 2, 2)
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+    assert set(report.proof.figures["windows_per_s"]) == {"1", "64"}
+    assert "rounding" not in report.proof.figures
+
+
+def test_the_error_of_rounding_is_told(
+    text_run: Callable[..., Path], forecaster_run: Path, sequence_runs: dict[str, Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Of every kind of model: how far rounded weights are from the model's own outputs."""
+    example = torch.zeros(2, 3, 5)
+    models: list[tuple[Any, ...]] = [
+        (forecaster_run,),
+        (sequence_runs["numbers"],),
+        (torch.nn.LSTM(5, 6), example),
+        (text_run(),),
+    ]
+    for number, model in enumerate(models):
+        found = []
+        for weights in ("fp16", "int8"):
+            out = tmp_path / f"{number}{weights}"
+            report = fastlstm.export(*model, to="onnx", out=out, weights=weights)
+            assert report.proof is not None
+            found.append(report.proof.figures["rounding"])
+            (row,) = [text for name, text in export_rows(report.to_dict()) if name == "rounding"]
+            assert f"{weights} weights move outputs by {found[-1]['rms_error']:.2g} (RMS)" in row
+        fp16, int8 = found
+        assert 0 < fp16["rms_error"] < int8["rms_error"] < int8["max_error"] < 0.2
+        assert fp16["max_error"] < 0.01
+
+
+@pytest.fixture(scope="module")
+def sequence_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A regressor and a classifier, stored after two steps."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("sequences")
+    sequences = [rng.normal(size=(k + 2, 3)) for k in range(8)]
+    kinds = {"numbers": fastlstm.SequenceRegressor, "labels": fastlstm.SequenceClassifier}
+    answers: dict[str, Any] = {"numbers": [0.5, 1.5] * 4, "labels": ["a", "b"] * 4}
+    for name, kind in kinds.items():
+        model = kind(steps=2, hidden_size=8, batch_size=4)
+        model.fit(sequences, answers[name]).save(folder / name)
+    return {name: folder / name for name in kinds}
+
+
+@pytest.mark.parametrize(
+    ("answers", "to", "options"),
+    [
+        ("numbers", "onnx", {"weights": "fp16"}), ("labels", "onnx", {}), ("labels", "torch", {}),
+        ("labels", "litert", {"length": 9}), ("numbers", "litert", {"length": 1}),
+    ],
+)  # fmt: skip
+def test_a_sequence_model(
+    sequence_runs: dict[str, Path], tmp_path: Path, answers: str, to: str, options: dict[str, Any]
+) -> None:
+    report = fastlstm.export(sequence_runs[answers], to=to, out=tmp_path / "out", **options)
+    assert report.kind == "sequence"
+    assert report.inputs[0].shape == ("B", options.get("length", "T"), 3)
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("answers", "fields", "message"),
+    [
+        (
+            "numbers",
+            {"to": "litert"},
+            "any number of time steps, .* sequence model's length",
+        ),
+        ("numbers", {"to": "onnx", "length": 3}, "is for sequence models that go to litert"),
+        ("numbers", {"to": "litert", "length": 0}, "length=0 is no number of steps"),
+        ("text", {"to": "litert", "length": 3}, "is for sequence models that go to litert"),
+        ("numbers", {"to": "keras"}, "a sequence model is not written as Keras layers"),
+    ],
+)
+def test_what_sequence_models_cannot_do(
+    sequence_runs: dict[str, Path], text_run: Callable[..., Path], tmp_path: Path, answers: str,
+    fields: dict[str, Any], message: str,
+) -> None:  # fmt: skip
+    run = text_run() if answers == "text" else sequence_runs[answers]
+    with pytest.raises(ConfigError, match=message):
+        fastlstm.export(run, out=tmp_path / "other", **fields)
+
+
+def test_a_layer_with_lengths_goes_to_torch(tmp_path: Path) -> None:
+    """From a state of its own, with sequences of no steps (`ModuleSource.cases`)."""
+    torch.manual_seed(0)
+    lstm = fastlstm.LSTM(5, 6, 2, bidirectional=True, bias=False)
+    state = torch.zeros(4, 2, 6), torch.zeros(4, 2, 6)
+    example = {"input": torch.zeros(3, 2, 5), "hx": state, "lengths": torch.tensor([3, 1])}
+    report = fastlstm.export(lstm, example, to="torch", out=tmp_path / "out")
+    assert [value.name for value in report.inputs] == ["x", "h0", "c0", "lengths"]
+    assert [value.name for value in report.outputs] == ["output", "h_n", "c_n"]
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_a_module(tmp_path: Path, weights: str) -> None:
+    torch.manual_seed(0)
+    lstm = fastlstm.LSTM(5, 6, 2, bidirectional=True)
+    state = torch.zeros(4, 2, 6), torch.zeros(4, 2, 6)
+    report = fastlstm.export(
+        lstm, (torch.zeros(3, 2, 5), state), to="onnx", out=tmp_path / "out", weights=weights
+    )
+    assert (report.kind, report.source) == ("module", "LSTM")
+    assert [value.name for value in report.inputs] == ["x", "h0", "c0"]
+    assert report.proof is not None
+    assert report.proof.max_error < 1e-5
+
+
+def test_a_module_of_tokens(tmp_path: Path) -> None:
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(9, 4)
+            self.lstm = torch.nn.LSTM(4, 6, batch_first=True)
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y, _ = self.lstm(self.embedding(tokens))
+            return self.head(y), self.head(y[:, -1])
+
+    for to in ("onnx", "torch"):
+        report = fastlstm.export(
+            Tagger(), torch.arange(8).view(2, 4), to=to, out=tmp_path / to, check=True
+        )
+        assert report.inputs[0].shape == ("B", "T")
+        assert report.proof is not None
+        assert report.proof.max_error < 1e-5
+
+
+def test_missing_targets_make_every_output_of_a_distribution_nan(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=300)})
+    frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
+    model = fastlstm.Forecaster(
+        horizon=4, input_size=12, patch=3, hidden_size=8, output="student_t", steps=2, batch_size=8
+    )
+    model.fit(frame).save(tmp_path / "run")
+    report = fastlstm.export(tmp_path / "run", to="onnx", out=tmp_path / "out")
+    names = [value.name for value in report.outputs]
+    assert names == ["forecast", "degrees_of_freedom", "scale"]
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    past = np.zeros((1, 12, 1), np.float32)
+    past[0, 3] = np.nan
+    assert all(np.isnan(value).all() for value in session.run(None, {"past": past}))
+
+
+class Tagger(torch.nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4)
+        self.lstm = torch.nn.LSTM(4, 6)
+        self.scale = scale
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.lstm(self.embedding(tokens))[0] + self.scale)
+
+
+def test_every_row_of_an_embedding_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets.TARGETS["onnx"]
+
+    def corrupted(source: Any, form: targets.Form) -> targets.Written:
+        bad = copy.copy(source)
+        bad._graph = copy.copy(source._graph)
+        table = np.array(source._graph.weights["embedding.weight"])
+        table[8] += 1
+        bad._graph.weights = {**source._graph.weights, "embedding.weight": table}
+        return target.write(bad, form)
+
+    monkeypatch.setitem(targets.TARGETS, "onnx", dataclasses.replace(target, write=corrupted))
+    example = torch.zeros(2, 3, dtype=torch.long)  # row 0 alone
+    with pytest.raises(ExportError, match="is off by"):
+        fastlstm.export(Tagger(5.0), example, to="onnx", out=tmp_path / "out")
+
+
+def test_outputs_without_any_number_are_no_proof(tmp_path: Path) -> None:
+    example = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(ExportError, match="there are no numbers to compare"):
+        fastlstm.export(Tagger(-5.0), example, to="onnx", out=tmp_path / "out")
+
+
+def test_a_wrong_label_is_found(sequence_runs: dict[str, Path]) -> None:
+    source = SequenceSource(read_sequence_model(sequence_runs["labels"]), "fp32")
+    outputs = source.run(next(source.cases(targets.Form())))
+    assert source.in_units(outputs)["label"].all()
+    assert not source.in_units({**outputs, "label": 1 - outputs["label"]})["label"].any()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (3, {}, "the model is an int, expected a run directory or a torch module"),
+        (Tagger(), {}, "give an example of the module's arguments"),
+        ("run", {"check": False, "check_text": "a.txt"}, "check_text is not read without a check"),
+    ],
+    ids=["number", "module", "check_text"],
+)
+def test_what_is_given_wrongly(
+    tmp_path: Path, model: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fastlstm.export(model, to="onnx", out=tmp_path / "out", **options)
