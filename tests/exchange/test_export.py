@@ -254,6 +254,18 @@ def test_a_wrong_weight_is_found_before_anything_is_published(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_layer_norm_in_the_cell_has_a_limit_of_its_own(
+    text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = dataclasses.replace(targets.TARGETS["litert"], limits={"fp32": 1e-20})
+    monkeypatch.setitem(targets.TARGETS, "litert", target)
+    report = fastlstm.export(text_run(layer_norm=True), to="litert", out=tmp_path / "out")
+    assert report.proof is not None
+    assert report.proof.limit == 1e-4
+    with pytest.raises(ExportError, match="the limit is 1e-20"):
+        fastlstm.export(text_run("plain"), to="litert", out=tmp_path / "out 2")
+
+
 @pytest.mark.parametrize(
     ("to", "weights"), [("onnx", "fp32"), ("litert", "int8"), ("torch", "fp32"), ("keras", "fp32")]
 )

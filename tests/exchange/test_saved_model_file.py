@@ -150,6 +150,7 @@ def test_keras_3(tmp_path: Path) -> None:
         (b"ReverseV2", b"ReverseV3", "'backward_lstm' has .*ReverseV3"),
         (b"serving_default", b"serving_another", "0 outputs in its signature"),
         (b"sequential_1/dense_1/BiasAdd:", b"sequential_1/lstm_1_1/while:", "output by 1 While"),
+        (b":\n" + b"\xff" * 9 + b"\1", b":\n\x81" + b"\x80" * 8 + b"\0", "an axis that is not"),
         (np.float32(6).tobytes(), np.float32(7).tobytes(), "hard_sigmoid of other numbers"),
     ],
 )

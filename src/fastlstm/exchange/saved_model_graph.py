@@ -154,6 +154,9 @@ class _Reader:
 
     def _layer_norm(self, scope: Scope) -> list[Layer]:
         floats = scope.floats()
+        axes = {node.value for node in scope.nodes if node.name.endswith("/reduction_indices")}
+        if axes not in ({-1}, {2}):
+            raise self._unknown(scope, "an axis that is not known to be the last")
         if scope.counted() != _LAYER_NORM or len(floats) != 1:
             raise self._unknown(scope, _listed(scope.counted()))
         return self._made(scope, "LayerNormalization", epsilon=floats.pop())

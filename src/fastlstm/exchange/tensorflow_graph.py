@@ -42,7 +42,7 @@ class Node:
     kind: str
     inputs: tuple[str, ...]
     function: str = ""
-    value: float | None = None
+    value: float | int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Scope:
         return Counter(node.kind for node in names if node.kind not in SHAPING)
 
     def floats(self) -> set[float]:
-        return {node.value for node in self.nodes if node.value is not None}
+        return {node.value for node in self.nodes if isinstance(node.value, float)}
 
 
 def _nodes(data: memoryview, number_of_nodes: int) -> Iterator[Node]:
@@ -85,12 +85,13 @@ def _nodes(data: memoryview, number_of_nodes: int) -> Iterator[Node]:
         yield Node(text(node, 1), text(node, 2), inputs, function, value)
 
 
-def _scalar(tensor: memoryview) -> float | None:
-    """Returns a constant of one float, or None."""
+def _scalar(tensor: memoryview) -> float | int | None:
+    """Returns a constant of one float or of one int32, or None."""
     packed = message(tensor, 5)
     if number(tensor, 1) == 1 and len(packed) == 4:
         return float(struct.unpack("<f", packed)[0])
-    return None
+    whole = _packed(message(tensor, 7)) if number(tensor, 1) == 3 else []
+    return (whole[0] + (1 << 31)) % (1 << 32) - (1 << 31) if len(whole) == 1 else None
 
 
 def read_library(data: memoryview) -> dict[str, Function]:
