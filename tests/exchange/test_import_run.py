@@ -12,6 +12,7 @@ from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 layers = keras.layers
+constant = keras.initializers.Constant
 CHARS = " abcdefgh"
 TEXT = "the bad face had a feed, a cab beg a fad\n"
 
@@ -171,7 +172,7 @@ def test_imported_run_is_scored_trained_on_and_compressed(text_model, tmp_path):
     options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
     trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **options)
     assert trained.bits_per_char < before
-    with pytest.raises(ConfigError, match="rnn_size is that of the run in start"):
+    with pytest.raises(ConfigError, match="rnn_size=5: the run in start has 12"):
         fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **options)
     report = fastlstm.compress(run, out=tmp_path / "small", to="int8", observers=())
     assert report.result.path == str(tmp_path / "small")
@@ -269,6 +270,28 @@ def test_dense_layers_before_and_behind(tmp_path):
     regressor = fastlstm.SequenceRegressor.load(run)
     np.testing.assert_allclose(regressor.predict(VALUES), outputs(model, VALUES), atol=1e-5)
     assert regressor.network_.config.embed_size == 7
+
+
+def test_dense_layers_whose_product_is_too_large_are_refused(tmp_path):
+    ends = [layers.LSTM(2), *(layers.Dense(2, kernel_initializer=constant(1e25)) for _ in "ab")]
+    path = saved(keras.Sequential([keras.Input((10, 3)), *ends]), tmp_path / "m.keras")
+    with pytest.raises(FormatError, match=r"become one, and their product is too large.*import_mo"):
+        fastlstm.import_run(path, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("target", [(4, 3), (-1, 3)])
+def test_forecasts_of_several_rows_and_columns(target, tmp_path):
+    """The usual model of a table in Keras: Dense(rows * columns), then Reshape."""
+    ends = [layers.LSTM(5), layers.Dense(12), layers.Reshape(target)]
+    model = keras.Sequential([keras.Input((10, 3)), *ends])
+    run = imported_sequences(model, tmp_path)
+    assert "answers are flat: .reshape(-1, 4, 3) gives them the shape of the model's" in run.notes
+    expected = outputs(model, VALUES)
+    answers = fastlstm.SequenceRegressor.load(run).predict(VALUES).reshape(-1, 4, 3)
+    np.testing.assert_allclose(answers, expected, atol=1e-5)
+    path = saved(model, tmp_path / "module.keras")
+    found = fastlstm.import_module(path)(torch.as_tensor(VALUES)).detach()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("K", "function"), [(4, "softmax"), (1, "sigmoid")])

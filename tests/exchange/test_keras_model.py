@@ -260,6 +260,15 @@ def refusals():
     yield keras.Model(x, layers.Add()([x, h])), r"'add\w*' reads input_layer"
     y = keras.Input((None, 5))
     yield keras.Model([x, y], layers.LSTM(5)(x)), "input_layers"
+    always = layers.Dropout(0.5)(layers.LSTM(5)(x), training=True)
+    yield keras.Model(x, layers.Dense(2)(always)), r"'dropout\w*' is called with training=True"
+    flat = layers.Reshape((2, 5))
+    for ends, said in (
+        ([layers.LSTM(10), flat], r"'reshape\w*' is a Reshape to \[2, 5\]"),
+        ([layers.LSTM(3), layers.Dense(10), flat, layers.Dense(2)], "behind a Reshape"),
+        ([layers.Dense(10), flat], "a layer that writes at every step"),
+    ):
+        yield keras.Sequential([keras.Input((1, 5)), *ends]), said
     for layer, said in (
         (layers.GRU(4), r"'gru\w*' is a GRU"),
         (layers.Lambda(lambda v: 2 * v), r"'lambda\w*' is a Lambda"),
@@ -281,6 +290,28 @@ def test_what_cannot_be_imported_is_named(model, said, tmp_path):
     with pytest.raises(FormatError, match=said) as error:
         fastlstm.import_module(path)
     assert "\n" not in str(error.value)
+
+
+def test_dropout_of_keras_2_that_is_always_active_is_refused(tmp_path):
+    """Its nodes hold the arguments of a call beside the name of what is read."""
+    x = keras.Input((None, 5))
+    model = keras.Model(x, layers.Dropout(0.5, name="drops")(layers.LSTM(4, name="lstm")(x)))
+    path = saved(model, tmp_path / "m.keras")
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(parts["config.json"])
+    last = config["config"]["layers"][-1]
+    last["inbound_nodes"] = [[["lstm", 0, 0, {"training": True}]]]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, part in {**parts, "config.json": json.dumps(config)}.items():
+            archive.writestr(name, part)
+    with pytest.raises(FormatError, match="'drops' is called with training=True"):
+        fastlstm.import_module(path)
+    last["inbound_nodes"] = [[["lstm", 0, 0, {"training": False}]]]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, part in {**parts, "config.json": json.dumps(config)}.items():
+            archive.writestr(name, part)
+    fastlstm.import_module(path)
 
 
 def test_lambda_code_is_never_loaded(tmp_path, monkeypatch):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastlstm.errors import KernelError
+from fastlstm.errors import KernelError, ShapeError
 from fastlstm.keras import LSTM
+from fastlstm.ops import packed_weights
 from keras_layers import IGNORED, assert_same, pair, results
 
 pytestmark = [pytest.mark.filterwarnings(IGNORED), pytest.mark.usefixtures("fast_kernels")]
@@ -156,11 +157,69 @@ def test_weights_that_change_are_seen_without_gradients() -> None:
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(seen, 2))
 
 
-def test_without_gradients_the_same_weights_are_given_to_the_kernels() -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_weights_are_laid_out_once(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock, ours = pair(I, H)
+    laid_out = []
+    own = packed_weights._pack
+    monkeypatch.setattr(
+        packed_weights, "_pack", lambda *args: (laid_out.append(1), own(*args))[1]
+    )  # fmt: skip
+    for times in (1, 2):
+        with mode():
+            for _ in range(3):
+                torch.testing.assert_close(ours(X), stock(X), atol=1e-5, rtol=1e-5)
+        assert len(laid_out) == times
+        for layer in (stock, ours):
+            layer.cell.kernel.assign(layer.cell.kernel * 2)
+    with mode():
+        for layer in (stock, ours):
+            layer.cell.bias.value.mul_(-1)
+        torch.testing.assert_close(ours(X), stock(X), atol=1e-5, rtol=1e-5)
+
+
+def test_weights_made_in_inference_mode_are_said_to_be_slow() -> None:
+    with torch.inference_mode():
+        _, ours = pair(I, H)
+        ours.strict = False
+        with pytest.warns(UserWarning, match=r"is slow: .* within torch.inference_mode"):
+            ours(X)
+
+
+@pytest.mark.parametrize(
+    ("x", "call", "text"),
+    [
+        (X[:, :, 1:], {}, r"x has last axis .*, this layer has input_size="),
+        (X, {"mask": np.ones((B, T - 1), bool)}, r"mask has shape .*, expected"),
+        (X, {"mask": np.ones((B - 1, T), bool)}, r"mask has shape .*, expected"),
+        (X, {"initial_state": [np.zeros((B, H - 1), "float32")] * 2}, r"h0 has shape .*, expected"),
+        (X, {"initial_state": [np.zeros((B - 1, H), "float32")] * 2}, r"h0 has shape .*, expected"),
+    ],
+    ids=["width", "short mask", "mask of fewer", "narrow state", "state of fewer"],
+)
+def test_shapes_that_do_not_fit_are_refused(x: Any, call: dict[str, Any], text: str) -> None:
     _, ours = pair(I, H)
-    with torch.no_grad():
-        first = ours._weights()
-        assert all(a is b for a, b in zip(ours._weights(), first, strict=True))
+    with pytest.raises(ShapeError, match=text):
+        ours(x, **call)
+
+
+def test_one_state_or_mask_for_all_sequences() -> None:
+    stock, ours = pair(I, H)
+    state = [np.full((1, H), value, "float32") for value in (0.3, -0.6)]
+    mask = (np.arange(T) < T - 2)[None]
+    for call in ({"initial_state": state}, {"mask": mask}):
+        assert_same(results(ours, X, **call), results(stock, X, **call))
+
+
+def test_arrays_of_stateless_calls() -> None:
+    stock, ours = pair(I, H)
+    groups = stock.trainable_variables, stock.non_trainable_variables
+    values = [[v.value for v in group] for group in groups]
+    call = {"initial_state": [np.zeros((B, H), "float32")] * 2}
+    outputs = [layer.stateless_call(*values, X, **call)[0] for layer in (ours, stock)]
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
 def swish(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`fastlstm import MODEL --out RUN`: a model of Keras or torch as a run."""
+"""`fastlstm import MODEL --out RUN`: a model of Keras, torch or ONNX as a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from fastlstm.text.data.sources import open_source
 
 COMMAND = Command(
     verb="import",
-    summary="Read a model of Keras or torch, without them, and write it as a run.",
+    summary="Read a model of Keras, torch or ONNX, without them, and write it as a run.",
     positionals=(
         Positional(
             "MODEL",
-            ".keras, .h5 of Keras 1, 2 or 3, or a state_dict of torch: .safetensors, .pt",
+            ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, a state_dict of torch"
+            " (.safetensors, .pt), or the directory of a SavedModel",
         ),
     ),
     options=(
@@ -39,6 +40,7 @@ COMMAND = Command(
     examples=(
         "fastlstm import model.keras --text book.txt --out runs/book",
         "fastlstm import weather.h5 --out runs/weather",
+        "fastlstm import model.onnx --vocab tokenizer.json --out runs/back",
     ),
     other="Then: fastlstm generate, evaluate, train --start, compress, export, serve.",
 )  # fmt: skip

@@ -17,7 +17,6 @@ import torch
 from fastlstm.compression.report import Change, ModelFigures, OutputErrors
 from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import NonFiniteError
-from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
@@ -33,7 +32,6 @@ from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
 from fastlstm.text.decoder import Decoder, default_format, make_decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.stored_model import (
-    AVERAGE_FILE,
     CONFIG_FILE,
     GENERATION_FILE,
     MODEL_FILE,
@@ -41,6 +39,7 @@ from fastlstm.text.stored_model import (
     StoredModel,
     load_stored_model,
     parameter_shapes,
+    weights_record,
 )
 from fastlstm.text.weight_report import score_tokens, writing_speed
 
@@ -85,8 +84,7 @@ class TextModel:
     @staticmethod
     def of_run(stored: StoredModel, path: str | os.PathLike[str]) -> TextModel:
         """Returns the model of a run or checkpoint that was read from `stored.path`."""
-        records = read_manifest(stored.path).files
-        record = records.get(AVERAGE_FILE, records[MODEL_FILE])
+        record = weights_record(stored.path)
         return TextModel(
             os.fspath(path), stored.weights, stored.model_config, stored.weight_format,
             record.sha256, record.size,

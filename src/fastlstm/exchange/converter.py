@@ -1,10 +1,11 @@
-"""The process that opens files of other libraries: HDF5 and torch's `.pt`, turned into safetensors.
+"""The process that opens files of other libraries: HDF5, torch's `.pt` and ONNX.
 
-`python -m fastlstm.exchange.converter hdf5|torch BYTES` reads a file from standard input and writes
-safetensors to standard output, what is no tensor as JSON in its metadata. HDF5's library and
-torch's reader are large C programs that a forged file may crash, or have allocate what it only
-claims to hold: here that costs a process with a limit on its memory. No link is followed to another
-file, nothing is unpickled but tensors.
+`python -m fastlstm.exchange.converter hdf5|torch|onnx BYTES DIRECTORY` reads a file from standard
+input and writes safetensors to standard output, what is no tensor as JSON in its metadata. The
+readers of HDF5, torch and protobuf are large C programs that a forged file may crash, or have
+allocate what it only claims to hold: here that costs a process with a limit on its memory. No link
+is followed to another file, nothing is unpickled but tensors; arrays that ONNX stores beside the
+model are read from its directory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastlstm.errors import FormatError
+
 _SPARE_BYTES = 256 << 20
-_SPARE_S, _BYTES_PER_S = 10, 20_000_000
+_SPARE_S, _BYTES_PER_S, _MAX_S = 10, 20_000_000, 300
+_COPIES = {"onnx": 16}
+"""Sizes of the file that fit into memory, 4 of others; int8 in ONNX is made float32."""
 _MAX_OBJECTS = 100_000
 _MAX_DEPTH = 32
 _SKIPPED = ("optimizer", "optimizer_weights")
@@ -38,10 +43,8 @@ class Refused(Exception):
 def main() -> None:
     """Converts standard input; a refusal is one line on standard error and exit code 2."""
     kind, size = sys.argv[1], int(sys.argv[2])
-    read = {"hdf5": _hdf5_reader, "torch": _torch_reader}[kind]()
-    _limit_memory(4 * size + _SPARE_BYTES)
-    seconds = _SPARE_S + size // _BYTES_PER_S
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    read = {"hdf5": _hdf5_reader, "torch": _torch_reader, "onnx": _onnx_reader}[kind]()
+    _set_limits(size, _COPIES.get(kind, 4))
     warnings.simplefilter("ignore")
     try:
         arrays, about = read(sys.stdin.buffer.read())
@@ -49,7 +52,7 @@ def main() -> None:
 
         sys.stdout.buffer.write(save(arrays, {"about": json.dumps(about)}))
         sys.stdout.buffer.flush()
-    except Refused as error:
+    except (Refused, FormatError) as error:
         _refuse(str(error))
     except MemoryError:
         _refuse("it claims to hold more than the file does")
@@ -61,6 +64,13 @@ def _refuse(reason: str) -> None:
     sys.stderr.write(reason.splitlines()[0][:300] if reason else "damaged")
     sys.stderr.flush()
     sys.exit(2)
+
+
+def _set_limits(size: int, copies: int) -> None:
+    """Allows some copies of a file in memory, and the time to read it."""
+    _limit_memory(copies * size + _SPARE_BYTES)
+    seconds = min(_SPARE_S + size // _BYTES_PER_S, _MAX_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, _MAX_S + 1))
 
 
 def _limit_memory(num_bytes: int) -> None:
@@ -221,6 +231,24 @@ def _state(torch: Any, loaded: Any) -> dict[str, Any]:
     if not tensors:
         raise Refused("it holds no named tensors, expected a state_dict")
     return tensors
+
+
+# ONNX -------------------------------------------------------------------------------------------
+
+
+def _onnx_reader() -> Any:
+    import onnx.reference  # noqa: F401  (large: before the limit on memory)
+
+    from fastlstm.exchange.onnx_model import read_onnx
+
+    def read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        def allow(more: int) -> None:
+            if more:
+                _set_limits(len(data) + more, _COPIES["onnx"])
+
+        return read_onnx(data, Path(sys.argv[3]), allow)
+
+    return read
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fastlstm.errors import (
 from fastlstm.exchange.forecast_source import ForecastSource
 from fastlstm.exchange.graph import Value
 from fastlstm.exchange.module_source import ModuleSource
-from fastlstm.exchange.proof import Proof, compare, prove
+from fastlstm.exchange.proof import LAYER_NORM_LIMIT, Proof, compare, prove
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.exchange.source import Source
 from fastlstm.exchange.staged_directory import staged_directory
@@ -281,7 +281,11 @@ def _proof(
     if target.exact_runner is not None and source.weight_format == "int8":
         exact = compare(source, target.exact_runner(path), form, limits["fp32"])
         _refuse_wrong(exact)
-    proof = prove(source, target.runner(path), form, limits[source.weight_format])
+    limit = limits[source.weight_format]
+    if any(node.kind == "lstm" and node.attributes["options"].layer_norm
+           for node in source.graph(form.is_step).nodes):  # fmt: skip
+        limit = max(limit, LAYER_NORM_LIMIT)
+    proof = prove(source, target.runner(path), form, limit)
     _refuse_wrong(proof)
     if exact is not None:
         proof.figures["max_error_without_rounding"] = exact.max_error

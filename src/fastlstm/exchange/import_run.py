@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fastlstm.errors import FormatError
 from fastlstm.exchange.layer_stack import Embedding, LayerStack
 from fastlstm.exchange.read_model import read_layer_stack
+from fastlstm.exchange.saved_model_file import SAVED_MODEL_FILES
 from fastlstm.exchange.text_import import refuse_vocabulary, text_files, tokens_of
 from fastlstm.exchange.vocabulary import Vocabulary, read_vocabulary
 from fastlstm.training.resuming import checkpoint_to_resume
@@ -49,7 +50,7 @@ def import_run(
     """Writes a model of another framework as a run: docs/exchange.md says which.
 
     Args:
-        model: the file, as of `import_module`.
+        model: the file or directory, as of `import_module`.
         out: the run directory to write.
         text: of a text model, the text it was trained on: its characters in the order of Unicode
             are the vocabulary.
@@ -61,7 +62,7 @@ def import_run(
         ConfigError: no vocabulary for a text model, or several.
         DataError: a vocabulary of another size.
         RunDirectoryError: `out` holds a run.
-        MissingExtraError: h5py is not installed (`fastlstm[keras]`).
+        MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
     """
     stack = read_layer_stack(model)
     size, given = tokens_of(stack), {"text": text, "chars": chars, "vocab": vocab}
@@ -80,7 +81,9 @@ def _files(
     stack: LayerStack, vocabulary: Vocabulary | None, about: dict[str, Any], path: Path
 ) -> tuple[Literal["text", "sequence"], dict[str, bytes], list[str]]:
     """Returns the kind of run, its files, and notes."""
-    about = {**about, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    files = [path / name for name in SAVED_MODEL_FILES] if path.is_dir() else [path]
+    content = b"".join(file.read_bytes() for file in files)
+    about = {**about, "sha256": hashlib.sha256(content).hexdigest()}
     try:
         if vocabulary is not None:
             return "text", *text_files(stack, vocabulary, about)

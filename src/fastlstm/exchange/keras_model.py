@@ -5,21 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.keras_layers import Arrays, KerasLayer, class_of, name_of, read_layer
+from fastlstm.exchange.keras_layers import (
+    Arrays,
+    KerasLayer,
+    class_of,
+    name_of,
+    output_shape,
+    read_layer,
+)
 from fastlstm.exchange.layer_stack import Layer, LayerStack
 from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
 
-_MODELS = ("Sequential", "Functional", "Model")
+MODELS = ("Sequential", "Functional", "Model")
+"""Classes of models, which hold layers."""
 _MAX_LAYERS = 1000
 _MAX_NESTED = 16
 _ROOTS = ("layers", "_layer_checkpoint_dependencies")
 """Group of the layers in model.weights.h5: of Keras 3 and late Keras 2, of Keras 2.12."""
+
+
+class StoredWeights(Protocol):
+    """The weights in a file, for the layers of a described model."""
+
+    def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        """Yields the described layers from input to output, each with its arrays."""
+
+    def is_shared(self, settings: Mapping[str, Any]) -> bool:
+        """Whether arrays that a layer leaves belong to the next one."""
 
 
 def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
@@ -29,7 +47,7 @@ def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
         FormatError: a layer that cannot be imported, or weights that are not those described.
     """
     version = str(archive.metadata.get("keras_version", "3"))
-    return _stack(archive.config, version, _ArchiveWeights(archive.weights), path)
+    return stack_of(archive.config, version, _ArchiveWeights(archive.weights), path)
 
 
 def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
@@ -42,17 +60,18 @@ def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
         )
     config = json_of(described, "its model_config", path)
     version = str(root.get("keras_version") or "1")  # the first ones did not write it
-    return _stack(config, version, _Hdf5Weights(file), path)
+    return stack_of(config, version, _Hdf5Weights(file), path)
 
 
-def _stack(
-    config: Mapping[str, Any], version: str, weights: _ArchiveWeights | _Hdf5Weights, path: Path
+def stack_of(
+    config: Mapping[str, Any], version: str, weights: StoredWeights, path: Path
 ) -> LayerStack:
+    """Returns the layers of a described model; raises what `read_archive` does."""
     number = re.match(r"\d{1,3}", version)
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
     notes: list[str] = []
-    window, time_major = None, set()
+    window, time_major, shape = None, set(), None
     for count, (settings, arrays) in enumerate(weights.of_layers(config)):
         if count == _MAX_LAYERS:
             raise FormatError(f"{path}: the model has more than {_MAX_LAYERS} layers")
@@ -62,7 +81,15 @@ def _stack(
         layer = KerasLayer(kind, name_of(settings), own, major, arrays, notes)
         if not layers and window is None:
             window = _window(own)
-        layers += read_layer(layer)
+        if kind == "Reshape":
+            shape = output_shape(layer, layers)
+            continue
+        added = read_layer(layer)
+        if added and shape is not None:
+            raise FormatError(
+                f"the layer '{layer.name}' is behind a Reshape, which is imported at the end only"
+            )
+        layers += added
         if arrays and not weights.is_shared(settings):
             raise FormatError(f"the layer '{layer.name}' ({kind}) has weights too many")
         if kind in ("LSTM", "Bidirectional"):
@@ -74,7 +101,7 @@ def _stack(
     is_time_major = True in time_major
     return LayerStack(
         tuple(layers), f"Keras {version:.20}", None if is_time_major else window,
-        is_time_major, tuple(notes),
+        is_time_major, tuple(notes), shape,
     )  # fmt: skip
 
 
@@ -98,7 +125,7 @@ def _window(config: Mapping[str, Any]) -> int | None:
 # the layers in order ------------------------------------------------------------------------------
 
 
-def _layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
+def layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
     """Returns the described layers of a model, from input to output; nested models are kept."""
     listed = _listed(config, depth)
     return listed if config["class_name"] == "Sequential" else _path_of(config["config"], listed)
@@ -107,7 +134,7 @@ def _layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]
 def _listed(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
     """Returns the described layers of a model in the order of the file."""
     kind, inner = config.get("class_name"), config.get("config")
-    if kind not in _MODELS:
+    if kind not in MODELS:
         class_of(config)  # refuses a class of the user's own by its name
         raise FormatError(
             f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
@@ -138,6 +165,11 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
                 f"the layer '{name}' is an input of the model, but not among its layers"
             )
         layer = by_name[name]
+        if _is_in_training(layer.get("inbound_nodes")):
+            raise FormatError(
+                f"the layer '{name}' is called with training=True: it drops at random in every"
+                " prediction, which cannot be imported; save the model without it"
+            )
         path.append(layer)
         before = list(_sources(layer.get("inbound_nodes")))
         if not before and name == start:
@@ -192,6 +224,19 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
             yield from _sources(value, depth + 1)
 
 
+def _is_in_training(node: Any, depth: int = 0) -> bool:
+    """Whether a layer is called with `training=True`, as its nodes say it."""
+    if depth > _MAX_NESTED:
+        return False
+    if isinstance(node, dict):
+        parts = list(node.values())
+        if node.get("training") is True:
+            return True
+    else:
+        parts = node if isinstance(node, list) else []
+    return any(_is_in_training(part, depth + 1) for part in parts)
+
+
 # the arrays of layers -----------------------------------------------------------------------------
 
 
@@ -204,7 +249,7 @@ class _Hdf5Weights:
         self._root = "model_weights" if "model_weights" in file.attributes else ""
 
     def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        for layer in _layers_of(config):
+        for layer in layers_of(config):
             arrays = self._arrays(str(layer.get("name") or name_of(layer)))
             if len(set(_trainable(layer))) > 1:  # Keras lists what is frozen last
                 raise FormatError(
@@ -221,10 +266,10 @@ class _Hdf5Weights:
     def _flat(
         self, layer: dict[str, Any], arrays: Arrays, depth: int
     ) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        if layer.get("class_name") not in _MODELS:
+        if layer.get("class_name") not in MODELS:
             yield layer, arrays
             return
-        for inner in _layers_of(layer, depth):
+        for inner in layers_of(layer, depth):
             yield from self._flat(inner, arrays, depth + 1)
 
     def _arrays(self, layer: str) -> Arrays:
@@ -245,7 +290,7 @@ def _trainable(described: Any) -> Iterator[bool]:
     """Yields whether a layer, and each one within it, is trained; models have no say."""
     if isinstance(described, dict):
         config = described.get("config")
-        is_layer = described.get("class_name") not in (None, *_MODELS)  # its layers say it
+        is_layer = described.get("class_name") not in (None, *MODELS)  # its layers say it
         if is_layer and isinstance(config, dict) and "trainable" in config:
             yield bool(config["trainable"])
         for part in described.values():
@@ -282,9 +327,9 @@ class _ArchiveWeights:
     ) -> Iterator[tuple[dict[str, Any], Arrays]]:
         root = next((f"{prefix}{name}" for name in _ROOTS if f"{prefix}{name}" in self._groups), "")
         groups = dict(self._groups_of(_listed(config, depth), root))
-        for layer in _layers_of(config, depth):
+        for layer in layers_of(config, depth):
             group = groups[id(layer)]
-            if layer.get("class_name") in _MODELS:
+            if layer.get("class_name") in MODELS:
                 yield from self.of_layers(layer, f"{group}/", depth + 1)
             else:
                 yield layer, self._below(group)

@@ -6,7 +6,7 @@ have the names of `fastlstm.ops.cell_options`, and some more after a Dense layer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -125,7 +125,15 @@ class Dropout:
     is_spatial: bool = False
 
 
-Layer = Embedding | LSTMLayer | Dense | Function | LayerNorm | Dropout
+@dataclass(frozen=True)
+class Steps:
+    """Other steps of what the layers before it write: the last one only, or all from the end."""
+
+    name: str
+    part: Literal["last", "reversed"]
+
+
+Layer = Embedding | LSTMLayer | Dense | Function | LayerNorm | Dropout | Steps
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ class LayerStack:
         window: steps of the input that the model was built for, or None.
         is_time_major: the axis of time comes first, not second.
         notes: what the user should know about the reading.
+        shape: of the output for one sequence, where it is no vector: of a Keras Reshape at the end.
     """
 
     layers: tuple[Layer, ...]
@@ -145,17 +154,12 @@ class LayerStack:
     window: int | None = None
     is_time_major: bool = False
     notes: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
 
     @property
     def logits(self) -> LayerStack:
         """This stack without a softmax at its end."""
-        last = self.layers[-1] if self.layers else None
-        if not self.ends_in_softmax:
-            return self
-        assert isinstance(last, Function)
-        return LayerStack(
-            self.layers[:-1], self.made_by, self.window, self.is_time_major, self.notes
-        )
+        return replace(self, layers=self.layers[:-1]) if self.ends_in_softmax else self
 
     @property
     def ends_in_softmax(self) -> bool:

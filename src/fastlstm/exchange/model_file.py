@@ -19,6 +19,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fastlstm.errors import CorruptFileError, FormatError, MissingExtraError, StorageError
+from fastlstm.exchange.layer_stack import LayerStack
+from fastlstm.exchange.packed_stack import unpack
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -46,7 +48,7 @@ class KerasArchive:
     weights: Hdf5
 
 
-FileKind = Literal["keras", "hdf5", "torch", "safetensors"]
+FileKind = Literal["keras", "hdf5", "torch", "safetensors", "onnx"]
 
 
 def read_model_file(path: str | os.PathLike[str]) -> bytes:
@@ -71,11 +73,15 @@ def kind_of_file(data: bytes, path: Path) -> FileKind:
         return "hdf5"
     if data.startswith(_ZIP_MAGIC):
         return "keras" if KERAS_CONFIG in _names(data, path) else "torch"
+    if path.suffix.lower() == ".onnx":
+        return "onnx"
     if len(data) > 8 and data[8:9] == b"{":
         return "safetensors"
+    if data[:1] == b"\x08":  # the first field of ONNX's message, its version
+        return "onnx"
     raise FormatError(
-        f"{path} is no model that can be imported: expected .keras, .h5, .safetensors or a"
-        " state_dict saved by torch.save (.pt)"
+        f"{path} is no model that can be imported: expected .keras, .h5, .onnx, .safetensors"
+        " or a state_dict saved by torch.save (.pt)"
     )
 
 
@@ -114,6 +120,18 @@ def read_torch(data: bytes, path: Path) -> Arrays:
     """
     arrays, about = _converted("torch", data, path)
     return {name: arrays[name] for name in about["names"]}
+
+
+def read_onnx(data: bytes, path: Path) -> LayerStack:
+    """Reads an ONNX file, and arrays that are stored in its directory.
+
+    Raises:
+        FormatError: damaged, or a model that is not imported; the operator is named.
+        MissingExtraError: onnx is not installed.
+    """
+    if find_spec("onnx") is None:
+        raise MissingExtraError(f"{path} is read by onnx: pip install 'fastlstm[onnx]'")
+    return unpack(*_converted("onnx", data, path))
 
 
 def read_safetensors(data: bytes, path: Path) -> Arrays:
@@ -186,6 +204,7 @@ def _part(data: bytes, name: str, limit: int, path: Path) -> bytes:
 def _converted(kind: str, data: bytes, path: Path) -> tuple[Arrays, dict[str, Any]]:
     """Has a process of its own read a file; see `converter`."""
     command = [sys.executable, "-P", "-m", "fastlstm.exchange.converter", kind, str(len(data))]
+    command.append(str(path.absolute().parent))
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:

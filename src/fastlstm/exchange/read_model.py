@@ -16,9 +16,11 @@ from fastlstm.exchange.model_file import (
     read_hdf5,
     read_keras_archive,
     read_model_file,
+    read_onnx,
     read_safetensors,
     read_torch,
 )
+from fastlstm.exchange.saved_model_file import read_saved_model
 from fastlstm.exchange.torch_state import read_state
 
 if TYPE_CHECKING:
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 def import_module(path: str | os.PathLike[str]) -> ImportedModel:
     """Returns a model of another framework as a torch module, in evaluation mode.
 
-    Read are `.keras`, `.h5` of Keras 1, 2 and 3, and state_dicts of torch (`.safetensors`, `.pt`):
-    docs/exchange.md. Neither Keras nor TensorFlow is needed, nothing is executed.
+    Read are `.keras`, `.h5` of Keras 1, 2 and 3, SavedModels of Keras 2 and 3, `.onnx` with LSTM
+    operators, and state_dicts of torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor
+    TensorFlow is needed, nothing is executed.
 
     Args:
-        path: the file.
+        path: the file, or the directory of a SavedModel.
 
     Returns:
         A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A softmax
@@ -40,7 +43,7 @@ def import_module(path: str | os.PathLike[str]) -> ImportedModel:
 
     Raises:
         FormatError: a damaged file, a layer or setting that cannot be imported; it is named.
-        MissingExtraError: h5py is not installed (`fastlstm[keras]`).
+        MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
     """
     stack = read_layer_stack(path)
 
@@ -50,17 +53,15 @@ def import_module(path: str | os.PathLike[str]) -> ImportedModel:
 
 
 def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
-    """Returns the layers of a model file; raises what `import_module` does."""
+    """Returns the layers of a model; raises what `import_module` does."""
     if not isinstance(path, str | os.PathLike):
         raise FormatError(f"the model is {kind_of_value(path)}, expected the path of a file")
     file = Path(path)
-    if file.is_dir():
-        raise FormatError(
-            f"{file} is a directory; imported are files: .keras, .h5, .safetensors, .pt"
-        )
-    data = read_model_file(file)
+    data = b"" if file.is_dir() else read_model_file(file)
     with np.errstate(all="ignore"):  # NaN and Inf are refused below
-        match kind_of_file(data, file):
+        match "directory" if file.is_dir() else kind_of_file(data, file):
+            case "directory":
+                stack = read_saved_model(file)
             case "keras":
                 stack = read_archive(read_keras_archive(data, file), file)
             case "hdf5":
@@ -69,6 +70,8 @@ def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
                 stack = read_state(read_safetensors(data, file), file)
             case "torch":
                 stack = read_state(read_torch(data, file), file)
+            case "onnx":
+                stack = read_onnx(data, file)
 
     if not stack.logits.layers:
         raise FormatError(f"{file}: the model has no layer but a softmax")

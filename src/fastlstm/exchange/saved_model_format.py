@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, MissingExtraError
+from fastlstm.errors import MissingExtraError
 from fastlstm.exchange.graph import interpret, reshaped
+from fastlstm.exchange.litert_lstm import EPSILON as CELL_EPSILON
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.system.environment import quiet_tensorflow
 
@@ -29,7 +30,6 @@ def write_saved_model(graph: Graph) -> dict[str, bytes]:
     """Returns the files of a SavedModel by relative path, with one signature, `serving_default`.
 
     Raises:
-        ConfigError: a cell that has no composition of TensorFlow's operations here.
         MissingExtraError: TensorFlow is not installed.
     """
     tf = _tensorflow()
@@ -136,11 +136,14 @@ class _Module:
         return product if bias is None else product + self._weights[bias]()
 
     def _layer_norm(self, x: Any, weight: str, bias: str, eps: float) -> Any:
+        return self._normalised(x, eps) * self._weights[weight]() + self._weights[bias]()
+
+    def _normalised(self, x: Any, eps: float) -> Any:
+        """Returns `x` with mean 0 and variance 1 over its last axis."""
         tf = self._tf
         mean = tf.reduce_mean(x, -1, keepdims=True)
         variance = tf.reduce_mean(tf.square(x - mean), -1, keepdims=True)
-        whole = (x - mean) * tf.math.rsqrt(variance + eps)
-        return whole * self._weights[weight]() + self._weights[bias]()
+        return (x - mean) / tf.sqrt(variance + eps)
 
     def _cast(self, x: Any, to: str) -> Any:
         return self._tf.cast(x, to)
@@ -174,10 +177,6 @@ class _Module:
         options: CellOptions, hidden_size: int,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         tf = self._tf
-        if options.layer_norm:
-            raise ConfigError(
-                "a SavedModel of a cell with layer norm cannot be written yet; export to litert"
-            )
         results = [
             self._one_way(x, h[d], c[d], lengths, names, options, d == 1)
             for d, names in enumerate(directions)
@@ -192,9 +191,14 @@ class _Module:
         """Returns outputs `(T, B, H)` and the last h and c of one direction."""
         tf = self._tf
         w_ih, w_hh, biases = names
-        bias = tf.add_n([self._weights[name]() for name in biases])
         recurrent = self._weights[w_hh]()
-        gates_x = tf.matmul(x, self._weights[w_ih](), transpose_b=True) + bias
+        norm = {name: self._weight(w_ih.replace("weight_ih", name)) for name in options.parameters}
+
+        def normalised(x: Any, gamma: str) -> Any:
+            return self._normalised(x, CELL_EPSILON) * norm[gamma] if norm else x
+
+        gates_x = normalised(tf.matmul(x, self._weights[w_ih](), transpose_b=True), "gamma_ih")
+        gates_x += sum(self._weights[name]() for name in biases)
         steps = tf.range(tf.shape(x)[0])
         gate, shape = (
             self._activation(name) for name in (options.recurrent_activation, options.activation)
@@ -203,9 +207,11 @@ class _Module:
 
         def step(carried: Any, given: Any) -> Any:
             (_, h, c), (gates_x, number) = carried, given
-            i, f, g, o = tf.split(gates_x + tf.matmul(h, recurrent, transpose_b=True), 4, -1)
+            gates_h = normalised(tf.matmul(h, recurrent, transpose_b=True), "gamma_hh")
+            i, f, g, o = tf.split(gates_x + gates_h, 4, -1)
             new_c = gate(f) * c + gate(i) * shape(g)
-            new_h = gate(o) * shape(new_c)
+            shown = normalised(new_c, "gamma_c") + (norm["beta_c"] if norm else 0.0)
+            new_h = gate(o) * shape(shown)
             new_h, new_c = _mixed(keep_h, h, new_h), _mixed(keep_c, c, new_c)
             if lengths is None:
                 return new_h, new_h, new_c

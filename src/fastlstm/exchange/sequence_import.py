@@ -120,7 +120,14 @@ def _product(first: Dense, second: Dense) -> Dense:
         raise FormatError(f"the layers '{first.name}' and '{second.name}' are too large as one")
     weight = second.weight.astype(np.float64) @ first.weight
     bias = second.weight.astype(np.float64) @ first.bias + second.bias
-    return Dense(second.name, weight.astype(np.float32), bias.astype(np.float32))
+    with np.errstate(over="ignore"):
+        one = Dense(second.name, weight.astype(np.float32), bias.astype(np.float32))
+    if not (np.isfinite(one.weight).all() and np.isfinite(one.bias).all()):
+        raise FormatError(
+            f"the layers '{first.name}' and '{second.name}' become one, and their product is too"
+            " large for float32"
+        )
+    return one
 
 
 def _check_lstms(lstms: list[LSTMLayer]) -> None:
@@ -178,6 +185,9 @@ def _notes(stack: LayerStack, answers: Answers, is_padded: bool) -> list[str]:
         notes.append(f"classes are numbered from 0 to {len(answers) - 1}, as the file has no names")
     if stack.window is not None:
         notes.append(f"trained on windows of {counted(stack.window, 'step')}")
+    if stack.shape is not None:
+        sizes = ", ".join(map(str, stack.shape))
+        notes.append(f"answers are flat: .reshape(-1, {sizes}) gives them the shape of the model's")
     if is_padded:
         notes.append("LSTM layers of different widths are filled with units of zero weights")
     return notes

@@ -21,6 +21,7 @@ from fastlstm.exchange.layer_stack import (
     LayerNorm,
     LayerStack,
     LSTMLayer,
+    Steps,
     Weights,
 )
 from fastlstm.nn.dropout import dropped
@@ -68,6 +69,7 @@ class ImportedModel(nn.Module):
         self.returns_logits = stack.ends_in_softmax
         self._is_time_major = stack.is_time_major
         self.layers = nn.ModuleList(_module(layer) for layer in stack.logits.layers)
+        self._shape = stack.shape
         self._reads_tokens = isinstance(stack.layers[0], Embedding)
         self._masks_zero = any(
             isinstance(layer, Embedding) and layer.masks_zero for layer in stack.layers
@@ -82,7 +84,8 @@ class ImportedModel(nn.Module):
                 `(B, T, C)`; `(T, B)` and `(T, B, C)` if it was made time-major.
 
         Returns:
-            `(B, T, K)`, or `(B, K)` where only the last step has an output.
+            `(B, T, K)`, or `(B, K)` where only the last step has an output, or what a Reshape at
+            the end makes of it.
 
         Raises:
             ShapeError: another shape, or token 0 in a model that leaves it out.
@@ -99,6 +102,7 @@ class ImportedModel(nn.Module):
         x = x.transpose(0, 1) if self._is_time_major else x
         for layer in self.layers:
             x = layer(x)
+        x = x if self._shape is None else x.unflatten(-1, self._shape)
         return x.transpose(0, 1) if self._is_time_major and x.dim() == 3 else x
 
 
@@ -148,6 +152,17 @@ class _Function(nn.Module):
 
     def extra_repr(self) -> str:
         return self.function
+
+
+class _Steps(nn.Module):
+    """The last step of `(B, T, C)`, or all of them from the end."""
+
+    def __init__(self, is_last: bool) -> None:
+        super().__init__()
+        self.is_last = is_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, -1] if self.is_last else x.flip(1)
 
 
 class _SpatialDropout(nn.Module):
@@ -203,6 +218,8 @@ def _empty_module(layer: Layer) -> nn.Module:
             return _Function(layer.function)
         case Dropout():
             return _SpatialDropout(layer.rate) if layer.is_spatial else nn.Dropout(layer.rate)
+        case Steps():
+            return _Steps(layer.part == "last")
 
 
 def check_widths(stack: LayerStack) -> None:
@@ -231,6 +248,8 @@ def check_widths(stack: LayerStack) -> None:
                 reads = writes = len(layer.weight)
                 if layer.bias.shape != layer.weight.shape:
                     raise FormatError(f"weight and bias of the layer '{layer.name}' differ in size")
+            case Steps():
+                has_steps = layer.part != "last"
             case Dropout() if layer.is_spatial and not has_steps:
                 raise FormatError(f"the layer '{layer.name}' expects steps, and gets the last only")
         if reads is not None and width is not None and reads != width:
@@ -238,6 +257,8 @@ def check_widths(stack: LayerStack) -> None:
                 f"the layer '{layer.name}' reads {reads} columns, the one before it writes {width}"
             )
         width = writes
+    if stack.shape is not None and (has_steps or stack.is_time_major):
+        raise FormatError("the Reshape at the end is behind a layer that writes at every step")
 
 
 def _check_cells(layer: LSTMLayer) -> None:

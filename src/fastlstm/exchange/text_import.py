@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,17 @@ import safetensors.numpy
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting, counted
 from fastlstm.exchange.equal_layers import equal_layers
 from fastlstm.exchange.layer_stack import (
+    CellWeights,
     Dense,
     Dropout,
     Embedding,
+    Layer,
+    LayerNorm,
     LayerStack,
     LSTMLayer,
     Weights,
 )
+from fastlstm.exchange.text_graph import NORM_EPSILON
 from fastlstm.exchange.vocabulary import Vocabulary
 from fastlstm.system.fields import check_values
 from fastlstm.system.storage import encode_json
@@ -55,7 +61,7 @@ def text_files(
     Raises:
         FormatError: a model that no text run holds.
     """
-    lstms, dense = _parts(stack)
+    lstms, norms, dense = _parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
     head = dense[-1].weight
     equal = equal_layers(lstms, dense[0].weight)
@@ -66,6 +72,7 @@ def text_files(
             vocab_size=V, embed_size=embed_size, rnn_size=equal.hidden_size, num_layers=len(lstms),
             output_rank=len(dense[0].weight) if len(dense) > 1 else 0,
             activation=lstms[0].activation, recurrent_activation=lstms[0].recurrent_activation,
+            output_norm=bool(norms),
         )  # fmt: skip
         check_values(config, MODEL_BOUNDS)
     except ConfigError as error:
@@ -76,10 +83,7 @@ def text_files(
     table = first.weight if isinstance(first, Embedding) else np.eye(embed_size, dtype=np.float32)
     tensors: dict[str, Weights] = {"embedding.weight": table[vocabulary.ids]}
     for k, (cell,) in enumerate(equal.cells):
-        tensors[f"layers.{k}.weight_ih_l0"] = cell.weight_ih
-        tensors[f"layers.{k}.weight_hh_l0"] = cell.weight_hh
-        tensors[f"layers.{k}.bias_ih_l0"] = cell.bias
-        tensors[f"layers.{k}.bias_hh_l0"] = np.zeros_like(cell.bias)
+        tensors |= _layer_tensors(k, cell, norms[k] if norms else None)
     if len(dense) > 1:
         tensors["projection.weight"], output = equal.head, head
     else:
@@ -102,8 +106,20 @@ def text_files(
     return {**files, CONFIG_FILE: encode_json(written), MODEL_FILE: weights}, notes
 
 
-def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[Dense]]:
-    """Returns the LSTM layers and the one or two matrices of the output.
+def _layer_tensors(k: int, cell: CellWeights, norm: LayerNorm | None) -> dict[str, Weights]:
+    tensors = {
+        f"layers.{k}.weight_ih_l0": cell.weight_ih,
+        f"layers.{k}.weight_hh_l0": cell.weight_hh,
+        f"layers.{k}.bias_ih_l0": cell.bias,
+        f"layers.{k}.bias_hh_l0": np.zeros_like(cell.bias),
+    }
+    if norm is not None:
+        tensors |= {f"norms.{k}.weight": norm.weight, f"norms.{k}.bias": norm.bias}
+    return tensors
+
+
+def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
+    """Returns the LSTM layers, the norms behind them, the one or two matrices of the output.
 
     Raises:
         FormatError: other layers, or in another order.
@@ -111,8 +127,11 @@ def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[Dense]]:
     layers = [layer for layer in stack.logits.layers if not isinstance(layer, Dropout)]
     if isinstance(layers[0], Embedding):
         layers = layers[1:]
-    num = next((k for k, la in enumerate(layers) if not isinstance(la, LSTMLayer)), len(layers))
+    is_body = [isinstance(layer, LSTMLayer | LayerNorm) for layer in layers]
+    num = (*is_body, False).index(False)
     lstms = [layer for layer in layers[:num] if isinstance(layer, LSTMLayer)]
+    norms = [layer for layer in layers[:num] if isinstance(layer, LayerNorm)]
+    _check_norms(layers[:num], lstms, norms)
     dense = [layer for layer in layers[num:] if isinstance(layer, Dense)]
     others = [layer for layer in layers[num:] if not isinstance(layer, Dense)]
     if not lstms or not dense or others or len(dense) > 2:
@@ -137,7 +156,22 @@ def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[Dense]]:
             )
     if len(options) > 1:
         raise FormatError("its LSTM layers have different activations; those of a run are the same")
-    return lstms, dense
+    return lstms, norms, dense
+
+
+def _check_norms(body: Sequence[Layer], lstms: list[LSTMLayer], norms: list[LayerNorm]) -> None:
+    """Raises FormatError where norms are not one behind each LSTM layer, as those of a run."""
+    behind = [type(layer) for layer in body] == [LSTMLayer, LayerNorm] * len(lstms)
+    is_one_width = len({layer.hidden_size for layer in lstms}) == 1
+    if norms and not (
+        behind
+        and is_one_width
+        and all(math.isclose(n.epsilon, NORM_EPSILON, rel_tol=1e-6) for n in norms)
+    ):
+        raise FormatError(
+            f"the layer '{norms[0].name}' has no place in a text run: it has none, or one behind"
+            f" each LSTM layer, of one width and with the epsilon {NORM_EPSILON:g}"
+        )
 
 
 def _check_growth(config: ModelConfig, lstms: list[LSTMLayer]) -> None:

@@ -10,13 +10,13 @@ import keras
 import torch
 from keras.src.backend import AutocastScope
 
-from fastlstm.errors import KernelError
+from fastlstm.errors import KernelError, ShapeError
 from fastlstm.keras.masks import MaskedSteps
 from fastlstm.nn.torch_fallback import active_transform
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMWeights, compute_dtype
 from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
 from fastlstm.ops.explain import LayerReport
-from fastlstm.ops.lstm import run
+from fastlstm.ops.lstm import check_args, run
 from fastlstm.ops.registry import own_refusal, select
 
 if TYPE_CHECKING:
@@ -58,11 +58,14 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
 
         Raises:
             KernelError: with `strict`, a slow path.
+            ShapeError: input, mask, state or weights of another shape than the others.
         """
+        sequences = keras.ops.convert_to_tensor(sequences)  # stateless calls give arrays
         reason = self._refusal(sequences.device.type)
         if reason is not None:
             if not sequences.is_meta:  # Keras asks for shapes only
-                self._refuse_or_warn(reason)
+                text = f"LSTM '{self.name}' is computed by Keras' own loop: {reason}"
+                self._refuse_or_warn(text)
             return super().inner_loop(sequences, initial_state, mask, training=training)  # type: ignore[no-any-return]
         x = self._dropped(sequences, training).to(self._kernel_dtype()).transpose(0, 1)
         mask = mask[0] if isinstance(mask, list | tuple) else mask
@@ -70,11 +73,9 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         if self.go_backwards:
             x, mask = x.flip(0), None if mask is None else mask.flip(0)
         steps = None if mask is None else MaskedSteps.of(mask)
-        out = run(
-            self._args(x, initial_state, steps, training),
-            self._options(training),
-            strict=self.strict,
-        )
+        args = self._args(x, initial_state, steps, training)
+        check_args(args)
+        out = run(args, self._options(training), strict=self.strict)
         zero_others = self.zero_output_for_mask
         last = out.hT if steps is None else steps.last_output(out.hT, zero_others=zero_others)
         outputs = last[:, None]
@@ -84,7 +85,9 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         return last, outputs, [out.hT, out.cT]
 
     def _args(self, x: Tensor, state: Any, steps: MaskedSteps | None, training: bool) -> LSTMArgs:
-        h0, c0 = (each.to(x.dtype) for each in state)
+        h0, c0 = (keras.ops.convert_to_tensor(each).to(x.dtype) for each in state)
+        if len(h0) == len(c0) == 1:  # of all sequences
+            h0, c0 = (each.expand(x.shape[1], -1) for each in (h0, c0))
         if self.stateful:  # Keras writes the last state into these variables
             h0, c0 = h0.clone(), c0.clone()
         mask = None
@@ -118,15 +121,22 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
             kernel, recurrent = cell.kernel.value, cell.recurrent_kernel.value
             if cell.bias is not None:
                 bias = cell.bias.value
-        if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        if kernel.is_inference():
+            self._refuse_or_warn(
+                f"LSTM '{self.name}' is slow: its weights are laid out in every call, as those made"
+                " within torch.inference_mode count no changes; make or load the model outside it"
+            )
+        if torch.is_grad_enabled():
             return _torch_layout(kernel, recurrent, bias)
         known = self._known_weights
         is_same = known is not None and all(
             map(_is_same_memory, (kernel, recurrent, bias), known[:3])
         )
         if known is None or not is_same:
-            bias = None if bias is None else bias.detach()
-            known = _torch_layout(kernel.detach(), recurrent.detach(), bias)
+            # A tensor made in inference mode counts no changes, and would be laid out every time.
+            with torch.inference_mode(False), torch.no_grad():
+                bias = None if bias is None else bias.detach()
+                known = _torch_layout(kernel.detach(), recurrent.detach(), bias)
             self.__dict__["_known_weights"] = known  # nothing for Keras to track
         return known
 
@@ -145,8 +155,7 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
         call = LSTMCall(1, 1, 1, 1, self._kernel_dtype(), device, requires_grad=False)
         return own_refusal(call) or active_transform()
 
-    def _refuse_or_warn(self, reason: str) -> None:
-        text = f"LSTM '{self.name}' is computed by Keras' own loop: {reason}"
+    def _refuse_or_warn(self, text: str) -> None:
         if self.strict:
             raise KernelError(f"{text}; change that or leave out strict")
         if not self._has_warned:
@@ -210,9 +219,13 @@ def _one_mask(masks: Any) -> Tensor:
 
 
 def _time_major(mask: Any, x: Tensor) -> Tensor:
-    """Returns a mask `(B, T)` or `(B, T, 1)` as `(T, B)` bool."""
+    """Returns a mask `(B, T)`, or `(1, T)` for all sequences, or `(B, T, 1)` as `(T, B)` bool."""
     steps = torch.as_tensor(mask, device=x.device).to(torch.bool)
-    return (steps if steps.dim() == 2 else steps.squeeze(-1)).t()
+    steps = steps.squeeze(-1) if steps.dim() == 3 else steps
+    T, B = x.shape[:2]
+    if steps.dim() != 2 or steps.shape[0] not in (1, B) or steps.shape[1] != T:
+        raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected {(B, T)} (B, T)")
+    return steps.expand(B, T).t()
 
 
 def _torch_layout(kernel: Tensor, recurrent: Tensor, bias: Tensor | None) -> LSTMWeights:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 
-from fastlstm.errors import ConfigError, DataError, Setting, counted
-from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.errors import DataError, counted
+from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
-from fastlstm.text.data.tokenizer import Ids, Tokenizer
+from fastlstm.text.data.tokenizer import Ids
 from fastlstm.training.evaluations import EVALUATION_SHARE
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.precision import PrecisionChoice
@@ -28,34 +26,8 @@ SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
-CONTINUED_RATE = 0.3
-"""Peak learning rate of a run that starts with a trained model, over the default."""
 _STEP_OVER_PASS = 1.3
 """Time of a whole step with clipping and Muon over its forward and backward pass."""
-
-
-def continued_config(
-    config: TrainConfig, given: Collection[str], model: ModelConfig, tokenizer: Tokenizer
-) -> TrainConfig:
-    """Returns the options of a run that starts with a trained model: its sizes and vocabulary.
-
-    Without a learning rate that is `CONTINUED_RATE` of the default.
-
-    Raises:
-        ConfigError: a size or the vocabulary is among the `given` options.
-    """
-    values = dataclasses.asdict(model)
-    del values["dropout"]
-    values |= {"vocab": tokenizer.kind, "vocab_size": TrainConfig.vocab_size}
-    fixed = sorted({*values, "preset"} & {*given} - {"weight_drop", "recurrent_dropout", "zoneout"})
-    if fixed:
-        raise ConfigError(
-            Setting(fixed[0]), " is that of the run in ", Setting("start"), "; leave it out"
-        )
-    values = {name: value for name, value in values.items() if name not in given}
-    if config.learning_rate is None:
-        values["learning_rate"] = CONTINUED_RATE * DEFAULT_LEARNING_RATE[config.optimizer]
-    return replace(config, **values)
 
 
 def choose_seq_length(

@@ -28,7 +28,7 @@ from fastlstm.errors import (
 )
 from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import require_run
-from fastlstm.runs.manifest import MANIFEST
+from fastlstm.runs.manifest import MANIFEST, FileRecord, read_manifest
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.runs.weight_formats import decode_weights as decode_compressed
@@ -174,6 +174,12 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
     if not isinstance(generation, dict):
         raise FormatError(f"{directory / GENERATION_FILE}: is not a JSON object")
     return StoredModel(weights, model_config, tokenizer, config, generation, directory, note)
+
+
+def weights_record(directory: Path) -> FileRecord:
+    """Returns size and SHA-256 of the weights that were read in a directory, `StoredModel.path`."""
+    records = read_manifest(directory).files
+    return records.get(AVERAGE_FILE, records[MODEL_FILE])
 
 
 def format_of(config: Mapping[str, Any]) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import measurements
 from fastlstm.system.fields import built
+from fastlstm.system.storage import encode_json
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
@@ -41,19 +43,19 @@ from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import LoadedModel, load_language_model, model_files, weights_file
+from fastlstm.text.files import load_language_model, model_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     LONG,
     choose_seq_length,
-    continued_config,
     fit_batch,
     open_batches,
     resolve,
 )
 from fastlstm.text.task import FinalTest, Samples, TextTask
+from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
@@ -121,7 +123,8 @@ def train(
         began: `time.perf_counter()` from which a budget counts; default now.
         as_text: train on the characters of a table; else a table is refused.
         start: a run, such as an imported one, to train on: its sizes, vocabulary and weights are
-            those that this run starts with. Not read for a run that is resumed.
+            those that this run starts with, and settings that contradict them are refused. A run
+            that is resumed takes the same one, or none.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -151,9 +154,10 @@ def train(
     callbacks = checked_callbacks(callbacks)
     path = Path("runs") / _source_name(source) if out is None else out
     is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights already
-    first = None if start is None or is_resumed else load_language_model(start)
+    first = None if start is None or is_resumed else WarmStart.of_run(start)
     if first is not None:
-        config = continued_config(config, {*given, *fields}, first.model.config, first.tokenizer)
+        chosen = {*given, *fields} or chosen_names(config)
+        config = first.options(config, chosen)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
         if stop is None:
@@ -161,8 +165,11 @@ def train(
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session, chosen = TextSession(run, observers, stop, began, first), {*given, *fields}
-        with session.start(config, chosen, resume, _configs_of_train, TEXT_MAY_CHANGE) as begun:
+        session, set_names = TextSession(run, observers, stop, began), {*given, *fields}
+        if first is not None:
+            session.start_with(first, config)
+        stored = partial(session.configs_of, start=start)
+        with session.start(config, set_names, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
 
 
@@ -175,25 +182,31 @@ class TextSession(RunSession):
 
     Args:
         run, observers, stop, started: as of `RunSession`.
-        first: the model that training starts from, or None.
     """
 
     tokenizer: Tokenizer | None = None
     unknown: UnknownPolicy = "refuse"
+    _first_model: LanguageModel | None = None
+    _started_with: dict[str, str] | None = None
 
-    def __init__(
-        self,
-        run: RunDirectory | None,
-        observers: list[Observer],
-        stop: Callable[[], bool] | None = None,
-        started: float | None = None,
-        first: LoadedModel | None = None,
-    ) -> None:
-        super().__init__(run, observers, stop, started)
-        self._first_model = first
-        if first is not None:
-            self.tokenizer, self.unknown = first.tokenizer, "count"
-            self.notes.append(f"training starts with the weights of {first.path}")
+    def start_with(self, first: WarmStart, config: TrainConfig) -> None:
+        """Has training start with a trained model; `config` are the options with its sizes."""
+        self._first_model, self._started_with = first.loaded.model, first.record()
+        self.tokenizer, self.unknown = first.loaded.tokenizer, "count"
+        self.notes += first.notes(config)
+
+    def configs_of(
+        self, checkpoint: Checkpoint, start: str | Path | None
+    ) -> tuple[TrainConfig, TrainConfig]:
+        """As `stored_configs`, of a run that `train` started, with `start` if that is given."""
+        stored, path = json.loads(checkpoint.files["config.json"]), checkpoint.path.parent
+        if "compression" in stored:
+            raise FormatError(
+                f"'{path}' was started by compress, not by train; continue it with compress and ",
+                Setting("resume", True), ", or give another ", Setting("out"),
+            )  # fmt: skip
+        self._started_with = refuse_other_start(path, stored, start)
+        return stored_configs(checkpoint)
 
     def train(
         self, source: Documents, start: Start[TrainConfig], callbacks: Sequence[Callback]
@@ -247,13 +260,17 @@ class TextSession(RunSession):
         if self._first_model is None:
             initialize(model, texts.train_counts(), config.seed, config.initializer)
         else:
-            model.load_state_dict(self._first_model.model.state_dict())
+            model.load_state_dict(self._first_model.state_dict())
 
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
     ) -> dict[str, bytes]:
         """Returns the JSON files of the model, for checkpoints and for the run."""
-        return model_files(model, config, texts.source, given=first, held_out=texts.held_out)
+        files = model_files(model, config, texts.source, given=first, held_out=texts.held_out)
+        if self._started_with is not None:
+            about = {**json.loads(files["config.json"]), "start": self._started_with}
+            files["config.json"] = encode_json(about)
+        return files
 
     def make_task(self, **parts: Any) -> TextTask:
         """Returns what is trained; `parts` are the fields of `TextTask`."""
@@ -365,16 +382,6 @@ def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
             if type(text[name]) is not kind:
                 raise TypeError(f"data.{name} of config.json is {text[name]!r:.80}")
     return data
-
-
-def _configs_of_train(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
-    """As `stored_configs`, of a run that `train` started."""
-    if "compression" in json.loads(checkpoint.files["config.json"]):
-        raise FormatError(
-            f"'{checkpoint.path.parent}' was started by compress, not by train; continue it with"
-            " compress and ", Setting("resume", True), ", or give another ", Setting("out"),
-        )  # fmt: skip
-    return stored_configs(checkpoint)
 
 
 def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:

@@ -1,0 +1,164 @@
+"""Training that starts with the model of another run: `train(start=RUN)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import ConfigError, FormatError, Setting, counted
+from fastlstm.text.config import PRESETS, ModelConfig, TrainConfig
+from fastlstm.text.files import LoadedModel, load_language_model
+from fastlstm.text.stored_model import load_stored_model, weights_record
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+
+CONTINUED_RATE = 0.3
+"""Peak learning rate of a run that starts with a trained model, over the default."""
+_OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "zoneout"}
+"""Options of a model that another run may have differently: the weights do not depend on them."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The trained model that a run starts with.
+
+    Attributes:
+        path: of its run, as it was given.
+        loaded: the model.
+        sha256: of its file of weights.
+    """
+
+    path: str
+    loaded: LoadedModel
+    sha256: str
+
+    @staticmethod
+    def of_run(path: str | os.PathLike[str]) -> WarmStart:
+        """Loads the model of a run or checkpoint; raises what `load_stored_model` does.
+
+        Raises:
+            FormatError: it is pruned, and its zeros would not stay.
+        """
+        loaded = load_language_model(path)
+        about = loaded.config.get("compression", {})
+        if about.get("structured") in ("none", "blocks"):
+            raise FormatError(
+                f"{path} is pruned ({about['prune']:.0%} zeros), and training on would fill the"
+                f" zeros in; `fastlstm compress {path} --out NEW --budget 5m` trains on with them"
+                " kept"
+            )
+        return WarmStart(os.fspath(path), loaded, weights_record(loaded.path).sha256)
+
+    def record(self) -> dict[str, str]:
+        """Returns the key `start` of config.json."""
+        return {"path": self.path, "model_sha256": self.sha256}
+
+    def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
+        """Returns the options of the run, with the sizes and the vocabulary of the model.
+
+        Without a learning rate that is `CONTINUED_RATE` of the default.
+
+        Raises:
+            ConfigError: one of the `given` options contradicts the model.
+        """
+        values = self._values()
+        for name in sorted(given):
+            self._refuse_other(name, config, values)
+        own = {"dropout", *_OF_TRAINING.intersection(given)}
+        kept = {name: value for name, value in values.items() if name not in own}
+        kept |= {"preset": TrainConfig.preset, "vocab_size": TrainConfig.vocab_size}
+        if config.learning_rate is None:
+            kept["learning_rate"] = CONTINUED_RATE * DEFAULT_LEARNING_RATE[config.optimizer]
+        return dataclasses.replace(config, **kept)
+
+    def _values(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self.loaded.model_config)
+        return {**values, "vocab": self.loaded.tokenizer.kind}
+
+    def _refuse_other(self, name: str, config: TrainConfig, values: Mapping[str, Any]) -> None:
+        value, first = getattr(config, name), self.loaded.config.get("train", {})
+        if name == "initializer" and value != first.get(name):
+            raise ConfigError(
+                Setting(name, value), " draws new weights, and the run in ", Setting("start"),
+                " gives its own; leave it out",
+            )  # fmt: skip
+        has = values.get(name)
+        is_other = value not in (None, has)
+        if name == "preset":
+            sizes = PRESETS[value].items()
+            is_other = any(getattr(config, n) is None and values[n] != size for n, size in sizes)
+            has = ", ".join(f"{size} {values[size]}" for size in PRESETS[value])
+        elif name == "vocab_size":  # what was asked for; a short text has fewer
+            is_other = values["vocab"] == "bpe" and value not in (has, first.get(name))
+        if is_other and name in {"preset", *values} - _OF_TRAINING:
+            raise ConfigError(
+                Setting(name, value), ": the run in ", Setting("start"), f" has {has}; leave it out"
+            )
+
+    def notes(self, config: TrainConfig) -> list[str]:
+        """Returns what the user is told: what comes from the run, and what does not."""
+        model, tokenizer = self.loaded.model_config, self.loaded.tokenizer
+        size = (
+            f"{counted(model.num_layers, 'layer')} of {model.rnn_size} units,"
+            f" {counted(model.vocab_size, 'token')} ({tokenizer.kind})"
+        )
+        defaults = ModelConfig(model.vocab_size)
+        options = [
+            f"{name} {value}"
+            for name, value in self._values().items()
+            if name not in ("vocab", "rnn_size", "num_layers", "dropout")
+            and value != getattr(defaults, name)
+            and value == getattr(config, name)
+        ]
+        notes = [f"from {self.loaded.path}: the weights, {', '.join([size, *options])}"]
+        if (stored := self.loaded.weight_format) != "fp32":
+            notes.append(
+                f"the weights of {self.path} are stored as {stored}: training starts with these"
+                " values and stores fp32"
+            )
+        return [*notes, *filter(None, [self.loaded.note])]
+
+
+def chosen_names(config: TrainConfig) -> set[str]:
+    """Returns the fields of a configuration that are no defaults."""
+    default = TrainConfig()
+    return {name for name, value in vars(config).items() if value != getattr(default, name)}
+
+
+def refuse_other_start(
+    run: Path, stored: Mapping[str, Any], start: str | os.PathLike[str] | None
+) -> dict[str, str] | None:
+    """Returns what a resumed run was started with: `start` of its config.json.
+
+    Args:
+        run: its directory.
+        stored: config.json of its checkpoint.
+        start: what is given now, or None. It need not exist any more under the same path.
+
+    Raises:
+        FormatError: the run was started with another model, or without one.
+    """
+    before: dict[str, str] | None = stored.get("start")
+    if before is not None:
+        for name in ("path", "model_sha256"):
+            if type(before[name]) is not str:
+                raise TypeError(f"start.{name} of config.json is {before[name]!r:.80}")
+    if start is None or (
+        before and before["path"] == os.fspath(start) and not Path(start).exists()
+    ):
+        return before
+    if before is None:
+        raise FormatError(
+            f"'{run}' was started without ", Setting("start"), "; leave it out to resume, or give"
+            " another ", Setting("out"),
+        )  # fmt: skip
+    if weights_record(load_stored_model(start).path).sha256 != before["model_sha256"]:
+        raise FormatError(
+            f"'{run}' was started with another model ({before['path']}), or {os.fspath(start)} has"
+            " changed since; leave out ", Setting("start"), " to resume, or give another ",
+            Setting("out"),
+        )  # fmt: skip
+    return before

@@ -1,0 +1,328 @@
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+from torch import nn
+
+import fastlstm
+from fastlstm.errors import FormatError, MissingExtraError
+from onnx_models import check, exported, graph_of, imported, lstm_arrays
+
+node = helper.make_node
+CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"  # of the fixture text_run
+
+
+def test_cases_of_onnx(monkeypatch):
+    from onnx.backend.test.case.node import lstm
+
+    seen = []
+    monkeypatch.setattr(lstm, "expect", lambda node, **case: seen.append((node, case)))
+    exports = [name for name in vars(lstm.LSTM) if name.startswith("export")]
+    for name in exports:
+        getattr(lstm.LSTM, name)()
+    assert len(seen) == len(exports) >= 6
+    for lstm_node, case in seen:
+        x, *arrays = case["inputs"]
+        weights = zip(filter(None, lstm_node.input[1:]), arrays, strict=True)
+        ends = [name for name in lstm_node.output if name]
+        inputs = (("X", x.shape),)
+        data = graph_of([lstm_node], weights, inputs=inputs, outputs=ends, opset=14)
+        if "peepholes" in case["name"]:
+            with pytest.raises(FormatError, match="LSTM 'Y_h' has peepholes"):
+                imported(data)
+            continue
+        got = imported(data)(torch.from_numpy(x)).detach().numpy()
+        expected = case["outputs"][0]
+        np.testing.assert_allclose(got.ravel(), expected.ravel(), atol=1e-5)
+
+
+class Net(nn.Module):
+    """An LSTM of torch between other layers, as `form` says."""
+
+    def __init__(self, form, both=False, layers=2, first=True):
+        super().__init__()
+        self.form, self.first = form, first
+        reads = 6 if form == "tokens" else 3
+        if form == "tokens":
+            self.table = nn.Embedding(9, 6)
+        self.lstm = nn.LSTM(reads, 5, layers, batch_first=first, bidirectional=both)
+        self.out = nn.Linear(10 if both and form != "state" else 5, 9)
+
+    def forward(self, x, h=None, c=None):
+        if self.form == "tokens":
+            x = self.table(x)
+        y, (last, _) = self.lstm(x, None if h is None else (h, c))
+        if self.form == "last":
+            y = y[:, -1]
+        if self.form == "state":
+            y = last[-1]
+        y = self.out(y)
+        if self.form == "flat":
+            y = torch.log_softmax(y.reshape(-1, 9), -1)
+        return y if h is None else (y, last)
+
+
+@pytest.mark.parametrize(
+    ("form", "both", "first", "opset"),
+    [
+        ("tokens", False, True, 11),
+        ("tokens", True, False, 17),
+        ("last", False, True, 17),
+        ("last", True, True, 17),
+        ("state", True, True, 13),
+        ("flat", True, False, 9),
+    ],
+)
+def test_torchs_exporter(form, both, first, opset):
+    torch.manual_seed(0)
+    x = torch.zeros(2, 4, dtype=torch.long) if form == "tokens" else torch.zeros(2, 4, 3)
+    module = check(exported(Net(form, both, first=first), x, opset=opset))
+    assert module.made_by == f"pytorch {torch.__version__.split('+')[0]}, opset {opset}"
+    assert module._is_time_major is not first
+
+
+def test_state_as_inputs_is_carried():
+    names = {"input_names": ["x", "h", "c"], "output_names": ["y", "last"]}
+    zero = torch.zeros(2, 4, 5)
+    data = exported(Net("values", first=False), torch.zeros(2, 4, 3), zero, zero, **names)
+    given = np.zeros((2, 4, 5), np.float32)
+    module = check(data, (6, 4, 3), h=given, c=given)
+    assert "the inputs 'h', 'c' are taken for the state" in module.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("direction", "layout", "merge"),
+    [("reverse", 0, None), ("bidirectional", 1, None), ("bidirectional", 0, "sum"),
+     ("bidirectional", 0, "mul")],
+)  # fmt: skip
+def test_directions_and_merges(direction, layout, merge):
+    D = 2 if direction == "bidirectional" else 1
+    lstm = node("LSTM", ["x", "W", "R", "B"], ["a"], hidden_size=4, direction=direction)
+    lstm.attribute.append(helper.make_attribute("layout", layout))
+    nodes = [lstm]
+    if merge is None:
+        order = [0, 1, 2, 3] if layout else [0, 2, 1, 3]
+        nodes += [node("Transpose", ["a"], ["t"], perm=order), node("Reshape", ["t", "s"], ["y"])]
+    else:
+        nodes += [
+            node("Split", ["a"], ["f", "b"], axis=1),
+            node(merge.title() if merge == "mul" else "Add", ["b", "f"], ["m"]),
+            node("Squeeze", ["m", "one"], ["y"]),
+        ]
+    arrays = {**lstm_arrays(D), "s": np.array([0, 0, -1]), "one": np.array([1])}
+    data = graph_of(nodes, arrays)
+    if layout:  # which ONNX Runtime does not compute
+        assert not imported(data)._is_time_major
+    else:
+        assert imported(data)._is_time_major
+        check(data)
+
+
+@pytest.mark.parametrize(
+    ("activations", "numbers"),
+    [
+        (["HardSigmoid", "Tanh", "Tanh"], ([0.2], [0.5])),
+        (["HardSigmoid", "Relu", "Relu"], ([1 / 6], [0.5])),
+        (["HardSigmoid", "Softsign", "Softsign"], ([0.3], [0.4])),
+        (["sigmoid", "Affine", "Affine"], ([1.0, 1.0], [0.0, 0.0])),
+    ],
+)
+def test_activations(activations, numbers):
+    alphas, betas = numbers
+    lstm = node(
+        "LSTM", ["x", "W", "R", "B"], ["", "y"], hidden_size=4, activations=activations,
+        activation_alpha=alphas, activation_beta=betas,
+    )  # fmt: skip
+    check(graph_of([lstm], lstm_arrays()))
+
+
+def test_scaled_columns_and_functions():
+    nodes = [
+        node("Sub", ["x", "mean"], ["a"]),
+        node("Div", ["a", "std"], ["b"]),
+        node("Transpose", ["b"], ["c"], perm=[1, 0, 2]),
+        node("LSTM", ["c", "W", "R"], ["", "h"], hidden_size=4),
+        node("Squeeze", ["h", "zero"], ["d"]),
+        node("Gemm", ["d", "M", "bias"], ["e"], transB=1, alpha=0.5, beta=2.0),
+        node("LayerNormalization", ["e", "w", "b0"], ["f"]),
+        node("HardSigmoid", ["f"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    sizes = {"mean": 3, "std": 3, "M": (2, 4), "bias": 2, "w": 2, "b0": 2}
+    arrays = {n: rng.uniform(0.5, 1, size).astype(np.float32) for n, size in sizes.items()}
+    arrays |= {**lstm_arrays(), "zero": np.array([0])}
+    module = check(graph_of(nodes, arrays))
+    kinds = ["Linear", "Linear", "ImportedLSTM", "Linear", "LayerNorm", "_Function"]
+    assert [type(layer).__name__ for layer in module.layers] == kinds
+
+
+LSTM = node("LSTM", ["x", "W", "R", "B"], ["y", "h"], "rnn", hidden_size=4)
+
+
+def changed(**attributes):
+    return node("LSTM", ["x", "W", "R", "B"], ["y", "h"], "rnn", hidden_size=4, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ([changed(clip=1.0)], "LSTM 'rnn' has clip"),
+        ([changed(input_forget=1)], "LSTM 'rnn' has input_forget"),
+        ([changed(activations=["Sigmoid", "Elu", "Elu"])], "the activation elu, expected one of"),
+        ([changed(activations=["Sigmoid", "Tanh", "Relu"])], "those of candidate and cell"),
+        ([changed(direction="bidirectional")], r"has W \(1, 16, 3\).* expected \(2, 4H, I\)"),
+        ([node("LSTM", ["x", "W", "x"], ["y"], "rnn")], "weights that are no constants"),
+        ([node("LSTM", ["x", "W", "R", "", "", "one"], ["y"], "rnn")], "stored, and not zero"),
+        ([node("LSTM", ["x", "W", "R", "", "lens"], ["y"], "rnn")], "sequence_lens that are not"),
+        ([LSTM, node("Einsum", ["y"], ["z"], "mix", equation="abcd->abcd")], "Einsum 'mix' is no"),
+        ([LSTM, node("Add", ["y", "y"], ["z"], "twice")], "Add 'twice' joins different paths"),
+        ([LSTM, node("Gather", ["y", "third"], ["z"], "third")], "neither that of every step nor"),
+        ([LSTM, node("MatMul", ["y", "W2"], ["z"], "wide")], "a matrix for 16 columns"),
+        ([node("GRU", ["x", "W", "R"], ["y"])], "no LSTM operator; its operators are GRU"),
+        ([node("LSTM", ["q", "W", "R"], ["y"], "rnn")], "'rnn' reads 'q' before it is made"),
+        ([LSTM, node("Tanh", ["y"], ["h"], "act")], "Tanh 'act' makes 'h' a second time"),
+        ([node("LSTM", ["W", "W", "R"], ["y"], "rnn")], "reads what no input"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)  # fmt: skip
+def test_what_is_not_imported_is_named(nodes, said):
+    arrays = {**lstm_arrays(), "one": np.ones((1, 1, 4), np.float32), "third": np.array(2)}
+    arrays |= {"lens": np.array([1], np.int32), "W2": np.ones((16, 2), np.float32)}
+    with pytest.raises(FormatError, match=said):
+        imported(graph_of(nodes, arrays, outputs=(nodes[-1].output[0],)))
+
+
+def test_what_depends_on_the_sizes_is_refused():
+    nodes = [
+        LSTM,
+        node("Shape", ["x"], ["sizes"]),
+        node("Gather", ["sizes", "zero"], ["steps"]),
+        node("Cast", ["steps"], ["factor"], to=1),
+        node("Mul", ["h", "factor"], ["z"]),
+    ]
+    data = graph_of(nodes, {**lstm_arrays(), "zero": np.array(0)}, outputs=("z",))
+    with pytest.raises(FormatError, match="depends on the number of steps"):
+        imported(data)
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A model whose arrays are in a file beside it, and a change of where it says they are."""
+    model = onnx.load_model_from_string(graph_of([LSTM], lstm_arrays(H=4)))
+    path = tmp_path / "models" / "m.onnx"
+    path.parent.mkdir()
+    onnx.save_model(
+        model, path, save_as_external_data=True, location="m.data", size_threshold=0
+    )  # fmt: skip
+
+    def write(**about):
+        changed = onnx.load(path, load_external_data=False)
+        for item in changed.graph.initializer[0].external_data:
+            item.value = str(about.get(item.key, item.value))
+        path.write_bytes(changed.SerializeToString())
+        return path
+
+    return write
+
+
+def test_arrays_beside_the_model(beside):
+    module = fastlstm.import_module(beside())
+    assert module.layers[0].lstm.hidden_size == 4
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"location": "/etc/hostname"}, "outside of the model's directory"),
+        ({"location": "../m.data"}, "outside of the model's directory"),
+        ({"location": "link"}, "a link, which is not followed"),
+        ({"location": "none"}, "which is not there"),
+        ({"offset": 100_000}, "ends before it"),
+        ({"length": -1}, "ends before it"),
+    ],
+    ids=str,
+)
+def test_arrays_elsewhere_are_refused(about, said, beside):
+    path = beside(**about)
+    (path.parent / "link").symlink_to("/etc/hostname")
+    shutil.copy(path.parent / "m.data", path.parent.parent / "m.data")
+    with pytest.raises(FormatError, match=said):
+        imported(path.read_bytes(), path.parent)
+
+
+def test_damaged_files(tmp_path):
+    data = graph_of([LSTM], lstm_arrays())
+    model = onnx.load_model_from_string(data)
+    negative, large, twice = (onnx.load_model_from_string(data) for _ in range(3))
+    negative.graph.initializer[0].dims[0] = -1
+    large.graph.initializer[0].dims[0] = 1 << 40
+    twice.graph.initializer.append(model.graph.initializer[0])
+    for damaged, said in (
+        (data[:50], "damaged"),
+        (negative.SerializeToString(), r"the array 'W' has a negative size"),
+        (large.SerializeToString(), r"the array 'W' of the sizes \[1099511627776"),
+        (twice.SerializeToString(), "two arrays 'W'"),
+        (graph_of([LSTM], lstm_arrays(), opset=99), "opset 99, expected"),
+    ):
+        with pytest.raises(FormatError, match=said):
+            imported(damaged)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(huge(1 << 40))
+    with pytest.raises(FormatError, match="claims to hold more than the file does"):
+        fastlstm.import_module(path)
+
+
+def huge(size):
+    """Returns a file whose state is computed to have many elements."""
+    shape = node("ConstantOfShape", ["shape"], ["h0"])
+    lstm = node("LSTM", ["x", "W", "R", "", "", "h0"], ["y"], hidden_size=4)
+    return graph_of([shape, lstm], {**lstm_arrays(), "shape": np.array([1, size, 4])})
+
+
+def test_without_onnx(tmp_path, monkeypatch):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(graph_of([LSTM], lstm_arrays()))
+    monkeypatch.setattr("fastlstm.exchange.model_file.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[onnx\]'"):
+        fastlstm.import_module(path)
+
+
+def test_run_goes_out_and_comes_back(text_run, text, tmp_path):
+    run = text_run(num_layers=2, output_norm=True)
+    out = tmp_path / "out"
+    fastlstm.export(run, to="onnx", out=out, check_text=str(text))
+    back = fastlstm.import_run(out / "model.onnx", out=tmp_path / "back", chars=CHARACTERS)
+    assert (back.kind, back.made_by) == ("text", "fastlstm, opset 17")
+    first, second = fastlstm.LM.load(run), fastlstm.LM.load(back)
+    tokens = torch.arange(len(CHARACTERS)).repeat(2, 1).T
+    assert torch.equal(first.model(tokens)[0], second.model(tokens)[0])
+    assert first.generate("abc", max_tokens=9, seed=1) == second.generate(
+        "abc", max_tokens=9, seed=1
+    )
+
+
+@pytest.mark.parametrize(("weights", "step"), [("int8", False), ("fp16", True)])
+def test_rounded_weights_come_back(weights, step, text_run, text, tmp_path):
+    run, out = text_run(), tmp_path / "out"
+    fastlstm.export(run, to="onnx", out=out, weights=weights, step=step, check_text=str(text))
+    module = imported((out / "model.onnx").read_bytes())
+    tokens = torch.arange(len(CHARACTERS))[None]
+    expected = fastlstm.LM.load(run).model(tokens.T)[0]
+    got = module(tokens if step else tokens.T)
+    got = got[0] if step else got[:, 0]
+    assert (got - expected[:, 0]).abs().max() < (0.1 if weights == "int8" else 0.01)
+
+
+def test_regressor_becomes_a_run(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(exported(Net("state"), torch.zeros(2, 4, 3)))
+    run = fastlstm.import_run(path, out=tmp_path / "run")
+    assert run.kind == "sequence"
+    x = np.random.default_rng(0).standard_normal((4, 6, 3)).astype(np.float32)
+    got = fastlstm.SequenceRegressor.load(run).predict(x)
+    expected = imported(path.read_bytes())(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(got, expected, atol=1e-5)
