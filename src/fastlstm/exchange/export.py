@@ -283,7 +283,7 @@ def _proof(
         _refuse_wrong(exact)
     limit = limits[source.weight_format]
     if any(node.kind == "lstm" and node.attributes["options"].layer_norm
-           for node in source.graph(form.is_step).nodes):  # fmt: skip
+           for node in source.graph(form).nodes):  # fmt: skip
         limit = max(limit, LAYER_NORM_LIMIT)
     proof = prove(source, target.runner(path), form, limit)
     _refuse_wrong(proof)
