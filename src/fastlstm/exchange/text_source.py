@@ -35,7 +35,7 @@ _LANES, _MAX_TOKENS, _SPEED_S = 16, 10_000, 0.3
 _MAX_LOGITS = 1 << 25
 """Values held at once, 128 MB."""
 _OWN_ERROR = 2.5e-6
-"""That fastlstm's float32 may have in what is compared: a quarter of the smallest limit."""
+"""That fastlstm's own float32 may have in what is compared: a quarter of the smallest limit."""
 
 
 class TextSource:
@@ -109,15 +109,17 @@ class TextSource:
             yield {**inputs, "tokens": tokens[:num]}
 
     def _num_comparable(self, inputs: dict[str, NDArray[Any]]) -> int:
-        """Returns after how many steps fastlstm's float32 is still near its float64."""
-        tokens = inputs["tokens"]
-        while len(tokens) > 1:
-            given = {**inputs, "tokens": tokens}
-            exact, own = self._run(self._in_float64, given), self.run(given)
-            if largest_error(exact, own) <= _OWN_ERROR:
-                break
-            tokens = tokens[: len(tokens) // 2]
-        return len(tokens)
+        """Returns after how many steps fastlstm's float32 is still about as near its float64 as
+        after the first."""
+        num = len(inputs["tokens"])
+        limit = max(_OWN_ERROR, 2 * self._own_error(inputs, 1)) if num > 1 else 0.0
+        while num > 1 and not self._own_error(inputs, num) <= limit:  # which may be NaN
+            num //= 2
+        return num
+
+    def _own_error(self, inputs: dict[str, NDArray[Any]], num: int) -> float:
+        given = {**inputs, "tokens": inputs["tokens"][:num]}
+        return largest_error(self._run(self._in_float64, given), self.run(given))
 
     def _note_growth(self, has_state: bool) -> None:
         parts = (
