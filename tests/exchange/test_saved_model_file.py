@@ -13,6 +13,7 @@ import torch
 import fastlstm
 from fastlstm.errors import FormatError
 from fastlstm.exchange.checksum import crc32c
+from fastlstm.exchange.tensorflow_graph import Node, Scope
 from keras_models import keras, outputs, varied
 from saved_models import OBJECT_GRAPH, bundle, entry, field, index, write_saved_model
 
@@ -128,10 +129,25 @@ def test_text_run(tmp_path: Path) -> None:
     assert len(fastlstm.LM.load(run).generate("a bad ", 5)) == 5
 
 
-def unpacked(folder: Path) -> Path:
-    with zipfile.ZipFile(KERAS_3) as archive:
+def unpacked(folder: Path, stored: Path = KERAS_3) -> Path:
+    with zipfile.ZipFile(stored) as archive:
         archive.extractall(folder)
     return folder
+
+
+def test_a_dense_layer_of_its_own_that_reverses_the_steps(tmp_path: Path) -> None:
+    own = KERAS_3.with_name("keras3_layer_of_its_own.zip")  # super().call(x[:, ::-1])
+    refused(unpacked(tmp_path, own), "'rev_dense' has .*1 StridedSlice")
+
+
+def test_a_scope_tells_what_moves_values_from_what_moves_sizes() -> None:
+    nodes = [
+        Node("a/d/Shape", "Shape", ("before",)), Node("a/d/size", "StridedSlice", ("a/d/Shape:0",)),
+        Node("a/d/part", "StridedSlice", ("before:0", "a/d/begin")),
+        Node("a/d/Reshape", "Reshape", ("a/d/part", "a/d/size")),
+    ]  # fmt: skip
+    scope = Scope("a/d", nodes, reads={"before"})
+    assert scope.moves() == {"StridedSlice": 1, "Reshape": 1}
 
 
 def test_keras_3(tmp_path: Path) -> None:

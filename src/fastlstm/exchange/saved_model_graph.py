@@ -57,6 +57,15 @@ _INDEXING = (
     "/MatMul/pfor/mul",
 )
 """Operations of a Dense layer that compute places, not values."""
+_DENSE_MOVES: tuple[Counter[str], ...] = (
+    Counter(),
+    Counter(Transpose=1, Reshape=2),
+    Counter(Transpose=2, TensorListStack=1, Reshape=2),
+)
+"""How a Dense layer moves its rows: two axes, three, or three within TimeDistributed, which takes
+known numbers of steps one by one."""
+_EMBEDDING_MOVES = Counter(GatherV2=1, SelectV2=1)
+_LSTM_MOVES = Counter(Transpose=1, TensorListFromTensor=1, TensorListStack=1)
 _LOOP = Counter(TensorListGetItem=1, TensorListSetItem=1, AddV2=2)
 
 
@@ -128,13 +137,17 @@ class _Reader:
 
     def _function(self, scope: Scope) -> list[Layer]:
         kinds = Counter(node.kind for node in scope.nodes if node.kind not in PASSED)
+        casts = sum(node.kind == "Cast" for node in scope.nodes)
+        if casts > scope.name.rpartition("/")[2].startswith("Cast"):  # Keras casts inputs there
+            raise self._unknown(scope, f"{casts} Cast")
         name = self._function_of(scope, kinds)
         return self._made(scope, "Activation", activation=name)
 
     def _embedding(self, scope: Scope) -> list[Layer]:
         counted = scope.counted()
-        if counted - Counter(Less=1, AddV2=1, Cast=1) or _kinds(scope)["GatherV2"] != 1:
+        if counted - Counter(Less=1, AddV2=1, Cast=1):
             raise self._unknown(scope, _listed(counted))
+        self._check_moves(scope, _EMBEDDING_MOVES)
         return self._made(scope, "Embedding")
 
     def _dense(self, scope: Scope) -> list[Layer]:
@@ -149,6 +162,7 @@ class _Reader:
             linear.append("BiasAdd" if counted["BiasAdd"] else "AddV2")  # of one unit
         if any(not counted[kind] for kind in linear):
             raise self._unknown(scope, _listed(counted))
+        self._check_moves(scope, *_DENSE_MOVES, Counter(Transpose=2, StridedSlice=copies, Pack=1))
         function = self._function_of(scope, counted - Counter(linear))
         return self._made(scope, "Dense", activation=function, use_bias=has_bias)
 
@@ -159,6 +173,7 @@ class _Reader:
             raise self._unknown(scope, "an axis that is not known to be the last")
         if scope.counted() != _LAYER_NORM or len(floats) != 1:
             raise self._unknown(scope, _listed(scope.counted()))
+        self._check_moves(scope, Counter())
         return self._made(scope, "LayerNormalization", epsilon=floats.pop())
 
     def _recurrent(self, scope: Scope, outputs: set[str]) -> list[Layer]:
@@ -166,6 +181,7 @@ class _Reader:
         output = [node for node in scope.nodes if node.name in outputs]
         if len(ways) == 1:
             config = self._lstm(scope, ways[0], output)
+            self._check_moves(scope, *_lstm_moves(1))
             return self._made(scope, "LSTM", **config)
         if len(ways) != 2:
             raise self._unknown(scope, f"{len(ways)} loops")
@@ -187,6 +203,7 @@ class _Reader:
                                    and not node.name.endswith("/transpose")])
             for part, way in zip(parts, ways, strict=True)
         ]  # fmt: skip
+        self._check_moves(scope, *_lstm_moves(2))
         counted = joining.counted()
         turned = counted.pop("ReverseV2", 0)
         merge = next((name for name, kinds in _MERGES.items() if kinds == counted), None)
@@ -242,6 +259,11 @@ class _Reader:
             raise self._unknown(scope, _listed(kinds))
         return name
 
+    def _check_moves(self, scope: Scope, *known: Counter[str]) -> None:
+        found = scope.moves()
+        if found not in known:
+            raise self._unknown(scope, _listed(found))
+
     def _unknown(self, scope: Scope, found: str) -> FormatError:
         return FormatError(
             f"{self._path}: the layer '{_shown(scope)}' has {found or 'operations'}, which are not"
@@ -256,16 +278,18 @@ def _shown(scope: Scope) -> str:
     return next((part for part in parts if part and name.startswith(part)), name)[:80]
 
 
+def _lstm_moves(ways: int) -> list[Counter[str]]:
+    """Returns how an LSTM moves its steps: with an output for each, or for the last one."""
+    kinds = (_LSTM_MOVES + Counter([kind]) for kind in ("Transpose", "StridedSlice"))
+    return [Counter({kind: count * ways for kind, count in one.items()}) for one in kinds]
+
+
 def _place(variable: SavedObject) -> int:
     return _ORDER.index(_last(variable))
 
 
 def _last(variable: SavedObject) -> str:
     return variable.full_name.rpartition("/")[2]
-
-
-def _kinds(scope: Scope) -> Counter[str]:
-    return Counter(node.kind for node in scope.nodes)
 
 
 def _listed(kinds: Mapping[str, int]) -> str:

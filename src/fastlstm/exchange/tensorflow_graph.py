@@ -34,6 +34,9 @@ SHAPING = PASSED - {"Cast"} | {
 """Operations of layers with variables that move values, or compute shapes."""
 
 
+_SIZES = {"Shape", "Rank", "Size"}
+
+
 @dataclass(frozen=True)
 class Node:
     """An operation: `inputs` are names of others; `function` is what it calls or repeats."""
@@ -67,6 +70,16 @@ class Scope:
         """Returns how many operations there are by kind, those of shapes and of scopes left out."""
         names = [node for node in self.nodes if not any(part in node.name for part in without)]
         return Counter(node.kind for node in names if node.kind not in SHAPING)
+
+    def moves(self) -> Counter[str]:
+        """Returns how many operations move what the scope reads, by kind, not what shapes it has:
+        two layers may have the same arithmetic and differ in these."""
+        values, found = set(self.reads), Counter[str]()
+        for node in self.nodes:
+            if node.kind not in _SIZES and values.intersection(map(node_of, node.inputs)):
+                values.add(node.name)
+                found[node.kind] += node.kind in SHAPING - PASSED - {"While"}
+        return +found
 
     def floats(self) -> set[float]:
         return {node.value for node in self.nodes if isinstance(node.value, float)}
