@@ -333,3 +333,54 @@ def test_regressor_becomes_a_run(tmp_path):
     got = fastlstm.SequenceRegressor.load(run).predict(x)
     expected = imported(path.read_bytes())(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+STATES = (("x", [None, None, 3]), ("s", [1, None, 4]))
+
+
+def second(*states):
+    return node("LSTM", ["x", "W", "R", "B", "", *states], ["z"], "rnn2", hidden_size=4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ends", "said"),
+    [
+        ([node("Tanh", ["s"], ["t"], "act"), second("t")], ("z",), "Tanh 'act' computes something"),
+        ([node("MatMul", ["s", "M"], ["t"], "mm"), second("", "t")], ("z",), "MatMul 'mm'"),
+        ([changed(), second("h")], ("z",), "'rnn2' starts from a state that another LSTM writes"),
+        (
+            [node("LSTM", ["x", "W", "R"], ["y", "h", "c"], hidden_size=4), second("h", "c")],
+            ("z",), "'rnn2' starts from a state that another LSTM writes",
+        ),
+        (
+            [
+                node("LSTM", ["x", "W", "R"], ["y", "h", "c"], hidden_size=4),
+                node("Concat", ["s", "c"], ["t"], axis=0),
+                second("", "t"),
+            ],
+            ("z",), "'rnn2' starts from a state that another LSTM writes",
+        ),
+        (
+            [
+                node("LSTM", ["x", "W", "R"], ["y", "h", "c"], hidden_size=4),
+                node("MatMul", ["c", "M"], ["z"], "head"),
+            ],
+            ("y", "z"), "MatMul 'head' computes something .* a second output",
+        ),
+    ],
+    ids=["tanh", "matmul", "h", "c", "joined", "head"],
+)  # fmt: skip
+def test_what_is_computed_from_a_state_is_refused(nodes, ends, said):
+    arrays = {**lstm_arrays(), "M": np.ones((4, 4), np.float32)}
+    with pytest.raises(FormatError, match=said):
+        imported(graph_of(nodes, arrays, inputs=STATES, outputs=ends))
+
+
+def test_states_that_are_moved_are_read():
+    nodes = [
+        node("Transpose", ["s"], ["t"], perm=[0, 1, 2]),
+        node("LSTM", ["x", "W", "R", "", "", "t", "t"], ["y", "h", "c"], hidden_size=4),
+        node("Concat", ["h", "c"], ["both"], axis=0),
+    ]
+    data = graph_of(nodes, lstm_arrays(), inputs=STATES, outputs=("y", "both", "c"))
+    assert "the inputs 's' are taken for the state" in imported(data).notes[0]
