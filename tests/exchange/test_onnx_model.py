@@ -384,3 +384,20 @@ def test_states_that_are_moved_are_read():
     ]
     data = graph_of(nodes, lstm_arrays(), inputs=STATES, outputs=("y", "both", "c"))
     assert "the inputs 's' are taken for the state" in imported(data).notes[0]
+
+
+def test_dropout_in_training_is_refused():
+    nodes = [LSTM, node("Dropout", ["y", "half", "yes"], ["z"], "drop")]
+    arrays = {**lstm_arrays(), "half": np.array(0.5, np.float32), "yes": np.array(True)}
+    with pytest.raises(FormatError, match="Dropout 'drop' is in training mode"):
+        imported(graph_of(nodes, arrays, outputs=("z",)))
+    imported(graph_of(nodes, {**arrays, "yes": np.array(False)}, outputs=("z",)))
+
+
+def test_a_constant_outside_of_the_file_is_refused():
+    value = onnx.numpy_helper.from_array(np.zeros((1, 1, 4), np.float32))
+    onnx.external_data_helper.set_external_data(value, "/etc/hostname")
+    value.ClearField("raw_data")
+    nodes = [node("Constant", [], ["k"], "outside", value=value), LSTM]
+    with pytest.raises(FormatError, match="Constant 'outside' has an array outside of the file"):
+        imported(graph_of(nodes, lstm_arrays()))
