@@ -333,3 +333,71 @@ def test_regressor_becomes_a_run(tmp_path):
     got = fastlstm.SequenceRegressor.load(run).predict(x)
     expected = imported(path.read_bytes())(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+STATES = (("x", [None, None, 3]), ("s", [1, None, 4]))
+
+
+def second(*states):
+    return node("LSTM", ["x", "W", "R", "B", "", *states], ["z"], "rnn2", hidden_size=4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ends", "said"),
+    [
+        ([node("Tanh", ["s"], ["t"], "act"), second("t")], ("z",), "Tanh 'act' computes something"),
+        ([node("MatMul", ["s", "M"], ["t"], "mm"), second("", "t")], ("z",), "MatMul 'mm'"),
+        ([changed(), second("h")], ("z",), "'rnn2' starts from a state that another LSTM writes"),
+        (
+            [node("LSTM", ["x", "W", "R"], ["y", "h", "c"], hidden_size=4), second("h", "c")],
+            ("z",), "'rnn2' starts from a state that another LSTM writes",
+        ),
+        (
+            [
+                node("LSTM", ["x", "W", "R"], ["y", "h", "c"], hidden_size=4),
+                node("Concat", ["s", "c"], ["t"], axis=0),
+                second("", "t"),
+            ],
+            ("z",), "'rnn2' starts from a state that another LSTM writes",
+        ),
+        (
+            [
+                node("LSTM", ["x", "W", "R"], ["y", "h", "c"], hidden_size=4),
+                node("MatMul", ["c", "M"], ["z"], "head"),
+            ],
+            ("y", "z"), "MatMul 'head' computes something .* a second output",
+        ),
+    ],
+    ids=["tanh", "matmul", "h", "c", "joined", "head"],
+)  # fmt: skip
+def test_what_is_computed_from_a_state_is_refused(nodes, ends, said):
+    arrays = {**lstm_arrays(), "M": np.ones((4, 4), np.float32)}
+    with pytest.raises(FormatError, match=said):
+        imported(graph_of(nodes, arrays, inputs=STATES, outputs=ends))
+
+
+def test_states_that_are_moved_are_read():
+    nodes = [
+        node("Transpose", ["s"], ["t"], perm=[0, 1, 2]),
+        node("LSTM", ["x", "W", "R", "", "", "t", "t"], ["y", "h", "c"], hidden_size=4),
+        node("Concat", ["h", "c"], ["both"], axis=0),
+    ]
+    data = graph_of(nodes, lstm_arrays(), inputs=STATES, outputs=("y", "both", "c"))
+    assert "the inputs 's' are taken for the state" in imported(data).notes[0]
+
+
+def test_dropout_in_training_is_refused():
+    nodes = [LSTM, node("Dropout", ["y", "half", "yes"], ["z"], "drop")]
+    arrays = {**lstm_arrays(), "half": np.array(0.5, np.float32), "yes": np.array(True)}
+    with pytest.raises(FormatError, match="Dropout 'drop' is in training mode"):
+        imported(graph_of(nodes, arrays, outputs=("z",)))
+    imported(graph_of(nodes, {**arrays, "yes": np.array(False)}, outputs=("z",)))
+
+
+def test_a_constant_outside_of_the_file_is_refused():
+    value = onnx.numpy_helper.from_array(np.zeros((1, 1, 4), np.float32))
+    onnx.external_data_helper.set_external_data(value, "/etc/hostname")
+    value.ClearField("raw_data")
+    nodes = [node("Constant", [], ["k"], "outside", value=value), LSTM]
+    with pytest.raises(FormatError, match="Constant 'outside' has an array outside of the file"):
+        imported(graph_of(nodes, lstm_arrays()))

@@ -97,3 +97,11 @@ def test_lstms_that_fit_in_two_orders_are_named(tmp_path):
     pair = nn.ModuleDict({"one": nn.LSTM(6, 6), "two": nn.LSTM(6, 6)})
     with pytest.raises(FormatError, match="'one', 'two' fit in several orders"):
         fastlstm.import_module(saved(pair.state_dict(), tmp_path))
+
+
+def test_tied_weights_are_counted_once(tmp_path):
+    model = TextModel(V=500, E=12)
+    model.fc.weight = model.embed.weight
+    torch.save(model.state_dict(), tmp_path / "m.pt")
+    module = fastlstm.import_module(tmp_path / "m.pt")
+    assert torch.allclose(module(TOKENS), model(TOKENS), atol=1e-5)

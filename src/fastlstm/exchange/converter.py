@@ -180,13 +180,16 @@ def _torch_reader() -> Any:
         except Exception as error:
             raise Refused(f"it holds more than tensors, or is damaged ({_reason(error)})") from None
         tensors = _state(torch, loaded)
-        arrays, total = {}, 0
+        arrays, seen, total = {}, set(), 0
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or tensor.layout != torch.strided:
                 continue
             num_bytes = tensor.numel() * tensor.element_size()
-            total += num_bytes
-            if tensor.is_meta or num_bytes > tensor.untyped_storage().nbytes() or total > len(data):
+            storage = tensor.untyped_storage()
+            if not tensor.is_meta and storage.data_ptr() not in seen:  # tied weights have one
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+            if tensor.is_meta or num_bytes > storage.nbytes() or total > len(data):
                 raise Refused(f"'{name}' claims {tuple(tensor.shape)}, more than the file holds")
             arrays[name] = tensor.detach().float().contiguous().numpy()
         return arrays, {"names": list(arrays)}

@@ -187,6 +187,12 @@ def _operation(onnx: Any, node: Any, opset: int) -> Operation:
     kind = _printable(node.op_type if node.domain in _DOMAINS else f"{node.domain}.{node.op_type}")
     name = _printable(node.name or next((out for out in node.output if out), ""))
     plain = onnx.AttributeProto
+    for item in node.attribute:
+        tensors = (item.t, *item.tensors)
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in tensors):
+            raise FormatError(
+                f"{kind} '{name}' has an array outside of the file, which is not read"
+            )
     simple = (plain.FLOAT, plain.INT, plain.STRING, plain.FLOATS, plain.INTS, plain.STRINGS)
     attributes = {
         item.name: onnx.helper.get_attribute_value(item) if item.type in simple else None

@@ -60,11 +60,9 @@ class LayerReader:
             return list(self._lstm(operation, [*inputs, *[None] * 8][:8]))
         streams = [value for value in inputs if isinstance(value, Stream)]
         states = [value for value in inputs if isinstance(value, States)]
-        aside = next((value for value in inputs if isinstance(value, Aside)), None)
-        if aside is not None:
-            if all(map(_is_state, streams)):
-                return [aside] * num
-            raise FormatError(f"{operation.label} joins the layers and '{aside.name}'")
+        asides = [value for value in inputs if isinstance(value, Aside)]
+        if asides:
+            return [_moved_aside(operation, inputs, asides)] * num
         if states and kind in MOVES and inputs[0] is states[0] and not streams:
             moved = computed(operation, [states[0].at, *inputs[1:]], self._opset)
             return [states[0].moved(at) for at in moved]
@@ -137,12 +135,14 @@ class LayerReader:
         final = replace(layer, every_step=False)
         y = replace(common, layers=(*x.layers, layer), at=at)
         y_h = replace(common, layers=(*x.layers, final), at=last, is_last=True)
-        return y, y_h, Aside(operation.name)
+        return y, y_h, Aside(operation.name, is_written=True)
 
     def _check_state(self, operation: Operation, states: tuple[Value, ...]) -> None:
         for state in states:
-            if isinstance(state, Aside):
+            if isinstance(state, Aside) and not state.is_written:
                 self.asides["states"].add(state.name)
+            elif isinstance(state, Stream | States | Aside):
+                raise FormatError(f"{operation.label} starts from a state that another LSTM writes")
             elif not isinstance(state, np.ndarray | None) or (state is not None and state.any()):
                 what = "stored, and not zero" if isinstance(state, np.ndarray) else "computed"
                 raise FormatError(f"{operation.label} starts from a state that is {what}")
@@ -156,6 +156,31 @@ class LayerReader:
             raise FormatError(
                 f"{operation.label} has sequence_lens that are not the input's length"
             )
+
+
+def _moved_aside(operation: Operation, inputs: list[Value], asides: list[Aside]) -> Aside:
+    """Returns a state or lengths that an operator moves, or joins with other states.
+
+    Raises:
+        FormatError: it computes something from them.
+    """
+    first = next((aside for aside in asides if aside.is_written), asides[0])
+    others = [value for value in inputs if not isinstance(value, Aside)]
+    are_streams = [isinstance(value, Stream | States) for value in others]
+    if operation.kind == "Concat":
+        is_state = (
+            isinstance(v, States) or (isinstance(v, Stream) and _is_state(v)) for v in others
+        )
+        if all(is_state):
+            return replace(first, is_written=first.is_written or bool(others))
+    elif operation.kind in (*MOVES, "Cast") and inputs[0] is asides[0] and not any(are_streams):
+        return first
+    if any(are_streams):
+        raise FormatError(f"{operation.label} joins the layers and '{first.name}'")
+    raise FormatError(
+        f"{operation.label} computes something from '{first.name}', a state or lengths: a first"
+        " state that is computed, or a second output, is not imported"
+    )
 
 
 def _order_of_steps(

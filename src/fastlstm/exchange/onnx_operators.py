@@ -221,15 +221,18 @@ def _cast(operation: Operation, inputs: list[Value]) -> Stream:
     return replace(x, is_tokens=is_integer)
 
 
-def _same(operation: Operation, inputs: list[Value]) -> Stream:
-    assert isinstance(inputs[0], Stream)
-    return inputs[0]
+def _dropout(operation: Operation, inputs: list[Value]) -> Stream:
+    x, _, training = [*inputs, None, None][:3]
+    assert isinstance(x, Stream)
+    if training is not None and (not isinstance(training, np.ndarray) or training.any()):
+        raise FormatError(f"{operation.label} is in training mode; export the model after eval()")
+    return x
 
 
 OPERATORS: dict[str, Callable[[Operation, list[Value]], Value]] = {
     "Gather": _gather, "OneHot": _one_hot, "MatMul": _matmul, "Gemm": _gemm, "Add": _add,
     "Sub": _sub, "Mul": _mul, "Div": _div, "LayerNormalization": _layer_norm, "Cast": _cast,
-    "Dropout": _same,
+    "Dropout": _dropout,
     **dict.fromkeys(_FUNCTIONS, _function), "Softmax": _softmax, "LogSoftmax": _softmax,
 }  # fmt: skip
 """Operators on the output of layers; one more of these is a function and a line here."""

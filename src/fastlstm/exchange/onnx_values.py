@@ -115,9 +115,13 @@ class States:
 
 @dataclass(frozen=True)
 class Aside:
-    """A value beside the layers: a state, lengths; `name` is that of the input or the node."""
+    """A value beside the layers: a state, lengths; `name` is that of the input or the node.
+
+    `is_written` is true for a state that an LSTM of the model writes.
+    """
 
     name: str
+    is_written: bool = False
 
 
 @dataclass(frozen=True)
