@@ -401,3 +401,41 @@ def test_a_constant_outside_of_the_file_is_refused():
     nodes = [node("Constant", [], ["k"], "outside", value=value), LSTM]
     with pytest.raises(FormatError, match="Constant 'outside' has an array outside of the file"):
         imported(graph_of(nodes, lstm_arrays()))
+
+
+class Cut(nn.Module):
+    """An LSTM that reads a part of its input."""
+
+    def __init__(self, cut):
+        super().__init__()
+        self.cut, self.lstm = cut, nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(self.cut(x))[0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (lambda x: x[:, -8:], "Slice .* cuts sequences that are longer"),
+        (lambda x: x[:, :8], "Slice .* cuts sequences that are longer"),
+        (lambda x: x.long().float(), "Cast .* turns what it reads into another kind"),
+    ],
+)
+def test_what_changes_longer_sequences_or_values_is_named(cut, said):
+    data = exported(Cut(cut), torch.zeros(2, 20, 3))
+    with pytest.raises(FormatError, match=said):
+        imported(data)
+
+
+def test_a_bound_on_the_number_of_steps_is_named():
+    steps = [
+        node("Shape", ["x"], ["shape"]), node("Gather", ["shape", "one"], ["T"], axis=0),
+        node("Min", ["T", "most"], ["end"]), node("Slice", ["x", "zero", "end", "one"], ["cut"]),
+        node("Transpose", ["cut"], ["turned"], perm=[1, 0, 2]),
+        node("LSTM", ["turned", "W", "R", "B"], ["y"], hidden_size=4),
+    ]  # fmt: skip
+    numbers = {"zero": [0], "one": [1], "most": [100]}
+    arrays = lstm_arrays() | {n: np.array(v, np.int64) for n, v in numbers.items()}
+    with pytest.raises(FormatError, match="Min 'end' compares the number of steps"):
+        imported(graph_of(steps, arrays))

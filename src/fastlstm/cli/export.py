@@ -62,7 +62,8 @@ def run(argv: list[str]) -> int:
     levels = levels_of(parsed["quantiles"]) if parsed["quantiles"] is not None else None
     if (text := parsed["check_text"]) is not None:
         refuse_runs([text])
-        warn_of_table(text)
+        if parsed["check"]:  # else the two are refused together
+            warn_of_table(text)
 
     from fastlstm.exchange.export import export
 

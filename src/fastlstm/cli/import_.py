@@ -1,4 +1,4 @@
-"""`fastlstm import MODEL --out RUN`: a model of Keras, torch or ONNX as a run."""
+"""`fastlstm import MODEL --out RUN`: a model of Keras, TensorFlow, torch or ONNX as a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastlstm.text.data.sources import open_source
 
 COMMAND = Command(
     verb="import",
-    summary="Read a model of Keras, torch or ONNX, without them, and write it as a run.",
+    summary="Read a model of Keras, TensorFlow, torch or ONNX and write it as a run.",
     positionals=(
         Positional(
             "MODEL",
@@ -20,7 +20,7 @@ COMMAND = Command(
         ),
     ),
     options=(
-        Option("out", str, None, "run directory to write"),
+        Option("out", str, None, "run directory to write; it must hold no run yet"),
         Option(
             "text", str | None, None,
             "of a text model: the text it was trained on, whose characters in the order of Unicode"

@@ -260,7 +260,7 @@ def _weight_format(asked: str | None, own: str, target: Target) -> str:
         return own if own in target.limits else "fp32"
     if asked not in target.limits:
         raise ConfigError(
-            Setting("weights", asked), f" cannot be held by {target.name}; expected one of"
+            Setting("weights", asked), f" cannot be held by {target.name}, which holds"
             f" {', '.join(target.limits)}",
         )  # fmt: skip
     return asked

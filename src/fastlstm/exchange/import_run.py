@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastlstm.errors import FormatError
+from fastlstm.errors import FormatError, RunDirectoryError, Setting
 from fastlstm.exchange.layer_stack import Embedding, LayerStack
 from fastlstm.exchange.read_model import read_layer_stack
 from fastlstm.exchange.saved_model_file import SAVED_MODEL_FILES
 from fastlstm.exchange.text_import import refuse_vocabulary, text_files, tokens_of
 from fastlstm.exchange.vocabulary import Vocabulary, read_vocabulary
-from fastlstm.training.resuming import checkpoint_to_resume
 from fastlstm.training.session import locked_run
 
 
@@ -72,7 +71,8 @@ def import_run(
     kind, files, notes = _files(stack, vocabulary, about, Path(model))
     with locked_run(Path(out)) as run:
         assert run is not None
-        checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
+        if run.has_published() or run.checkpoints():
+            raise RunDirectoryError(f"'{out}' contains a run; give another ", Setting("out"))
         run.publish(files)
     return ImportedRun(Path(out), kind, stack.made_by, (*stack.notes, *notes))
 

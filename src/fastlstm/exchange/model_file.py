@@ -18,7 +18,13 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fastlstm.errors import CorruptFileError, FormatError, MissingExtraError, StorageError
+from fastlstm.errors import (
+    CorruptFileError,
+    FormatError,
+    MissingExtraError,
+    StorageError,
+    nearest_hint,
+)
 from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.packed_stack import unpack
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
@@ -57,8 +63,12 @@ def read_model_file(path: str | os.PathLike[str]) -> bytes:
     Raises:
         FormatError: there is none, or it is a directory.
     """
+    file = Path(path)
+    if not file.exists():
+        there = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise FormatError(f"{path}: no such file{nearest_hint(file.name, there)}")
     try:
-        return read_bytes(Path(path))
+        return read_bytes(file)
     except (OSError, StorageError, CorruptFileError) as error:
         raise FormatError(f"{path} cannot be read ({_first_line(error)})") from None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,9 @@ from fastlstm.exchange.onnx_values import (
     computed,
     spread_columns,
 )
+
+_THRESHOLDS = ("Min", "Less", "Greater")
+_NO_BOUND = 1 << 30
 
 
 class LayerReader:
@@ -71,6 +76,8 @@ class LayerReader:
         if not streams:
             if kind not in FOLDED:
                 raise FormatError(f"{operation.label} is no operator that is imported")
+            if kind in _THRESHOLDS:
+                raise FormatError(f"{operation.label} compares the number of steps or of sequences")
             return list(computed(operation, inputs, self._opset))
         if kind in ("Shape", "Size"):
             shape = [s.at if isinstance(s, Stream) else s for s in inputs]
@@ -81,6 +88,7 @@ class LayerReader:
         if reader is not None and not (kind == "Gather" and isinstance(inputs[0], Stream)):
             return [reader(operation, inputs)] + [None] * (num - 1)
         if kind in MOVES and isinstance(inputs[0], Stream) and len(streams) == 1:
+            _check_slice(operation, inputs)
             moved = computed(operation, [inputs[0].at, *inputs[1:]], self._opset)
             return [replace(inputs[0], at=np.asarray(at, np.int64)) for at in moved]
         raise FormatError(f"{operation.label} is no operator that is imported")
@@ -181,6 +189,24 @@ def _moved_aside(operation: Operation, inputs: list[Value], asides: list[Aside])
         f"{operation.label} computes something from '{first.name}', a state or lengths: a first"
         " state that is computed, or a second output, is not imported"
     )
+
+
+def _check_slice(operation: Operation, inputs: list[Value]) -> None:
+    """Refuses bounds beyond an axis that are numbers: they cut what is longer than that.
+
+    A graph is read for short sequences, so that the last 50 steps are all of them there.
+    """
+    x, get = inputs[0], operation.attributes.get
+    if operation.kind != "Slice" or not isinstance(x, Stream):
+        return
+    given: Iterable[Any] = inputs[1:4] if len(inputs) > 1 else map(get, ("starts", "ends", "axes"))
+    starts, ends, axes = [*(None if v is None else np.atleast_1d(v) for v in given), None][:3]
+    if starts is None or ends is None:
+        return
+    for k, axis in enumerate(range(len(starts)) if axes is None else axes):
+        size = x.at.shape[int(axis)]
+        if any(size < abs(int(bound[k])) < _NO_BOUND for bound in (starts, ends)):
+            raise FormatError(f"{operation.label} cuts sequences that are longer than a number")
 
 
 def _order_of_steps(

@@ -216,9 +216,11 @@ def _cast(operation: Operation, inputs: list[Value]) -> Stream:
     assert isinstance(x, Stream)
     to = operation.attributes.get("to")
     is_integer = to in INTEGERS
-    if to not in (*INTEGERS, *FLOATS) or (is_integer and x.layers):
+    is_back = x.is_truncated and not is_integer
+    if to not in (*INTEGERS, *FLOATS) or (is_integer and x.layers) or is_back:
         raise FormatError(f"{operation.label} turns what it reads into another kind of values")
-    return replace(x, is_tokens=is_integer)
+    is_truncated = x.is_truncated or (is_integer and not x.is_tokens)
+    return replace(x, is_tokens=is_integer, is_truncated=is_truncated)
 
 
 def _dropout(operation: Operation, inputs: list[Value]) -> Stream:

@@ -35,6 +35,7 @@ class Stream:
         time_axis: which of these is time, once an LSTM has shown it.
         is_last: the last layer has an output for the last step only.
         is_tokens: integers that no layer has read.
+        is_truncated: these were made of floats, as an embedding's tokens may be.
     """
 
     layers: tuple[Layer, ...]
@@ -44,6 +45,7 @@ class Stream:
     time_axis: int | None = None
     is_last: bool = False
     is_tokens: bool = False
+    is_truncated: bool = False
 
     def by_row(self) -> tuple[Places, Places] | None:
         """Returns the rows and the columns of steps along the last axis, else None.
@@ -83,7 +85,7 @@ class Stream:
         """Returns the output of one more layer, for these rows, columns last."""
         at = rows[..., None] * width + np.arange(width)
         layers = (*self.layers, layer)
-        return replace(self, layers=layers, at=at, width=width, is_tokens=False)
+        return replace(self, layers=layers, at=at, width=width, is_tokens=False, is_truncated=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from fastlstm.exchange.model_file import json_of, read_model_file
 from fastlstm.exchange.protobuf import DamagedMessage, messages, text
 from fastlstm.exchange.saved_model_graph import read_graph
 from fastlstm.exchange.tensor_bundle import INDEX, SavedObject, TensorBundle, child
+from fastlstm.runs.run_directory import kind_of_run
 
 GRAPH, _METADATA, _VARIABLES = "saved_model.pb", "keras_metadata.pb", "variables"
 SAVED_MODEL_FILES = (GRAPH, f"{_VARIABLES}/{INDEX}")
@@ -39,10 +40,12 @@ def read_saved_model(folder: Path) -> LayerStack:
         FormatError: damaged, a layer that cannot be imported, or a graph that is not known; named.
     """
     variables = folder / _VARIABLES
+    if kind_of_run(folder) is not None:
+        raise FormatError(f"{folder} is a run already, which needs no import")
     if not (folder / GRAPH).exists():
         raise FormatError(
             f"{folder} is a directory without {GRAPH}; imported are SavedModels of TensorFlow, and"
-            " files: .keras, .h5, .safetensors, .pt"
+            " files: .keras, .h5, .onnx, .safetensors, .pt"
         )
     if variables.is_symlink():
         raise FormatError(f"{variables} is a symbolic link, which is not read")

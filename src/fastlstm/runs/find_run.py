@@ -22,6 +22,9 @@ _OPENED_BY: dict[Kind, tuple[str, str, str]] = {
 }  # fmt: skip
 """What a run of each kind holds, and what it is opened by in Python and on the command line."""
 
+_MODEL_FILES = (".keras", ".h5", ".onnx", ".pt", ".safetensors")
+"""Of other frameworks, which `fastlstm import` reads."""
+
 
 def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> None:
     """Checks that a path is a run or a checkpoint, of the wanted kind; not its files.
@@ -41,6 +44,14 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
         if _is_run(place.absolute().parent):
             raise RunDirectoryError(
                 f"{path} is a file of a run, expected the run: {place.absolute().parent}"
+            )
+        if place.suffix.lower() in _MODEL_FILES:
+            raise RunDirectoryError(
+                f"{path} is a file, expected the directory of a run; to make one of it: ",
+                Message(
+                    f"fastlstm.import_run({str(path)!r}, out=RUN)",
+                    flags=f"fastlstm import {path} --out RUN",
+                ),
             )
         raise RunDirectoryError(
             f"{path} is a file, expected the directory of a run; to train on it: ",
