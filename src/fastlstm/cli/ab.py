@@ -18,7 +18,7 @@ from fastlstm.system.fields import parse_duration
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
     from fastlstm.tuning.ab import Comparison
-    from fastlstm.tuning.paired_times import Estimate, Verdict
+    from fastlstm.tuning.paired_times import Estimate
 
 EXIT_SLOWER = 3
 EXIT_UNDECIDED = 4
@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.tuning.ab import compare_commands
 
-    signal.signal(signal.SIGTERM, _end)  # as Ctrl-C does: what was started is ended first
+    before = signal.signal(signal.SIGTERM, _end)  # as Ctrl-C: what was started is ended first
     show = Progress()
     try:
         result = compare_commands(
@@ -60,6 +60,7 @@ def run(argv: list[str]) -> int:
         )
     finally:
         show.close()
+        signal.signal(signal.SIGTERM, before)
     print_result(result.to_dict(), rows(result), parsed["json"])
     return _EXITS[result.verdict]
 
@@ -86,7 +87,7 @@ class Progress:
     def __init__(self) -> None:
         self._is_drawn, self._is_live = False, is_terminal(sys.stderr)
 
-    def __call__(self, found: Estimate, shows: Verdict) -> None:
+    def __call__(self, found: Estimate) -> None:
         if self._is_live:
             text = f"{counted(found.pairs + found.dropped, 'pair')}  B/A {ratio_text(found)}"
             sys.stderr.write("\r\x1b[2K" + clip(text, columns()))

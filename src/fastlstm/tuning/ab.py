@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from fastlstm.errors import CommandError, ConfigError, Setting
+from fastlstm.errors import CommandError, ConfigError, Message, Setting
 from fastlstm.tuning.command import Command, parse_command
 from fastlstm.tuning.machine_load import MachineLoad, describe_machine
 from fastlstm.tuning.paired_times import (
@@ -23,12 +24,13 @@ from fastlstm.tuning.paired_times import (
     pairs_needed,
     verdict,
 )
-from fastlstm.tuning.process import StepWorker, run_whole
+from fastlstm.tuning.process import StepWorker, run_whole, stop_all
 
 TURN_S = 0.4
 """How long a worker steps before the other one does."""
 _WARM_UP_STEPS = 3
-_BLOCKS_PER_WORKER = 2
+_BLOCKS_PER_GROUP = (2, 6)
+"""At least and at most; between them as many as take as long as setting up the first group."""
 _MAX_DETECT = 1.0
 
 
@@ -83,7 +85,7 @@ def compare_commands(
     detect: float = 0.03,
     max_time_s: float = 300.0,
     seed: int | None = None,
-    observer: Callable[[Estimate, Verdict], None] | None = None,
+    observer: Callable[[Estimate], None] | None = None,
 ) -> Comparison:
     """Measures two commands in turns until a verdict is clear or time is over.
 
@@ -111,29 +113,44 @@ def compare_commands(
         source: WholeCommands | TrainingSteps = TrainingSteps(commands, max_time_s)
     else:
         source = WholeCommands(commands, max_time_s)
-    started, load, pairs = time.perf_counter(), MachineLoad(), list[Pair]()
-    found, shows = None, Verdict.UNDECIDED
-    for block in source.blocks(random.Random(seed), started + max_time_s):
-        pairs += block
-        found = _estimate(pairs)
-        if len(pairs) in LOOKS:
-            shows = verdict(found, detect)
-        if observer is not None:
-            observer(found, shows)
-        if shows is not Verdict.UNDECIDED or len(pairs) >= LOOKS[-1]:
-            break
-    if found is None:
+    started, load = time.perf_counter(), MachineLoad()
+    try:
+        with closing(source.blocks(random.Random(seed), started + max_time_s)) as blocks:
+            pairs = _pairs_until_clear(blocks, detect, observer)
+    finally:
+        stop_all()
+    if not pairs:
         raise CommandError(
-            f"no block of four turns fitted into {max_time_s:.4g} s; give a longer ",
-            Setting("max_time"),
+            Message(
+                f"no block of four turns fitted into {max_time_s:.4g} s; give a longer ",
+                Setting("max_time"),
+            )
         )
-    seconds = time.perf_counter() - started
-    shows = verdict(found, detect)
+    found = _estimate(pairs)
+    seconds, shows = time.perf_counter() - started, verdict(found, detect)
     needed = pairs_needed(found, detect) if shows is Verdict.UNDECIDED else None
     return Comparison(
         a, b, detect, source.measured, found, shows, needed, tuple(pairs), seconds,
         load.others(), describe_machine(),
     )  # fmt: skip
+
+
+def _pairs_until_clear(
+    blocks: Iterator[tuple[Pair, Pair]],
+    detect: float,
+    observer: Callable[[Estimate], None] | None,
+) -> list[Pair]:
+    """Returns the pairs of all blocks, or those up to the first look that shows a verdict."""
+    pairs = list[Pair]()
+    for block in blocks:
+        pairs += block
+        found = _estimate(pairs)
+        if observer is not None:
+            observer(found)
+        is_clear = len(pairs) in LOOKS and verdict(found, detect) is not Verdict.UNDECIDED
+        if is_clear or len(pairs) >= LOOKS[-1]:
+            break
+    return pairs
 
 
 def _estimate(pairs: list[Pair]) -> Estimate:
@@ -162,7 +179,7 @@ class WholeCommands:
     def __init__(self, commands: tuple[Command, Command], limit_s: float) -> None:
         self._commands, self._limit_s = commands, limit_s
 
-    def blocks(self, rng: random.Random, end: float) -> Iterator[tuple[Pair, Pair]]:
+    def blocks(self, rng: random.Random, end: float) -> Generator[tuple[Pair, Pair]]:
         """Yields blocks of pairs while another one fits before `end` of the clock."""
         block_s = 2.0 * sum(run_whole(command, self._limit_s) for command in self._commands)
         group = 0
@@ -183,18 +200,19 @@ class TrainingSteps:
         """What a time is."""
         return f"seconds per 1,000 {self._unit} in training steps"
 
-    def blocks(self, rng: random.Random, end: float) -> Iterator[tuple[Pair, Pair]]:
+    def blocks(self, rng: random.Random, end: float) -> Generator[tuple[Pair, Pair]]:
         """Yields blocks of pairs while another group fits before `end` of the clock."""
-        group, group_s = 0, 0.0
+        group, group_s, blocks = 0, 0.0, 0
         while time.perf_counter() + group_s < end:
             started = time.perf_counter()
             with self._workers() as (workers, counts):
+                blocks = blocks or _blocks_worth(time.perf_counter() - started)
 
                 def turn(side: int) -> float:
                     seconds, units = workers[side].step(counts[side])
                     return 1_000.0 * seconds / units
 
-                for _ in range(_BLOCKS_PER_WORKER):
+                for _ in range(blocks):
                     yield _block(rng, group, turn)
             group_s, group = time.perf_counter() - started, group + 1
 
@@ -204,7 +222,8 @@ class TrainingSteps:
         with ExitStack() as stack:
             workers = list[StepWorker]()
             for command in self._commands:
-                workers.append(StepWorker(command, self._limit_s))
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastlstm-ab-"))
+                workers.append(StepWorker(command, folder, self._limit_s))
                 stack.callback(workers[-1].stop)
             units = [worker.ready() for worker in workers]
             if units[0] != units[1]:
@@ -217,3 +236,9 @@ class TrainingSteps:
                 seconds, _ = worker.step(_WARM_UP_STEPS)
                 counts.append(max(1, math.ceil(TURN_S * _WARM_UP_STEPS / max(seconds, 1e-6))))
             yield workers, counts
+
+
+def _blocks_worth(set_up_s: float) -> int:
+    """Returns how many blocks to measure with workers that took so long to set up."""
+    least, most = _BLOCKS_PER_GROUP
+    return min(most, max(least, round(set_up_s / (4.0 * TURN_S))))

@@ -57,6 +57,8 @@ def parse_command(name: str, text: str) -> Command:
         return Command(name, text, ("/bin/sh", "-c", text), None)
     if _ASSIGNMENT.match(words[0]):
         words = ["env", *words]
+    if words[0] == "fastlstm" and shutil.which("fastlstm") is None:
+        words[:1] = [sys.executable, "-m", "fastlstm"]  # the one that runs now
     if shutil.which(words[0]) is None:
         raise ConfigError(option, f": there is no program {words[0]!r}")
     argv = ("/bin/sh", "-c", text) if _PATTERNS.search(bare) else tuple(words)

@@ -9,6 +9,7 @@ not pairs, are independent of each other. Pure numpy; no clocks and no processes
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -175,6 +176,7 @@ def robust_deviation(values: Floats) -> float:
     return _MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
 
 
+@functools.cache
 def student_quantile(probability: float, freedom: int) -> float:
     """Returns the quantile of Student's t for a probability above 0.5.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -20,6 +19,34 @@ from fastlstm.tuning.command import Command
 
 _TAIL_LINES, _TAIL_BYTES = 8, 4_000
 _EXIT_S = 5.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_started = set["MeasuredProcess"]()
+"""Not stopped yet: a signal may arrive before the caller has what it started."""
+
+
+def stop_all() -> None:
+    """Ends every process that was started here and was not stopped."""
+    for process in list(_started):
+        process.stop()
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Has Ctrl-C and SIGTERM wait for the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = list[int]()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if seen:
+            signal.raise_signal(seen[0])
 
 
 class MeasuredProcess:
@@ -42,9 +69,11 @@ class MeasuredProcess:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE if is_worker else subprocess.DEVNULL
         try:
-            self._process = subprocess.Popen(
-                argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
-            )
+            with _signals_held():
+                self._process = subprocess.Popen(
+                    argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
+                )
+                _started.add(self)
         except OSError as error:
             self._errors.close()
             raise CommandError(f"{command.name} cannot be started: {error}") from None
@@ -94,13 +123,12 @@ class MeasuredProcess:
         """Returns what to say of a process that ended other than it should."""
         status, name = self._process.wait(), self._command.name
         if self._is_late:
-            what = f"took longer than {self._limit_s:.4g} s and was stopped; give more max-time"
+            what = f"took longer than {self._limit_s:.4g} s and was stopped"
         elif status < 0:
             what = f"was killed by {signal.Signals(-status).name}"
         else:
             what = f"failed with exit status {status}"
-        tail = self._tail()
-        return CommandError(f"{name} {what}: {self._command.text}", *tail)
+        return CommandError(f"{name} {what}: {self._command.text}", *self._tail())
 
     def stop(self) -> None:
         """Ends the process and all it started; a worker ends when its input does."""
@@ -114,6 +142,7 @@ class MeasuredProcess:
         self._kill()
         self._process.wait()
         self._errors.close()
+        _started.discard(self)
 
     def _kill_late(self) -> None:
         self._is_late = True
@@ -146,25 +175,22 @@ def run_whole(command: Command, limit_s: float) -> float:
 
 
 class StepWorker:
-    """A training run that is set up once and steps on demand; it leaves no run directory.
+    """A training run that is set up once and steps on demand.
 
     The worker says "ready" with the unit that it counts, then answers each number of steps with
     one JSON object: `seconds` and `units` of these steps (`tuning/step_server.py`).
 
     Args:
         command: a training command.
+        folder: an empty directory for what it writes.
         limit_s: how long setting up, or one answer, may take.
     """
 
-    def __init__(self, command: Command, limit_s: float) -> None:
+    def __init__(self, command: Command, folder: str, limit_s: float) -> None:
         assert command.training is not None
-        self._command, self._folder = command, tempfile.mkdtemp(prefix="fastlstm-ab-")
-        try:
-            argv = with_run_directory(command.training, os.path.join(self._folder, "run"))
-            self._process = MeasuredProcess(command, argv, limit_s, is_worker=True)
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        self._command = command
+        argv = with_run_directory(command.training, os.path.join(folder, "run"))
+        self._process = MeasuredProcess(command, argv, limit_s, is_worker=True)
 
     def ready(self) -> str:
         """Waits until the run is set up; returns its unit, such as "tokens"."""
@@ -186,9 +212,8 @@ class StepWorker:
         return float(sum(answer["seconds"])), units
 
     def stop(self) -> None:
-        """Ends the worker and removes what it wrote."""
+        """Ends the worker."""
         self._process.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def with_run_directory(words: Sequence[str], path: str) -> list[str]:
