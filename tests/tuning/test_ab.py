@@ -153,8 +153,8 @@ def test_training_steps(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> Non
         def ready(self) -> str:
             return "tokens"
 
-        def step(self, count: int) -> tuple[float, int]:
-            return 0.1 * count, self._units * count
+        def step(self, count: int) -> list[tuple[float, int]]:
+            return [(0.1, self._units)] * (count - 1) + [(9.0, self._units)]
 
         def stop(self) -> None:
             self.made.append("stopped")
@@ -162,7 +162,7 @@ def test_training_steps(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> Non
     monkeypatch.setattr(ab, "StepWorker", Worker)
     monkeypatch.setattr(ab, "LOOKS", (6, 8))
     found = compare_commands("fastlstm train a", "fastlstm train b", max_time_s=60)
-    assert found.measured == "seconds per 1,000 tokens in training steps"
+    assert found.measured == "seconds per 1,000 tokens in training steps, median step of a turn"
     assert [pair.group for pair in found.pairs] == [0] * 4 + [1] * 4
     for pair in found.pairs:
         assert (pair.a, pair.b) == (pytest.approx(1.0), pytest.approx(1 / 3))
@@ -184,7 +184,7 @@ def test_a_worker_takes_the_steps_of_the_run(text: Path, tmp_path: Path) -> None
     worker = StepWorker(command, str(tmp_path), 60)
     try:
         assert worker.ready() == "tokens"
-        assert worker.step(3)[1] == 3 * 2 * 8
+        assert [units for _, units in worker.step(3)] == [2 * 8] * 3
         lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         assert [event["event"] for event in events if event["event"] != "message"] == ["start"]

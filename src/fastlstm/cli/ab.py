@@ -37,11 +37,10 @@ COMMAND = Command(
     ),
     required=("a", "b"),
     examples=(
-        "fastlstm ab --a 'fastlstm train book.txt --threads 2' --b 'fastlstm train book.txt"
-        " --threads 4'",
+        "fastlstm ab --a 'fastlstm train a.txt' --b 'fastlstm train a.txt --threads 4'",
         "fastlstm ab --a ./old --b ./new --detect 1% --max-time 10m",
     ),
-    other="Exit status: 0 B is not slower by more than X, 3 B is slower, 4 undecided.",
+    other="Exit status: 0 not slower by more than X, 3 B is slower, 4 undecided.",
 )
 
 

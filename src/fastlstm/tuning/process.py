@@ -199,17 +199,18 @@ class StepWorker:
             raise CommandError(f"{self._command.name} answered {word!r} for 'ready'")
         return unit
 
-    def step(self, count: int) -> tuple[float, int]:
-        """Has it take steps; returns their seconds and units.
+    def step(self, count: int) -> list[tuple[float, int]]:
+        """Has it take steps; returns seconds and units of each, without steps that were skipped.
 
         Raises:
-            CommandError: it ended, or a loss was not finite.
+            CommandError: it ended, or no loss was finite.
         """
         answer = json.loads(self._process.ask(str(count)))
-        units = int(sum(answer["units"]))
-        if units == 0:
+        steps = list(zip(answer["seconds"], answer["units"], strict=True))
+        taken = [(seconds, units) for seconds, units in steps if units > 0]
+        if not taken:
             raise CommandError(f"{self._command.name}: no step had a finite loss")
-        return float(sum(answer["seconds"])), units
+        return taken
 
     def stop(self) -> None:
         """Ends the worker."""

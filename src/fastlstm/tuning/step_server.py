@@ -30,12 +30,12 @@ class StepServer(Callback):
         self._requests, self._answers = requests, answers
 
     def on_begin(self, trainer: Trainer) -> None:
-        self._say(f"ready {trainer.task.unit}")
+        self._answer(f"ready {trainer.task.unit}")
         for line in self._requests:
-            self._say(json.dumps(_timed_steps(trainer, int(line))))
+            self._answer(json.dumps(_timed_steps(trainer, int(line))))
         os._exit(0)
 
-    def _say(self, line: str) -> None:
+    def _answer(self, line: str) -> None:
         self._answers.write(line + "\n")
         self._answers.flush()
 
