@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -121,6 +122,22 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     os.kill(process.pid, number)
     assert process.wait(20) == 128 + number
     assert not is_running(int(pids.read_text()))
+
+
+def test_a_signal_while_the_clock_starts_is_not_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once left a thread behind that the interpreter waited --max-time for."""
+    start, started = threading.Timer.start, list[threading.Timer]()
+
+    def interrupted(timer: threading.Timer) -> None:
+        start(timer)
+        started.append(timer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(parse_command("A", "sleep 9"), 60)
+    started[0].join(10)
+    assert not started[0].is_alive()
 
 
 def is_running(pid: int) -> bool:

@@ -82,8 +82,9 @@ class MeasuredProcess:
     def limited(self) -> Iterator[None]:
         """Kills the process when the block takes longer than its limit."""
         timer = threading.Timer(self._limit_s, self._kill_late)
-        timer.start()
+        timer.daemon = True  # a signal while it starts must not have the interpreter wait for it
         try:
+            timer.start()
             yield
         finally:
             timer.cancel()
