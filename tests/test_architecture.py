@@ -22,6 +22,7 @@ RANKS = (
     ("keras", "training"),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),
+    ("tuning",),
     ("serve",),
     ("cli",),
     ("__main__",),

@@ -19,6 +19,7 @@
     ├── StorageError             the disk refused a write (full, read-only, I/O error)
     ├── KernelError              no allowed kernel can run this call
     ├── NonFiniteError           NaN or Inf that training could not recover from
+    ├── CommandError             a command that is measured failed, was killed or took too long
     ├── BudgetError              the budget was over before the first training step
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
@@ -233,6 +234,16 @@ class NonFiniteError(FastLSTMError):
 
 class BudgetError(FastLSTMError):
     """The budget was over before the first training step, or the first one of a resumed run."""
+
+
+class CommandError(FastLSTMError):
+    """A command that is measured failed: a heading, then the last lines of its standard error."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
+
+    def lines(self) -> list[str]:
+        return [in_flags(part) for part in self.args]
 
 
 class Stopped(FastLSTMError):

@@ -1,7 +1,8 @@
 """The `fastlstm` command: a table of verbs, and the one place where errors become exit codes.
 
-Exit codes: 0 done; 1 the run failed; 2 bad usage or input; 75 stopped by a signal with the state
-saved (the same command with --resume continues); 130 interrupted; 141 output pipe closed.
+Exit codes: 0 done; 1 the run failed; 2 bad usage or input; 3 and 4 verdicts of `ab`; 75 stopped by
+a signal with the state saved (the same command with --resume continues); 130 interrupted; 141
+output pipe closed.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ VERBS = {
     "import": "read a model of Keras or torch as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
+    "ab": "measure which of two commands is faster",
     "info": "show a run, or this machine and its kernels",
 }
 """Verb -> summary; its module in `fastlstm.cli` (`module_of`) is imported when it is used."""

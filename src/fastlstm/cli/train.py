@@ -21,7 +21,9 @@ from fastlstm.text.data.source_kind import few, files_of
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from fastlstm.training.callbacks import Callback
 
     Observer = Callable[[dict[str, Any]], None]
 
@@ -86,7 +88,7 @@ TABLE_COMMAND = Command(
 )
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     """Trains, showing progress on standard output; returns the exit code."""
     started = time.perf_counter()  # a budget counts from here: torch is not loaded yet
     command = command_for(argv, COMMAND, TABLE_COMMAND)
@@ -119,6 +121,7 @@ def run(argv: list[str]) -> int:
     ):
         shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": names}
         shared |= {"config": config, "observers": [shown], "stop": stop, "began": started}
+        shared["callbacks"] = callbacks
         if command is COMMAND:
             from fastlstm.text.train import train
 

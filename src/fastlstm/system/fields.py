@@ -109,8 +109,13 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def parse_duration(text: str) -> float:
-    """Returns the seconds in ``"90s"``, ``"5m"``, ``"1h30m"`` or a plain number of seconds."""
+def parse_duration(text: str, name: str = "budget") -> float:
+    """Returns the seconds in ``"90s"``, ``"5m"``, ``"1h30m"`` or a plain number of seconds.
+
+    Args:
+        text: a duration of at least a second.
+        name: of the setting, for the message.
+    """
     clean = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", clean):
         seconds = float(clean)
@@ -120,12 +125,12 @@ def parse_duration(text: str) -> float:
         )
         if not clean or match is None:
             raise ConfigError(
-                Setting("budget"), f" is {text!r}, expected a duration such as 90s, 5m or 1h30m"
+                Setting(name), f" is {text!r}, expected a duration such as 90s, 5m or 1h30m"
             )
         hours, minutes, rest = (float(part or 0) for part in match.groups())
         seconds = hours * 3600 + minutes * 60 + rest
     if not 1 <= seconds <= 10**8:
-        raise ConfigError(Setting("budget"), f" is {text!r}, expected at least 1s")
+        raise ConfigError(Setting(name), f" is {text!r}, expected at least 1s")
     return seconds
 
 

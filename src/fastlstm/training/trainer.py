@@ -197,7 +197,7 @@ class Trainer:
                 self._is_ended = True
                 return
             self.saver.save_if_due()
-            self._take_step()
+            self.take_step()
 
     def _stopped(self) -> None:
         """Saves the state after a stop and raises Stopped."""
@@ -248,7 +248,8 @@ class Trainer:
 
     # one step -----------------------------------------------------------------------------------
 
-    def _take_step(self) -> None:
+    def take_step(self) -> None:
+        """Takes the next step of the run: a batch of the loader, at the learning rate of now."""
         started, options = time.perf_counter(), self.plan.options
         factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
         factor *= self.progress.lr_scale

@@ -1,0 +1,224 @@
+"""Processes that are measured: whole commands, and workers that step on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from fastlstm.errors import CommandError
+from fastlstm.tuning.command import Command
+
+_TAIL_LINES, _TAIL_BYTES = 8, 4_000
+_EXIT_S = 5.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_started = set["MeasuredProcess"]()
+"""Not stopped yet: a signal may arrive before the caller has what it started."""
+
+
+def stop_all() -> None:
+    """Ends every process that was started here and was not stopped."""
+    for process in list(_started):
+        process.stop()
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Has Ctrl-C and SIGTERM wait for the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = list[int]()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: seen.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if seen:
+            signal.raise_signal(seen[0])
+
+
+class MeasuredProcess:
+    """A command in a session of its own, so that all its processes end with it.
+
+    Args:
+        command: whose name errors have.
+        argv: what to execute.
+        limit_s: how long it may take to end, or a worker to answer.
+        is_worker: it talks by pipes; else standard input is empty and output is discarded.
+
+    Raises:
+        CommandError: it cannot be started.
+    """
+
+    def __init__(
+        self, command: Command, argv: Sequence[str], limit_s: float, *, is_worker: bool = False
+    ) -> None:
+        self._command, self._limit_s, self._is_late = command, limit_s, False
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        pipe = subprocess.PIPE if is_worker else subprocess.DEVNULL
+        try:
+            with _signals_held():
+                self._process = subprocess.Popen(
+                    argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
+                )
+                _started.add(self)
+        except OSError as error:
+            self._errors.close()
+            raise CommandError(f"{command.name} cannot be started: {error}") from None
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Kills the process when the block takes longer than its limit."""
+        timer = threading.Timer(self._limit_s, self._kill_late)
+        timer.daemon = True  # a signal while it starts must not have the interpreter wait for it
+        try:
+            timer.start()
+            yield
+        finally:
+            timer.cancel()
+
+    def wait(self) -> None:
+        """Waits for the end.
+
+        Raises:
+            CommandError: it failed, was killed or took too long.
+        """
+        with self.limited():
+            status = self._process.wait()
+        if status != 0:
+            raise self.error()
+
+    def ask(self, line: str = "") -> str:
+        """Sends a line to a worker, unless it is empty, and returns its next line.
+
+        Raises:
+            CommandError: it ended, or took too long.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self.limited():
+            if line:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.write(f"{line}\n".encode())
+                    self._process.stdin.flush()
+            answer = self._process.stdout.readline().decode().strip()
+            if not answer:
+                self._process.wait()
+        if not answer:
+            raise self.error()
+        return answer
+
+    def error(self) -> CommandError:
+        """Returns what to say of a process that ended other than it should."""
+        status, name = self._process.wait(), self._command.name
+        if self._is_late:
+            what = f"took longer than {self._limit_s:.4g} s and was stopped"
+        elif status < 0:
+            what = f"was killed by {signal.Signals(-status).name}"
+        else:
+            what = f"failed with exit status {status}"
+        return CommandError(f"{name} {what}: {self._command.text}", *self._tail())
+
+    def stop(self) -> None:
+        """Ends the process and all it started; a worker ends when its input does."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_S)
+        self._kill()
+        self._process.wait()
+        self._errors.close()
+        _started.discard(self)
+
+    def _kill_late(self) -> None:
+        self._is_late = True
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _tail(self) -> list[str]:
+        end = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, end - _TAIL_BYTES))
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        return [line for line in lines if line.strip()][-_TAIL_LINES:]
+
+
+def run_whole(command: Command, limit_s: float) -> float:
+    """Runs a command to its end and returns the seconds of wall clock.
+
+    Raises:
+        CommandError: it failed, was killed or took longer than `limit_s`.
+    """
+    started = time.perf_counter()
+    process = MeasuredProcess(command, command.argv, limit_s)
+    try:
+        process.wait()
+        return time.perf_counter() - started
+    finally:
+        process.stop()
+
+
+class StepWorker:
+    """A training run that is set up once and steps on demand.
+
+    The worker says "ready" with the unit that it counts, then answers each number of steps with
+    one JSON object: `seconds` and `units` of these steps (`tuning/step_server.py`).
+
+    Args:
+        command: a training command.
+        folder: an empty directory for what it writes.
+        limit_s: how long setting up, or one answer, may take.
+    """
+
+    def __init__(self, command: Command, folder: str, limit_s: float) -> None:
+        assert command.training is not None
+        self._command = command
+        argv = with_run_directory(command.training, os.path.join(folder, "run"))
+        self._process = MeasuredProcess(command, argv, limit_s, is_worker=True)
+
+    def ready(self) -> str:
+        """Waits until the run is set up; returns its unit, such as "tokens"."""
+        word, _, unit = self._process.ask().partition(" ")
+        if word != "ready":
+            raise CommandError(f"{self._command.name} answered {word!r} for 'ready'")
+        return unit
+
+    def step(self, count: int) -> list[tuple[float, int]]:
+        """Has it take steps; returns seconds and units of each, without steps that were skipped.
+
+        Raises:
+            CommandError: it ended, or no loss was finite.
+        """
+        answer = json.loads(self._process.ask(str(count)))
+        steps = list(zip(answer["seconds"], answer["units"], strict=True))
+        taken = [(seconds, units) for seconds, units in steps if units > 0]
+        if not taken:
+            raise CommandError(f"{self._command.name}: no step had a finite loss")
+        return taken
+
+    def stop(self) -> None:
+        """Ends the worker."""
+        self._process.stop()
+
+
+def with_run_directory(words: Sequence[str], path: str) -> list[str]:
+    """Returns a training command that writes to `path`: the last `--out` counts."""
+    place = words.index("--") if "--" in words else len(words)
+    return [*words[:place], "--out", path, *words[place:]]

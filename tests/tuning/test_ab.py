@@ -1,0 +1,234 @@
+"""Real processes, all of them short."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.errors import CommandError, ConfigError
+from fastlstm.tuning import ab
+from fastlstm.tuning.ab import compare_commands
+from fastlstm.tuning.command import Command, parse_command
+from fastlstm.tuning.machine_load import MachineLoad
+from fastlstm.tuning.paired_times import LOOKS
+from fastlstm.tuning.process import StepWorker, run_whole
+
+TRAIN = (
+    f"{sys.executable} -m fastlstm train {{}} --preset tiny --rnn-size 16 --embed-size 8"
+    " --batch-size 2 --seq-length 8 --precision fp32 --threads 1 --device cpu --steps 50"
+)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, which has to be empty at the end, and a cache."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    return path
+
+
+def test_a_planted_difference_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--a", "sleep 0.01", "--b", "sleep 0.04", "--max-time", "20s"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "verdict", "B / A", "measured", "pairs", "noise",
+    ]  # fmt: skip
+    assert "B is slower than A, by about" in lines[0]
+    assert "seconds of the whole command" in lines[2]
+
+
+def test_json_has_all_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["ab", "--a", "sleep 0.05", "--b", "sleep 0.01", "--max-time", "20s", "--json"]
+    assert main(argv) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verdict"] == "not slower"
+    assert facts["found"]["high"] < 1
+    assert len(facts["pairs"]) == facts["found"]["pairs"] + facts["found"]["dropped"]
+    assert len(facts["pairs"]) in LOOKS
+    assert facts["pairs"][0].keys() == {"a", "b", "group"}
+    assert facts["machine"]["cores"] >= 1
+
+
+def test_too_little_time_is_undecided(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--a", "sleep 0.1", "--b", "sleep 0.1", "--max-time", "1s"]) == 4
+    assert "undecided: needs more pairs" in capsys.readouterr().out
+
+
+def test_no_block_in_time() -> None:
+    with pytest.raises(CommandError, match=r"no block of four turns fitted into 0\.5 s"):
+        compare_commands("sleep 0.2", "sleep 0.2", max_time_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sh -c 'echo first >&2; echo last >&2; exit 7'", "B failed with exit status 7"),
+        ("sh -c 'kill -9 $$'", "B was killed by SIGKILL"),
+        ("sleep 9", "B took longer than 1 s and was stopped"),
+    ],
+)
+def test_a_command_that_fails(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ab", "--a", "true", "--b", command, "--max-time", "1s"]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    if "exit status" in message:
+        assert said.splitlines()[1:] == ["  first", "  last"]
+
+
+@pytest.mark.parametrize("detect", ["0", "-1%", "x", "200%", "nan"])
+def test_detect_is_checked(detect: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--a", "true", "--b", "true", f"--detect={detect}"]) == 2
+    assert "--detect is" in capsys.readouterr().err
+
+
+def test_a_stopped_command_leaves_no_process(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    command = parse_command("A", f"sleep 60 & echo $! > {pids}; wait")
+    with pytest.raises(CommandError, match="took longer"):
+        run_whole(command, 0.3)
+    assert not is_running(int(pids.read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
+    pids = tmp_path / "pid"
+    text = f"echo $$ > {pids}; sleep 60"
+    argv = [sys.executable, "-m", "fastlstm", "ab", "--a", text, "--b", "true"]
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (pids.exists() and pids.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    assert process.wait(20) == 128 + number
+    assert not is_running(int(pids.read_text()))
+
+
+def test_a_signal_while_the_clock_starts_is_not_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once left a thread behind that the interpreter waited --max-time for."""
+    start, started = threading.Timer.start, list[threading.Timer]()
+
+    def interrupted(timer: threading.Timer) -> None:
+        start(timer)
+        started.append(timer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(parse_command("A", "sleep 9"), 60)
+    started[0].join(10)
+    assert not started[0].is_alive()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process, which may have been killed just now, goes on."""
+    deadline = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_training_steps(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
+    """Workers of a made-up speed: times are per token, two blocks for each pair of workers."""
+
+    class Worker:
+        made: ClassVar[list[str]] = []
+
+        def __init__(self, command: Command, folder: str, limit_s: float) -> None:
+            assert list(Path(folder).iterdir()) == []
+            self.made.append(command.name)
+            self._units = {"A": 100, "B": 300}[command.name]
+
+        def ready(self) -> str:
+            return "tokens"
+
+        def step(self, count: int) -> list[tuple[float, int]]:
+            return [(0.1, self._units)] * (count - 1) + [(9.0, self._units)]
+
+        def stop(self) -> None:
+            self.made.append("stopped")
+
+    monkeypatch.setattr(ab, "StepWorker", Worker)
+    monkeypatch.setattr(ab, "LOOKS", (6, 8))
+    found = compare_commands("fastlstm train a", "fastlstm train b", max_time_s=60)
+    assert found.measured == "seconds per 1,000 tokens in training steps, median step of a turn"
+    assert [pair.group for pair in found.pairs] == [0] * 4 + [1] * 4
+    for pair in found.pairs:
+        assert (pair.a, pair.b) == (pytest.approx(1.0), pytest.approx(1 / 3))
+    assert Worker.made == ["A", "B", "stopped", "stopped"] * 2
+    assert list(temporary.iterdir()) == []
+
+
+def test_tokens_and_windows_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepWorker, "__init__", lambda self, command, *_: vars(self).update(
+        unit={"A": "tokens", "B": "windows"}[command.name]))  # fmt: skip
+    monkeypatch.setattr(StepWorker, "ready", lambda self: self.unit)
+    monkeypatch.setattr(StepWorker, "stop", lambda self: None)
+    with pytest.raises(ConfigError, match="A counts tokens and B windows"):
+        compare_commands("fastlstm train a", "fastlstm train b")
+
+
+def test_a_worker_takes_the_steps_of_the_run(text: Path, tmp_path: Path) -> None:
+    command = parse_command("A", TRAIN.format(text) + f" --out {tmp_path}/mine")
+    worker = StepWorker(command, str(tmp_path), 60)
+    try:
+        assert worker.ready() == "tokens"
+        assert [units for _, units in worker.step(3)] == [2 * 8] * 3
+        lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        assert [event["event"] for event in events if event["event"] != "message"] == ["start"]
+        assert not (tmp_path / "mine").exists()
+    finally:
+        worker.stop()
+
+
+def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
+    failing = Command("A", "it", (), ("sh", "-c", "echo no such text >&2; exit 2"))
+    worker = StepWorker(failing, str(tmp_path), 60)
+    with pytest.raises(CommandError, match="A failed with exit status 2: it") as caught:
+        worker.ready()
+    worker.stop()
+    assert caught.value.lines()[-1] == "no such text"
+
+
+def test_detect_of_the_function_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="detect is 3, expected a share above 0, at most 1"):
+        compare_commands("true", "true", detect=3)
+
+
+def test_load_counts_others_only(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 1000 0 0 0 0 0 0\n")
+    load = MachineLoad(stat)
+    assert load.others() is None  # no time has gone
+    stat.write_text("cpu  200 50 150 1700 100 0 0 0 0 0\n")
+    assert load.others() == pytest.approx(0.2)
+    assert MachineLoad(tmp_path / "missing").others() is None
