@@ -62,3 +62,10 @@ def test_what_is_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not list(tmp_path.glob("out*"))
+
+
+def test_a_model_of_another_framework_is_to_be_imported(tmp_path, capsys):
+    path = tmp_path / "m.keras"
+    path.write_bytes(b"")
+    assert main(["export", str(path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
+    assert f"fastlstm import {path} --out RUN" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_text_run_predicts_what_keras_does(text_model, tmp_path):
     assert set(lm.generate("abc", max_tokens=40, seed=1)) <= set(CHARS)
     stored = json.loads((tmp_path / "run/config.json").read_text())
     assert stored["import"]["window"] is None
-    with pytest.raises(RunDirectoryError, match="contains a model"):
+    with pytest.raises(RunDirectoryError, match="contains a run; give another"):
         fastlstm.import_run(path, out=tmp_path / "run", chars=CHARS)
 
 

@@ -49,7 +49,7 @@ VERBS = {
     "forecast": "forecast the next steps of time series",
     "compress": "make a trained model smaller and faster, and say what it costs",
     "export": "write a model for another runtime, checked in it",
-    "import": "read a model of Keras or torch as a run",
+    "import": "read a model of another framework as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "ab": "measure which of two commands is faster",
