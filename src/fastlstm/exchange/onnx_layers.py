@@ -27,7 +27,9 @@ from fastlstm.exchange.onnx_values import (
 )
 
 _THRESHOLDS = ("Min", "Less", "Greater")
+"""Operators by which long sequences may be computed in another way than short ones."""
 _NO_BOUND = 1 << 30
+"""Exporters write numbers from here on for "to the end"."""
 
 
 class LayerReader:
@@ -206,7 +208,9 @@ def _check_slice(operation: Operation, inputs: list[Value]) -> None:
     for k, axis in enumerate(range(len(starts)) if axes is None else axes):
         size = x.at.shape[int(axis)]
         if any(size < abs(int(bound[k])) < _NO_BOUND for bound in (starts, ends)):
-            raise FormatError(f"{operation.label} cuts sequences that are longer than a number")
+            raise FormatError(
+                f"{operation.label} cuts sequences that are longer than a fixed number of steps"
+            )
 
 
 def _order_of_steps(

@@ -86,12 +86,26 @@ def _dense(operation: Operation, x: Stream, weight: NDArray[Any]) -> Stream:
 
 
 def _add(operation: Operation, inputs: list[Value]) -> Stream:
+    return _of_two(operation, inputs, "sum", _shifted)
+
+
+def _mul(operation: Operation, inputs: list[Value]) -> Stream:
+    return _of_two(operation, inputs, "mul", _scaled)
+
+
+def _of_two(
+    operation: Operation,
+    inputs: list[Value],
+    merge: Merge,
+    with_constants: Callable[[Operation, Stream, Any], Stream],
+) -> Stream:
+    """Returns both ways of an LSTM as one output, or an output with constants."""
     a, b = inputs[:2]
     if isinstance(a, Stream) and isinstance(b, Stream):
-        return _merged(operation, a, b, "sum")
+        return _merged(operation, a, b, merge)
     x, array = (a, b) if isinstance(a, Stream) else (b, a)
     assert isinstance(x, Stream)
-    return _shifted(operation, x, array)
+    return with_constants(operation, x, array)
 
 
 def _sub(operation: Operation, inputs: list[Value]) -> Stream:
@@ -99,15 +113,6 @@ def _sub(operation: Operation, inputs: list[Value]) -> Stream:
     if not isinstance(x, Stream) or not isinstance(array, np.ndarray):
         raise FormatError(f"{operation.label} is imported as a constant that is taken away")
     return _shifted(operation, x, -array)
-
-
-def _mul(operation: Operation, inputs: list[Value]) -> Stream:
-    a, b = inputs[:2]
-    if isinstance(a, Stream) and isinstance(b, Stream):
-        return _merged(operation, a, b, "mul")
-    x, array = (a, b) if isinstance(a, Stream) else (b, a)
-    assert isinstance(x, Stream)
-    return _scaled(operation, x, array)
 
 
 def _div(operation: Operation, inputs: list[Value]) -> Stream:

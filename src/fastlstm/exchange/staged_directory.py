@@ -56,13 +56,7 @@ def _remove_left_overs(path: Path) -> None:
     pattern = re.compile(rf"\.{re.escape(path.name)}\.tmp-[0-9]+-[0-9a-f]{{8}}")
     for old in list(path.parent.iterdir()):
         if pattern.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
-            with suppress(OSError):  # in use, or gone
-                descriptor = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    storage.remove_tree(old)
-                finally:
-                    os.close(descriptor)
+            storage.remove_unlocked(old)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ SHAPING = PASSED - {"Cast"} | {
 
 
 _SIZES = {"Shape", "Rank", "Size"}
+"""Operations whose result depends on the shape of what they read, not on its values."""
 
 
 @dataclass(frozen=True)

@@ -143,13 +143,7 @@ class Cache:
     def _sweep(self) -> None:
         """Removes work directories that no process has locked."""
         for path in self._root.glob("work-*"):
-            with suppress(OSError):
-                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    storage.remove_tree(path)
-                finally:
-                    os.close(descriptor)
+            storage.remove_unlocked(path)
 
 
 def _make_private(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
@@ -197,6 +198,17 @@ def remove_tree(path: Path) -> None:
             else:
                 os.unlink(entry.path)
     os.rmdir(path)
+
+
+def remove_unlocked(path: Path) -> None:
+    """Removes a directory unless a process has locked it, or it is gone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(path)
+        finally:
+            os.close(descriptor)
 
 
 def discard(path: Path) -> None:
