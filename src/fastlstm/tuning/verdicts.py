@@ -1,0 +1,158 @@
+"""What holds a training run back: one verdict per cause, each with the gain that was measured."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastlstm.training.evaluations import EvaluationSchedule
+from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
+from fastlstm.tuning.variants import EXACT, Variant
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+MIN_GAIN = 0.05
+"""A smaller gain is no recommendation."""
+_KEPT_SHARE = 0.02
+"""Of the time, what evaluations or checkpoints may take after the change that is recommended."""
+_CHECKPOINT_S = 60.0
+"""Between checkpoints, where no number of steps is given."""
+_EVALUATED_S = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one cause costs.
+
+    Attributes:
+        cause: such as "threads".
+        share: of the time of the run that the change takes away, 0..1.
+        gain: units per second with the change over those without it, less 1.
+        low, high: interval of the gain; infinite where there are too few pairs, equal to the gain
+            where it was not timed in turns.
+        effect: on learning.
+        options: to change, by name; empty where there is no option to change.
+        evidence: what was measured.
+        is_in_steps: whether it makes steps faster; else it takes time between steps.
+    """
+
+    cause: str
+    share: float
+    gain: float
+    low: float
+    high: float
+    effect: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    evidence: str = ""
+    is_in_steps: bool = True
+
+    @property
+    def is_recommended(self) -> bool:
+        """Whether the gain is large enough and surely there."""
+        return self.gain >= MIN_GAIN and self.low > 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns all of it for JSON."""
+        return {**asdict(self), "is_recommended": self.is_recommended}
+
+
+def of_pairs(
+    variant: Variant, base: list[float], other: list[float], unit: str, step_share: float = 1.0
+) -> Verdict:
+    """Returns the verdict on a variant that was timed in turns with the run as it is.
+
+    Args:
+        variant: what was changed.
+        base: seconds per unit of the run as it is, in the order of measurement.
+        other: those of the variant beside them.
+        unit: such as "tokens".
+        step_share: of the run's time, what its steps take.
+    """
+    groups = np.arange(len(base)) // 2
+    found = estimate(np.array(other), np.array(base), groups)
+    gains = [_of_whole(ratio, step_share) for ratio in (found.ratio, found.low, found.high)]
+    rates = [1.0 / float(np.median(side)) for side in (base, other)]
+    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s in steps, {_pairs_text(found)}"
+    share = 1.0 - 1.0 / (1.0 + gains[0]) if gains[0] > 0 else 0.0
+    return Verdict(
+        variant.cause, share, *gains, variant.effect, dict(variant.options), evidence
+    )  # fmt: skip
+
+
+def _of_whole(ratio: float, step_share: float) -> float:
+    """Returns the gain of a run of which `step_share` is steps that become `ratio` times as
+    fast."""
+    if not ratio or math.isinf(ratio):
+        return -1.0 if not ratio else math.inf
+    return 1.0 / (1.0 - step_share + step_share / ratio) - 1.0
+
+
+def _pairs_text(found: Estimate) -> str:
+    few = " (too few for an interval)" if found.pairs < MIN_PAIRS else ""
+    return f"{found.pairs} pairs of turns{few}"
+
+
+@dataclass(frozen=True)
+class Between:
+    """What comes between steps, in seconds per step of the run.
+
+    Attributes:
+        evaluation_s: evaluations.
+        checkpoint_s: checkpoints.
+        verdicts: on both.
+    """
+
+    evaluation_s: float
+    checkpoint_s: float
+    verdicts: tuple[Verdict, ...]
+
+
+def between_steps(trainer: Trainer, step_s: float) -> Between:
+    """Evaluates and saves once, and returns what that takes of the run.
+
+    Args:
+        trainer: at least one step has been taken.
+        step_s: seconds of a step.
+    """
+    options, progress, task = trainer.plan.options, trainer.progress, trainer.task
+    schedule = EvaluationSchedule(
+        trainer.plan.eval_every, trainer.plan.evaluations, trainer.plan.stop_criterion
+    )
+    unit_s = task.forward_share * step_s / task.step_units
+    scored = schedule.limit(task, progress, unit_s)
+    progress.scored = min(scored, max(task.min_scored, int(_EVALUATED_S / unit_s)))
+    timed = progress.scored
+    started = time.perf_counter()
+    trainer.evaluate()
+    once_s = time.perf_counter() - started
+    evaluation_s = once_s * max(1.0, scored / timed)
+    started = time.perf_counter()
+    trainer.saver.save()
+    save_s = time.perf_counter() - started
+    every = trainer.plan.eval_every or max(1, (trainer.plan.stop_criterion.total_steps or 1))
+    own_steps = options.checkpoint_every
+    saves_every = own_steps or max(1, round(_CHECKPOINT_S / step_s))
+    per_step = {"evaluation": evaluation_s / every, "checkpoints": save_s / saves_every}
+    total_s = step_s + sum(per_step.values())
+    about = {
+        "evaluation": ("eval_every", every, evaluation_s, "an evaluation"),
+        "checkpoints": ("checkpoint_every", saves_every, save_s, "a checkpoint"),
+    }
+    verdicts = []
+    for cause, (option, steps, seconds, name) in about.items():
+        share = per_step[cause] / total_s
+        wanted = math.ceil(seconds * (1.0 - _KEPT_SHARE) / _KEPT_SHARE / step_s)
+        wanted = max(wanted, steps)
+        after_s = total_s - per_step[cause] + seconds / wanted
+        gain = total_s / after_s - 1.0
+        evidence = f"{name} takes {seconds:.2f} s, every {steps:,} steps of {step_s:.3f} s"
+        verdicts.append(
+            Verdict(cause, share, gain, gain, gain, EXACT, {option: wanted}, evidence, False)
+        )
+    return Between(per_step["evaluation"], per_step["checkpoints"], tuple(verdicts))
