@@ -6,13 +6,12 @@ object are skipped, and so are points without the numbers they need.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.report.events import Measure, current, measure_of, number, unit_of
+from fastlstm.report.events import Measure, decode_event, measure_of, number, unit_of
 from fastlstm.report.lines import rate_of
 from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
 
@@ -193,12 +192,9 @@ def _events(path: Path) -> Iterator[tuple[Event, int]]:
         ):
             # A longer line is read in pieces, which are not JSON.
             for line in iter(lambda: file.readline(MAX_JSON_BYTES), b""):
-                try:
-                    event = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(event, dict):
-                    yield current(event), len(line)
+                event = decode_event(line)
+                if event is not None:
+                    yield event, len(line)
     except FastLSTMError:
         return
 
