@@ -1,0 +1,1 @@
+"""What a run has recorded, for other tools: files are read, torch is not needed."""
