@@ -53,6 +53,7 @@ VERBS = {
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "ab": "measure which of two commands is faster",
+    "monitor": "show any number of runs on a live page",
     "compare": "show runs side by side",
     "info": "show a run, or this machine and its kernels",
 }

@@ -162,6 +162,14 @@ class RunSummary:
         return "running" if RunDirectory(self.path).is_locked() else "dead"
 
     @property
+    def changed_at(self) -> float:
+        """When its metrics.jsonl was changed last, in seconds since 1970; 0 where it is gone."""
+        try:
+            return self._file.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    @property
     def seconds(self) -> float:
         """Seconds that the run has taken."""
         at = [self.last.get("elapsed_s"), number(self.end or {}, "elapsed_s")]
