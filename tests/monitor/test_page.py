@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
+from fastlstm.monitor.overlay import _ticks
 from fastlstm.monitor.page import body, page
 from fastlstm.monitor.run_summary import RunSummary
 
@@ -40,7 +41,7 @@ def test_names_and_texts_of_runs_are_escaped(write_run: Any, tmp_path: Path) -> 
 
 def test_odd_values_do_not_break_the_page(write_run: Any, tmp_path: Path) -> None:
     paths = [write_run("good")]
-    for at, value in enumerate(("1", None, [], {"a": [1]}, True, 10**400, -1, 0, 1e300)):
+    for at, value in enumerate(("1", None, [], {"a": [1]}, True, 10**400, -1, 0, 1e300, -1.7e308)):
         keys = ("task", "unit", "model", "kernels", "vocab", "source", "device", "ceiling_gflops")
         path = write_run(f"odd{at}", **dict.fromkeys(keys, value))
         step = dict.fromkeys(("step", "elapsed_s", "units", "eta_s", "loss", "progress"), value)
@@ -65,3 +66,13 @@ def test_an_exported_page_needs_nothing(
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!data:)\w""", html)
     assert "http" not in re.sub(r'<meta http-equiv="', "", html)
     assert main(["monitor", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count"),
+    [(0.0, 495.0, 5), (1.87, 3.44, 3), (0.0, 1e-300, 1), (-1e308, 1e308, 1)],
+)
+def test_ticks_are_few_and_inside(low: float, high: float, count: int) -> None:
+    ticks = _ticks(low, high)
+    assert len(ticks) == count
+    assert all(low <= tick <= high for tick in ticks)

@@ -18,7 +18,6 @@ COLOURS = (
 """Seen on white and on black."""
 _WIDTH, _HEIGHT = 540, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 10, 40
-_NUM_TICKS = 5
 _LOG_RATIO = 2.0
 
 
@@ -40,19 +39,18 @@ def overlay(
         return across, _TOP + (_HEIGHT - _TOP - _BOTTOM) * (last - scale(y)) / (last - first)
 
     parts = []
-    for share in range(_NUM_TICKS):
-        inner = first + (last - first) * share / (_NUM_TICKS - 1)
-        value = math.exp(inner) if is_log else inner
-        y = _TOP + (_HEIGHT - _TOP - _BOTTOM) * (last - inner) / (last - first)
+    for y in _ticks(low, high) if not is_log else _log_ticks(low, high):
+        up = place(0.0, y)[1]
         parts.append(
-            f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="var(--grid)"/>'
-            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+            f'<path d="M{_LEFT} {up:.1f}H{_WIDTH - _RIGHT}" stroke="var(--grid)"/>'
+            f'<text x="{_LEFT - 8}" y="{up + 4:.1f}" text-anchor="end">{tick_text(y)}</text>'
         )
-        x = right * share / (_NUM_TICKS - 1)
-        anchor = "end" if share == _NUM_TICKS - 1 else "middle"
+    for x in _ticks(0.0, right):
+        across = place(x, low)[0]
+        anchor = "end" if across > _WIDTH - 30 else "middle"
         parts.append(
-            f'<text x="{place(x, low)[0]:.1f}" y="{_HEIGHT - 22}" text-anchor="{anchor}">'
-            f"{tick_text(float(f'{x:.3g}'))}</text>"
+            f'<text x="{across:.1f}" y="{_HEIGHT - 22}" text-anchor="{anchor}">'
+            f"{tick_text(x)}</text>"
         )
     for curve, colour in zip(curves, COLOURS, strict=False):
         parts.append(_line([place(x, y) for x, y in curve], colour))
@@ -64,6 +62,23 @@ def overlay(
         f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">{to_html(x_label)}</text>'
         "</svg>"
     )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Returns 1 to 6 round values from `low` to `high`."""
+    span = high - low
+    if not 1e-290 < span < math.inf:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    step = next((power * s for s in (1, 2, 2.5, 5) if span / (power * s) <= 5), 10 * power)
+    first = math.ceil(low / step)
+    return [step * at for at in range(first, math.floor(high / step) + 1)] or [low]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Returns some values from `low` to `high` in equal ratios."""
+    ratio = high / low
+    return [float(f"{low * ratio ** (at / 4):.3g}") for at in range(5)]
 
 
 def sparkline(values: Sequence[float]) -> str:

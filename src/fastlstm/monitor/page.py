@@ -43,7 +43,9 @@ def page(body: str, is_live: bool) -> bytes:
     script = _file("monitor", "monitor.js") if is_live else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     allowed = f"; script-src 'sha256-{digest}'; connect-src 'self'" if is_live else ""
-    policy = f"default-src 'none'; style-src 'unsafe-inline'{allowed}; base-uri 'none'"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:{allowed}; base-uri 'none'"
+    )
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}; form-action \'none\'">\n'
@@ -64,7 +66,8 @@ def body(runs: Sequence[RunSummary], root: Path) -> str:
     counts = [(s, sum(one == s for one in states.values())) for s in _STATES]
     lead = ", ".join(f"{number} {state}" for state, number in counts if number) or "no runs yet"
     names = {run.path: _name(run, root) for run in runs}
-    rows = [_row(run, names[run.path], states[run.path], _common_s(runs, run)) for run in ordered]
+    common_s = {measure: _common_s(runs, measure) for measure in {run.measure for run in runs}}
+    rows = [_row(run, names[run.path], states[run.path], common_s[run.measure]) for run in ordered]
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
     table = f'<div class="scroll runs"><table><tr>{heads}</tr>{"".join(rows)}</table></div>\n'
     shown = [run for run in ordered if run.training or run.validation][: len(COLOURS)]
@@ -72,6 +75,7 @@ def body(runs: Sequence[RunSummary], root: Path) -> str:
         '<p class="eyebrow">fastlstm monitor</p>\n'
         f"<h1>{counted(len(runs), 'run')}</h1>\n"
         f'<p class="lead">{to_html(lead)}</p>\n<h2>Runs</h2>\n{table if rows else ""}'
+        f"{_note(common_s) if rows else ''}"
         f"{_charts(shown, names)}{_differences(shown, names)}"
     )
 
@@ -81,11 +85,19 @@ def _name(run: RunSummary, root: Path) -> str:
     return str(run.path.relative_to(root)) if inside else run.path.name
 
 
-def _common_s(runs: Sequence[RunSummary], run: RunSummary) -> float | None:
-    """Returns the median time that runs with the same figure have been evaluated for."""
-    same = [one.reach("seconds") for one in runs if one.measure == run.measure]
-    known = [seconds for seconds in same if seconds is not None]
+def _common_s(runs: Sequence[RunSummary], measure: Measure) -> float | None:
+    """Returns the median time of the last evaluation of the runs with a figure."""
+    reached = [run.reach("seconds") for run in runs if run.measure == measure]
+    known = [seconds for seconds in reached if seconds is not None]
     return median(known) if known else None
+
+
+def _note(common_s: dict[Measure, float | None]) -> str:
+    times = [
+        f"{measure.label} at {clock(at)}" for measure, at in common_s.items() if at is not None
+    ]
+    text = f"; at equal time: {', '.join(sorted(times))}" if times else ""
+    return f'<p class="quiet">best: lowest validation figure{to_html(text)}.</p>\n'
 
 
 def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> str:
