@@ -156,11 +156,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--lines", type=int, default=3600)
-    parser.add_argument("--live-s", type=float, default=60.0)
+    parser.add_argument("--live-s", type=float, default=60.0, help="0 leaves it out")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         os.environ["FASTLSTM_CACHE"] = f"{place}/cache"
-        live(Path(place) / "live", options.live_s)
+        if options.live_s:
+            live(Path(place) / "live", options.live_s)
         write_runs(Path(place) / "many", options.runs, options.lines)
         export(Path(place) / "many")
 

@@ -111,7 +111,7 @@ def read_history(path: Path) -> History:
     lists = {kind: _EventList() for kind in dict.fromkeys(_KINDS.values())}
     end: Event | None = None
     tested: dict[str, Any] = {}
-    for event, num_bytes in _events(path):
+    for event, num_bytes in read_events(path):
         kind = str(event.get("event"))
         if kind == "start":
             for name in ("steps", "evals", "samples"):
@@ -183,7 +183,7 @@ def _score(event: Event) -> float:
     return math.inf if score is None else score
 
 
-def _events(path: Path) -> Iterator[tuple[Event, int]]:
+def read_events(path: Path) -> Iterator[tuple[Event, int]]:
     """Yields the events of a file, each with the bytes of its line."""
     try:
         with (
