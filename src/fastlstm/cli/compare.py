@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     verb="compare",
-    summary="Show runs side by side: quality at equal seconds or characters, rates, differences.",
+    summary="Show runs side by side, at equal seconds or characters, and what differs.",
     positionals=(Positional("RUN", "a run directory", is_many=True),),
     options=(
         Option(

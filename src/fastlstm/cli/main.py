@@ -54,6 +54,7 @@ VERBS = {
     "prepare": "read a table of time series into the cache, checked",
     "publish": "write the metrics of a run as a table",
     "ab": "measure which of two commands is faster",
+    "monitor": "show any number of runs on a live page",
     "compare": "show runs side by side",
     "info": "show a run, or this machine and its kernels",
 }

@@ -83,7 +83,7 @@ def compare_runs(paths: Sequence[Path]) -> RunComparison:
         raise ConfigError("compare takes two runs or more; name another run")
     runs = [_summary(path) for path in paths]
     at = {by: _common(runs, by) for by in ("seconds", "chars")}
-    return RunComparison(runs, at, _differences(runs), _notes(runs))
+    return RunComparison(runs, at, differences(runs), _notes(runs))
 
 
 def _summary(path: Path) -> RunSummary:
@@ -104,7 +104,8 @@ def _common(runs: Sequence[RunSummary], by: str) -> float | None:
     return min(known) if len(known) == len(reached) else None
 
 
-def _differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
+def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
+    """Returns what is not the same in all runs: name -> one value per run."""
     flat = [_settings(run.start) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
     rows = {name: [settings.get(name) for settings in flat] for name in names}
@@ -124,7 +125,7 @@ def _settings(start: Event) -> dict[str, Any]:
 
 def _notes(runs: Sequence[RunSummary]) -> list[str]:
     notes = []
-    if len({run.start.get("task", "text") for run in runs}) > 1:
+    if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
         notes.append("the runs are of different tasks: their figures cannot be compared")
     if len({text_of(run.start, "source") for run in runs}) > 1:
         notes.append("the runs read different sources: their figures are of different data")

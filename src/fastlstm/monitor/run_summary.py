@@ -71,6 +71,7 @@ class RunSummary:
         self.alerts: list[str] = []
         self.num_alerts = 0
         self.first_end_s: float | None = None
+        self._last_step: Event = {}
 
     def stored(self) -> dict[str, Any]:
         """Returns the summary as a JSON value, with the position in metrics.jsonl."""
@@ -97,6 +98,10 @@ class RunSummary:
                 is_changed = True
             for event in events:
                 self._add(event)
+            if self._last_step:
+                figures = ((key, number(self._last_step, key)) for key in _LAST_KEYS)
+                self.last = {key: value for key, value in figures if value is not None}
+                self._last_step = {}
             is_changed |= bool(events)
             if not self._tail.has_more:
                 return is_changed
@@ -122,11 +127,11 @@ class RunSummary:
             self.num_alerts += 1
 
     def _add_step(self, event: Event) -> None:
-        figures = ((key, number(event, key)) for key in _LAST_KEYS)
-        self.last = {key: value for key, value in figures if value is not None}
-        is_under_way = self.last.get("progress", 0.0) >= _SLIP_FROM
-        if self.first_end_s is None and is_under_way and "eta_s" in self.last:
-            self.first_end_s = self.last.get("elapsed_s", 0.0) + self.last["eta_s"]
+        self._last_step = event
+        if self.first_end_s is None and (number(event, "progress") or 0.0) >= _SLIP_FROM:
+            seconds, left = number(event, "elapsed_s"), number(event, "eta_s")
+            if seconds is not None and left is not None:
+                self.first_end_s = seconds + left
         self._add_point(self.training, event)
 
     def _add_point(self, curve: list[Point], event: Event) -> None:
@@ -160,6 +165,14 @@ class RunSummary:
         if self.end is not None:
             return "stopped" if is_unfinished(self.end) else "finished"
         return "running" if RunDirectory(self.path).is_locked() else "dead"
+
+    @property
+    def changed_at(self) -> float:
+        """When its metrics.jsonl was changed last, in seconds since 1970; 0 where it is gone."""
+        try:
+            return self._file.stat().st_mtime
+        except OSError:
+            return 0.0
 
     @property
     def seconds(self) -> float:
