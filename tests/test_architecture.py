@@ -22,7 +22,7 @@ RANKS = (
     ("keras", "training"),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),
-    ("tuning",),
+    ("monitor", "tuning"),
     ("serve",),
     ("cli",),
     ("__main__",),

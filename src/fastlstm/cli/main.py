@@ -52,6 +52,7 @@ VERBS = {
     "import": "read a model of another framework as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
+    "watch": "follow runs while they train, and raise alerts",
     "ab": "measure which of two commands is faster",
     "info": "show a run, or this machine and its kernels",
 }

@@ -1,0 +1,1 @@
+"""Run directories watched while they grow: files only, no torch."""
