@@ -1,6 +1,6 @@
 """Alerts of `fastlstm watch`: faults planted in real runs, and false ones over recorded runs.
 
-python tests/campaigns/alerts.py faults [ROUNDS]
+python tests/campaigns/alerts.py faults ROUNDS [FAULT...]
 python tests/campaigns/alerts.py replay DIR...
 """
 
@@ -83,7 +83,7 @@ def plant(fault: str, folder: Path) -> tuple[float | None, list[str]]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "none", out], check=True)
     argv = [sys.executable, "-c", TRAIN, fault, str(out), str(text)]
     with open(folder / "err", "w") as errors:
-        run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True)
+        run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors)
     assert run.stdout is not None
     hogs: list[subprocess.Popen[bytes]] = []
     rule, watcher = RULE.get(fault, fault), Watcher([out], chosen_rules([]))
@@ -98,7 +98,7 @@ def plant(fault: str, folder: Path) -> tuple[float | None, list[str]]:
                     before.append(alert.rule)
                     if fault == "overfitting" and alert.rule == rule:
                         return 0.0, before[:-1]  # its own definition says when it is there
-            if since is None and "planted" in (run.stdout.read() or ""):
+            if since is None and b"planted" in (run.stdout.read() or b""):
                 since = time.monotonic()
                 hogs = act(fault, run, out)
             if since is not None and time.monotonic() - since > 90.0 and fault != "overfitting":
@@ -113,7 +113,7 @@ def plant(fault: str, folder: Path) -> tuple[float | None, list[str]]:
             subprocess.run(["umount", "-l", out], check=True)
 
 
-def act(fault: str, run: subprocess.Popen[str], out: Path) -> list[subprocess.Popen[bytes]]:
+def act(fault: str, run: subprocess.Popen[bytes], out: Path) -> list[subprocess.Popen[bytes]]:
     """Does what is planted from outside; returns what is to be ended."""
     if fault == "kill":
         run.kill()
@@ -128,10 +128,10 @@ def act(fault: str, run: subprocess.Popen[str], out: Path) -> list[subprocess.Po
     return []
 
 
-def faults(rounds: int) -> None:
+def faults(rounds: int, kinds: tuple[str, ...]) -> None:
     found: list[bool] = []
     for number in range(rounds):
-        for fault in FAULTS:
+        for fault in kinds:
             folder = Path(tempfile.mkdtemp(prefix="alerts-"))
             try:
                 seconds, before = plant(fault, folder)
@@ -167,4 +167,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["replay"]:
         replay(sys.argv[2:])
     else:
-        faults(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+        faults(int(sys.argv[2]), tuple(sys.argv[3:]) or FAULTS)

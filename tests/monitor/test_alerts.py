@@ -111,7 +111,7 @@ def test_rules_are_chosen_by_name() -> None:
     assert chosen_rules([]) == dict.fromkeys(RULES)
     assert chosen_rules(["eta=0.5", "nan"]) == {"eta": 0.5, "nan": None}
     assert chosen_rules(["all", "eta=0.5"])["eta"] == 0.5
-    with pytest.raises(UsageError, match="there is no rule 'spikes' .did you mean 'spike'"):
+    with pytest.raises(UsageError, match=r"there is no rule 'spikes' .did you mean 'spike'"):
         chosen_rules(["spikes"])
     with pytest.raises(UsageError, match="'-1' is not a number above 0"):
         chosen_rules(["eta=-1"])
