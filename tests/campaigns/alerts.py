@@ -91,6 +91,9 @@ def plant(fault: str, folder: Path) -> tuple[float | None, list[str]]:
         os.set_blocking(run.stdout.fileno(), False)
         since, before, began = None, [], time.monotonic()
         while time.monotonic() - began < 200.0:
+            if since is None and b"planted" in (run.stdout.read() or b""):
+                since = time.monotonic()
+                hogs = act(fault, run, out)
             for _, alert in watcher.update() if out.is_dir() else []:
                 if since is not None and alert.rule == rule and not alert.is_cleared:
                     return time.monotonic() - since, before
@@ -98,9 +101,6 @@ def plant(fault: str, folder: Path) -> tuple[float | None, list[str]]:
                     before.append(alert.rule)
                     if fault == "overfitting" and alert.rule == rule:
                         return 0.0, before[:-1]  # its own definition says when it is there
-            if since is None and b"planted" in (run.stdout.read() or b""):
-                since = time.monotonic()
-                hogs = act(fault, run, out)
             if since is not None and time.monotonic() - since > 90.0 and fault != "overfitting":
                 return None, before
             time.sleep(0.5)

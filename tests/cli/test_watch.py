@@ -12,7 +12,6 @@ import pytest
 from fastlstm.cli import watch
 from fastlstm.cli.main import main
 from fastlstm.monitor import alert_delivery
-from fastlstm.monitor.event_tail import EventTail
 
 NAME = "a'; touch planted; $(touch planted)\x1b[2J"
 
@@ -102,16 +101,3 @@ def test_watching_ends_with_the_run(runs: Path) -> None:
     with (runs / NAME / "metrics.jsonl").open("a") as file:
         file.write('{"event":"end"}\n')
     assert main(["watch", str(runs / NAME)]) == 0
-
-
-def test_a_tail_reads_complete_lines_and_sees_a_new_file(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail = EventTail(path)
-    assert tail.read() == []
-    path.write_text('{"event":"a"}\n7\nnonsense\n{"eve')
-    assert tail.read() == [{"event": "a"}]
-    with path.open("a") as file:
-        file.write('nt":"b"}\n')
-    assert tail.read() == [{"event": "b"}]
-    path.write_text('{"event":"c"}\n')
-    assert tail.read() == [{"event": "c"}]

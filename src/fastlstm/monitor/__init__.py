@@ -1,1 +1,1 @@
-"""Run directories watched while they grow: files only, no torch."""
+"""Run directories watched from outside: what other processes write there is read, never changed."""

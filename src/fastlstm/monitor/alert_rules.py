@@ -204,11 +204,12 @@ class MemoryGrowth(Rule):
 
     def __init__(self, value: float | None = None) -> None:
         super().__init__(value)
-        self._used = _Slope(300.0)
+        self._used, self._newest = _Slope(300.0), _Slope(12.0)
 
     def update(self, event: Event) -> str | None:
         if event.get("event") == "start":
             self._used.clear()
+            self._newest.clear()
         now, used = number(event, "time"), number(event, "anonymous_bytes")
         left = number(event, "available_bytes")
         if event.get("event") not in ("machine", "process"):
@@ -216,8 +217,12 @@ class MemoryGrowth(Rule):
         if now is None or used is None or left is None:
             return None
         self._used.add(now, used)
-        rate, grown = self._used.rate, self._used.change
-        if rate > 0.0 and grown > 64 * MB and left / rate < 3600.0 * self.value:
+        self._newest.add(now, used)
+        rate, hours = self._used.rate, self.value
+        if left < 300.0 * self._newest.rate:  # ten seconds tell of a fast growth only
+            rate, hours = self._newest.rate, 1.0
+        grown = max(self._used.change, self._newest.change)
+        if rate > 0.0 and grown > 64 * MB and left / rate < 3600.0 * hours:
             told = f"{rate * 60 / MB:,.0f} MB a minute, {left / GB:.1f} GB are left"
             return f"memory grows by {told}: used up in {_clock(left / rate)}"
         return CLEAR if rate <= 0.0 or left / rate > 7200.0 * self.value else None

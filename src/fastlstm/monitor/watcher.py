@@ -17,12 +17,20 @@ _FIND_EVERY_S = 2.0
 class _FollowedRun:
     def __init__(self, path: Path, values: Mapping[str, float | None]) -> None:
         self._tail, self._process = EventTail(path / "metrics.jsonl"), RunProcess(path)
+        self._values, self._num_replaced = values, 0
         self.alerts = RunAlerts(values)
 
     def update(self) -> list[Alert]:
-        changes = []
-        while events := self._tail.read():
+        changes = list[Alert]()
+        is_behind = True
+        while is_behind:
+            events = self._tail.read()
+            if self._tail.num_replaced != self._num_replaced:  # resumed: its past comes again
+                self._num_replaced = self._tail.num_replaced
+                changes += self.alerts.update({"event": "end"})
+                self.alerts = RunAlerts(self._values)
             changes += [change for event in events for change in self.alerts.update(event)]
+            is_behind = self._tail.has_more
         if not self.alerts.is_ended:
             changes += self.alerts.update(self._process.look())
         return changes

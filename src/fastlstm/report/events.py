@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,6 +66,15 @@ def current(event: Event) -> Event:
         unit = "windows" if event.setdefault("task", "text") == "forecast" else "tokens"
         event |= {"unit": unit, "num_units": {s: event.get(f"{s}_{unit}") for s in SPLITS}}
     return event
+
+
+def decode_event(line: bytes) -> Event | None:
+    """Returns the event of a line of metrics.jsonl with today's keys; None of a damaged line."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return current(event) if isinstance(event, dict) else None
 
 
 def number(event: Event, key: str) -> float | None:

@@ -163,6 +163,22 @@ class RunDirectory:
             raise
         return lock
 
+    def is_locked(self) -> bool:
+        """Returns whether a process has the lock; writes nothing."""
+        try:
+            descriptor = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
     def _acquire(self) -> int:
         descriptor = -1
         try:

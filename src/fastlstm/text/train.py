@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ from fastlstm.text.plan import (
     open_batches,
     resolve,
 )
+from fastlstm.text.size_plan import EMBED_SIZES, FIRST_SIZE, SizePlan, can_choose_size
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
@@ -168,6 +169,8 @@ def train(
         session, set_names = TextSession(run, observers, stop, began), {*given, *fields}
         if first is not None:
             session.start_with(first, config)
+        else:
+            session.chosen = set_names or chosen_names(config)
         stored = partial(session.configs_of, start=start)
         with session.start(config, set_names, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
@@ -186,6 +189,8 @@ class TextSession(RunSession):
 
     tokenizer: Tokenizer | None = None
     unknown: UnknownPolicy = "refuse"
+    chosen: Collection[str] | None = None
+    """Names of the options that were given; with None a budget does not choose the size."""
     _first_model: LanguageModel | None = None
     _started_with: dict[str, str] | None = None
 
@@ -216,6 +221,8 @@ class TextSession(RunSession):
         texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
+        if checkpoint is None and self.chosen is not None:
+            config = self._with_size(config, self.chosen, splits, text.tokenizer, device)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         precision = _precision(config, model, device)
@@ -254,6 +261,29 @@ class TextSession(RunSession):
                 callbacks = [samples, *callbacks]
             result = self.fit(task, plan, checkpoint, callbacks)
         return Run(self.run.path, result.last.detail, task.tested)
+
+    def _with_size(
+        self,
+        config: TrainConfig,
+        chosen: Collection[str],
+        splits: Splits,
+        tokenizer: Tokenizer,
+        device: torch.device,
+    ) -> TrainConfig:
+        """Returns the configuration with the size, batch and optimizer that suit its budget."""
+        if not can_choose_size(config, chosen, device, len(splits.train)):
+            return config
+        first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
+        model = LanguageModel(first.model_config(tokenizer.vocab_size, 0.0))
+        precision = _precision(first, model, device).name
+        plan = SizePlan(
+            replace(config, precision=precision), chosen, splits.train, tokenizer, self.started
+        )
+        best, why = plan.choose()
+        self.notes.append(why)
+        if plan.is_recalled:
+            self.notes.append(measurements.note("the times of steps were"))
+        return replace(best, precision=config.precision)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         """Gives the model the weights that training starts from."""
