@@ -52,6 +52,7 @@ VERBS = {
     "import": "read a model of another framework as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
+    "watch": "follow runs while they train, and raise alerts",
     "publish": "write the metrics of a run as a table",
     "ab": "measure which of two commands is faster",
     "monitor": "show any number of runs on a live page",
