@@ -8,7 +8,6 @@ next size ends better, then tries the batches and the other optimizer at the bes
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
@@ -43,9 +42,11 @@ PLANNING_SHARE = 0.05
 MIN_BUDGET_S = 10.0
 _TRAINING_SHARE = 0.9
 """Of what is left of a budget, when evaluations, checkpoints and the report are done."""
-_TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.2, 2, 8
+_TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.2, 3, 8
 _SETUP_S = 0.1
 """Of a timing: the model and its first step beside its own time."""
+_LONG_STEP_S = 1.0
+"""The first step of a model is a little slower than others; one this long is the only one timed."""
 _MIN_STEPS_PER_EPOCH = 8
 _SIZES = (
     "preset",
@@ -57,6 +58,8 @@ _SIZES = (
     "residual",
 )
 _QUIET_SHARE = 0.7
+_CLEAR_GAIN = 0.01
+"""Of the prediction, which another batch or optimizer must have over the default."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ class SizePlan:
             if not self._fits(1.0):
                 break
             candidate = self._try(replace(best.config, **change))
-            best = min(best, candidate, key=lambda c: c.bits)
+            if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits:
+                best = candidate
         others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
         text = "; ".join(f"{c.name} +{100 * (c.bits / best.bits - 1):.1f} %" for c in others)
         about = f"the budget is best used by {best.name}: {best.tokens_per_s:,.0f} tokens/s"
@@ -150,22 +154,18 @@ class SizePlan:
         best = self._try_size(sizes[at])
         # What torch loads for the first step of a process is no planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - _TIMED_S
-        for size in sizes[at + 1 :]:
-            if not self._fits(2.5):
+        above = self._climb(best, sizes[at + 1 :], growth=2.5)
+        return above if above is not best else self._climb(best, sizes[:at][::-1], growth=0.7)
+
+    def _climb(self, best: Candidate, sizes: list[int], growth: float) -> Candidate:
+        """Tries sizes in turn until two end worse than the best: a single timing may be off."""
+        num_worse = 0
+        for size in sizes:
+            if num_worse == 2 or not self._fits(growth):
                 break
             candidate = self._try_size(size)
-            if candidate.bits >= best.bits:
-                break
-            best = candidate
-        if best.config.rnn_size != sizes[at]:
-            return best
-        for size in reversed(sizes[:at]):
-            if not self._fits(0.7):
-                break
-            candidate = self._try_size(size)
-            if candidate.bits >= best.bits:
-                break
-            best = candidate
+            num_worse = 0 if candidate.bits < best.bits else num_worse + 1
+            best = min(best, candidate, key=lambda c: c.bits)
         return best
 
     def _changes(self, config: TrainConfig) -> Iterator[dict[str, Any]]:
@@ -178,7 +178,9 @@ class SizePlan:
     def _fits(self, growth: float) -> bool:
         """Returns whether a timing fits into planning, of steps `growth` times as long as the last
         ones."""
-        steps_s = (1 + _MIN_TIMED) * growth * self._last_step_s
+        steps_s = growth * self._last_step_s
+        if steps_s < _LONG_STEP_S:
+            steps_s *= 1 + _MIN_TIMED
         return time.perf_counter() + max(_TIMED_S, steps_s) + _SETUP_S < self._until
 
     def _try_size(self, size: int) -> Candidate:
@@ -228,9 +230,9 @@ class SizePlan:
 
 
 def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
-    """Returns the median seconds of training steps of a new model, with loader and optimizer.
+    """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
 
-    The weights are thrown away; random numbers are left alone.
+    The model is new and thrown away; random numbers are left alone.
 
     Args:
         config: with sizes, sequence length and a precision that is not auto.
@@ -251,14 +253,16 @@ def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
     model.train()
     seconds: list[float] = []
     with closing(loader):
-        trainer.step(loader.next(), 0.0)
+        first_s = _seconds(lambda: trainer.step(loader.next(), 0.0))
+        if first_s >= _LONG_STEP_S:
+            seconds.append(first_s)
         until = time.perf_counter() + _TIMED_S
-        while len(seconds) < _MIN_TIMED or time.perf_counter() < until:
+        while first_s < _LONG_STEP_S and len(seconds) < _MAX_TIMED:
             seconds.append(_seconds(lambda: trainer.step(loader.next(), 0.0)))
-            if len(seconds) == _MAX_TIMED:
+            if len(seconds) >= _MIN_TIMED and time.perf_counter() > until:
                 break
     torch.set_rng_state(generator_state)
-    return statistics.median(seconds)
+    return min(seconds)
 
 
 def _seconds(call: Callable[[], object]) -> float:
