@@ -14,7 +14,7 @@ from fastlstm.runs.run_directory import RunDirectory
 if TYPE_CHECKING:
     from fastlstm.report.events import Event, Measure
 
-MAX_POINTS = 240
+MAX_POINTS = 120
 """Points kept of a curve; beyond them every second one goes."""
 _MAX_ALERTS = 20
 _LAST_KEYS = (
@@ -85,7 +85,7 @@ class RunSummary:
         for name in _STORED:
             setattr(self, name, stored[name])
         for name in _CURVES:
-            setattr(self, name, [Point(*map(float, point)) for point in stored[name]])
+            setattr(self, name, list(map(Point._make, stored[name])))
 
     def update(self) -> bool:
         """Reads what was added to the run; returns whether there was anything new."""

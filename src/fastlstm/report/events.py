@@ -59,7 +59,8 @@ def unit_of(start: Event) -> str:
 
 def current(event: Event) -> Event:
     """Returns an event with today's keys; those of format 1 are renamed."""
-    if event.get("event") not in _COUNTING:
+    kind = event.get("event")
+    if kind not in _COUNTING or (kind != "start" and _FORMAT_1.keys().isdisjoint(event)):
         return event
     event = {_FORMAT_1.get(key, key): value for key, value in event.items()}
     if event["event"] == "start" and "num_units" not in event:
