@@ -46,6 +46,8 @@ _TRAINING_SHARE = 0.9
 _TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.2, 2, 8
 _SETUP_S = 0.1
 """Of a timing: the model and its first step beside its own time."""
+_LONG_STEP_S = 1.0
+"""The first step of a model is a little slower than others; one this long is the only one timed."""
 _MIN_STEPS_PER_EPOCH = 8
 _SIZES = (
     "preset",
@@ -178,7 +180,9 @@ class SizePlan:
     def _fits(self, growth: float) -> bool:
         """Returns whether a timing fits into planning, of steps `growth` times as long as the last
         ones."""
-        steps_s = (1 + _MIN_TIMED) * growth * self._last_step_s
+        steps_s = growth * self._last_step_s
+        if steps_s < _LONG_STEP_S:
+            steps_s *= 1 + _MIN_TIMED
         return time.perf_counter() + max(_TIMED_S, steps_s) + _SETUP_S < self._until
 
     def _try_size(self, size: int) -> Candidate:
@@ -251,11 +255,13 @@ def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
     model.train()
     seconds: list[float] = []
     with closing(loader):
-        trainer.step(loader.next(), 0.0)
+        first_s = _seconds(lambda: trainer.step(loader.next(), 0.0))
+        if first_s >= _LONG_STEP_S:
+            seconds.append(first_s)
         until = time.perf_counter() + _TIMED_S
-        while len(seconds) < _MIN_TIMED or time.perf_counter() < until:
+        while first_s < _LONG_STEP_S and len(seconds) < _MAX_TIMED:
             seconds.append(_seconds(lambda: trainer.step(loader.next(), 0.0)))
-            if len(seconds) == _MAX_TIMED:
+            if len(seconds) >= _MIN_TIMED and time.perf_counter() > until:
                 break
     torch.set_rng_state(generator_state)
     return statistics.median(seconds)
