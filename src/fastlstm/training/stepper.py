@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +19,14 @@ class Stepper:
     gradient is that of the big batch. A GPU that runs out of memory gets the same batch again in
     twice as many parts. Callbacks see the gradients before they are clipped, and the weights before
     they are averaged.
+
+    Attributes:
+        seconds: spent so far in forward and backward passes, and in the rest of the steps.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._task, self._state = trainer, trainer.task, trainer.state
+        self.seconds = {"forward_backward": 0.0, "optimizer": 0.0}
         self._num_parts = trainer.plan.options.accumulate
         self._parameters = [p for p in trainer.model.parameters() if p.requires_grad]
 
@@ -30,8 +35,16 @@ class Stepper:
 
         Returns the mean loss and the gradient norm before clipping; see `Trainer.step`.
         """
+        started = time.perf_counter()
         with self._trainer.callbacks.weights_in_use():
             loss = self._forward_backward(batch)
+        self.seconds["forward_backward"] += (passed := time.perf_counter()) - started
+        norm = self._update(loss, factor)
+        self.seconds["optimizer"] += time.perf_counter() - passed
+        return loss, norm
+
+    def _update(self, loss: float, factor: float) -> float:
+        """Clips the gradients and updates the weights; returns the norm before."""
         scaler, optimizers = self._state.scaler, self._state.optimizers
         if scaler is not None:
             for optimizer in optimizers.members:
@@ -50,7 +63,7 @@ class Stepper:
                 self._state.average.update()
         if scaler is not None:
             scaler.update()
-        return loss, float(norm)
+        return float(norm)
 
     def _forward_backward(self, batch: Any) -> float:
         while True:

@@ -21,6 +21,7 @@ from fastlstm.training.events import end_event, step_event
 from fastlstm.training.guard import bad_weight
 from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.optimizer import OptimizerSet
+from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.recovery import handle_bad_step, roll_back
 from fastlstm.training.saver import Saver
@@ -55,6 +56,7 @@ class Trainer:
         state: both with averaged weights, counters and what else a checkpoint holds.
         best: the best weights.
         saver: saves the state.
+        stepper: takes the optimizer steps.
         meter: how fast the run is.
     """
 
@@ -82,8 +84,9 @@ class Trainer:
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
-        self.best, self.saver, self._stepper = BestWeights(self), Saver(self), Stepper(self)
+        self.best, self.saver, self.stepper = BestWeights(self), Saver(self), Stepper(self)
         self.meter = ThroughputMeter(task, plan.ceiling_gflops)
+        self._phases = PhaseTimes(self)
         self._evaluations = EvaluationSchedule(
             plan.eval_every, plan.evaluations, plan.stop_criterion
         )
@@ -132,6 +135,7 @@ class Trainer:
         self.callbacks.call("on_begin")
         try:
             with closing(self.task.loader):
+                self._phases.begin()
                 if checkpoint is None and self.done() < 1.0:
                     self.saver.save_if_possible()
                 self._train()
@@ -273,6 +277,8 @@ class Trainer:
         if self.meter.log_due(options.log_every, progress.step):
             left = self._evaluations.left(progress)
             self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
+        if self._phases.is_due():
+            self.emit(self._phases.event())
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
         """Takes one optimizer step; the counters of the run stay.
@@ -286,7 +292,7 @@ class Trainer:
         """
         if not self.model.training:
             self.model.train()
-        return self._stepper.step(batch, factor)
+        return self.stepper.step(batch, factor)
 
     # evaluation ---------------------------------------------------------------------------------
 
