@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastlstm.monitor.run_summary import MAX_POINTS, RunSummary
+from fastlstm.runs.lock_holder import lock_holder
 from fastlstm.runs.run_directory import RunDirectory
 
 
@@ -38,7 +39,7 @@ def test_running_dead_and_stopped(write_run: Any) -> None:
     assert run.state == "dead"
     with RunDirectory(path).lock():
         assert run.state == "running"
-        assert RunDirectory(path).is_locked()
+        assert lock_holder(path / ".lock")[0]
     assert run.state == "dead"
     add(path, event="end", reason="stopped by signal")
     run.update()

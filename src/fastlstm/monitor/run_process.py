@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
 
 from fastlstm.report.events import Event
+from fastlstm.runs.lock_holder import lock_holder
 from fastlstm.system.machine_usage import MachineUsage
 
 
@@ -28,7 +28,7 @@ class RunProcess:
         `is_locked` is None where it cannot be known; `silent_s` counts from the last event.
         """
         now = time.time()
-        is_locked, pid = _holder(self._run / ".lock")
+        is_locked, pid = lock_holder(self._run / ".lock")
         if pid != self._pid:
             self._pid, self._usage = pid, MachineUsage(self._run, pid if pid > 0 else None)
         event: Event = {"event": "process", "time": now, "is_locked": is_locked}
@@ -42,32 +42,6 @@ class RunProcess:
             return event | used
         share = used.get("own_cores")
         return event | used | {"pid": pid, "state": _state(pid), "cpu_share": share}
-
-
-def _holder(lock: Path) -> tuple[bool | None, int]:
-    """Returns whether the lock is held, and by which process of this machine (-1: unknown).
-
-    /proc/locks is asked first, so that a run that is just starting never finds its lock taken.
-    """
-    try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None, -1
-    try:
-        inode = os.fstat(descriptor).st_ino
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            words = line.split()
-            if "FLOCK" in words[1:2] and "->" not in words and words[5].endswith(f":{inode}"):
-                return True, int(words[4])
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True, -1
-    except (OSError, ValueError, IndexError):
-        return None, -1
-    finally:
-        os.close(descriptor)
-    return False, -1
 
 
 def _state(pid: int) -> str:

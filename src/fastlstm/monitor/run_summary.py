@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastlstm.monitor.event_tail import EventTail
 from fastlstm.report.events import measure_of, number, text_of, unit_of
 from fastlstm.report.lines import is_unfinished
+from fastlstm.runs.lock_holder import lock_holder
 from fastlstm.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class RunSummary:
         """finished, stopped (ended before its time), running, or dead (no process has its lock)."""
         if self.end is not None:
             return "stopped" if is_unfinished(self.end) else "finished"
-        return "running" if RunDirectory(self.path).is_locked() else "dead"
+        return "running" if lock_holder(self.path / ".lock")[0] else "dead"
 
     @property
     def changed_at(self) -> float:
