@@ -22,7 +22,7 @@ RANKS = (
     ("keras", "training"),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),
-    ("tuning",),
+    ("tuning", "monitor"),
     ("serve",),
     ("cli",),
     ("__main__",),

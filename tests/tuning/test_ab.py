@@ -19,7 +19,6 @@ from fastlstm.errors import CommandError, ConfigError
 from fastlstm.tuning import ab
 from fastlstm.tuning.ab import compare_commands
 from fastlstm.tuning.command import Command, parse_command
-from fastlstm.tuning.machine_load import MachineLoad
 from fastlstm.tuning.paired_times import LOOKS
 from fastlstm.tuning.process import StepWorker, run_whole
 
@@ -222,13 +221,3 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
 def test_detect_of_the_function_is_a_share() -> None:
     with pytest.raises(ConfigError, match="detect is 3, expected a share above 0, at most 1"):
         compare_commands("true", "true", detect=3)
-
-
-def test_load_counts_others_only(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 100 1000 0 0 0 0 0 0\n")
-    load = MachineLoad(stat)
-    assert load.others() is None  # no time has gone
-    stat.write_text("cpu  200 50 150 1700 100 0 0 0 0 0\n")
-    assert load.others() == pytest.approx(0.2)
-    assert MachineLoad(tmp_path / "missing").others() is None

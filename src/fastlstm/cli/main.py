@@ -53,7 +53,11 @@ VERBS = {
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "profile": "say what holds a training run back, and what would gain",
+    "watch": "follow runs while they train, and raise alerts",
+    "publish": "write the metrics of a run as a table",
     "ab": "measure which of two commands is faster",
+    "monitor": "show any number of runs on a live page",
+    "compare": "show runs side by side",
     "info": "show a run, or this machine and its kernels",
 }
 """Verb -> summary; its module in `fastlstm.cli` (`module_of`) is imported when it is used."""

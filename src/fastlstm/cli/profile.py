@@ -15,9 +15,9 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many
 from fastlstm.cli.options import TEXT_OPTIONS, json_option
-from fastlstm.cli.output import print_result, say
+from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse, split_arguments
-from fastlstm.errors import EXIT_OK, ConfigError, UsageError, in_flags
+from fastlstm.errors import EXIT_OK, ConfigError, UsageError
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.system.fields import parse_duration
 from fastlstm.text.config import TrainConfig
@@ -78,14 +78,15 @@ def run(argv: list[str]) -> int:
             pass
     profile = profiler.result
     assert profile is not None
-    commands = {v.cause: command_of(argv, v.options) for v in profile.recommended if v.options}
+    fixed = chosen_sizes(config, profiler.options)
+    commands = {
+        v.cause: command_of(argv, {**fixed, **v.options}) for v in profile.recommended if v.options
+    }
     verified = None
     if not parsed["no_verify"] and profile.recommended:
-        verified = _verified(argv, profile.recommended[0])
-    facts = profile.to_dict()
-    for verdict in facts["verdicts"]:
-        verdict["command"] = commands.get(verdict["cause"])
-    facts["verified_gain"] = verified
+        verified = _verified(argv, fixed, profile.recommended[0])
+    verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
+    facts = {**profile.to_dict(), "verdicts": verdicts, "verified_gain": verified}
     print_result(facts, rows(profile, commands, verified), parsed["json"])
     return EXIT_OK
 
@@ -144,13 +145,23 @@ def command_of(argv: list[str], options: Mapping[str, Any]) -> str:
     return shlex.join(["fastlstm", "train", *train_words(argv, options), "--out", out])
 
 
-def _verified(argv: list[str], verdict: Verdict) -> float | None:
+def chosen_sizes(given: TrainConfig, used: TrainConfig) -> dict[str, Any]:
+    """Returns what a budget chose for the run, so that another command trains the same model."""
+    if given.rnn_size == used.rnn_size:
+        return {}
+    names = ("rnn_size", "embed_size", "batch_size", "optimizer", "seq_length")
+    return {name: getattr(used, name) for name in names}
+
+
+def _verified(argv: list[str], fixed: Mapping[str, Any], verdict: Verdict) -> float | None:
     """Returns the gain that the commands themselves show, or None where steps do not show it."""
     if not verdict.is_in_steps or not verdict.options:
         return None
     from fastlstm.tuning.profile import measured_gain
 
-    words = [["fastlstm", "train", *train_words(argv, o)] for o in ({}, verdict.options)]
+    words = [
+        ["fastlstm", "train", *train_words(argv, o)] for o in (fixed, {**fixed, **verdict.options})
+    ]
     return measured_gain(shlex.join(words[0]), shlex.join(words[1]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,13 +59,23 @@ def unit_of(start: Event) -> str:
 
 def current(event: Event) -> Event:
     """Returns an event with today's keys; those of format 1 are renamed."""
-    if event.get("event") not in _COUNTING:
+    kind = event.get("event")
+    if kind not in _COUNTING or (kind != "start" and _FORMAT_1.keys().isdisjoint(event)):
         return event
     event = {_FORMAT_1.get(key, key): value for key, value in event.items()}
     if event["event"] == "start" and "num_units" not in event:
         unit = "windows" if event.setdefault("task", "text") == "forecast" else "tokens"
         event |= {"unit": unit, "num_units": {s: event.get(f"{s}_{unit}") for s in SPLITS}}
     return event
+
+
+def decode_event(line: bytes) -> Event | None:
+    """Returns the event of a line of metrics.jsonl with today's keys; None of a damaged line."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return current(event) if isinstance(event, dict) else None
 
 
 def number(event: Event, key: str) -> float | None:

@@ -6,13 +6,12 @@ object are skipped, and so are points without the numbers they need.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.report.events import Measure, current, measure_of, number, unit_of
+from fastlstm.report.events import Measure, decode_event, measure_of, number, unit_of
 from fastlstm.report.lines import rate_of
 from fastlstm.system.storage import MAX_JSON_BYTES, open_regular
 
@@ -112,7 +111,7 @@ def read_history(path: Path) -> History:
     lists = {kind: _EventList() for kind in dict.fromkeys(_KINDS.values())}
     end: Event | None = None
     tested: dict[str, Any] = {}
-    for event, num_bytes in _events(path):
+    for event, num_bytes in read_events(path):
         kind = str(event.get("event"))
         if kind == "start":
             for name in ("steps", "evals", "samples"):
@@ -184,7 +183,7 @@ def _score(event: Event) -> float:
     return math.inf if score is None else score
 
 
-def _events(path: Path) -> Iterator[tuple[Event, int]]:
+def read_events(path: Path) -> Iterator[tuple[Event, int]]:
     """Yields the events of a file, each with the bytes of its line."""
     try:
         with (
@@ -193,12 +192,9 @@ def _events(path: Path) -> Iterator[tuple[Event, int]]:
         ):
             # A longer line is read in pieces, which are not JSON.
             for line in iter(lambda: file.readline(MAX_JSON_BYTES), b""):
-                try:
-                    event = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(event, dict):
-                    yield current(event), len(line)
+                event = decode_event(line)
+                if event is not None:
+                    yield event, len(line)
     except FastLSTMError:
         return
 

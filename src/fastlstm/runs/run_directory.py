@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -91,6 +92,19 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _lock_now(descriptor: int) -> None:
+    """Locks a file for this process; raises BlockingIOError where another process has it.
+
+    `lock_holder` has it for an instant while it looks, so a refusal is tried again.
+    """
+    for wait_s in (0.01, 0.05):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(wait_s)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class RunDirectory:
@@ -167,7 +181,7 @@ class RunDirectory:
         descriptor = -1
         try:
             descriptor = self._open_lock_file()
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_now(descriptor)
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)

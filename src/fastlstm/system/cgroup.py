@@ -1,4 +1,4 @@
-"""The CPU quota of a container, from Linux control groups of version 1 or 2."""
+"""What a container may use: quota, throttling and memory, from Linux control groups 1 and 2."""
 
 from __future__ import annotations
 
@@ -16,18 +16,43 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
-def _groups(root: Path) -> list[tuple[Path, bool]]:
-    """Returns (directory, is version 2) of this process's CPU groups and their parents."""
+def throttled_s(root: Path = Path("/")) -> float | None:
+    """Returns for how many seconds a quota has held this process's groups back, in all."""
+    found = []
+    for directory, is_v2 in _groups(root):
+        counters = _counters(directory / "cpu.stat")
+        name, unit = ("throttled_usec", 1e-6) if is_v2 else ("throttled_time", 1e-9)
+        found += [counters[name] * unit] if name in counters else []
+    return max(found, default=None)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Returns the bytes that this process's groups may still use; None without a limit.
+
+    Cached files that were not used lately count as available, as in the kernel's MemAvailable.
+    """
+    found = []
+    for directory, is_v2 in _groups(root, "memory"):
+        names = ("max", "current") if is_v2 else ("limit_in_bytes", "usage_in_bytes")
+        limit, used = (_lines(directory / f"memory.{name}") for name in names)
+        if limit and used and limit[0].isdecimal() and used[0].isdecimal():
+            inactive = _counters(directory / "memory.stat").get("inactive_file", 0)
+            found.append(max(int(limit[0]) - int(used[0]) + inactive, 0))
+    return min(found, default=None)
+
+
+def _groups(root: Path, controller: str = "cpu") -> list[tuple[Path, bool]]:
+    """Returns (directory, is version 2) of this process's groups and their parents."""
     own: dict[bool, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if hierarchy == "0" and not controllers:
             own[True] = path
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             own[False] = path
     groups = []
-    for mount_root, mount_point, is_v2 in _mounts(root):
+    for mount_root, mount_point, is_v2 in _mounts(root, controller):
         if is_v2 not in own:
             continue
         top = root / mount_point.lstrip("/")
@@ -36,8 +61,8 @@ def _groups(root: Path) -> list[tuple[Path, bool]]:
     return groups
 
 
-def _mounts(root: Path) -> list[tuple[str, str, bool]]:
-    """Returns (path within the hierarchy, mount point, is version 2) of the CPU controllers."""
+def _mounts(root: Path, controller: str) -> list[tuple[str, str, bool]]:
+    """Returns (path within the hierarchy, mount point, is version 2) of a controller."""
     mounts = []
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
@@ -45,7 +70,7 @@ def _mounts(root: Path) -> list[tuple[str, str, bool]]:
         if len(fields) < 5 or len(kind) < 3:
             continue
         is_v2 = kind[0] == "cgroup2"
-        if is_v2 or (kind[0] == "cgroup" and "cpu" in kind[2].split(",")):
+        if is_v2 or (kind[0] == "cgroup" and controller in kind[2].split(",")):
             mounts.append((fields[3], fields[4], is_v2))
     return mounts
 
@@ -77,6 +102,12 @@ def _share(quota: str, period: str) -> float | None:
     except (ValueError, ZeroDivisionError):
         return None
     return share if math.isfinite(share) and share > 0 else None
+
+
+def _counters(path: Path) -> dict[str, int]:
+    """Returns the lines of a file, each a name and a whole number."""
+    pairs = [line.split() for line in _lines(path)]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _lines(path: Path) -> list[str]:

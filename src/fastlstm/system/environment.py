@@ -7,6 +7,7 @@
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
+``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
 ``NO_COLOR``              any value switches colours off (https://no-color.org)
 ``TERM``                  ``dumb`` switches the live progress line off
@@ -19,6 +20,7 @@ set, where they are not, before TensorFlow and Keras are imported to check an ex
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fastlstm.errors import ConfigError, nearest_hint
@@ -78,6 +80,16 @@ def thread_limit() -> int | None:
 def is_debug() -> bool:
     """Returns whether ``FASTLSTM_DEBUG`` is set; 0 counts as not set."""
     return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
+
+
+def cuda_visible_devices() -> str | None:
+    """Returns ``CUDA_VISIBLE_DEVICES``, or None where all GPUs are visible."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def with_variables(values: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of this process with more variables, for a child process."""
+    return {**os.environ, **values}
 
 
 def api_key() -> str:

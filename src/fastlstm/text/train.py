@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ from fastlstm.text.plan import (
     open_batches,
     resolve,
 )
+from fastlstm.text.size_plan import EMBED_SIZES, FIRST_SIZE, SizePlan, can_choose_size
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
@@ -148,15 +149,13 @@ def train(
     observers = None if observers is None else checked_observers(observers)
     opened = open_source(source)
     if not (as_text or resume):
-        names = [source] if isinstance(source, str | Path) else source
-        parts = [name for name in (config.valid, config.test) if name is not None]
-        _refuse_tables([*names, *parts])
+        _refuse_tables(source, config)
     callbacks = checked_callbacks(callbacks)
     path = Path("runs") / _source_name(source) if out is None else out
     is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights already
     first = None if start is None or is_resumed else WarmStart.of_run(start)
+    chosen = {*given, *fields} or chosen_names(config)
     if first is not None:
-        chosen = {*given, *fields} or chosen_names(config)
         config = first.options(config, chosen)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
@@ -165,11 +164,12 @@ def train(
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session, set_names = TextSession(run, observers, stop, began), {*given, *fields}
+        session = TextSession(run, observers, stop, began)
+        session.chosen = chosen
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
-        with session.start(config, set_names, resume, stored, TEXT_MAY_CHANGE) as begun:
+        with session.start(config, {*given, *fields}, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
 
 
@@ -186,6 +186,8 @@ class TextSession(RunSession):
 
     tokenizer: Tokenizer | None = None
     unknown: UnknownPolicy = "refuse"
+    chosen: Collection[str] | None = None
+    """Names of the options that were given; with None a budget does not choose the others."""
     _first_model: LanguageModel | None = None
     _started_with: dict[str, str] | None = None
 
@@ -216,6 +218,7 @@ class TextSession(RunSession):
         texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
+        config = self._with_size(start, splits, text.tokenizer)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         precision = _precision(config, model, device)
@@ -254,6 +257,27 @@ class TextSession(RunSession):
                 callbacks = [samples, *callbacks]
             result = self.fit(task, plan, checkpoint, callbacks)
         return Run(self.run.path, result.last.detail, task.tested)
+
+    def _with_size(
+        self, start: Start[TrainConfig], splits: Splits, tokenizer: Tokenizer
+    ) -> TrainConfig:
+        """Returns the options, with the size, batch and optimizer that suit the budget."""
+        config, device, chosen = start.options, start.device, self.chosen
+        if chosen is None or start.checkpoint is not None or self._first_model is not None:
+            return config
+        if not can_choose_size(config, chosen, device, len(splits.train)):
+            return config
+        first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
+        model = LanguageModel(first.model_config(tokenizer.vocab_size, 0.0))
+        precision = _precision(first, model, device).name
+        plan = SizePlan(
+            replace(config, precision=precision), chosen, splits.train, tokenizer, self.started
+        )
+        best, why = plan.choose()
+        self.notes.append(why)
+        if plan.is_recalled:
+            self.notes.append(measurements.note("the times of steps were"))
+        return replace(best, precision=config.precision)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         """Gives the model the weights that training starts from."""
@@ -391,8 +415,10 @@ def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     return configs[0], configs[1]
 
 
-def _refuse_tables(sources: Sequence[str | Path]) -> None:
-    for name in sources:
+def _refuse_tables(source: Source, config: TrainConfig) -> None:
+    names = [source] if isinstance(source, str | Path) else source
+    parts = [name for name in (config.valid, config.test) if name is not None]
+    for name in (*names, *parts):
         kind = kind_of_source(str(name))
         if kind in ("csv", "binary table", "mixed"):
             raise DataError(

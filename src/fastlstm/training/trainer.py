@@ -19,6 +19,7 @@ from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.events import end_event, step_event
 from fastlstm.training.guard import bad_weight
+from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
@@ -89,7 +90,9 @@ class Trainer:
         self._evaluations = EvaluationSchedule(
             plan.eval_every, plan.evaluations, plan.stop_criterion
         )
-        self._emit, self._run_path, self._watch = emit, run_path, watch
+        self._emit, self._run_path = emit, run_path
+        self._machine = MachineEvents(self, run_path)
+        self._watch = self._machine.watching(watch)
         self._started = time.perf_counter() if plan.started is None else plan.started
         self._last: Score | None = None
         self._last_event: Event = {}
@@ -202,6 +205,7 @@ class Trainer:
                 return
             self.saver.save_if_due()
             self.take_step()
+            self._machine.emit_if_due()
 
     def _stopped(self) -> None:
         """Saves the state after a stop and raises Stopped."""

@@ -14,8 +14,9 @@ from statistics import median
 import numpy as np
 
 from fastlstm.errors import CommandError, ConfigError, Message, Setting
+from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.tuning.command import Command, parse_command
-from fastlstm.tuning.machine_load import MachineLoad, describe_machine
+from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.paired_times import (
     LOOKS,
     Estimate,
@@ -113,7 +114,7 @@ def compare_commands(
         source: WholeCommands | TrainingSteps = TrainingSteps(commands, max_time_s)
     else:
         source = WholeCommands(commands, max_time_s)
-    started, load = time.perf_counter(), MachineLoad()
+    started, usage = time.perf_counter(), MachineUsage()
     try:
         with closing(source.blocks(random.Random(seed), started + max_time_s)) as blocks:
             pairs = _pairs_until_clear(blocks, detect, observer)
@@ -131,7 +132,7 @@ def compare_commands(
     needed = pairs_needed(found, detect) if shows is Verdict.UNDECIDED else None
     return Comparison(
         a, b, detect, source.measured, found, shows, needed, tuple(pairs), seconds,
-        load.others(), describe_machine(),
+        usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
 
 

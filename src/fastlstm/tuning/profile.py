@@ -8,14 +8,15 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastlstm.errors import BudgetError, FastLSTMError
+from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.phases import PhaseTimes
-from fastlstm.tuning.machine_load import MachineLoad, describe_machine
+from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.variants import Variant, as_it_is, candidates, without_loader
 from fastlstm.tuning.verdicts import Verdict, between_steps, of_pairs
 
@@ -79,13 +80,16 @@ class Profiler(Callback):
 
     Attributes:
         result: the profile; None until the run is ended.
+        options: of the run, with everything chosen.
     """
 
     def __init__(self, seconds: float = 15.0) -> None:
         self._seconds = seconds
         self.result: Profile | None = None
+        self.options: Any = None
 
     def on_begin(self, trainer: Trainer) -> None:
+        self.options = trainer.plan.options
         try:
             self.result = profile_steps(trainer, self._seconds)
         finally:
@@ -100,14 +104,14 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
         trainer: of a text model, before its first step. Its weights change.
         seconds: for all measurements, about.
     """
-    started, load, rng = time.perf_counter(), MachineLoad(), random.Random(0)
+    started, usage, rng = time.perf_counter(), MachineUsage(), random.Random(0)
     end = started + seconds
     base = as_it_is(trainer)
     base.warm_up(3)
     phases = PhaseTimes(trainer)
     speeds = [base.turn(TURN_S) for _ in range(3)]
     step_phases = phases.take()
-    step_phases.pop("evaluation"), step_phases.pop("checkpoint")
+    del step_phases["evaluation"], step_phases["checkpoint"]
     unit_s = min(speeds)
     step_s = unit_s * trainer.task.step_units
     between = between_steps(trainer, step_s)
@@ -141,7 +145,7 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     return Profile(
         trainer.task.unit, 1.0 / unit_s, flops / ceiling if ceiling else None, shares,
         tuple(_ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
-        load.others(), describe_machine(),
+        usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
 
 

@@ -76,13 +76,13 @@ def of_pairs(
     """
     groups = np.arange(len(base)) // 2
     found = estimate(np.array(other), np.array(base), groups)
-    gains = [_of_whole(ratio, step_share) for ratio in (found.ratio, found.low, found.high)]
+    ratios = found.ratio, found.low, found.high
+    gain, low, high = (_of_whole(ratio, step_share) for ratio in ratios)
     rates = [1.0 / float(np.median(side)) for side in (base, other)]
     evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s in steps, {_pairs_text(found)}"
-    share = 1.0 - 1.0 / (1.0 + gains[0]) if gains[0] > 0 else 0.0
-    return Verdict(
-        variant.cause, share, *gains, variant.effect, dict(variant.options), evidence
-    )  # fmt: skip
+    share = 1.0 - 1.0 / (1.0 + gain) if gain > 0 else 0.0
+    options = dict(variant.options)
+    return Verdict(variant.cause, share, gain, low, high, variant.effect, options, evidence)
 
 
 def _of_whole(ratio: float, step_share: float) -> float:

@@ -1,0 +1,103 @@
+"""`fastlstm compare RUN RUN…`: runs side by side at equal seconds or characters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.options import json_option
+from fastlstm.cli.output import print_json
+from fastlstm.cli.parser import parse
+from fastlstm.errors import EXIT_OK
+from fastlstm.report.markup import visible
+from fastlstm.report.terminal import cell_width, clock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.monitor.comparison import RunComparison
+
+COMMAND = Command(
+    verb="compare",
+    summary="Show runs side by side, at equal seconds or characters, and what differs.",
+    positionals=(Positional("RUN", "a run directory", is_many=True),),
+    options=(
+        Option(
+            "at", Literal["seconds", "chars"], "seconds", "what is equal where quality is compared"
+        ),
+        json_option("one JSON object, with both"),
+    ),
+    examples=(
+        "fastlstm compare runs/small runs/large",
+        "fastlstm compare runs/* --at chars",
+    ),
+)
+_MAX_WIDTH = 40
+
+
+def run(argv: list[str]) -> int:
+    """Prints the comparison."""
+    parsed = parse(COMMAND, argv)
+
+    from fastlstm.monitor.comparison import compare_runs
+
+    result = compare_runs([Path(path) for path in parsed.positionals])
+    if parsed["json"]:
+        print_json(result.to_dict())
+    else:
+        sys.stdout.write(text(result, parsed["at"]))
+    return EXIT_OK
+
+
+def text(result: RunComparison, at: str) -> str:
+    """Returns a table of the runs, one of their differences, and the notes."""
+    limit = result.at[at]
+    point = "none in common" if limit is None else _point(limit, at)
+    heads = ["run", "state", "best", f"at {point}", "time", "units/s", "ceiling"]
+    rows = [heads]
+    for one in result.runs:
+        share = one.last.get("ceiling_share")
+        rate = one.rate
+        rows.append(
+            [
+                str(one.path), one.state, _figure(one.best), _figure(result.figure(one, at)),
+                clock(one.seconds), "-" if rate is None else f"{rate:,.0f}",
+                "-" if share is None else f"{100 * share:.0f}%",
+            ]
+        )  # fmt: skip
+    labels = dict.fromkeys(run.measure.label for run in result.runs)
+    parts = [_table(rows), f"best: lowest validation figure ({', '.join(labels)}); lower is better"]
+    if result.differences:
+        names = ["differs", *(run.path.name or str(run.path) for run in result.runs)]
+        lines = [[name, *map(_value, values)] for name, values in result.differences.items()]
+        parts += ["", _table([names, *lines])]
+    parts += ["", *(f"note: {visible(note)}" for note in result.notes)] if result.notes else []
+    return "\n".join(parts) + "\n"
+
+
+def _point(limit: float, at: str) -> str:
+    return clock(limit) if at == "seconds" else f"{limit:,.0f} chars"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _value(value: Any) -> str:
+    shown = "-" if value is None else str(value)
+    return shown if len(shown) <= _MAX_WIDTH else shown[: _MAX_WIDTH - 1] + "…"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns aligned columns; the first is on the left, the others on the right."""
+    cells = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for first, *others in cells:
+        line = first + " " * (widths[0] - cell_width(first))
+        for cell, width in zip(others, widths[1:], strict=True):
+            line += "  " + " " * (width - cell_width(cell)) + cell
+        lines.append(line.rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""`fastlstm monitor DIR…`: a live page of any number of runs, or one file of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.output import say
+from fastlstm.cli.parser import parse
+from fastlstm.errors import EXIT_OK, counted
+from fastlstm.report.terminal import is_terminal
+
+COMMAND = Command(
+    verb="monitor",
+    summary="Show all runs below some directories on a page that stays up to date.",
+    positionals=(Positional("DIR", "directories with runs at or below them", is_many=True),),
+    options=(
+        Option("port", int, 0, "port at 127.0.0.1; 0 takes a free one"),
+        Option("export", str | None, None, "write the page to a file instead", value="FILE"),
+    ),
+    examples=("fastlstm monitor runs", "fastlstm monitor runs --export runs.html"),
+    other="The page is for this machine only; nothing is written into the runs.",
+)
+
+
+def run(argv: list[str]) -> int:
+    """Serves the page until it is interrupted, or writes it."""
+    parsed = parse(COMMAND, argv)
+    directories = [Path(path) for path in parsed.positionals]
+
+    from fastlstm.monitor.page import body, page
+    from fastlstm.monitor.run_index import RunIndex
+    from fastlstm.monitor.server import LivePage, MonitorServer
+    from fastlstm.system.storage import write_file
+
+    index = RunIndex(directories)
+    index.update(_show)
+    root = Path(os.path.commonpath([os.path.abspath(path) for path in directories]))
+    runs = list(index.runs.values())
+    if parsed["export"] is not None:
+        path = Path(parsed["export"])
+        write_file(path, page(body(runs, root), is_live=False))
+        print(f"{path}: {counted(len(runs), 'run')}")
+        return EXIT_OK
+    live = LivePage(index, root)
+    with MonitorServer(live, parsed["port"]) as server:
+        threading.Thread(target=live.poll, daemon=True).start()
+        print(f"{counted(len(runs), 'run')} at {server.url} (Ctrl-C ends it)", flush=True)
+        if not runs:
+            say("no metrics.jsonl below these directories yet; runs that appear are shown")
+        server.serve_forever()
+    return EXIT_OK
+
+
+def _show(done: int, total: int) -> None:
+    if is_terminal(sys.stderr) and (done % 20 == 0 or done == total):
+        ending = "\x1b[2K" if done == total else f"reading runs: {done:,} of {total:,}"
+        sys.stderr.write("\r" + ending)
+        sys.stderr.flush()

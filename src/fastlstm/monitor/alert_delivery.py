@@ -1,0 +1,103 @@
+"""Alerts handed to a command and to a web address, by a thread: nothing waits for them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from fastlstm.errors import UsageError
+from fastlstm.system.environment import with_variables
+
+_TIMEOUT_S = 30.0
+_POST_TIMEOUT_S = 10.0
+_RETRIES_S = (1.0, 4.0, 16.0)
+_MAX_WAITING = 1000
+
+
+class AlertDelivery:
+    """Runs a command and posts to a web address for each alert, in order.
+
+    Args:
+        command: for `sh -c`; the alert is JSON on standard input, and in FASTLSTM_ALERT_ variables.
+        url: of http or https; gets the alert as JSON.
+        say: called with what went wrong.
+
+    Raises:
+        UsageError: the address is no web address.
+    """
+
+    def __init__(self, command: str | None, url: str | None, say: Callable[[str], None]) -> None:
+        self._command, self._url, self._say = command, url, say
+        parts = urlsplit(url or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"--webhook is {url!r}, expected an address as https://host/path")
+        self._host = parts.hostname
+        self._waiting: queue.Queue[dict[str, object] | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def send(self, alert: dict[str, object]) -> None:
+        """Hands an alert over; one of more than 1,000 that wait is dropped."""
+        if self._command is None and self._url is None:
+            return
+        try:
+            self._waiting.put_nowait(alert)
+        except queue.Full:
+            self._say("an alert was not delivered: 1,000 others wait")
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Waits until all is delivered, at most so long."""
+        try:
+            self._waiting.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            data = json.dumps(alert).encode("ascii")
+            if self._command is not None:
+                self._execute(self._command, alert, data)
+            if self._url is not None:
+                self._post(self._url, data)
+
+    def _execute(self, command: str, alert: dict[str, object], data: bytes) -> None:
+        values = {f"FASTLSTM_ALERT_{name.upper()}": _plain(part) for name, part in alert.items()}
+        try:
+            done = subprocess.run(
+                ["/bin/sh", "-c", command],
+                input=data,
+                env=with_variables(values),
+                stdout=subprocess.DEVNULL,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            self._say(f"--exec failed: {type(error).__name__}")
+            return
+        if done.returncode:
+            self._say(f"--exec ended with exit status {done.returncode}")
+
+    def _post(self, url: str, data: bytes) -> None:
+        headers = {"Content-Type": "application/json"}
+        error = ""
+        for wait_s in (*_RETRIES_S, None):
+            try:
+                request = urllib.request.Request(url, data, headers, method="POST")
+                with urllib.request.urlopen(request, timeout=_POST_TIMEOUT_S):
+                    return
+            except (OSError, ValueError) as failure:  # an error status is an OSError too
+                error = str(failure)
+            if wait_s is not None:
+                time.sleep(wait_s)
+        self._say(f"--webhook: {self._host} did not take an alert ({error})")
+
+
+def _plain(value: object) -> str:
+    return str(value).replace("\0", "")

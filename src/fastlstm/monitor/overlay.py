@@ -1,0 +1,101 @@
+"""Curves of several runs in one SVG, and a curve as small as a word."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fastlstm.report.drawing import tick_text
+from fastlstm.report.markup import to_html
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COLOURS = (
+    *("#2e7cf6", "#e8710a", "#12a150", "#d6336c"),
+    *("#8b5cf6", "#0e9aa7", "#b8860b", "#7a869a"),
+)
+"""Seen on white and on black."""
+_WIDTH, _HEIGHT = 540, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 10, 40
+_LOG_RATIO = 2.0
+
+
+def overlay(
+    curves: Sequence[Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str
+) -> str:
+    """Returns the SVG of curves of (x, y), in the order of `COLOURS`; empty without two points."""
+    points = [point for curve in curves for point in curve]
+    if len(points) < 2:
+        return ""
+    right = max(x for x, _ in points) or 1.0
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    is_log = 0 < low * _LOG_RATIO < high
+    scale = math.log if is_log else float
+    first, last = scale(low), scale(high if high > low else low + 1.0)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = _LEFT + (_WIDTH - _LEFT - _RIGHT) * x / right
+        return across, _TOP + (_HEIGHT - _TOP - _BOTTOM) * (last - scale(y)) / (last - first)
+
+    parts = []
+    for y in _ticks(low, high) if not is_log else _log_ticks(low, high):
+        up = place(0.0, y)[1]
+        parts.append(
+            f'<path d="M{_LEFT} {up:.1f}H{_WIDTH - _RIGHT}" stroke="var(--grid)"/>'
+            f'<text x="{_LEFT - 8}" y="{up + 4:.1f}" text-anchor="end">{tick_text(y)}</text>'
+        )
+    for x in _ticks(0.0, right):
+        across = place(x, low)[0]
+        anchor = "end" if across > _WIDTH - 30 else "middle"
+        parts.append(
+            f'<text x="{across:.1f}" y="{_HEIGHT - 22}" text-anchor="{anchor}">'
+            f"{tick_text(x)}</text>"
+        )
+    for curve, colour in zip(curves, COLOURS, strict=False):
+        parts.append(_line([place(x, y) for x, y in curve], colour))
+    unit = f"{y_label}, log scale" if is_log else y_label
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{to_html(title)}"'
+        f' font-size="12" fill="var(--muted)">{"".join(parts)}'
+        f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{to_html(unit)}</text>'
+        f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 4}" text-anchor="end">{to_html(x_label)}</text>'
+        "</svg>"
+    )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Returns 1 to 6 round values from `low` to `high`."""
+    span = high - low
+    if not 1e-290 < span < math.inf:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(span / 5))
+    step = next((power * s for s in (1, 2, 2.5, 5) if span / (power * s) <= 5), 10 * power)
+    first = math.ceil(low / step)
+    return [step * at for at in range(first, math.floor(high / step) + 1)] or [low]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Returns some values from `low` to `high` in equal ratios."""
+    ratio = high / low
+    return [float(f"{low * ratio ** (at / 4):.3g}") for at in range(5)]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Returns a curve of a few values without axes; empty with fewer than two."""
+    values = values[:: max(1, len(values) // 32)]
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    span = high - low or 1.0
+    step = 90 / (len(values) - 1)
+    points = [(2 + step * at, 2 + 16 * (high - y) / span) for at, y in enumerate(values)]
+    return f'<svg viewBox="0 0 94 20">{_line(points, "var(--a)")}</svg>'
+
+
+def _line(points: Sequence[tuple[float, float]], colour: str) -> str:
+    if len(points) == 1:
+        ((x, y),) = points
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'

@@ -1,0 +1,129 @@
+"""The local server of `fastlstm monitor`: one page, read-only, for this machine alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+from fastlstm.errors import ConfigError
+from fastlstm.monitor.page import body, page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastlstm.monitor.run_index import RunIndex
+
+_HOST = "127.0.0.1"
+_POLL_S = 1.0
+_REFRESH_S = 15.0
+"""States change without an event too: a process that was killed writes none."""
+
+
+class LivePage:
+    """The body of the page, made anew where something has changed and someone looks at it."""
+
+    def __init__(self, index: RunIndex, root: Path) -> None:
+        self._index, self._root = index, root
+        self._changed = threading.Condition()
+        self._version, self._made, self._body = 1, 0, ""
+
+    def poll(self) -> None:
+        """Reads what runs have added, for ever."""
+        refreshed_at = time.monotonic()
+        while True:
+            time.sleep(_POLL_S)
+            with self._changed:
+                is_due = time.monotonic() - refreshed_at >= _REFRESH_S
+                if self._index.update() or is_due:
+                    refreshed_at = time.monotonic()
+                    self._version += 1
+                    self._changed.notify_all()
+
+    def body(self) -> str:
+        """Returns the newest body."""
+        with self._changed:
+            if self._made != self._version:
+                self._body = body(list(self._index.runs.values()), self._root)
+                self._made = self._version
+            return self._body
+
+    def wait(self, seen: int) -> int:
+        """Returns the number of a newer body than `seen` when there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != seen, timeout=_REFRESH_S)
+            return self._version
+
+
+class MonitorServer(ThreadingHTTPServer):
+    """Serves a live page at 127.0.0.1; `port` 0 takes a free one.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, live: LivePage, port: int) -> None:
+        self.live = live
+        try:
+            super().__init__((_HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"port {port} cannot be used ({reason}); choose another") from error
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{_HOST}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: MonitorServer
+    timeout = 30.0
+
+    def do_GET(self) -> None:
+        """Answers with the page, its body, or events; only for requests to this very host."""
+        port = self.server.server_port
+        if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
+            self.send_error(403, "another host")  # a page elsewhere whose name leads here
+        elif self.path == "/":
+            self._send(page(self.server.live.body(), is_live=True))
+        elif self.path == "/body":
+            self._send(self.server.live.body().encode("utf-8", "replace"))
+        elif self.path == "/events":
+            self._send_events()
+        else:
+            self.send_error(404)
+
+    def _send(self, data: bytes) -> None:
+        self._begin("text/html; charset=utf-8", {"Content-Length": str(len(data))})
+        self.wfile.write(data)
+
+    def _begin(self, kind: str, more: dict[str, str]) -> None:
+        self.send_response(200)
+        headers = {
+            "Content-Type": kind,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "X-Frame-Options": "DENY",
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        for name, value in (headers | more).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send_events(self) -> None:
+        self._begin("text/event-stream", {})
+        seen = 0
+        try:
+            while True:
+                seen = self.server.live.wait(seen)
+                self.wfile.write(f"data: {seen}\n\n".encode())
+        except OSError:
+            return  # the page was closed
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing: the terminal shows the address only."""

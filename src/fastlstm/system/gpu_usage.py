@@ -1,0 +1,64 @@
+"""What GPUs are doing, by nvidia-ml-py where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from fastlstm.system import environment
+
+_HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
+"""Reasons for lower clocks: hardware slow-down, heat by software and by hardware, power brake."""
+
+
+def gpu_usage() -> dict[str, Any]:
+    """Returns `gpus`, one for each that NVIDIA's library sees, and `cuda_visible_devices`.
+
+    Of each GPU what it tells of: `index`, `busy_share` 0..1, `used_bytes`, `others_bytes` (memory
+    of other processes), `total_bytes`, `power_w`, `is_held_back` (by heat or power). Nothing
+    without the package or a driver.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # no package, no driver, another version of it
+        return {}
+    try:
+        gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return {}
+    finally:
+        nvml.nvmlShutdown()
+    return {"gpus": gpus, "cuda_visible_devices": environment.cuda_visible_devices()}
+
+
+def _gpu(nvml: Any, index: int) -> dict[str, Any]:
+    """Returns what one GPU tells; each figure may be missing on its own."""
+    device, found = nvml.nvmlDeviceGetHandleByIndex(index), dict[str, Any](index=index)
+
+    def busy() -> dict[str, Any]:
+        return {"busy_share": nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100}
+
+    def memory() -> dict[str, Any]:
+        read = nvml.nvmlDeviceGetMemoryInfo(device)
+        return {"used_bytes": read.used, "total_bytes": read.total}
+
+    def others() -> dict[str, Any]:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        used = [p.usedGpuMemory for p in processes if p.pid != os.getpid()]
+        return {"others_bytes": sum(used)} if None not in used else {}
+
+    def power() -> dict[str, Any]:
+        return {"power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1000}
+
+    def held_back() -> dict[str, Any]:
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+        return {"is_held_back": bool(reasons & _HELD_BACK)}
+
+    for part in (busy, memory, others, power, held_back):
+        try:
+            found |= part()
+        except nvml.NVMLError:
+            continue
+    return found

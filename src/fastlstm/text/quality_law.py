@@ -1,0 +1,50 @@
+"""How good a language model gets: bits per character by size, characters read and steps.
+
+The law was fitted to complete runs of two texts (`benchmarks/sizes.py`, fit in
+`benchmarks/fit_sizes.py`, error in docs/log.md)::
+
+    L = E + A (H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500)^-g
+
+with H hidden units of one layer, S' steps worth a step of Muon, and D' characters worth as much as
+fresh ones (repeated ones count for less and less: Muennighoff et al., "Scaling Data-Constrained
+Language Models", 2023). E differs from text to text by a factor common to all terms, so the law
+compares models on one text; it does not say what a text's figure will be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_FLOOR, _SIZE, _SIZE_POWER = 0.6775, 0.6468, 0.377
+_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.5227, 0.2744, 0.1603
+_STEPS, _STEPS_POWER = 0.1242, 0.7783
+_REPEATS = 1.0355
+"""Epochs after the first one that count before further ones add little."""
+STEP_WORTH: Final = {"muon": 1.0, "adamw": 0.4916}
+"""Steps of Muon that a step of an optimizer is worth; of those not listed nothing is known."""
+
+
+def relative_bits(
+    rnn_size: int, tokens: float, steps: float, optimizer: str, train_tokens: int
+) -> float:
+    """Returns what a run ends at, in units that are the same for every model on one text.
+
+    Args:
+        rnn_size: hidden units of the one layer, H.
+        tokens: characters that are trained on, with repetitions.
+        steps: of the optimizer.
+        optimizer: one of `STEP_WORTH`.
+        train_tokens: characters of the training split.
+    """
+    size, fresh = rnn_size / 256, min(tokens, train_tokens)
+    again = tokens / train_tokens - 1.0
+    if again > 0.0:
+        fresh += train_tokens * _REPEATS * -math.expm1(-again / _REPEATS)
+    bits: float = (
+        _FLOOR
+        + _SIZE * size**-_SIZE_POWER
+        + _DATA * (fresh / 1e6) ** -_DATA_POWER * size**_DATA_SIZE_POWER
+        + _STEPS * (steps * STEP_WORTH[optimizer] / 500) ** -_STEPS_POWER
+    )
+    return bits

@@ -1,0 +1,275 @@
+"""Chooses size, batch and optimizer of a language model: those that end best within a budget.
+
+Training steps of a few candidates are timed on the real text, with loader and optimizer; a law of
+quality (`quality_law`) compares what each would end at. The search climbs from 256 units while the
+next size ends better, then tries the batches and the other optimizer at the best size.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fastlstm.system import hardware, measurements
+from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches
+from fastlstm.text.quality_law import STEP_WORTH, relative_bits
+from fastlstm.text.task import TextTask
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from fastlstm.text.config import TrainConfig
+    from fastlstm.text.data.tokenizer import Ids, Tokenizer
+
+EMBED_SIZES = {96: 64, 128: 64, 192: 64, 256: 128, 384: 128, 512: 128, 768: 256, 1024: 256}
+"""Hidden units that are tried, with the width of the embedding the law was measured with."""
+FIRST_SIZE = 256
+_BATCHES = (64, 16)
+"""Tried beside the default."""
+_MIN_STEPS_OF_SMALL = 900
+"""Below it a batch under the default loses at the default learning rate (docs/log.md)."""
+PLANNING_SHARE = 0.05
+"""Of the budget; the search ends when the next timing may not fit."""
+MIN_BUDGET_S = 10.0
+_TRAINING_SHARE = 0.9
+"""Of what is left of a budget, when evaluations, checkpoints and the report are done."""
+_TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.2, 3, 8
+_SETUP_S = 0.1
+"""Of a timing: the model and its first step beside its own time."""
+_LONG_STEP_S = 1.0
+"""The first step of a model is a little slower than others; one this long is the only one timed."""
+_MIN_STEPS_PER_EPOCH = 8
+_SIZES = (
+    "preset",
+    "rnn_size",
+    "num_layers",
+    "embed_size",
+    "tie_weights",
+    "output_rank",
+    "residual",
+)
+_QUIET_SHARE = 0.7
+_CLEAR_GAIN = 0.01
+"""Of the prediction, which another batch or optimizer must have over the default."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration and what it is expected to reach.
+
+    Attributes:
+        config: with size, batch, sequence length and optimizer.
+        tokens_per_s: measured.
+        bits: predicted, comparable between candidates only.
+    """
+
+    config: TrainConfig
+    tokens_per_s: float
+    bits: float
+
+    @property
+    def name(self) -> str:
+        config = self.config
+        return f"{config.rnn_size} units, batch {config.batch_size}, {config.optimizer}"
+
+
+def can_choose_size(
+    config: TrainConfig, chosen: Collection[str], device: torch.device, train_tokens: int
+) -> bool:
+    """Returns whether the size is free, the end a budget, and the law was measured for such runs.
+
+    Args:
+        config: the options.
+        chosen: names of those that were given.
+        device: where the run will be.
+        train_tokens: of the training split.
+    """
+    stop = StopCriterion.of(config, 1)
+    return (
+        stop.budget_s is not None
+        and stop.budget_s >= MIN_BUDGET_S
+        and not any(name in chosen for name in _SIZES)
+        and config.vocab != "bpe"
+        and config.order == "lanes"
+        and device.type == "cpu"
+        and train_tokens > _MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG
+    )
+
+
+class SizePlan:
+    """Finds the size, batch and optimizer for the budget of a configuration.
+
+    Args:
+        config: with a precision that is not auto.
+        chosen: names of the options that were given; they stay.
+        ids: the training split, 1-d.
+        tokenizer: of the text.
+        started: `time.perf_counter()` when the budget began.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        chosen: Collection[str],
+        ids: Ids,
+        tokenizer: Tokenizer,
+        started: float,
+    ) -> None:
+        budget_s = StopCriterion.of(config, 1).budget_s
+        assert budget_s is not None
+        self._config, self._chosen, self._ids, self._tokenizer = config, chosen, ids, tokenizer
+        self._train_s = _TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
+        self._planning_s = PLANNING_SHARE * budget_s
+        self._until = math.inf
+        self._tried: list[Candidate] = []
+        self._last_step_s = 0.0
+        self.is_recalled = False
+
+    def choose(self) -> tuple[TrainConfig, str]:
+        """Returns the configuration with everything chosen, and the sentence that says why."""
+        best = self._best_size()
+        for change in self._changes(best.config):
+            if not self._fits(1.0):
+                break
+            candidate = self._try(replace(best.config, **change))
+            if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits:
+                best = candidate
+        others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
+        text = "; ".join(f"{c.name} +{100 * (c.bits / best.bits - 1):.1f} %" for c in others)
+        about = f"the budget is best used by {best.name}: {best.tokens_per_s:,.0f} tokens/s"
+        return best.config, about + (f"; bits/char predicted of others: {text}" if text else "")
+
+    def _best_size(self) -> Candidate:
+        sizes = list(EMBED_SIZES)
+        at = sizes.index(FIRST_SIZE)
+        best = self._try_size(sizes[at])
+        # What torch loads for the first step of a process is no planning: training needs it too.
+        self._until = time.perf_counter() + self._planning_s - _TIMED_S
+        above = self._climb(best, sizes[at + 1 :], growth=2.5)
+        return above if above is not best else self._climb(best, sizes[:at][::-1], growth=0.7)
+
+    def _climb(self, best: Candidate, sizes: list[int], growth: float) -> Candidate:
+        """Tries sizes in turn until two end worse than the best: a single timing may be off."""
+        num_worse = 0
+        for size in sizes:
+            if num_worse == 2 or not self._fits(growth):
+                break
+            candidate = self._try_size(size)
+            num_worse = 0 if candidate.bits < best.bits else num_worse + 1
+            best = min(best, candidate, key=lambda c: c.bits)
+        return best
+
+    def _changes(self, config: TrainConfig) -> Iterator[dict[str, Any]]:
+        """Yields the batches and optimizers to try at the best size."""
+        if "batch_size" not in self._chosen:
+            yield from ({"batch_size": size} for size in _BATCHES)
+        if not {"optimizer", "learning_rate"} & set(self._chosen):
+            yield from ({"optimizer": name} for name in STEP_WORTH if name != config.optimizer)
+
+    def _fits(self, growth: float) -> bool:
+        """Returns whether a timing fits into planning, of steps `growth` times as long as the last
+        ones."""
+        steps_s = growth * self._last_step_s
+        if steps_s < _LONG_STEP_S:
+            steps_s *= 1 + _MIN_TIMED
+        return time.perf_counter() + max(_TIMED_S, steps_s) + _SETUP_S < self._until
+
+    def _try_size(self, size: int) -> Candidate:
+        return self._try(replace(self._config, rnn_size=size, embed_size=EMBED_SIZES[size]))
+
+    def _try(self, config: TrainConfig) -> Candidate:
+        candidate = self._predict(replace(config, seq_length=config.seq_length or LONG))
+        tokens = candidate.tokens_per_s * self._train_s
+        if "seq_length" not in self._chosen and tokens < SHORT_RUN_TOKENS:
+            candidate = self._predict(replace(config, seq_length=SHORT))
+        self._tried.append(candidate)
+        return candidate
+
+    def _predict(self, config: TrainConfig) -> Candidate:
+        assert config.seq_length is not None
+        assert config.rnn_size is not None
+        step_tokens = config.batch_size * config.accumulate * config.seq_length
+        self._last_step_s = self._step_s(config)
+        rate = step_tokens / self._last_step_s
+        tokens = rate * self._train_s
+        steps, optimizer = tokens / step_tokens, config.optimizer
+        known = optimizer if optimizer in STEP_WORTH else "adamw"
+        bits = relative_bits(config.rnn_size, tokens, steps, known, len(self._ids))
+        if config.batch_size < self._config.batch_size and steps < _MIN_STEPS_OF_SMALL:
+            bits = math.inf
+        return Candidate(config, rate, bits)
+
+    def _step_s(self, config: TrainConfig) -> float:
+        """Returns the seconds of a training step, measured now or earlier on this machine."""
+        model = config.model_config(self._tokenizer.vocab_size, config.dropout or 0.0)
+        threads = torch.get_num_threads()
+        names = ("precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema")
+        of = {
+            **hardware.machine("cpu", threads),
+            "model": model.to_dict(),
+            **{name: getattr(config, name) for name in names},
+        }
+        known = (measurements.recall("step", of) or {}).get("seconds")
+        if isinstance(known, float) and 0 < known < math.inf:
+            self.is_recalled = True
+            return known
+        with measurements.CpuTimer(threads) as timer:
+            seconds = step_seconds(config, self._ids, self._tokenizer)
+        if not timer.was_busy(_QUIET_SHARE):
+            measurements.remember("step", of, {"seconds": seconds})
+        return seconds
+
+
+def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
+    """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
+
+    The model is new and thrown away; random numbers are left alone.
+
+    Args:
+        config: with sizes, sequence length and a precision that is not auto.
+        ids: the training split, 1-d.
+        tokenizer: of the text.
+    """
+    device = torch.device("cpu")
+    config = replace(config, learning_rate=config.learning_rate or 1e-3)
+    generator_state = torch.get_rng_state()
+    model = LanguageModel(config.model_config(tokenizer.vocab_size, config.dropout or 0.0))
+    loader = TextLoader(open_batches(config, ids))
+    task = TextTask(
+        config=config, model=model, loader=loader, valid_ids=ids[:2], tokenizer=tokenizer,
+        device=device, model_files={}, publish_weights=_ignore, report_s=0.0, final_test=None,
+    )  # fmt: skip
+    plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
+    trainer = Trainer(task, plan, emit=_ignore)
+    model.train()
+    seconds: list[float] = []
+    with closing(loader):
+        first_s = _seconds(lambda: trainer.step(loader.next(), 0.0))
+        if first_s >= _LONG_STEP_S:
+            seconds.append(first_s)
+        until = time.perf_counter() + _TIMED_S
+        while first_s < _LONG_STEP_S and len(seconds) < _MAX_TIMED:
+            seconds.append(_seconds(lambda: trainer.step(loader.next(), 0.0)))
+            if len(seconds) >= _MIN_TIMED and time.perf_counter() > until:
+                break
+    torch.set_rng_state(generator_state)
+    return min(seconds)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _ignore(*_: object) -> None:
+    """Takes events and weights of steps that are only timed."""

@@ -1,0 +1,58 @@
+"""The `machine` event: every 10 s what the run and others use of the machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastlstm.system.gpu_usage import gpu_usage
+from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.training.task import Watch
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+INTERVAL_S = 10.0
+
+
+class MachineEvents:
+    """Emits `machine` events of a trainer, between its steps and within evaluations.
+
+    Args:
+        trainer: whose run it is.
+        run_path: of the run directory, whose disk is looked at; None where there is none.
+    """
+
+    def __init__(self, trainer: Trainer, run_path: str | None) -> None:
+        self._trainer = trainer
+        self._usage = MachineUsage(None if run_path is None else Path(run_path))
+        self._due_s = time.monotonic() + INTERVAL_S
+
+    def emit_if_due(self) -> None:
+        """Emits an event when the last one is 10 s old."""
+        if time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + INTERVAL_S
+        trainer = self._trainer
+        gpus = gpu_usage() if trainer.plan.device.type == "cuda" else {}
+        trainer.emit(
+            {
+                "event": "machine",
+                "step": trainer.progress.step,
+                "time": round(time.time(), 1),
+                **self._usage.read(),
+                **gpus,
+                "elapsed_s": round(trainer.elapsed_s(), 3),
+            }
+        )
+
+    def watching(self, watch: Watch | None) -> Watch:
+        """Returns a function for the progress of an evaluation that also emits what is due."""
+
+        def tell(done: int, total: int) -> None:
+            self.emit_if_due()
+            if watch is not None:
+                watch(done, total)
+
+        return tell

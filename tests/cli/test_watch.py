@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli import watch
+from fastlstm.cli.main import main
+from fastlstm.monitor import alert_delivery
+
+NAME = "a'; touch planted; $(touch planted)\x1b[2J"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one run whose process is gone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(watch, "_EVERY_S", 0.01)
+    run = tmp_path / "runs" / NAME
+    run.mkdir(parents=True)
+    (run / ".lock").write_text("1\n")
+    (run / "metrics.jsonl").write_text('{"event":"start"}\n{"event":"step","loss":1.5}\n')
+    return tmp_path / "runs"
+
+
+def test_a_dead_run_is_told_once_and_by_the_exit_status(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(runs), "--once"]) == 3
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 1
+    assert "error (dead): no process writes this run any more" in out
+    assert "\x1b" not in out
+    assert main(["watch", str(runs), "--once", "--rule", "nan"]) == 0
+
+
+def test_a_locked_run_is_alive(runs: Path) -> None:
+    with (runs / NAME / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["watch", str(runs), "--once"]) == 0
+
+
+def test_a_command_gets_the_alert_and_no_name_is_executed(runs: Path) -> None:
+    command = 'cat > stdin.json; printf %s "$FASTLSTM_ALERT_RUN" > run'
+    assert main(["watch", str(runs / NAME), "--once", "--exec", command]) == 3
+    alert = json.loads(Path("stdin.json").read_text())
+    assert (alert["rule"], alert["run"]) == ("dead", str(runs / NAME))
+    assert Path("run").read_text() == alert["run"]
+    assert "planted" not in os.listdir()
+
+
+def test_a_command_that_fails_is_told(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(runs), "--once", "--exec", "exit 7"]) == 3
+    assert "--exec ended with exit status 7" in capsys.readouterr().err
+
+
+def test_a_web_address_gets_the_alert_again_until_it_is_taken(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_delivery, "_RETRIES_S", (0.0, 0.0))
+    received = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(503 if len(received) == 1 else 204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/"
+        assert main(["watch", str(runs), "--once", "--webhook", url]) == 3
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [alert["rule"] for alert in received] == ["dead", "dead"]
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "nonsense", "http://"])
+def test_an_address_that_is_none_is_refused(
+    runs: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(runs), "--once", "--webhook", url]) == 2
+    assert "expected an address as https://host/path" in capsys.readouterr().err
+
+
+def test_no_directory_is_an_error(tmp_path: Path) -> None:
+    assert main(["watch", str(tmp_path / "none")]) == 2
+
+
+def test_watching_ends_with_the_run(runs: Path) -> None:
+    with (runs / NAME / "metrics.jsonl").open("a") as file:
+        file.write('{"event":"end"}\n')
+    assert main(["watch", str(runs / NAME)]) == 0

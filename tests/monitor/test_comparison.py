@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.errors import ConfigError, RunDirectoryError
+from fastlstm.monitor.comparison import compare_runs
+
+
+def test_quality_at_equal_seconds_and_at_equal_chars(write_run: Any) -> None:
+    result = compare_runs([write_run("a"), write_run("slow", best=1.9, seconds=20.0)])
+    assert result.at == {"seconds": 100.0, "chars": 10_000.0}
+    by = {k: [result.figure(run, k) for run in result.runs] for k in ("seconds", "chars")}
+    assert by["seconds"] == pytest.approx([2.0, 2.4])
+    assert by["chars"] == pytest.approx([2.0, 1.9])
+    assert (result.differences, result.notes) == ({}, [])
+
+
+def test_settings_kernels_and_machines_that_differ_are_said(write_run: Any) -> None:
+    other = write_run("b", kernels=["x"], batch_size=64, ceiling_gflops=90.0, model={"rnn_size": 5})
+    result = compare_runs([write_run("a"), other])
+    assert result.differences["batch_size"] == [32, 64]
+    assert result.differences["model.rnn_size"] == [512, 5]
+    assert result.differences["kernels"][1] == "x"
+    assert any("different machines" in note for note in result.notes)
+
+
+def test_other_data_tasks_and_unfinished_runs_are_said(write_run: Any) -> None:
+    other = write_run("b", source="c.txt", task="forecast", is_ended=False)
+    text = " ".join(compare_runs([write_run("a"), other]).notes)
+    assert "different sources" in text
+    assert "different tasks" in text
+    assert "b is dead" in text
+
+
+def test_bad_input(write_run: Any, tmp_path: Path) -> None:
+    good = write_run("a")
+    with pytest.raises(ConfigError, match="two runs or more"):
+        compare_runs([good])
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "metrics.jsonl").write_bytes(b'\x00{"loss": 1}\n{"event": "st')
+    for bad in (tmp_path / "none", tmp_path / "foreign", good / "metrics.jsonl"):
+        with pytest.raises(RunDirectoryError, match="no events of a run"):
+            compare_runs([good, bad])
+
+
+def test_the_command(write_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = str(write_run("a")), str(write_run("b\x1b[31m", best=1.5, batch_size=64))
+    assert main(["compare", one, two]) == 0
+    shown = capsys.readouterr().out
+    assert "at 1:40" in shown
+    assert "batch_size" in shown
+    assert "1.5000" in shown
+    assert "\x1b" not in shown
+    assert main(["compare", one, two, "--at", "chars", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [run["at_equal_chars"] for run in facts["runs"]] == pytest.approx([2.0, 1.5])
+    assert main(["compare", one]) == 2

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.monitor import event_tail
+from fastlstm.monitor.event_tail import EventTail
+
+
+def line(step: int, **more: Any) -> bytes:
+    return json.dumps({"event": "step", "step": step, **more}).encode() + b"\n"
+
+
+def add(path: Path, data: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(data)
+
+
+def steps(tail: EventTail) -> list[int]:
+    return [event["step"] for event in tail.read()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def test_each_event_is_returned_once(path: Path) -> None:
+    tail = EventTail(path)
+    assert steps(tail) == []
+    add(path, line(1) + line(2))
+    assert steps(tail) == [1, 2]
+    assert steps(tail) == []
+    add(path, line(3))
+    assert steps(tail) == [3]
+
+
+def test_a_half_written_line_waits_for_its_end(path: Path) -> None:
+    tail = EventTail(path)
+    add(path, line(1) + line(2)[:7])
+    assert steps(tail) == [1]
+    add(path, line(2)[7:-1])
+    assert steps(tail) == []
+    add(path, b"\n")
+    assert steps(tail) == [2]
+
+
+def test_damaged_lines_are_skipped(path: Path) -> None:
+    add(path, line(1) + b'\n[1]\n\xff\x00\n{"event":\n' + b"[" * 9999 + b"\n" + line(2))
+    assert steps(EventTail(path)) == [1, 2]
+
+
+def test_keys_of_format_1_are_renamed(path: Path) -> None:
+    add(path, line(1, tokens_per_s=5.0))
+    assert EventTail(path).read() == [{"event": "step", "step": 1, "units_per_s": 5.0}]
+
+
+def test_a_cut_file_is_read_again(path: Path) -> None:
+    add(path, line(1) + line(2))
+    tail = EventTail(path)
+    tail.read()
+    os.truncate(path, len(line(1)))
+    assert (steps(tail), tail.num_replaced) == ([1], 1)
+
+
+def test_a_file_that_was_cut_and_has_grown_again_is_noticed(path: Path) -> None:
+    add(path, line(1) + line(2))
+    tail = EventTail(path)
+    tail.read()
+    os.truncate(path, len(line(1)))
+    add(path, line(7) + line(8) + line(9))
+    assert (steps(tail), tail.num_replaced) == ([1, 7, 8, 9], 1)
+
+
+def test_a_replaced_file_is_read_from_its_beginning(path: Path, tmp_path: Path) -> None:
+    add(path, line(1))
+    tail = EventTail(path)
+    tail.read()
+    other = tmp_path / "other"
+    add(other, line(1) + line(5))
+    other.replace(path)
+    assert (steps(tail), tail.num_replaced) == ([1, 5], 1)
+
+
+def test_a_stored_position_is_continued(path: Path) -> None:
+    add(path, line(1) + line(2)[:5])
+    first = EventTail(path)
+    first.read()
+    stored = json.loads(json.dumps(first.position))
+    add(path, line(2)[5:])
+    second = EventTail(path, stored)
+    assert (steps(second), second.num_replaced) == ([2], 0)
+    for damaged in ([], [1, 2], ["1", 2, ""], [1, -5, ""], [1.5, 3, "ab"]):
+        assert steps(EventTail(path, damaged)) == [1, 2]
+
+
+def test_a_link_or_a_directory_has_no_events(path: Path, tmp_path: Path) -> None:
+    add(tmp_path / "elsewhere", line(1))
+    path.symlink_to(tmp_path / "elsewhere")
+    assert EventTail(path).read() == []
+    path.unlink()
+    path.mkdir()
+    assert EventTail(path).read() == []
+
+
+def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_tail, "MAX_JSON_BYTES", 100)
+    long = b'{"event": "step", "step": 0, "text": "' + b"x" * 250 + b'"}\n'
+    data = line(1) + long + b"".join(map(line, range(2, 30)))
+    add(path, data)
+    tail = EventTail(path)
+    found, calls = steps(tail), 1
+    while tail.has_more:
+        found += steps(tail)
+        calls += 1
+    assert found == list(range(1, 30))
+    assert calls > len(data) // 100
+
+
+def test_an_unchanged_file_is_not_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(path, line(1) + b"{")
+    tail = EventTail(path)
+    tail.read()
+    monkeypatch.setattr(event_tail, "open_regular", None)
+    assert tail.read() == []

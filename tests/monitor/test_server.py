@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import ConfigError
+from fastlstm.monitor import server as server_module
+from fastlstm.monitor.run_index import RunIndex
+from fastlstm.monitor.server import LivePage, MonitorServer
+
+
+@pytest.fixture
+def server(
+    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MonitorServer]:
+    monkeypatch.setattr(server_module, "_POLL_S", 0.02)
+    write_run("a", is_ended=False)
+    index = RunIndex([tmp_path], tmp_path / "c.sqlite")
+    index.update()
+    live = LivePage(index, tmp_path)
+    with MonitorServer(live, 0) as server:
+        threading.Thread(target=live.poll, daemon=True).start()
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def answer(server: MonitorServer, path: str, verb: str = "GET", **headers: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection.request(verb, path, headers=headers)
+    return connection.getresponse()
+
+
+def test_the_page_and_its_body(server: MonitorServer) -> None:
+    html = answer(server, "/").read().decode()
+    part = answer(server, "/body").read().decode()
+    assert part in html
+    assert "script-src 'sha256-" in html
+    assert answer(server, "/none").status == 404
+    assert answer(server, "/../../etc/passwd").status == 404
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_only_reading_and_only_for_this_host(server: MonitorServer) -> None:
+    assert answer(server, "/", Host="evil.example").status == 403
+    assert answer(server, "/events", Host=f"evil.example:{server.server_port}").status == 403
+    assert answer(server, "/", Host=f"localhost:{server.server_port}").status == 200
+    for verb in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert answer(server, "/", verb).status == 501
+
+
+def test_an_event_reaches_the_page(server: MonitorServer, tmp_path: Path) -> None:
+    events = answer(server, "/events")
+    first = events.readline()
+    assert events.readline() == b"\n"
+    end = {"event": "end", "reason": "stopped by a signal", "units": 1}
+    with open(tmp_path / "a" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(end) + "\n")
+    assert events.readline() not in (first, b"")
+    assert "1 stopped" in answer(server, "/body").read().decode()
+
+
+def test_a_port_that_is_taken_is_refused(server: MonitorServer) -> None:
+    for port in (server.server_port, 70_000):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            MonitorServer(server.live, port)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastlstm.system.machine_usage import MachineUsage
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    _write(
+        tmp_path,
+        {
+            "proc/stat": "cpu  100 0 100 1000 0 0 0 0 0 0\ncpu0 1 1 1 1\n",
+            "proc/self/stat": "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 50 10 0 0 20 0\n",
+            "proc/self/statm": "900 500 100 1 0 1 0\n",
+            "proc/meminfo": "MemTotal: 900 kB\nMemAvailable: 500 kB\n",
+            "proc/pressure/io": "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\nfull total=0\n",
+        },
+    )
+    return tmp_path
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+
+
+def test_others_are_what_the_process_did_not_use(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 5.0])
+    monkeypatch.setattr("time.monotonic", clock.__next__)
+    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
+    usage = MachineUsage(root, root=root)
+    _write(
+        root,
+        {
+            "proc/stat": "cpu  200 50 150 1650 100 0 0 50 0 0\n",
+            "proc/self/stat": "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 90 20 30 20 20 0\n",
+            "proc/pressure/io": "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500005\n",
+        },
+    )
+    found = usage.read()
+    assert found["others_share"] == pytest.approx(0.1)  # 200 of 1,000 ticks were busy, 100 own
+    assert (found["own_cores"], found["steal_share"], found["io_pressure"]) == (0.2, 0.05, 0.5)
+    assert found["available_bytes"] == 500 << 10
+    assert (found["rss_bytes"], found["anonymous_bytes"]) == (500 * 4096, 400 * 4096)
+    assert found["disk_free_bytes"] > 0
+
+
+def test_what_the_system_does_not_tell_is_left_out(tmp_path: Path) -> None:
+    assert MachineUsage(root=tmp_path).read().keys() == {"seconds", "cores"}
+
+
+def test_a_limit_of_the_container_bounds_the_memory(root: Path) -> None:
+    mount = "36 23 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    group = "sys/fs/cgroup/memory/job/memory."
+    _write(
+        root,
+        {
+            "proc/self/cgroup": "4:memory:/job\n",
+            "proc/self/mountinfo": mount,
+            group + "limit_in_bytes": "90000\n",
+            group + "usage_in_bytes": "80000\n",
+            group + "stat": "cache 5\ninactive_file 3000\n",
+        },
+    )
+    assert MachineUsage(root=root).read()["available_bytes"] == 13_000
+
+
+def test_a_quota_that_holds_back_is_seen(root: Path) -> None:
+    mount = "35 23 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    stat = "sys/fs/cgroup/job/cpu.stat"
+    _write(
+        root,
+        {
+            "proc/self/cgroup": "0::/job\n",
+            "proc/self/mountinfo": mount,
+            stat: "usage_usec 5\nthrottled_usec 1000\n",
+        },
+    )
+    usage = MachineUsage(root=root)
+    _write(root, {stat: "usage_usec 5\nthrottled_usec 900000000\n"})
+    assert usage.read()["throttled_share"] == 1.0

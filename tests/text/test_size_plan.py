@@ -1,0 +1,171 @@
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastlstm
+from fastlstm.system import measurements
+from fastlstm.text import size_plan
+from fastlstm.text import train as text_train
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.sources import open_source
+from fastlstm.text.data.text import prepare_text
+from fastlstm.text.quality_law import relative_bits
+from fastlstm.text.size_plan import SizePlan, can_choose_size, step_seconds
+
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(budget="60s", precision="fp32")
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/authenticamd-avx512-bf16-2cores"
+
+
+@pytest.fixture
+def text(tmp_path: Path):
+    path = tmp_path / "text.txt"
+    path.write_text("It was the best of times, it was the worst of times. " * 2000)
+    return path
+
+
+@pytest.fixture
+def data(text: Path, tmp_path: Path):
+    source = open_source(str(text))
+    return prepare_text(source, vocab="char", cache_dir=str(tmp_path / "cache"))
+
+
+def on_a_machine(monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: float = 0.0) -> None:
+    """Makes steps take what they would at so many GFLOP/s; nothing is remembered."""
+
+    def seconds(config: TrainConfig, *_: object) -> float:
+        flop = 24.0 * config.rnn_size * (config.rnn_size + config.embed_size)
+        cost = optimizer_s if config.optimizer == "muon" else 0.0
+        return flop * config.batch_size * config.seq_length / gflops / 1e9 + cost
+
+    monkeypatch.setattr(size_plan, "step_seconds", seconds)
+    monkeypatch.setattr(measurements, "recall", lambda *_: None)
+    monkeypatch.setattr(measurements, "remember", lambda *_: None)
+
+
+def chosen(config: TrainConfig, data, names=()) -> TrainConfig:
+    ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
+    return SizePlan(config, names, ids, data.tokenizer, time.perf_counter()).choose()[0]
+
+
+def test_a_faster_machine_gets_a_larger_model(monkeypatch, data):
+    sizes = []
+    for gflops in (2, 50, 1000):
+        on_a_machine(monkeypatch, gflops)
+        sizes.append(chosen(replace(CONFIG, budget="4m"), data).rnn_size)
+    assert sizes == sorted(set(sizes)), sizes
+
+
+def test_a_longer_budget_gets_a_larger_model(monkeypatch, data):
+    on_a_machine(monkeypatch, 100)
+    sizes = [chosen(replace(CONFIG, budget=b), data).rnn_size for b in ("15s", "2m", "1h")]
+    assert sizes == sorted(set(sizes)), sizes
+
+
+def test_the_search_finds_the_best_of_all_sizes(monkeypatch, data):
+    on_a_machine(monkeypatch, 60)
+    names = ("batch_size", "optimizer")
+    bits = {}
+    for size in size_plan.EMBED_SIZES:
+        ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
+        plan = SizePlan(CONFIG, names, ids, data.tokenizer, time.perf_counter())
+        bits[size] = plan._try_size(size).bits
+    assert chosen(CONFIG, data, names).rnn_size == min(bits, key=bits.get)
+
+
+def test_a_slow_optimizer_is_paid_less_often_or_replaced(monkeypatch, data):
+    on_a_machine(monkeypatch, 60, optimizer_s=2.0)
+    config = chosen(replace(CONFIG, budget="10m"), data)
+    assert (config.batch_size, config.optimizer) != (32, "muon")
+
+
+def test_what_is_given_stays(monkeypatch, data):
+    on_a_machine(monkeypatch, 60, optimizer_s=2.0)
+    config = chosen(replace(CONFIG, batch_size=48, seq_length=96), data, ("batch_size",
+        "optimizer", "seq_length"))  # fmt: skip
+    assert (config.batch_size, config.optimizer, config.seq_length) == (48, "muon", 96)
+
+
+def test_planning_ends_in_time(monkeypatch, data):
+    on_a_machine(monkeypatch, 1000)
+    tried = []
+
+    def slow(config: TrainConfig, *_: object) -> float:
+        tried.append(config.rnn_size)
+        time.sleep(0.4)
+        return 1e-3
+
+    monkeypatch.setattr(size_plan, "step_seconds", slow)
+    chosen(replace(CONFIG, budget="15s"), data)  # 0.75 s of planning after the first timing
+    assert len(tried) <= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, {"preset"}),
+        ({"rnn_size": 64}, {"rnn_size"}),
+        ({"num_layers": 2}, {"num_layers"}),
+        ({"budget": None, "steps": 10}, {"steps"}),
+        ({"budget": "5s"}, {"budget"}),
+        ({"vocab": "bpe"}, {"vocab"}),
+    ],
+)
+def test_runs_whose_size_is_not_chosen(change, names):
+    assert can_choose_size(CONFIG, {"budget"}, CPU, 10**6)
+    assert not can_choose_size(replace(CONFIG, **change), names, CPU, 10**6)
+
+
+def test_short_texts_and_gpus_keep_their_size():
+    assert not can_choose_size(CONFIG, {"budget"}, CPU, 10_000)
+    assert not can_choose_size(CONFIG, {"budget"}, torch.device("cuda"), 10**6)
+
+
+def test_timing_leaves_random_numbers_alone(data):
+    ids = data.splits().train if callable(getattr(data, "splits", None)) else data.ids
+    before = torch.get_rng_state()
+    config = replace(CONFIG, rnn_size=16, embed_size=8, batch_size=4, seq_length=16)
+    assert 0 < step_seconds(config, ids, data.tokenizer) < 60
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_train_takes_the_size_and_says_why(monkeypatch, text, tmp_path):
+    monkeypatch.setattr(measurements, "remember", lambda *_: None)
+    monkeypatch.setattr(measurements, "recall", lambda *_: None)
+    monkeypatch.setattr(size_plan, "EMBED_SIZES", {16: 8, 24: 8})
+    monkeypatch.setattr(size_plan, "FIRST_SIZE", 16)
+    monkeypatch.setattr(text_train, "EMBED_SIZES", {16: 8})
+    monkeypatch.setattr(text_train, "FIRST_SIZE", 16)
+    events: list[dict] = []
+    fastlstm.train(
+        str(text), out=tmp_path / "run", budget="12s", precision="fp32", tensorboard=False,
+        sample_every=0, cache_dir=str(tmp_path / "cache"), observers=[events.append],
+    )  # fmt: skip
+    start = next(event for event in events if event["event"] == "start")
+    assert start["model"]["rnn_size"] in (16, 24)
+    notes = [event["text"] for event in events if event["event"] == "message"]
+    assert any("the budget is best used by" in note for note in notes)
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    assert stored["train"]["rnn_size"] == start["model"]["rnn_size"]
+    assert stored["given"]["rnn_size"] is None
+
+
+def test_the_law_fits_the_recorded_runs():
+    rows = [json.loads(line) for line in (RESULTS / "sizes.jsonl").read_text().splitlines()]
+    errors = []
+    for row in rows:
+        fields = row["fields"]
+        if fields["batch_size"] < 32 and fields["steps"] < 900:
+            continue
+        law = relative_bits(
+            fields["rnn_size"], row["tokens"], fields["steps"], fields["optimizer"],
+            row["train_tokens"],
+        )  # fmt: skip
+        scale = {"tinyshakespeare.txt": 1.115}.get(row["text"], 1.0)
+        errors.append(law * scale / row["bits_per_char"] - 1)
+    assert math.sqrt(sum(e * e for e in errors) / len(errors)) < 0.015
