@@ -45,6 +45,8 @@ def test_a_gain_that_is_small_or_unsure_is_not_recommended():
 
 def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
     monkeypatch.setattr(profile, "TURN_S", 0.02)
+    every = profile.candidates
+    monkeypatch.setattr(profile, "candidates", lambda trainer: every(trainer)[:1])
     take = TextLoader.next
 
     def slow(self: TextLoader) -> object:
