@@ -144,7 +144,7 @@ class SizePlan:
             if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits:
                 best = candidate
         others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
-        text = "; ".join(f"{c.name} +{100 * (c.bits / best.bits - 1):.1f} %" for c in others)
+        text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
         about = f"the budget is best used by {best.name}: {best.tokens_per_s:,.0f} tokens/s"
         return best.config, about + (f"; bits/char predicted of others: {text}" if text else "")
 
