@@ -53,6 +53,7 @@ VERBS = {
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "prepare": "read a table of time series into the cache, checked",
     "profile": "say what holds a training run back, and what would gain",
+    "predict": "say what a training run will end at",
     "watch": "follow runs while they train, and raise alerts",
     "publish": "write the metrics of a run as a table",
     "ab": "measure which of two commands is faster",

@@ -65,6 +65,7 @@ def run(argv: list[str]) -> int:
     open_source(sources)  # a misspelt name is an error before torch is loaded
 
     from fastlstm.text.train import train
+    from fastlstm.tuning.planned_run import chosen_sizes
     from fastlstm.tuning.profile import Profiled, Profiler
 
     profiler = Profiler(seconds)
@@ -143,14 +144,6 @@ def command_of(argv: list[str], options: Mapping[str, Any]) -> str:
     places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
     out = next(place for place in places if not os.path.exists(place))
     return shlex.join(["fastlstm", "train", *train_words(argv, options), "--out", out])
-
-
-def chosen_sizes(given: TrainConfig, used: TrainConfig) -> dict[str, Any]:
-    """Returns what a budget chose for the run, so that another command trains the same model."""
-    if given.rnn_size == used.rnn_size:
-        return {}
-    names = ("rnn_size", "embed_size", "batch_size", "optimizer", "seq_length")
-    return {name: getattr(used, name) for name in names}
 
 
 def _verified(argv: list[str], fixed: Mapping[str, Any], verdict: Verdict) -> float | None:

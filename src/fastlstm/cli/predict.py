@@ -1,0 +1,110 @@
+"""`fastlstm predict SOURCE --budget TIME`: what a training run of a text will end at."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.config_file import resolve_config
+from fastlstm.cli.inputs import one_or_many, refuse_runs
+from fastlstm.cli.options import TEXT_OPTIONS, json_option
+from fastlstm.cli.output import print_result
+from fastlstm.cli.parser import parse
+from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.report.terminal import clock, short_count
+from fastlstm.system.fields import parse_duration
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.sources import open_source
+
+if TYPE_CHECKING:
+    from fastlstm.report.lines import Row
+    from fastlstm.text.quality_prediction import PredictedBits
+    from fastlstm.tuning.predict import Prediction
+
+COMMAND = Command(
+    verb="predict",
+    summary="Say what a training run of a text will end at, from a short run of the same model.",
+    positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
+    options=(
+        Option(
+            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
+        ),
+        Option(
+            "measure", str, None, "length of the short run; default is a tenth of the budget,\n"
+            "5s to 2m", value="TIME",
+        ),
+        Option("target", float, None, "say how long it takes to reach so many bits/char"),
+        json_option("one JSON object"),
+        *TEXT_OPTIONS,
+    ),
+    examples=(
+        "fastlstm predict book.txt --budget 1h",
+        "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
+    ),
+    other="The options are those of fastlstm train for a text.",
+)  # fmt: skip
+
+
+def run(argv: list[str]) -> int:
+    """Prints the prediction; returns 0."""
+    parsed = parse(COMMAND, argv)
+    sources, target = parsed.positionals, parsed["target"]
+    if target is not None and not 0.0 < target < 100.0:
+        raise UsageError(f"--target is {target:g}, expected bits/char above 0, such as 1.6")
+    measure_s = None if parsed["measure"] is None else parse_duration(parsed["measure"], "measure")
+    config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
+    refuse_runs(sources)
+    open_source(sources)  # a misspelt name is an error before torch is loaded
+
+    from fastlstm.tuning.predict import predict_run
+
+    found = predict_run(one_or_many(sources), config, names, measure_s)
+    facts = found.to_dict()
+    if target is not None:
+        facts |= {"target": target, "seconds_to_target": found.law.seconds_to(target)}
+    print_result(facts, rows(found, sources, target), parsed["json"])
+    return EXIT_OK
+
+
+def rows(found: Prediction, sources: list[str], target: float | None) -> list[Row]:
+    """Returns the lines of the result."""
+    law, length = found.law, found.length
+    times = length.tokens / law.measured.tokens
+    sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
+    shown: list[Row] = [
+        ("prediction", f"{bits_text(found.bits)} after {clock(law.seconds_for(length))}"),
+        ("", f"{short_count(length.tokens)} characters, {times:.3g} times those measured"),
+        (
+            "measured",
+            f"{law.measured_bits:.3f} bits/char after {clock(found.measured_s)}:"
+            f" {short_count(law.measured.tokens)} characters, {law.tokens_per_s:,.0f}/s",
+        ),
+        *(
+            ("this model" if place == 0 else "", f"{clock(seconds)}: {bits_text(bits)}")
+            for place, (seconds, bits) in enumerate(found.others())
+        ),
+    ]
+    if target is not None:
+        shown.append(("target", target_text(found, target)))
+    if sizes:
+        shown.append(("chosen", f"by the budget: {' '.join(sizes)}"))
+    if found.num_layers > 1:
+        shown.append(("", "the law was measured with one layer: the interval may be too narrow"))
+    if found.config.budget is not None:
+        words = ["fastlstm", "train", *sources, "--budget", found.config.budget]
+        shown.append(("command", f"{shlex.join(words)}{''.join(f' {size}' for size in sizes)}"))
+    return shown
+
+
+def bits_text(bits: PredictedBits) -> str:
+    """Returns "1.612 bits/char (1.560 to 1.666)"."""
+    return f"{bits.bits:.3f} bits/char ({bits.low:.3f} to {bits.high:.3f})"
+
+
+def target_text(found: Prediction, target: float) -> str:
+    """Returns how long the run must be to reach a target."""
+    seconds = found.law.seconds_to(target)
+    if seconds is None:
+        return f"{target:g} bits/char is out of reach of this model; a larger one may reach it"
+    return f"{target:g} bits/char after about {clock(seconds)} with this model"

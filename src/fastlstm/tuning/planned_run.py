@@ -1,0 +1,76 @@
+"""What `train` would do, without training: a run is set up and ended before its first step."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import BudgetError
+from fastlstm.text.train import Source, train
+from fastlstm.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from fastlstm.runs.events import Event
+    from fastlstm.text.config import TrainConfig
+    from fastlstm.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as it would be.
+
+    Attributes:
+        options: with everything chosen.
+        start: the event that a run begins with.
+    """
+
+    options: TrainConfig
+    start: Event
+
+
+def plan_run(source: Source, config: TrainConfig, given: Collection[str]) -> PlannedRun:
+    """Sets a run of a text model up as `train` does, and returns what it found and chose.
+
+    Args:
+        source: as of `train`.
+        config: the options.
+        given: names of those that were chosen.
+
+    Raises:
+        UsageError: as `train`.
+    """
+    planner, starts = _Planner(), list[Any]()
+    with tempfile.TemporaryDirectory(prefix="fastlstm-plan-") as folder:
+        try:
+            train(
+                source, out=Path(folder, "run"), config=config, given=given, as_text=True,
+                observers=[lambda event: starts.append(event) if event["event"] == "start" else None],
+                callbacks=[planner],
+            )  # fmt: skip
+        except _Planned:
+            pass
+    return PlannedRun(planner.options, starts[0])
+
+
+def chosen_sizes(given: TrainConfig, used: TrainConfig) -> dict[str, Any]:
+    """Returns what a budget chose for the run, so that another command trains the same model."""
+    if given.rnn_size == used.rnn_size:
+        return {}
+    names = ("rnn_size", "embed_size", "batch_size", "optimizer", "seq_length")
+    return {name: getattr(used, name) for name in names}
+
+
+class _Planned(BudgetError):
+    """Ends a run that was set up to be looked at."""
+
+
+class _Planner(Callback):
+    options: Any = None
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self.options = trainer.plan.options
+        trainer.task.loader.close()
+        raise _Planned("planned")
