@@ -1,7 +1,7 @@
 """What a model of each size learns from a number of tokens: complete runs, the data of plans.
 
 usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--tokens 0.5,1,2,4] [--batch 32]
-                                  [--optimizer muon] [--seed 0] [--threads 1] [--results DIR]
+                                  [--optimizer muon] [--seq-length 128] [--seed 0] [--threads 1] [--results DIR]
 Every run is one JSON line of sizes.jsonl in DIR (benchmarks/results/<machine>); a run that is
 there is not repeated. The number of steps ends a run, so that quality does not depend on speed.
 """
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="0.5,1,2,4", help="millions")
     parser.add_argument("--batch", default="32")
     parser.add_argument("--optimizer", default="muon")
+    parser.add_argument("--seq-length", type=int, help="default is that of a plan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--results")
@@ -38,14 +39,18 @@ def main() -> None:
         for size in map(int, options.sizes.split(",")):
             for batch in map(int, options.batch.split(",")):
                 for optimizer in options.optimizer.split(","):
-                    fields = fields_of(int(tokens * 1e6), size, batch, optimizer)
+                    fields = fields_of(
+                        int(tokens * 1e6), size, batch, optimizer, options.seq_length
+                    )
                     fields |= {"seed": options.seed, "threads": options.threads}
                     run(options.text, fields, path)
 
 
-def fields_of(tokens: int, size: int, batch: int, optimizer: str) -> dict[str, Any]:
+def fields_of(
+    tokens: int, size: int, batch: int, optimizer: str, length: int | None
+) -> dict[str, Any]:
     """Returns the options of one run."""
-    length = SHORT if tokens < SHORT_RUN_TOKENS else LONG
+    length = length or (SHORT if tokens < SHORT_RUN_TOKENS else LONG)
     width = 64 if size < 256 else 128 if size <= 640 else 256
     return {
         "split": "90/5/5", "rnn_size": size, "embed_size": width, "batch_size": batch,

@@ -214,6 +214,13 @@ def eval_parts(event: Event) -> list[str]:
     ]
 
 
+def outlook_text(event: Event) -> str:
+    """Returns ``ends at 1.612 ± 0.021 bits/char; an hour more gives 1.571``."""
+    bits, error = number(event, "bits_per_char") or 0.0, number(event, "error") or 0.0
+    longer = number(event, "hour_more_bits_per_char") or 0.0
+    return f"ends at {bits:.3f} ± {error:.3f} bits/char; an hour more gives {longer:.3f}"
+
+
 def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
     """Returns the text of a sample, control characters shown, at most `max_lines` lines of it."""
     text = visible(str(event.get("text") or "").replace("\r\n", "\n"), "\n\t").expandtabs(4)

@@ -167,6 +167,9 @@ class PlainOutput(Output):
         best = "best so far" if event.get("is_best") else ""
         self._print("evaluation: " + words.joined([*words.eval_parts(event), best]))
 
+    def _on_outlook(self, event: Event) -> None:
+        self._note(words.outlook_text(event), False)
+
     def _on_sample(self, event: Event) -> None:
         self._print(f"sample at step {number(event, 'step') or 0:,.0f}:")
         self._print(*(f"  | {line}" for line in words.sample_lines(event)))

@@ -47,6 +47,7 @@ from fastlstm.text.files import load_language_model, model_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
+from fastlstm.text.outlook import Outlook, has_outlook
 from fastlstm.text.plan import (
     LONG,
     choose_seq_length,
@@ -252,6 +253,8 @@ class TextSession(RunSession):
             about = {**ceiling, **_about(text, splits, config, model, plan)}
             about["precision_why"] = precision.why
             self.announce(task, plan, checkpoint, about)
+            if has_outlook(config.cooldown, config.patience, config.vocab):
+                callbacks = [Outlook(len(splits.train)), *callbacks]
             if config.sample_every:
                 samples = Samples(config.sample_every, text.tokenizer, config.seed)
                 callbacks = [samples, *callbacks]
