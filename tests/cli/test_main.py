@@ -123,7 +123,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     error = capsys.readouterr().err
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
-        " generate, serve, forecast, compress, export, import, evaluate, prepare, profile, watch,"
+        " generate, serve, forecast, compress, export, import, evaluate, prepare, profile, predict,"
         " publish, ab, monitor, compare, info\n"
     )
 

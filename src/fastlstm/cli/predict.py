@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     verb="predict",
-    summary="Say what a training run of a text will end at, from a short run of the same model.",
+    summary="Say what a training run will end at, from a short run of the model.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
         Option(

@@ -95,7 +95,6 @@ class QualityPrediction:
             low, high = (low, middle) if is_enough else (middle, high)
         return self.seconds_for(self.measured.times(high))
 
-
     def _law(self, length: Length) -> float:
         name = self.optimizer if self.optimizer in STEP_WORTH else "adamw"
         return relative_bits(self.rnn_size, length.tokens, length.steps, name, self.train_tokens)

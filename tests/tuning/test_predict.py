@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.errors import UsageError
+from fastlstm.text.config import TrainConfig
+from fastlstm.tuning import predict
+from fastlstm.tuning.predict import predict_run
+
+SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
+WORDS = [w for name, value in SIZES.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("It was the best of times, it was the worst of times. " * 2000)
+    return path
+
+
+@pytest.fixture
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the measured run be shorter than users may ask for."""
+    monkeypatch.setattr(predict, "MIN_MEASURED_S", 0.1)
+
+
+def test_a_prediction_is_of_the_run_that_was_asked_for(text: Path, short_runs: None):
+    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
+    found = predict_run(str(text), config, {*SIZES, "budget", "precision"}, 1.0)
+    assert found.law.rnn_size == 16
+    assert found.law.seconds_for(found.length) == pytest.approx(60.0)
+    assert found.bits.low < found.bits.bits < found.bits.high
+    assert found.bits.bits < found.law.measured_bits
+    assert found.fixed == {}
+
+
+def test_steps_are_a_length_too(text: Path, short_runs: None):
+    config = TrainConfig(steps=5000, precision="fp32", **SIZES)  # type: ignore[arg-type]
+    found = predict_run(str(text), config, {*SIZES, "steps", "precision"}, 1.0)
+    assert found.length.steps == pytest.approx(5000)
+
+
+def test_the_command_prints_the_prediction_and_the_time_to_a_target(
+    text: Path, short_runs: None, capsys: pytest.CaptureFixture[str]
+):
+    words = ["predict", str(text), "--budget", "60s", "--measure", "1s", *WORDS, "--target", "0.01"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "bits/char after 1:00" in shown or "bits/char after 60" in shown
+    assert "out of reach of this model" in shown
+    assert main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["low"] < facts["bits"] < facts["high"]
+    assert facts["seconds_to_target"] is None
+    assert len(facts["lengths"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "measure_s", "message"),
+    [
+        ({"vocab": "bpe", "budget": "60s"}, None, "predict needs a text of characters or bytes"),
+        ({"budget": "60s"}, 60.0, "train it, or give a longer --budget"),
+        ({"budget": "4s"}, None, "train it, or give a longer --budget"),
+        ({"budget": "60s"}, 1.0, "--measure is 1 s, expected at least 5 s"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(
+    text: Path, changes: dict[str, str], measure_s: float | None, message: str
+):
+    with pytest.raises(UsageError, match=message):
+        predict_run(str(text), TrainConfig(**changes), set(changes), measure_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", ["0", "-1", "nan"])
+def test_a_target_that_is_no_quality_is_refused(
+    text: Path, target: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["predict", str(text), "--budget", "60s", "--target", target]) == 2
+    assert "--target" in capsys.readouterr().err
