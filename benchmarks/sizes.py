@@ -1,7 +1,8 @@
 """What a model of each size learns from a number of tokens: complete runs, the data of plans.
 
 usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--tokens 0.5,1,2,4] [--batch 32]
-                                  [--optimizer muon] [--seq-length 128] [--seed 0] [--threads 1] [--results DIR]
+                                  [--optimizer muon] [--seq-length 128] [--seed 0] [--threads 1]
+    [--results DIR]
 Every run is one JSON line of sizes.jsonl in DIR (benchmarks/results/<machine>); a run that is
 there is not repeated. The number of steps ends a run, so that quality does not depend on speed.
 """

@@ -1,4 +1,4 @@
-"""Compares what `fastlstm predict` says with the runs themselves, at 4 and 10 times the measured run.
+"""Compares what `fastlstm predict` says with runs of 4 and 10 times the measured length.
 
 usage: python tests/campaigns/predictions.py RESULTS.jsonl TEXT... [--measure 15] [--seeds 1]
 Every prediction is one line, with the bits/char that the run ended at; a line that is there is not

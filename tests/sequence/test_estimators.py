@@ -314,7 +314,9 @@ def test_other_sequences_and_settings_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             SequenceRegressor(**given).fit(GOOD, np.arange(6.0))
-    wild = SequenceRegressor(optimizer="sgd", learning_rate=1e30, grad_clip=1e30, patience=0)
+    wild = SequenceRegressor(
+        hidden_size=4, optimizer="sgd", learning_rate=100.0, grad_clip=1e9, patience=0
+    )
     with (
         pytest.warns(UserWarning, match="half the learning rate"),
         pytest.raises(NonFiniteError, match="came back after 3 roll-backs; lower learning_rate"),

@@ -43,11 +43,16 @@ def plan_run(source: Source, config: TrainConfig, given: Collection[str]) -> Pla
         UsageError: as `train`.
     """
     planner, starts = _Planner(), list[Any]()
+
+    def keep(event: Event) -> None:
+        if event["event"] == "start":
+            starts.append(event)
+
     with tempfile.TemporaryDirectory(prefix="fastlstm-plan-") as folder:
         try:
             train(
                 source, out=Path(folder, "run"), config=config, given=given, as_text=True,
-                observers=[lambda event: starts.append(event) if event["event"] == "start" else None],
+                observers=[keep],
                 callbacks=[planner],
             )  # fmt: skip
         except _Planned:

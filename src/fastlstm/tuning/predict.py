@@ -98,10 +98,15 @@ def predict_run(
     short_s = measure_s or _MAX_DEFAULT_S
     short = replace(whole, steps=None, epochs=None, budget=f"{short_s:g}s")
     ends = list[Any]()
+
+    def keep(event: Event) -> None:
+        if event["event"] == "end":
+            ends.append(event)
+
     with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
         train(
             source, out=Path(folder, "run"), config=short, given={*given, *fixed, "budget"},
-            as_text=True, observers=[*observers, lambda e: ends.append(e) if e["event"] == "end" else None],
+            as_text=True, observers=[*observers, keep],
         )  # fmt: skip
     return _predicted(planned, whole, fixed, ends[0])
 
