@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_steps_are_a_length_too(text: Path, short_runs: None):
 
 
 def test_the_command_prints_the_prediction_and_the_time_to_a_target(
-    text: Path, short_runs: None, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, short_runs: None, capsys: pytest.CaptureFixture[str]
 ):
     words = ["predict", str(text), "--budget", "60s", "--measure", "1s", *WORDS, "--target", "0.01"]
     assert main(words) == 0
@@ -54,6 +55,10 @@ def test_the_command_prints_the_prediction_and_the_time_to_a_target(
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert facts["low"] < facts["bits"] < facts["high"]
     assert facts["seconds_to_target"] is None
+    command = shlex.split(facts["command"])
+    assert command[:3] == ["fastlstm", "train", str(text)]
+    assert "--rnn-size 16" in facts["command"]
+    assert main(["train", *command[2:-1], str(tmp_path / "run"), "--budget", "2s"]) == 0
     assert len(facts["lengths"]) == 4
 
 

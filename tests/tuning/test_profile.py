@@ -7,6 +7,7 @@ import pytest
 import fastlstm
 from fastlstm.cli import profile as cli
 from fastlstm.cli.main import main
+from fastlstm.cli.train_command import train_command
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.tuning import profile
 from fastlstm.tuning.profile import Profiled, Profiler
@@ -70,10 +71,10 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
 def test_commands_keep_what_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["book.txt", "--batch-size", "8", "--time", "5s", "--threads", "1"]
-    command = cli.command_of(argv, {"threads": 2})
+    command = train_command(cli.COMMAND, cli._OWN, argv, {"threads": 2})
     assert command == "fastlstm train book.txt --batch-size 8 --threads 2 --out runs/book"
     Path("runs/book").mkdir(parents=True)
-    assert cli.command_of(argv, {"threads": 2}).endswith("--out runs/book-2")
+    assert train_command(cli.COMMAND, cli._OWN, argv, {"threads": 2}).endswith("--out runs/book-2")
 
 
 def test_gains_are_said_with_their_interval():

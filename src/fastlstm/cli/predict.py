@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional
@@ -11,6 +10,7 @@ from fastlstm.cli.inputs import one_or_many, refuse_runs
 from fastlstm.cli.options import TEXT_OPTIONS, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
+from fastlstm.cli.train_command import train_command
 from fastlstm.errors import EXIT_OK, UsageError
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
@@ -45,6 +45,9 @@ COMMAND = Command(
     other="The options are those of fastlstm train for a text.",
 )  # fmt: skip
 
+_OWN = ("measure", "target", "json")
+"""Options that train has not."""
+
 
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
@@ -60,14 +63,15 @@ def run(argv: list[str]) -> int:
     from fastlstm.tuning.predict import predict_run
 
     found = predict_run(one_or_many(sources), config, names, measure_s)
-    facts = found.to_dict()
+    command = train_command(COMMAND, _OWN, argv, found.fixed)
+    facts = found.to_dict() | {"command": command}
     if target is not None:
         facts |= {"target": target, "seconds_to_target": found.law.seconds_to(target)}
-    print_result(facts, rows(found, sources, target), parsed["json"])
+    print_result(facts, rows(found, command, target), parsed["json"])
     return EXIT_OK
 
 
-def rows(found: Prediction, sources: list[str], target: float | None) -> list[Row]:
+def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
     """Returns the lines of the result."""
     law, length = found.law, found.length
     times = length.tokens / law.measured.tokens
@@ -91,9 +95,7 @@ def rows(found: Prediction, sources: list[str], target: float | None) -> list[Ro
         shown.append(("chosen", f"by the budget: {' '.join(sizes)}"))
     if found.num_layers > 1:
         shown.append(("", "the law was measured with one layer: the interval may be too narrow"))
-    if found.config.budget is not None:
-        words = ["fastlstm", "train", *sources, "--budget", found.config.budget]
-        shown.append(("command", f"{shlex.join(words)}{''.join(f' {size}' for size in sizes)}"))
+    shown.append(("command", command))
     return shown
 
 

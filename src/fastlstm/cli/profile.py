@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -16,7 +15,8 @@ from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many
 from fastlstm.cli.options import TEXT_OPTIONS, json_option
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse, split_arguments
+from fastlstm.cli.parser import parse
+from fastlstm.cli.train_command import train_command, train_words
 from fastlstm.errors import EXIT_OK, ConfigError, UsageError
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.system.fields import parse_duration
@@ -81,7 +81,9 @@ def run(argv: list[str]) -> int:
     assert profile is not None
     fixed = chosen_sizes(config, profiler.options)
     commands = {
-        v.cause: command_of(argv, {**fixed, **v.options}) for v in profile.recommended if v.options
+        v.cause: train_command(COMMAND, _OWN, argv, {**fixed, **v.options})
+        for v in profile.recommended
+        if v.options
     }
     verified = None
     if not parsed["no_verify"] and profile.recommended:
@@ -109,43 +111,6 @@ def _of_run(sources: list[str], argv: list[str]) -> tuple[list[str], list[str]]:
     ]  # fmt: skip
 
 
-def train_words(argv: list[str], options: Mapping[str, Any]) -> list[str]:
-    """Returns the words of `fastlstm train` for a command line of `profile`, without --out.
-
-    Args:
-        argv: words behind `fastlstm profile`.
-        options: to set instead of what argv says.
-    """
-    arguments = split_arguments(COMMAND.options, argv)
-    words = [*arguments.positionals]
-    if "learning_rate" in options and any(o.name == "learning_rate" for o, _ in arguments.options):
-        options = {name: value for name, value in options.items() if name != "learning_rate"}
-    for option, value in arguments.options:
-        if option.name in (*_OWN, "out", *options):
-            continue
-        if option.is_bool:
-            words.append(option.flag if value == "true" else f"--no-{option.flag[2:]}")
-        else:
-            words += [option.flag, value]
-    for name, value in options.items():
-        words += [
-            f"--{name.replace('_', '-')}",
-            f"{value:g}" if type(value) is float else f"{value}",
-        ]
-    return words
-
-
-def command_of(argv: list[str], options: Mapping[str, Any]) -> str:
-    """Returns the command that trains with other options; its run directory does not exist yet."""
-    arguments = split_arguments(COMMAND.options, argv)
-    given = [value for option, value in arguments.options if option.name == "out"]
-    name = Path(arguments.positionals[0]).name.split(".")[0] or "run"
-    first = given[-1] if given else f"runs/{name}"
-    places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
-    out = next(place for place in places if not os.path.exists(place))
-    return shlex.join(["fastlstm", "train", *train_words(argv, options), "--out", out])
-
-
 def _verified(argv: list[str], fixed: Mapping[str, Any], verdict: Verdict) -> float | None:
     """Returns the gain that the commands themselves show, or None where steps do not show it."""
     if not verdict.is_in_steps or not verdict.options:
@@ -153,7 +118,8 @@ def _verified(argv: list[str], fixed: Mapping[str, Any], verdict: Verdict) -> fl
     from fastlstm.tuning.profile import measured_gain
 
     words = [
-        ["fastlstm", "train", *train_words(argv, o)] for o in (fixed, {**fixed, **verdict.options})
+        ["fastlstm", "train", *train_words(COMMAND, _OWN, argv, o)]
+        for o in (fixed, {**fixed, **verdict.options})
     ]
     return measured_gain(shlex.join(words[0]), shlex.join(words[1]))
 

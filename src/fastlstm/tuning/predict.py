@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.planned_run import PlannedRun, chosen_sizes, plan_run
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event
+    from fastlstm.runs.events import Event, Observer
     from fastlstm.text.config import TrainConfig
 
 MIN_MEASURED_S, _MAX_DEFAULT_S = 5.0, 120.0
@@ -73,7 +73,7 @@ def predict_run(
     config: TrainConfig,
     given: Collection[str] = (),
     measure_s: float | None = None,
-    observers: Sequence[Callable[[Event], object]] = (),
+    observers: Sequence[Observer] = (),
 ) -> Prediction:
     """Trains a short complete run and predicts what the whole run would end at.
 

@@ -1,0 +1,60 @@
+"""The command of `fastlstm train` that does what another verb measured."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.parser import split_arguments
+
+if TYPE_CHECKING:
+    from fastlstm.cli.command import Command
+
+
+def train_words(
+    command: Command, own: Collection[str], argv: list[str], options: Mapping[str, Any]
+) -> list[str]:
+    """Returns the words of `fastlstm train` for a command line of another verb, without --out.
+
+    Args:
+        command: the other verb.
+        own: names of its options that train has not.
+        argv: words behind the verb.
+        options: to set instead of what argv says.
+    """
+    arguments = split_arguments(command.options, argv)
+    words = [*arguments.positionals]
+    if "learning_rate" in options and any(o.name == "learning_rate" for o, _ in arguments.options):
+        options = {name: value for name, value in options.items() if name != "learning_rate"}
+    for option, value in arguments.options:
+        if option.name in (*own, "out", *options):
+            continue
+        if option.is_bool:
+            words.append(option.flag if value == "true" else f"--no-{option.flag[2:]}")
+        else:
+            words += [option.flag, value]
+    for name, value in options.items():
+        words += [
+            f"--{name.replace('_', '-')}",
+            f"{value:g}" if type(value) is float else f"{value}",
+        ]
+    return words
+
+
+def train_command(
+    command: Command, own: Collection[str], argv: list[str], options: Mapping[str, Any]
+) -> str:
+    """Returns the command that trains with other options; its run directory does not exist yet."""
+    arguments = split_arguments(command.options, argv)
+    given = [value for option, value in arguments.options if option.name == "out"]
+    name = Path(arguments.positionals[0]).name.split(".")[0] or "run"
+    first = given[-1] if given else f"runs/{name}"
+    places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+    out = next(place for place in places if not os.path.exists(place))
+    return shlex.join(
+        ["fastlstm", "train", *train_words(command, own, argv, options), "--out", out]
+    )
