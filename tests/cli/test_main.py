@@ -124,7 +124,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
         " generate, serve, forecast, compress, export, import, evaluate, prepare, profile, predict,"
-        " watch, publish, ab, monitor, compare, info\n"
+        " tune, watch, publish, ab, monitor, compare, info\n"
     )
 
 

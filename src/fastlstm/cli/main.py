@@ -54,6 +54,7 @@ VERBS = {
     "prepare": "read a table of time series into the cache, checked",
     "profile": "say what holds a training run back, and what would gain",
     "predict": "say what a training run will end at",
+    "tune": "find the settings that end best within a budget",
     "watch": "follow runs while they train, and raise alerts",
     "publish": "write the metrics of a run as a table",
     "ab": "measure which of two commands is faster",

@@ -50,7 +50,8 @@ def train_command(
 ) -> str:
     """Returns the command that trains with other options; its run directory does not exist yet."""
     arguments = split_arguments(command.options, argv)
-    given = [value for option, value in arguments.options if option.name == "out"]
+    names = {"out"} - set(own)
+    given = [value for option, value in arguments.options if option.name in names]
     name = Path(arguments.positionals[0]).name.split(".")[0] or "run"
     first = given[-1] if given else f"runs/{name}"
     places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))

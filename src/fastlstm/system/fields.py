@@ -134,6 +134,24 @@ def parse_duration(text: str, name: str = "budget") -> float:
     return seconds
 
 
+def parse_latency(text: str, name: str) -> float:
+    """Returns the seconds in ``"500us"``, ``"1ms"`` or ``"0.1s"``.
+
+    Args:
+        text: a time above 0 with its unit.
+        name: of the setting, for the message.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
+    seconds = (
+        0.0 if match is None else float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+    )
+    if not 0.0 < seconds < 3600.0:
+        raise ConfigError(
+            Setting(name), f" is {text!r:.60}, expected a time above 0 such as 500us, 1ms or 0.1s"
+        )
+    return seconds
+
+
 def parse_amount(name: str, text: str, unit: str = "") -> float:
     """Returns the number in ``"200000"``, ``"500k"`` or ``"1.5M"`` (k, M, G: powers of 1,000).
 

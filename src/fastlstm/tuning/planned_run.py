@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,18 +31,24 @@ class PlannedRun:
     start: Event
 
 
-def plan_run(source: Source, config: TrainConfig, given: Collection[str]) -> PlannedRun:
+def plan_run(
+    source: Source,
+    config: TrainConfig,
+    given: Collection[str],
+    look: Callable[[Trainer], None] = lambda _: None,
+) -> PlannedRun:
     """Sets a run of a text model up as `train` does, and returns what it found and chose.
 
     Args:
         source: as of `train`.
         config: the options.
         given: names of those that were chosen.
+        look: called with the trainer before the run is ended.
 
     Raises:
         UsageError: as `train`.
     """
-    planner, starts = _Planner(), list[Any]()
+    planner, starts = _Planner(look), list[Any]()
 
     def keep(event: Event) -> None:
         if event["event"] == "start":
@@ -52,8 +58,7 @@ def plan_run(source: Source, config: TrainConfig, given: Collection[str]) -> Pla
         try:
             train(
                 source, out=Path(folder, "run"), config=config, given=given, as_text=True,
-                observers=[keep],
-                callbacks=[planner],
+                observers=[keep], callbacks=[planner],
             )  # fmt: skip
         except _Planned:
             pass
@@ -75,7 +80,11 @@ class _Planned(BudgetError):
 class _Planner(Callback):
     options: Any = None
 
+    def __init__(self, look: Callable[[Trainer], None]) -> None:
+        self._look = look
+
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
+        self._look(trainer)
         trainer.task.loader.close()
         raise _Planned("planned")

@@ -123,21 +123,31 @@ def _measure_s(asked: float | None, budget_s: float) -> float:
     return seconds
 
 
-def _predicted(
-    planned: PlannedRun, config: TrainConfig, fixed: dict[str, Any], end: Event
-) -> Prediction:
-    """Returns the prediction from the event that the short run ended with."""
+def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
+    """Returns the law for the model of a complete run.
+
+    Args:
+        start: the event that the run began with, or another run of the same options.
+        end: the event that it ended with.
+        optimizer: of the run.
+    """
     setup_s = float(end["spent_s"]["setup"])
-    model = planned.start["model"]
-    law = QualityPrediction(
-        rnn_size=int(model["rnn_size"]),
-        optimizer=planned.options.optimizer,
-        train_tokens=int(planned.start["num_units"]["train"]),
+    return QualityPrediction(
+        rnn_size=int(start["model"]["rnn_size"]),
+        optimizer=optimizer,
+        train_tokens=int(start["num_units"]["train"]),
         measured=Length(float(end["units"]), float(end["step"])),
         measured_bits=float(end["best_bits_per_char"]),
         tokens_per_s=end["units"] / (end["elapsed_s"] - setup_s),
         setup_s=setup_s,
     )
+
+
+def _predicted(
+    planned: PlannedRun, config: TrainConfig, fixed: dict[str, Any], end: Event
+) -> Prediction:
+    """Returns the prediction from the event that the short run ended with."""
+    law = law_of(planned.start, end, planned.options.optimizer)
     steps_per_epoch = law.train_tokens * law.measured.steps / law.measured.tokens
     stop = StopCriterion.of(config, max(1, int(steps_per_epoch)))
     if stop.total_steps is not None:
@@ -146,6 +156,7 @@ def _predicted(
         assert stop.budget_s is not None
         length = law.length_in(stop.budget_s)
     return Prediction(
-        law, length, config, fixed, float(end["elapsed_s"]), int(model["num_layers"]),
+        law, length, config, fixed, float(end["elapsed_s"]),
+        int(planned.start["model"]["num_layers"]),
         describe_machine(),
     )  # fmt: skip

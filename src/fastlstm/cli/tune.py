@@ -1,0 +1,172 @@
+"""`fastlstm tune SOURCE --out DIR`: the settings that end best within a budget."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.config_file import resolve_config
+from fastlstm.cli.inputs import one_or_many, refuse_runs
+from fastlstm.cli.options import TEXT_OPTIONS, json_option
+from fastlstm.cli.output import print_result
+from fastlstm.cli.parser import parse
+from fastlstm.cli.train_command import train_command
+from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
+from fastlstm.report.terminal import short_bytes
+from fastlstm.system import storage
+from fastlstm.system.fields import parse_amount, parse_duration, parse_latency
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.sources import open_source
+
+if TYPE_CHECKING:
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.report.lines import Row
+    from fastlstm.tuning.tune import Search, Tuned
+
+_OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "resume",
+        "json")  # fmt: skip
+_AXES = "threads,precision,batch,seq-length,size,optimizer,lr"
+COMMAND = Command(
+    verb="tune",
+    summary="Find the settings that end best within a budget, by complete short runs.",
+    positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
+    options=(
+        Option("out", str, None, "directory of the search", "run", value="DIR"),
+        Option(
+            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
+        ),
+        Option("resume", bool, False, "continue the search in DIR", "run", is_switch=True),
+        json_option("one JSON object"),
+        Option(
+            "tune_time", str, None, "time of all short runs; default is twice the budget",
+            "search", value="TIME",
+        ),
+        Option("axes", str, _AXES, "what to tune", "search", value="LIST"),
+        Option("seeds", int, 1, "runs of every trial, with seeds that follow --seed", "search"),
+        Option(
+            "max_latency", str, None, "time that a token of one stream may take, such as 1ms",
+            "limits", value="TIME",
+        ),
+        Option("max_bytes", str, None, "size of the weights, such as 500k or 2M", "limits"),
+        Option(
+            "weights", Literal["fp32", "fp16", "int8", "int4"], "fp32",
+            "format of the weights that the limits are for", "limits",
+        ),
+        *TEXT_OPTIONS,
+    ),
+    required=("out",),
+    examples=(
+        "fastlstm tune book.txt --out tuning/book --budget 5m",
+        "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
+    ),
+    other="The options are those of fastlstm train for a text; those that are given stay.",
+)  # fmt: skip
+
+
+def run(argv: list[str]) -> int:
+    """Prints every short run, then the best settings; returns 0."""
+    parsed = parse(COMMAND, argv)
+    sources = parsed.positionals
+    config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
+    axes, limits = _axes(parsed["axes"]), _limits(parsed)
+    time_s = None
+    if parsed["tune_time"] is not None:
+        time_s = parse_duration(parsed["tune_time"], "tune_time")
+    if not 1 <= parsed["seeds"] <= 100:
+        raise UsageError(f"--seeds is {parsed['seeds']}, expected 1 to 100")
+    refuse_runs(sources)
+    open_source(sources)  # a misspelt name is an error before torch is loaded
+
+    from fastlstm.tuning.size_limits import SizeLimits
+    from fastlstm.tuning.tune import Search, tune_run
+
+    search = Search(
+        Path(parsed["out"]), time_s, axes, SizeLimits(**limits), parsed["seeds"], parsed["resume"]
+    )
+
+    def show(label: str, text: str) -> None:
+        if not parsed["json"]:
+            print_result({}, [(f"{label:<10}", text)], use_json=False)
+
+    found = tune_run(one_or_many(sources), config, names, search, show)
+    command = train_command(
+        COMMAND, _OWN, argv, {"budget": config.budget or config.default_budget, **found.options}
+    )
+    path = _write_config(search, config, names, found)
+    facts = {**found.facts, "command": command, "config": str(path)}
+    print_result(facts, rows(found, command, path), parsed["json"])
+    return EXIT_OK
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    known = _AXES.split(",")
+    axes = tuple(part.strip() for part in text.split(",") if part.strip())
+    for axis in axes:
+        if axis not in known:
+            raise UsageError(
+                f"--axes has '{axis}'{nearest_hint(axis, known)}, expected some of {_AXES}"
+            )
+    if not axes:
+        raise UsageError(f"--axes is empty, expected some of {_AXES}")
+    return axes
+
+
+def _limits(parsed: Parsed) -> dict[str, Any]:
+    latency, size = parsed["max_latency"], parsed["max_bytes"]
+    return {
+        "max_latency_s": None if latency is None else parse_latency(latency, "max_latency"),
+        "max_bytes": None if size is None else parse_amount("max_bytes", size),
+        "weights": parsed["weights"],
+    }
+
+
+def _write_config(search: Search, config: TrainConfig, names: set[str], found: Tuned) -> Path:
+    """Writes config.yaml for `fastlstm train --config`."""
+    import yaml
+
+    path = search.out / "config.yaml"
+    given = {name: getattr(config, name) for name in names}
+    values = {
+        name: ",".join(map(str, value)) if isinstance(value, tuple) else value
+        for name, value in {**given, "budget": config.budget or config.default_budget}.items()
+    }
+    text = yaml.safe_dump({**values, **found.options}, sort_keys=True)
+    storage.write_file(path, text.encode())
+    return path
+
+
+def rows(found: Tuned, command: str, path: Path) -> list[Row]:
+    """Returns the lines of the result."""
+    change = 100 * (found.expected / found.default_expected - 1)
+    against = f"default {found.default_expected:.3f}, {change:+.1f} %"
+    if math.isinf(found.default_expected):
+        against = "runs of the default failed"
+    elif found.label == "default":
+        against = "no change gains more than noise"
+    shown: list[Row] = [
+        ("best", f"{found.label}: {found.expected:.3f} bits/char expected ({against})")
+    ]
+    shown += front(found)
+    return [*shown, ("config", str(path)), ("command", command)]
+
+
+def front(found: Tuned) -> list[Row]:
+    """Returns the sizes of which no other is both better and faster, fastest first."""
+    best: dict[int, float] = {}
+    for trial in found.trials:
+        if trial.expected is not None:
+            size = int(trial.options["rnn_size"])
+            best[size] = min(best.get(size, trial.expected), trial.expected)
+    sizes = sorted(found.facts["default"]["sizes"], key=lambda size: float(size["latency_s"]))
+    shown: list[Row] = []
+    least = float("inf")
+    for size in sizes:
+        bits = best.get(size["rnn_size"])
+        if bits is not None and bits < least:
+            least = bits
+            text = f"{1e6 * size['latency_s']:.1f} us per token, {short_bytes(size['num_bytes'])}"
+            label = "" if shown else "front"
+            shown.append((label, f"{size['rnn_size']} units: {bits:.3f} bits/char, {text}"))
+    return shown

@@ -1,0 +1,135 @@
+"""Trials of a search: complete short runs, each a run directory; DIR/tune.json keeps them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import (
+    BudgetError,
+    FormatError,
+    NonFiniteError,
+    RunDirectoryError,
+    Setting,
+    UsageError,
+)
+from fastlstm.system import storage
+
+TUNE_FILE = "tune.json"
+TRIALS = "trials"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A complete short run.
+
+    Attributes:
+        name: of its directory.
+        label: what differs from the default.
+        options: of the run, by field.
+        seconds: its budget.
+        seed: of the run.
+        bits: validation bits/char that it ended at; None where it failed.
+        expected: bits/char that the whole run is expected to end at; None where it failed.
+        why: why it failed.
+    """
+
+    name: str
+    label: str
+    options: dict[str, Any]
+    seconds: float
+    seed: int
+    bits: float | None
+    expected: float | None
+    why: str | None = None
+
+
+class TrialStore:
+    """The directory of a search.
+
+    Args:
+        path: the directory.
+        about: what the search was asked for, plain JSON values; a search is continued with the
+            same only.
+        resume: continue the search that is there.
+
+    Raises:
+        UsageError: a search is there and is not to be continued, or was asked for something else.
+        RunDirectoryError: the directory holds something else.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any], resume: bool) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "trials": []}
+        if (path / TUNE_FILE).exists():
+            self._continue(about, resume)
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunDirectoryError(
+                f"'{path}' holds something else, expected an empty or new directory; give another ",
+                Setting("out"),
+            )  # fmt: skip
+        self.trials = [Trial(**trial) for trial in self.content["trials"]]
+
+    def _continue(self, about: Mapping[str, Any], resume: bool) -> None:
+        if not resume:
+            raise UsageError(
+                f"'{self.path}' holds a search; continue it with ", Setting("resume", True),
+                ", or give another ", Setting("out"),
+            )  # fmt: skip
+        stored = storage.read_json(self.path / TUNE_FILE)
+        if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
+            raise FormatError(f"{self.path / TUNE_FILE} is not of this fastlstm's format")
+        before = stored.get("about", {})
+        differing = [n for n, value in about.items() if before.get(n) != _as_json(value)]
+        if differing:
+            name = differing[0]
+            raise UsageError(
+                f"'{self.path}' was started with another {name.replace('_', ' ')}:"
+                f" {before.get(name)!s:.200}, now {about[name]!s:.200}; give another ",
+                Setting("out"),
+            )  # fmt: skip
+        self.content = stored
+
+    def keep(self, **values: Any) -> None:
+        """Stores results by name."""
+        self.content |= values
+        (self.path / TRIALS).mkdir(parents=True, exist_ok=True)
+        storage.write_json(self.path / TUNE_FILE, storage.finite(self.content))
+
+    def run(
+        self, key: Mapping[str, Any], label: str, train: Callable[[Path], tuple[float, float]]
+    ) -> tuple[Trial, bool]:
+        """Returns the trial with these options, seconds and seed, and whether it is a new one.
+
+        Args:
+            key: `options`, `seconds` and `seed` of the trial.
+            label: what differs from the default.
+            train: trains a run in a directory and returns `bits` and `expected`.
+        """
+        for trial in self.trials:
+            if all(_as_json(getattr(trial, name)) == _as_json(key[name]) for name in key):
+                return trial, False
+        name = f"{len(self.trials) + 1:03d}"
+        out = self.path / TRIALS / name
+        if out.exists():  # of a search that was stopped within this trial
+            shutil.rmtree(out)
+        bits = expected = why = None
+        try:
+            bits, expected = train(out)
+        except (NonFiniteError, BudgetError) as error:
+            why = error.lines()[0]
+        trial = Trial(name=name, label=label, bits=bits, expected=expected, why=why, **key)
+        self.trials.append(trial)
+        self.keep(trials=[asdict(each) for each in self.trials])
+        return trial, True
+
+
+def _as_json(value: Any) -> Any:
+    """Returns a value as it is read back from JSON."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(each) for name, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, (tuple, list)) else value

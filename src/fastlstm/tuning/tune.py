@@ -1,0 +1,205 @@
+"""Finds the settings of a text model that end best within a budget, by complete short runs.
+
+Three stages: the speed of threads, precision, batch and sequence length; limits of latency and
+bytes, on random weights; then successive halving of complete short runs (`halving`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import UsageError
+from fastlstm.report.terminal import clock
+from fastlstm.text.train import Source, train
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.tuning import halving
+from fastlstm.tuning.machine import describe_machine
+from fastlstm.tuning.moves import Default, label_of, options_of
+from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.predict import law_of
+from fastlstm.tuning.preparation import prepare
+from fastlstm.tuning.size_limits import SizeLimits
+from fastlstm.tuning.trials import Trial, TrialStore
+
+if TYPE_CHECKING:
+    from fastlstm.runs.events import Event
+    from fastlstm.text.config import TrainConfig
+    from fastlstm.tuning.halving import Changes
+
+AXES = ("threads", "precision", "batch", "seq-length", "size", "optimizer", "lr")
+"""What is tuned; the first two by speed alone."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search was asked for.
+
+    Attributes:
+        out: directory of the search.
+        time_s: for the short runs; default is twice the budget.
+        axes: of `AXES`.
+        limits: that every model must keep.
+        num_seeds: runs of every trial.
+        resume: continue the search in `out`.
+    """
+
+    out: Path
+    time_s: float | None = None
+    axes: tuple[str, ...] = AXES
+    limits: SizeLimits = field(default_factory=SizeLimits)
+    num_seeds: int = 1
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found.
+
+    Attributes:
+        options: of the best settings, by field, beside those that were given.
+        label: what differs from the default.
+        expected: bits/char that a run of the budget is expected to end at.
+        default_expected: the same of the default.
+        trials: all short runs.
+        facts: the content of tune.json.
+    """
+
+    options: dict[str, Any]
+    label: str
+    expected: float
+    default_expected: float
+    trials: list[Trial]
+    facts: dict[str, Any]
+
+
+def tune_run(
+    source: Source,
+    config: TrainConfig,
+    given: Collection[str],
+    search: Search,
+    show: Callable[[str, str], None] = lambda label, text: None,
+) -> Tuned:
+    """Finds the best settings for a budget.
+
+    Args:
+        source: as of `fastlstm.train`.
+        config: the options; those that were given stay.
+        given: their names.
+        search: what to search.
+        show: called with a label and a text of everything that was found.
+
+    Raises:
+        UsageError: no budget, BPE tokens, too little time, or no size within the limits.
+        Stopped: SIGTERM or Ctrl-C; finished runs are kept.
+    """
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if budget_s is None:
+        raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
+    if config.vocab == "bpe":
+        raise UsageError("tune needs a text of characters or bytes: --vocab is bpe")
+    time_s = search.time_s or 2.0 * budget_s
+    if time_s < halving.least_time_s():
+        raise UsageError(
+            f"the search has {clock(time_s)}, expected at least {clock(halving.least_time_s())};"
+            " give a longer --tune-time"
+        )
+    store = TrialStore(search.out, _about(source, config, given, search, time_s), search.resume)
+    default = _default(store, source, config, given, search, show)
+    run = partial(_expected, store, partial(_train, source, config, given, budget_s), default,
+                  range(config.seed, config.seed + search.num_seeds), show)  # fmt: skip
+    best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
+    if math.isinf(bits):
+        raise UsageError(f"every short run failed: {store.trials[-1].why}")
+    found = Tuned(
+        options_of(default.options, best),
+        label_of(best),
+        bits,
+        default_bits,
+        store.trials,
+        store.content,
+    )
+    store.keep(best={
+        "options": found.options, "label": found.label, "expected": bits,
+        "default_expected": default_bits,
+    })  # fmt: skip
+    return found
+
+
+def _about(
+    source: Source, config: TrainConfig, given: Collection[str], search: Search, time_s: float
+) -> dict[str, Any]:
+    """Returns what a search that continues must have in common with the first start."""
+    machine = describe_machine()
+    return {
+        "source": str(source),
+        "options": {name: getattr(config, name) for name in sorted(given)},
+        "tune_time": time_s, "axes": list(search.axes), "limits": search.limits.to_dict(),
+        "seeds": search.num_seeds,
+        "machine": {name: machine[name] for name in ("cpu", "isa", "cores")},
+    }  # fmt: skip
+
+
+def _default(
+    store: TrialStore, source: Source, config: TrainConfig, given: Collection[str],
+    search: Search, show: Callable[[str, str], None],
+) -> Default:  # fmt: skip
+    """Returns the default with its changes, prepared now or when the search was started."""
+    if "default" not in store.content:
+        found = list[Default]()
+        plan_run(
+            source, config, given,
+            look=lambda trainer: found.append(prepare(trainer, given, search, show)),
+        )  # fmt: skip
+        store.keep(default=found[0].to_dict())
+    return Default.of_dict(store.content["default"])
+
+
+def _expected(
+    store: TrialStore,
+    run: Callable[[Mapping[str, Any], float, int, Path], tuple[float, float]],
+    default: Default,
+    seeds: range,
+    show: Callable[[str, str], None],
+    changes: Changes,
+    seconds: float,
+) -> float:
+    """Returns the bits/char that the whole run with some changes is expected to end at."""
+    options, label = options_of(default.options, changes), label_of(changes)
+    values = []
+    for seed in seeds:
+        key: dict[str, Any] = {"options": options, "seconds": round(seconds, 1), "seed": seed}
+        trial, is_new = store.run(key, label, partial(run, options, key["seconds"], seed))
+        values.append(math.inf if trial.expected is None else trial.expected)
+        if trial.expected is None:
+            text = f"failed: {trial.why}"
+        else:
+            text = f"{trial.bits:.3f} bits/char, the whole run {trial.expected:.3f}"
+        known = "" if is_new else "; known"
+        show(f"{trial.name} {clock(seconds)}", f"{label}: {text}{known}")
+    return statistics.fmean(values)
+
+
+def _train(
+    source: Source, config: TrainConfig, given: Collection[str], budget_s: float,
+    options: Mapping[str, Any], seconds: float, seed: int, out: Path,
+) -> tuple[float, float]:  # fmt: skip
+    """Trains a complete short run; returns what it ended at, and what the whole run would."""
+    kept = dict[str, Any]()
+
+    def keep(event: Event) -> None:
+        kept[event["event"]] = event
+
+    short = replace(
+        config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
+        keep_checkpoints=1,
+    )  # fmt: skip
+    names = {*given, *options, "budget", "seed"}
+    train(source, out=out, config=short, given=names, as_text=True, observers=[keep])
+    law = law_of(kept["start"], kept["end"], short.optimizer)
+    return law.measured_bits, law.after(law.length_in(budget_s)).bits

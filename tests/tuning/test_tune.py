@@ -1,0 +1,189 @@
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.errors import NonFiniteError, RunDirectoryError, UsageError
+from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.tuning import halving, tune
+from fastlstm.tuning.halving import search
+from fastlstm.tuning.moves import label_of, open_axes, options_of, values_around
+from fastlstm.tuning.size_limits import SizeLimits
+from fastlstm.tuning.speed_surface import SpeedSurface
+from fastlstm.tuning.trials import TrialStore
+
+BASE: dict[str, Any] = {
+    "rnn_size": 96, "embed_size": 64, "batch_size": 4, "seq_length": 32, "optimizer": "muon",
+    "learning_rate": 0.01, "threads": 1, "precision": "fp32",
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("It was the best of times, it was the worst of times. " * 2000)
+    return path
+
+
+def test_a_separable_surface_finds_the_fastest_cell_from_few_timings():
+    axes = {"threads": [1, 2, 4], "batch": [8, 16, 32, 64, 128], "length": [32, 64, 128, 256]}
+    timed = []
+
+    def seconds(cell: dict[str, Any]) -> float:
+        timed.append(cell)
+        waste = 1.2 if cell["threads"] == 4 and cell["batch"] == 8 else 1.0
+        return float((1 + 8 / cell["batch"]) * (1 + 32 / cell["length"]) / cell["threads"] * waste)
+
+    surface = SpeedSurface(axes, seconds)
+    assert surface.fastest() == {"threads": 4, "batch": 128, "length": 256}
+    assert len(timed) <= 1 + 2 + 4 + 3 + 3
+    assert surface.fastest(("threads",)) == {"threads": 4, "batch": 8, "length": 32}
+    assert surface.factors["threads"][1] == 1.0
+
+
+def run_of(truth: dict[tuple[str, Any], float], calls: list[tuple[Any, float]]) -> Any:
+    def run(changes: Any, seconds: float) -> float:
+        calls.append((dict(changes), seconds))
+        return 2.0 + sum(truth.get(pair, 0.0) for pair in changes.items())
+
+    return run
+
+
+CHANGES = [{"size": 128}, {"size": 192}, {"batch": 16}, {"lr": 0.5}, {"lr": 2.0}]
+
+
+def test_changes_that_gain_are_combined():
+    truth = {("size", 192): -0.1, ("batch", 16): -0.05, ("lr", 0.5): -0.02, ("lr", 2.0): math.inf}
+    calls: list[tuple[Any, float]] = []
+    best, bits, default = search(CHANGES, 360.0, 600.0, run_of(truth, calls))
+    assert best == {"size": 192, "batch": 16, "lr": 0.5}
+    assert (bits, default) == (pytest.approx(1.83), 2.0)
+    assert sum(seconds for _, seconds in calls) <= 360.0 * 1.001
+    assert calls[-1][1] >= 2 * calls[0][1]
+
+
+def test_noise_leaves_the_default():
+    calls: list[tuple[Any, float]] = []
+    best, bits, default = search(CHANGES, 60.0, 600.0, run_of({("size", 192): -0.003}, calls))
+    assert (best, bits, default) == ({}, 2.0, 2.0)
+    assert len([changes for changes, _ in calls if changes == {}]) == 3
+
+
+def test_a_short_search_tries_the_most_promising_changes():
+    calls: list[tuple[Any, float]] = []
+    search(CHANGES, halving.least_time_s(), 600.0, run_of({}, calls))
+    first = [changes for changes, _ in calls[: halving.MIN_RUNS]]
+    assert first == [{}, *CHANGES[: halving.MIN_RUNS - 1]]
+
+
+def test_options_of_changes():
+    assert options_of(BASE, {}) == BASE
+    changed = options_of(BASE, {"lr": 0.5, "optimizer": "adamw", "size": 256})
+    assert changed["learning_rate"] == pytest.approx(0.5 * 4e-3)
+    assert (changed["rnn_size"], changed["embed_size"]) == (256, 128)
+    assert label_of({"size": 256, "lr": 0.5}) == "256 units, learning rate x 0.5"
+    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}) == ["lr"]
+
+
+def test_a_short_text_bounds_batch_and_sequence_length():
+    config = TrainConfig(batch_size=32, seq_length=128, learning_rate=0.01)
+    values = values_around(config, 8 * 32 * 128)
+    assert values["batch"] == [32, 16]
+    assert values["seq-length"] == [128, 64]
+
+
+def test_limits_are_measured_on_random_weights():
+    small = ModelConfig(vocab_size=60, embed_size=64, rnn_size=96)
+    cost = SizeLimits(weights="int8").cost(small)
+    whole = SizeLimits().cost(small)
+    assert 3 < whole.num_bytes / cost.num_bytes < 4.1
+    assert SizeLimits(max_bytes=cost.num_bytes).refusal(cost) is None
+    assert "limit" in str(SizeLimits(max_bytes=cost.num_bytes - 1).refusal(cost))
+    assert SizeLimits(max_latency_s=1.2 * cost.latency_s).refusal(cost) is None
+    assert "us" in str(SizeLimits(max_latency_s=1.05 * cost.latency_s).refusal(cost))
+
+
+def test_trials_are_kept_and_not_repeated(tmp_path: Path):
+    about = {"tune_time": 60.0, "axes": ("size", "lr")}
+    store = TrialStore(tmp_path / "t", about, resume=False)
+    key = {"options": BASE, "seconds": 5.0, "seed": 0}
+    first, is_new = store.run(key, "default", lambda out: (2.0, 1.8))
+    assert is_new
+    assert (first.name, first.bits, first.expected) == ("001", 2.0, 1.8)
+    (tmp_path / "t" / "trials" / "002").mkdir()  # of a search that was killed
+    again = TrialStore(tmp_path / "t", about, resume=True)
+    assert again.run(key, "default", lambda out: (9.0, 9.0)) == (first, False)
+    seen = []
+
+    def train(out: Path) -> tuple[float, float]:
+        seen.append(out.exists())
+        return 1.0, 1.0
+
+    again.run(key | {"seed": 1}, "default", train)
+    assert seen == [False]
+    with pytest.raises(UsageError, match="another tune time: 60"):
+        TrialStore(tmp_path / "t", about | {"tune_time": 90.0}, resume=True)
+    with pytest.raises(UsageError, match="holds a search; continue it with"):
+        TrialStore(tmp_path / "t", about, resume=False)
+    with pytest.raises(RunDirectoryError, match="holds something else"):
+        TrialStore(tmp_path, about, resume=False)
+
+
+def test_the_command_finds_settings_and_can_be_continued(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def short_run(*args: Any) -> tuple[float, float]:
+        _, _, _, budget_s, options, seconds, _, out = args
+        assert (budget_s, seconds) == (4.0, 4.0)
+        out.mkdir(parents=True)
+        if options["learning_rate"] > 0.01:
+            raise NonFiniteError("the loss is NaN")
+        return 2.0, 1.8 + options["learning_rate"]
+
+    monkeypatch.setattr(tune, "_train", short_run)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "tune", str(text), "--out", "search", "--budget", "4s", "--tune-time", "60s",
+        "--axes", "size,batch,lr", "--precision", "fp32", "--batch-size", "8", "--seq-length", "32",
+        "--preset", "tiny", "--max-bytes", "5M",
+    ]  # fmt: skip
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "learning rate x 0.5: 1.805 bits/char expected (default 1.810, -0.3 %)" in shown
+    assert "learning rate x 2: failed: the loss is NaN" in shown
+    assert main([*words, "--resume", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {trial["options"]["batch_size"] for trial in facts["trials"]} == {8}
+    command = shlex.split(facts["command"])
+    assert command[:3] == ["fastlstm", "train", str(text)]
+    assert "--budget 4s" in facts["command"]
+    assert main(command[1:]) == 0
+    config = ["train", str(text), "--config", "search/config.yaml", "--out", "second"]
+    assert main(config) == 0
+    with pytest.raises(StopIteration):
+        next(
+            path for path in Path("search/trials").iterdir() if not (path / "config.json").exists()
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "60s", "--tune-time", "9s"], "expected at least 0:45"),
+        (["--steps", "10"], "tune needs a budget"),
+        (["--axes", "sise"], "did you mean 'size'"),
+        (["--vocab", "bpe"], "characters or bytes"),
+        (["--max-latency", "5"], "expected a time above 0 such as 500us"),
+        (["--seeds", "0"], "expected 1 to 100"),
+        (["--budget", "60s", "--max-bytes", "1k"], "no size keeps the limits"),
+    ],
+)
+def test_bad_input_is_refused(
+    text: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["tune", str(text), "--out", str(tmp_path / "search"), *words]) == 2
+    assert said in capsys.readouterr().err
