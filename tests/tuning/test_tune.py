@@ -57,25 +57,25 @@ CHANGES = [{"size": 128}, {"size": 192}, {"batch": 16}, {"lr": 0.5}, {"lr": 2.0}
 
 
 def test_changes_that_gain_are_combined():
-    truth = {("size", 192): -0.1, ("batch", 16): -0.05, ("lr", 0.5): -0.02, ("lr", 2.0): math.inf}
+    truth = {("size", 192): -0.1, ("batch", 16): -0.05, ("lr", 0.5): -0.03, ("lr", 2.0): math.inf}
     calls: list[tuple[Any, float]] = []
-    best, bits, default = search(CHANGES, 360.0, 600.0, run_of(truth, calls))
+    best, bits, default = search(CHANGES, 360.0, 240.0, run_of(truth, calls))
     assert best == {"size": 192, "batch": 16, "lr": 0.5}
-    assert (bits, default) == (pytest.approx(1.83), 2.0)
+    assert (bits, default) == (pytest.approx(1.82), 2.0)
     assert sum(seconds for _, seconds in calls) <= 360.0 * 1.001
     assert calls[-1][1] >= 2 * calls[0][1]
 
 
 def test_noise_leaves_the_default():
     calls: list[tuple[Any, float]] = []
-    best, bits, default = search(CHANGES, 60.0, 600.0, run_of({("size", 192): -0.003}, calls))
+    best, bits, default = search(CHANGES, 180.0, 200.0, run_of({("size", 192): -0.003}, calls))
     assert (best, bits, default) == ({}, 2.0, 2.0)
     assert len([changes for changes, _ in calls if changes == {}]) == 3
 
 
 def test_a_short_search_tries_the_most_promising_changes():
     calls: list[tuple[Any, float]] = []
-    search(CHANGES, halving.least_time_s(), 600.0, run_of({}, calls))
+    search(CHANGES, halving.least_time_s(60.0), 60.0, run_of({}, calls))
     first = [changes for changes, _ in calls[: halving.MIN_RUNS]]
     assert first == [{}, *CHANGES[: halving.MIN_RUNS - 1]]
 
@@ -147,7 +147,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     monkeypatch.setattr(tune, "_train", short_run)
     monkeypatch.chdir(tmp_path)
     words = [
-        "tune", str(text), "--out", "search", "--budget", "4s", "--tune-time", "60s",
+        "tune", str(text), "--out", "search", "--budget", "4s", "--tune-time", "40s",
         "--axes", "size,batch,lr", "--precision", "fp32", "--batch-size", "8", "--seq-length", "32",
         "--preset", "tiny", "--max-bytes", "5M",
     ]  # fmt: skip
@@ -164,16 +164,13 @@ def test_the_command_finds_settings_and_can_be_continued(
     assert main(command[1:]) == 0
     config = ["train", str(text), "--config", "search/config.yaml", "--out", "second"]
     assert main(config) == 0
-    with pytest.raises(StopIteration):
-        next(
-            path for path in Path("search/trials").iterdir() if not (path / "config.json").exists()
-        )
+    assert len(list(Path("search/trials").iterdir())) == len(facts["trials"]) == 3
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--budget", "60s", "--tune-time", "9s"], "expected at least 0:45"),
+        (["--budget", "60s", "--tune-time", "9s"], "expected at least 1:30"),
         (["--steps", "10"], "tune needs a budget"),
         (["--axes", "sise"], "did you mean 'size'"),
         (["--vocab", "bpe"], "characters or bytes"),

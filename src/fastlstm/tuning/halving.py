@@ -13,18 +13,26 @@ from typing import Any
 
 Changes = Mapping[str, Any]
 """Value by axis, of the axes that differ from the default."""
-MIN_TRIAL_S = 5.0
+MIN_TRIAL_S = 10.0
+_MIN_SHARE = 1 / 12
+"""Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
 _NUM_RUNGS = 3
-_KEPT = (5, 3)
+_KEPT = (4, 2)
 """Runs of the second and third rung."""
 MIN_RUNS = 3
+_WORTH_MERGING = 0.005
+"""Share of the bits/char that a change must gain to be tried together with others."""
 CLEAR_GAIN = 0.002
-"""Share of the bits/char that a change must gain to be taken over the default."""
+"""Share of the bits/char that changes must gain in the end to be taken over the default."""
 
 
-def least_time_s() -> float:
+def least_time_s(budget_s: float) -> float:
     """Returns the seconds that the shortest search takes."""
-    return _NUM_RUNGS * MIN_RUNS * MIN_TRIAL_S
+    return _NUM_RUNGS * MIN_RUNS * _least_trial_s(budget_s)
+
+
+def _least_trial_s(budget_s: float) -> float:
+    return min(max(MIN_TRIAL_S, _MIN_SHARE * budget_s), budget_s)
 
 
 def search(
@@ -42,14 +50,14 @@ def search(
         run: trains with some changes for so many seconds and returns the bits/char expected of the
             whole run; infinite where the run failed. A run that it knows costs nothing.
     """
-    rung_s = time_s / _NUM_RUNGS
-    first = max(MIN_RUNS, min(len(changes) + 1, int(rung_s / MIN_TRIAL_S)))
+    rung_s, least_s = time_s / _NUM_RUNGS, _least_trial_s(budget_s)
+    first = max(MIN_RUNS, min(len(changes) + 1, int(rung_s / least_s)))
     candidates: list[Changes] = [{}, *changes[: first - 1]]
     found: list[tuple[Changes, float]] = []
     for count in (0, *_KEPT):
         if count:
-            candidates = _next_rung(found, count)
-        seconds = min(max(rung_s / len(candidates), MIN_TRIAL_S), budget_s)
+            candidates = _next_rung(found, min(count, max(2, int(rung_s / least_s))))
+        seconds = min(rung_s / len(candidates), budget_s)
         found = [(changes, run(changes, seconds)) for changes in candidates]
     default = found[0][1]
     best, bits = min(found, key=lambda pair: pair[1])
@@ -60,7 +68,7 @@ def _next_rung(found: list[tuple[Changes, float]], count: int) -> list[Changes]:
     """Returns the default, the changes that gained together, and the best of those tried."""
     default = found[0][1]
     ranked = sorted(found[1:], key=lambda pair: pair[1])
-    gained = [changes for changes, bits in ranked if bits < default]
+    gained = [changes for changes, bits in ranked if bits < (1.0 - _WORTH_MERGING) * default]
     candidates: list[Changes] = [{}]
     for together in (_merged(gained), _merged(gained[:2])):
         if together and together not in candidates:

@@ -104,10 +104,11 @@ def tune_run(
     if config.vocab == "bpe":
         raise UsageError("tune needs a text of characters or bytes: --vocab is bpe")
     time_s = search.time_s or 2.0 * budget_s
-    if time_s < halving.least_time_s():
+    least_s = halving.least_time_s(budget_s)
+    if time_s < least_s:
         raise UsageError(
-            f"the search has {clock(time_s)}, expected at least {clock(halving.least_time_s())};"
-            " give a longer --tune-time"
+            f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
+            f" {clock(budget_s)}; give a longer --tune-time"
         )
     store = TrialStore(search.out, _about(source, config, given, search, time_s), search.resume)
     default = _default(store, source, config, given, search, show)
@@ -201,5 +202,6 @@ def _train(
     )  # fmt: skip
     names = {*given, *options, "budget", "seed"}
     train(source, out=out, config=short, given=names, as_text=True, observers=[keep])
-    law = law_of(kept["start"], kept["end"], short.optimizer)
+    # Steps of AdamW at another rate are worth more than the law's: all count like Muon's.
+    law = law_of(kept["start"], kept["end"], "muon")
     return law.measured_bits, law.after(law.length_in(budget_s)).bits
