@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.errors import NonFiniteError, RunDirectoryError, UsageError
+from fastlstm.errors import NonFiniteError, RunDirectoryError, Stopped, UsageError
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.tuning import halving, tune
 from fastlstm.tuning.halving import search
@@ -165,6 +165,30 @@ def test_the_command_finds_settings_and_can_be_continued(
     config = ["train", str(text), "--config", "search/config.yaml", "--out", "second"]
     assert main(config) == 0
     assert len(list(Path("search/trials").iterdir())) == len(facts["trials"]) == 3
+
+
+def test_a_search_that_was_stopped_says_how_to_continue(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    trained: list[Path] = []
+
+    def short_run(*args: Any) -> tuple[float, float]:
+        trained.append(args[-1])
+        if len(trained) == 2:
+            raise Stopped("stopped at step 3")
+        return 2.0, 1.8
+
+    monkeypatch.setattr(tune, "_train", short_run)
+    out = tmp_path / "search"
+    words = ["tune", str(text), "--out", str(out), "--budget", "60s", "--axes", "lr",
+             "--precision", "fp32", "--preset", "tiny"]  # fmt: skip
+    assert main(words) == 75
+    said = capsys.readouterr().err
+    assert f"stopped; 1 finished short run kept in {out}, continue with --resume" in said
+    assert main([*words, "--resume"]) == 0
+    assert "001 0:13    default: 2.000 bits/char, the whole run 1.800; known" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError
+from fastlstm.errors import Setting, Stopped, UsageError, counted
 from fastlstm.report.terminal import clock
 from fastlstm.text.train import Source, train
 from fastlstm.training.schedule import StopCriterion
@@ -114,7 +114,13 @@ def tune_run(
     default = _default(store, source, config, given, search, show)
     run = partial(_expected, store, partial(_train, source, config, given, budget_s), default,
                   range(config.seed, config.seed + search.num_seeds), show)  # fmt: skip
-    best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
+    try:
+        best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
+    except Stopped:
+        done = counted(len(store.trials), "finished short run")
+        raise Stopped(
+            f"stopped; {done} kept in {search.out}, continue with ", Setting("resume", True)
+        ) from None
     if math.isinf(bits):
         raise UsageError(f"every short run failed: {store.trials[-1].why}")
     found = Tuned(
