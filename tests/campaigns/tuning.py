@@ -68,7 +68,7 @@ def limits() -> None:
 def speed(path: Path) -> None:
     """Compares the cell that the surface chooses with the fastest of all cells."""
     text = path.read_text(encoding="utf-8")
-    tokenizer = CharTokenizer.build(text)
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
     ids = tokenizer.encode(text)
     config = TrainConfig(rnn_size=256, embed_size=128, precision="fp32", learning_rate=0.01)
     axes: dict[str, list[Any]] = {

@@ -117,6 +117,8 @@ def test_a_machine_that_is_always_busy_is_measured_three_times(
     seen = [measured_ceilings("fp32", 1) for _ in range(5)]
     assert [c.gemm_gflops for c in seen] == [40.0, 40.0, 50.0, 50.0, 50.0]
     assert [c.is_recalled for c in seen] == [False, False, False, True, True]
+    monkeypatch.setattr(ceilings, "_BUSY_KEPT_S", 0.0)  # the next day
+    assert measured_ceilings("fp32", 1).gemm_gflops == 99.0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_a_machine_that_is_always_busy_is_measured_three_times(
     [
         *({}, {"gemm_gflops": "fast"}, {"gemm_gflops": None}, {"copy_gb_s": -1.0}),
         *({"gemm_gflops": "inf"}, {"gemm_gflops": 10**400}, {"copy_gb_s": "1e999"}),
-        *({"gemm_by": "<script>"}, {"gemm_by": ["oneDNN"]}, {"tries": [1]}),
+        *({"gemm_by": "<script>"}, {"gemm_by": ["oneDNN"]}, {"tries": [1]}, {"measured_at": "x"}),
     ],
 )
 def test_ceilings_that_are_invalid_are_measured_again(quick: Path, value: dict[str, Any]) -> None:

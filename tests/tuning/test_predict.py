@@ -1,12 +1,17 @@
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fastlstm
 from fastlstm.cli.main import main
+from fastlstm.cli.predict import rows
 from fastlstm.errors import UsageError
 from fastlstm.text.config import TrainConfig
+from fastlstm.text.quality_prediction import Length, QualityPrediction
 from fastlstm.tuning import predict
 from fastlstm.tuning.predict import predict_run
 
@@ -23,8 +28,13 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the measured run be shorter than users may ask for."""
+    """Lets the measured run be shorter than users may ask for, and of 40 steps on any machine."""
+
+    def few_steps(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
+        return fastlstm.train(source, config=replace(config, budget=None, steps=40), **rest)
+
     monkeypatch.setattr(predict, "MIN_MEASURED_S", 0.1)
+    monkeypatch.setattr(predict, "train", few_steps)
 
 
 def test_a_prediction_is_of_the_run_that_was_asked_for(text: Path, short_runs: None):
@@ -58,7 +68,7 @@ def test_the_command_prints_the_prediction_and_the_time_to_a_target(
     command = shlex.split(facts["command"])
     assert command[:3] == ["fastlstm", "train", str(text)]
     assert "--rnn-size 16" in facts["command"]
-    assert main(["train", *command[2:-1], str(tmp_path / "run"), "--budget", "2s"]) == 0
+    assert main(["train", *command[2:-1], str(tmp_path / "run"), "--budget", "8s"]) == 0
     assert len(facts["lengths"]) == 4
 
 
@@ -84,3 +94,11 @@ def test_a_target_that_is_no_quality_is_refused(
 ):
     assert main(["predict", str(text), "--budget", "60s", "--target", target]) == 2
     assert "--target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps", "is_said"), [(119.0, True), (120.0, False)])
+def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: bool):
+    law = QualityPrediction(256, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0)
+    found = predict.Prediction(law, law.length_in(600.0), TrainConfig(), {}, 10.0, 1, {})
+    shown = " ".join(line for _, line in rows(found, "fastlstm train", None))
+    assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said

@@ -51,7 +51,7 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
     take = TextLoader.next
 
     def slow(self: TextLoader) -> object:
-        time.sleep(0.01)
+        time.sleep(0.05)  # far more than a step takes on a busy machine
         return take(self)
 
     monkeypatch.setattr(TextLoader, "next", slow)
@@ -63,8 +63,8 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
         )  # fmt: skip
     found = profiler.result
     assert found is not None
-    assert found.recommended[0].cause == "input"
-    assert found.recommended[0].effect == EXACT
+    first = max(found.verdicts, key=lambda verdict: verdict.gain)
+    assert (first.cause, first.effect) == ("input", EXACT)
     assert sum(found.phases.values()) == pytest.approx(1.0, abs=0.05)
 
 

@@ -138,7 +138,7 @@ def test_the_command_finds_settings_and_can_be_continued(
 ):
     def short_run(*args: Any) -> tuple[float, float]:
         _, _, _, budget_s, options, seconds, _, out = args
-        assert (budget_s, seconds) == (4.0, 4.0)
+        assert (budget_s, seconds) == (6.0, 6.0)
         out.mkdir(parents=True)
         if options["learning_rate"] > 0.01:
             raise NonFiniteError("the loss is NaN")
@@ -147,7 +147,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     monkeypatch.setattr(tune, "_train", short_run)
     monkeypatch.chdir(tmp_path)
     words = [
-        "tune", str(text), "--out", "search", "--budget", "4s", "--tune-time", "40s",
+        "tune", str(text), "--out", "search", "--budget", "6s", "--tune-time", "60s",
         "--axes", "size,batch,lr", "--precision", "fp32", "--batch-size", "8", "--seq-length", "32",
         "--preset", "tiny", "--max-bytes", "5M",
     ]  # fmt: skip
@@ -160,7 +160,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     assert {trial["options"]["batch_size"] for trial in facts["trials"]} == {8}
     command = shlex.split(facts["command"])
     assert command[:3] == ["fastlstm", "train", str(text)]
-    assert "--budget 4s" in facts["command"]
+    assert "--budget 6s" in facts["command"]
     assert main(command[1:]) == 0
     config = ["train", str(text), "--config", "search/config.yaml", "--out", "second"]
     assert main(config) == 0

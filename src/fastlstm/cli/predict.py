@@ -11,7 +11,7 @@ from fastlstm.cli.options import TEXT_OPTIONS, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.train_command import train_command
-from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
 from fastlstm.text.config import TrainConfig
@@ -45,6 +45,8 @@ COMMAND = Command(
     other="The options are those of fastlstm train for a text.",
 )  # fmt: skip
 
+FEWEST_STEPS = 120
+"""Of the short run; the law was not measured below."""
 _OWN = ("measure", "target", "json")
 """Options that train has not."""
 
@@ -93,6 +95,9 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
         shown.append(("target", target_text(found, target)))
     if sizes:
         shown.append(("chosen", f"by the budget: {' '.join(sizes)}"))
+    if (steps := law.measured.steps) < FEWEST_STEPS:
+        had = f"the short run had {counted(int(steps), 'step')}"
+        shown.append(("", f"{had}, fewer than {FEWEST_STEPS}: give a longer --measure"))
     if found.num_layers > 1:
         shown.append(("", "the law was measured with one layer: the interval may be too narrow"))
     shown.append(("command", command))

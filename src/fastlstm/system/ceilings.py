@@ -20,6 +20,7 @@ _MEASURE_S = 0.4
 _QUIET_SHARE = 0.9
 _PRODUCTS = ("torch.mm", "oneDNN")
 _BUSY_TRIES = 3
+_BUSY_KEPT_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Ceilings:
         gemm_by: its library: "torch.mm" or "oneDNN".
         copy_gb_s: memory copy, read plus written, GB/s (1e9 bytes).
         is_busy: other processes used the cores, so figures may be low; the next caller measures
-            again, up to three times in total.
+            again, after three times once a day.
         tries: number of measurements that this is the best of.
+        measured_at: Unix time of the newest of them.
         is_recalled: measured by an earlier call.
     """
 
@@ -41,6 +43,7 @@ class Ceilings:
     copy_gb_s: float
     is_busy: bool = False
     tries: int = 1
+    measured_at: float = 0.0
     is_recalled: bool = False
 
 
@@ -54,8 +57,8 @@ def measured_ceilings(
 ) -> Ceilings:
     """Returns the machine's measured speed; measures once (about a second) and stores the result.
 
-    A measurement on a busy machine is repeated by later calls, up to three in total, as with
-    `fresh`; the best is kept.
+    A measurement on a busy machine is repeated by later calls, after three of them once a day, and
+    with `fresh`; the best is kept.
 
     Args:
         dtype: fp32, bf16, fp16 or tf32 (fp32 on the CPU).
@@ -72,8 +75,7 @@ def measured_ceilings(
     threads = hardware.default_threads() if threads is None else threads
     of = {**hardware.machine(device, threads), "dtype": dtype, "shape": list(shape)}
     known = _stored(of)
-    is_final = known is not None and (not known.is_busy or known.tries >= _BUSY_TRIES)
-    if known is not None and is_final and not fresh:
+    if known is not None and _is_final(known) and not fresh:
         return replace(known, is_recalled=True)
     measured = _measure(dtype, threads, device, shape)
     if known is not None:
@@ -83,8 +85,15 @@ def measured_ceilings(
             is_busy=known.is_busy and measured.is_busy,
             tries=known.tries + 1,
         )
+    measured = replace(measured, measured_at=time.time())
     measurements.remember("ceilings", of, asdict(measured))
     return measured
+
+
+def _is_final(known: Ceilings) -> bool:
+    """Returns whether not to measure again."""
+    age_s = time.time() - known.measured_at
+    return not known.is_busy or (known.tries >= _BUSY_TRIES and 0 <= age_s < _BUSY_KEPT_S)
 
 
 def _stored(of: dict[str, object]) -> Ceilings | None:
@@ -95,6 +104,7 @@ def _stored(of: dict[str, object]) -> Ceilings | None:
     except TypeError:
         return None
     speeds = known.gemm_gflops, known.copy_gb_s
+    is_valid &= isinstance(known.measured_at, (int, float))
     is_valid &= all(isinstance(speed, float) and 0 < speed < math.inf for speed in speeds)
     return known if is_valid else None
 
