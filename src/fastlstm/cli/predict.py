@@ -46,7 +46,7 @@ COMMAND = Command(
 )  # fmt: skip
 
 FEWEST_STEPS = 120
-"""Of the short run; the law was not measured below."""
+"""Of the short run; from fewer the law errs by 4 % (docs/log.md)."""
 _OWN = ("measure", "target", "json")
 """Options that train has not."""
 

@@ -1,9 +1,9 @@
 """How good a language model gets: bits per character by size, characters read and steps.
 
-The law was fitted to 109 complete runs of three texts (`benchmarks/sizes.py`, fit in
+The law was fitted to 124 complete runs of three texts (`benchmarks/sizes.py`, fit in
 `benchmarks/fit_sizes.py`, error in docs/log.md)::
 
-    L = E + A (H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500)^-g
+    L = E + A (H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
 
 with H hidden units of one layer, S' steps worth a step of Muon, and D' characters worth as much as
 fresh ones (repeated ones count for less and less: Muennighoff et al., "Scaling Data-Constrained
@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-_FLOOR, _SIZE, _SIZE_POWER = 0.4565, 0.7855, 0.3375
-_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.6176, 0.228, 0.1614
-_STEPS, _STEPS_POWER = 0.1132, 0.8673
-_REPEATS = 1.026
+_FLOOR, _SIZE, _SIZE_POWER = 0.6321, 0.7175, 0.3557
+_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.5434, 0.2704, 0.1655
+_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1286, 1.7182, 0.3186
+_REPEATS = 1.1257
 """Epochs after the first one that count before further ones add little."""
-STEP_WORTH: Final = {"muon": 1.0, "adamw": 0.5143}
+STEP_WORTH: Final = {"muon": 1.0, "adamw": 0.5574}
 """Steps of Muon that a step of an optimizer is worth; of those not listed nothing is known."""
 
 
@@ -45,6 +45,6 @@ def relative_bits(
         _FLOOR
         + _SIZE * size**-_SIZE_POWER
         + _DATA * (fresh / 1e6) ** -_DATA_POWER * size**_DATA_SIZE_POWER
-        + _STEPS * (steps * STEP_WORTH[optimizer] / 500) ** -_STEPS_POWER
+        + _STEPS * (steps * STEP_WORTH[optimizer] / 500 + _FIRST_STEPS) ** -_STEPS_POWER
     )
     return bits

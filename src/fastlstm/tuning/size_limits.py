@@ -27,8 +27,8 @@ class ModelCost:
     """What a model takes when it is used.
 
     Attributes:
-        latency_s: seconds per token of one stream, median of three measurements; of one where it is
-            far over the limit.
+        latency_s: seconds per token of one stream, median of three measurements; of one where a
+            limit is missed clearly.
         num_bytes: of the file of weights.
     """
 
@@ -60,14 +60,15 @@ class SizeLimits:
         floats = {n: p.detach().numpy() for n, p in model.named_parameters()}
         # The file of fp16 is decoded as fp32.
         decoder = Decoder.of(model, self.weights if self.weights in FORMATS else "fp32")
-        seconds = [1.0 / writing_speed(decoder)]
-        while len(seconds) < _NUM_TIMED and not self._is_far_over(seconds[0]):
-            seconds.append(1.0 / writing_speed(decoder))
         num_bytes = len(encode_weights(floats, self.weights))
+        seconds = [1.0 / writing_speed(decoder)]
+        while len(seconds) < _NUM_TIMED and not self._is_far_over(seconds[0], num_bytes):
+            seconds.append(1.0 / writing_speed(decoder))
         return ModelCost(statistics.median(seconds), num_bytes)
 
-    def _is_far_over(self, latency_s: float) -> bool:
-        return self.max_latency_s is not None and latency_s > _FAR * self.max_latency_s
+    def _is_far_over(self, latency_s: float, num_bytes: int) -> bool:
+        is_slow = self.max_latency_s is not None and latency_s > _FAR * self.max_latency_s
+        return is_slow or (self.max_bytes is not None and num_bytes > self.max_bytes)
 
     def refusal(self, cost: ModelCost) -> str | None:
         """Returns why a model is over a limit, or None."""
