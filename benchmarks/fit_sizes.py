@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 FIRST = (0.9, -0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, 0.5, -2.3)
-"""E, log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon, and
+"""E, log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon,
 log of the first steps s."""
 MIN_STEPS_OF_SMALL = 900
 """Below it, batches under 32 lose at the rate tuned for 32, which no law of steps describes."""
