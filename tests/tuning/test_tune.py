@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.errors import NonFiniteError, RunDirectoryError, Stopped, UsageError
+from fastlstm.errors import FormatError, NonFiniteError, RunDirectoryError, Stopped, UsageError
 from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving, tune
 from fastlstm.tuning.halving import search
 from fastlstm.tuning.moves import label_of, open_axes, options_of, values_around
@@ -109,6 +110,7 @@ def test_limits_are_measured_on_random_weights():
 
 def test_trials_are_kept_and_not_repeated(tmp_path: Path):
     about = {"tune_time": 60.0, "axes": ("size", "lr")}
+    (tmp_path / "t").mkdir()
     store = TrialStore(tmp_path / "t", about, resume=False)
     key = {"options": BASE, "seconds": 5.0, "seed": 0}
     first, is_new = store.run(key, "default", lambda out: (2.0, 1.8))
@@ -131,6 +133,31 @@ def test_trials_are_kept_and_not_repeated(tmp_path: Path):
         TrialStore(tmp_path / "t", about, resume=False)
     with pytest.raises(RunDirectoryError, match="holds something else"):
         TrialStore(tmp_path, about, resume=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[]", '{"format": 2}'),
+        '{"format": 1, "about": [], "trials": []}',
+        '{"format": 1, "about": {}}',
+        '{"format": 1, "about": {}, "trials": [{"x": 1}]}',
+        '{"format": 1, "about": {}, "trials": 3}',
+    ],
+)  # fmt: skip
+def test_a_foreign_file_is_refused(tmp_path: Path, text: str):
+    (tmp_path / "tune.json").write_text(text)
+    with pytest.raises(FormatError, match="was not written by this fastlstm"):
+        TrialStore(tmp_path, {}, resume=True)
+
+
+def test_a_search_that_is_in_use_is_refused(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "search"
+    with locked_run(out):
+        assert main(["tune", str(text), "--out", str(out), "--budget", "60s"]) == 2
+    assert "is in use by process" in capsys.readouterr().err
 
 
 def test_the_command_finds_settings_and_can_be_continued(

@@ -50,10 +50,6 @@ class Default:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @staticmethod
-    def of_dict(stored: Mapping[str, Any]) -> Default:
-        return Default(**stored)
-
 
 def open_axes(axes: Collection[str], given: Collection[str]) -> list[str]:
     """Returns the axes of which no option was given."""

@@ -17,9 +17,11 @@ from fastlstm.errors import (
     UsageError,
 )
 from fastlstm.system import storage
+from fastlstm.tuning.moves import Default
 
 TUNE_FILE = "tune.json"
 TRIALS = "trials"
+LOCK = ".lock"
 _FORMAT = 1
 
 
@@ -52,7 +54,7 @@ class TrialStore:
     """The directory of a search.
 
     Args:
-        path: the directory.
+        path: the directory, locked as a run directory.
         about: what the search was asked for, plain JSON values; a search is continued with the
             same only.
         resume: continue the search that is there.
@@ -67,12 +69,15 @@ class TrialStore:
         self.content: dict[str, Any] = {"format": _FORMAT, "about": dict(about), "trials": []}
         if (path / TUNE_FILE).exists():
             self._continue(about, resume)
-        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        elif any(entry.name != LOCK for entry in path.iterdir()):
             raise RunDirectoryError(
                 f"'{path}' holds something else, expected an empty or new directory; give another ",
                 Setting("out"),
             )  # fmt: skip
-        self.trials = [Trial(**trial) for trial in self.content["trials"]]
+        try:
+            self.trials = [Trial(**trial) for trial in self.content["trials"]]
+        except (KeyError, TypeError):
+            raise self._foreign() from None
 
     def _continue(self, about: Mapping[str, Any], resume: bool) -> None:
         if not resume:
@@ -82,8 +87,10 @@ class TrialStore:
             )  # fmt: skip
         stored = storage.read_json(self.path / TUNE_FILE)
         if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
-            raise FormatError(f"{self.path / TUNE_FILE} is not of this fastlstm's format")
-        before = stored.get("about", {})
+            raise self._foreign()
+        before = stored.get("about")
+        if not isinstance(before, dict):
+            raise self._foreign()
         differing = [n for n, value in about.items() if before.get(n) != _as_json(value)]
         if differing:
             name = differing[0]
@@ -94,10 +101,26 @@ class TrialStore:
             )  # fmt: skip
         self.content = stored
 
+    def _foreign(self) -> FormatError:
+        return FormatError(
+            f"{self.path / TUNE_FILE} was not written by this fastlstm, or is damaged; give"
+            " another ", Setting("out"),
+        )  # fmt: skip
+
+    def default(self) -> Default | None:
+        """Returns the default that was measured when the search was started, if it is there."""
+        if "default" not in self.content:
+            return None
+        try:
+            return Default(**self.content["default"])
+        except TypeError:
+            raise self._foreign() from None
+
     def keep(self, **values: Any) -> None:
         """Stores results by name."""
         self.content |= values
-        (self.path / TRIALS).mkdir(parents=True, exist_ok=True)
+        with storage.storage_errors(self.path, "create trials"):
+            (self.path / TRIALS).mkdir(exist_ok=True)
         storage.write_json(self.path / TUNE_FILE, storage.finite(self.content))
 
     def run(
@@ -116,7 +139,8 @@ class TrialStore:
         name = f"{len(self.trials) + 1:03d}"
         out = self.path / TRIALS / name
         if out.exists():  # of a search that was stopped within this trial
-            shutil.rmtree(out)
+            with storage.storage_errors(out, "remove an unfinished run"):
+                shutil.rmtree(out)
         bits = expected = why = None
         try:
             bits, expected = train(out)

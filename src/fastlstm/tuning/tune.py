@@ -18,6 +18,7 @@ from fastlstm.errors import Setting, Stopped, UsageError, counted
 from fastlstm.report.terminal import clock
 from fastlstm.text.train import Source, train
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving
 from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.moves import Default, label_of, options_of
@@ -110,10 +111,21 @@ def tune_run(
             f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
             f" {clock(budget_s)}; give a longer --tune-time"
         )
-    store = TrialStore(search.out, _about(source, config, given, search, time_s), search.resume)
+    with locked_run(search.out):
+        about = _about(source, config, given, search, time_s)
+        store = TrialStore(search.out, about, search.resume)
+        return _search(store, source, config, given, search, time_s, budget_s, show)
+
+
+def _search(
+    store: TrialStore, source: Source, config: TrainConfig, given: Collection[str],
+    search: Search, time_s: float, budget_s: float, show: Callable[[str, str], None],
+) -> Tuned:  # fmt: skip
+    """Returns what the search finds; its results are kept in `store`."""
     default = _default(store, source, config, given, search, show)
-    run = partial(_expected, store, partial(_train, source, config, given, budget_s), default,
-                  range(config.seed, config.seed + search.num_seeds), show)  # fmt: skip
+    train_run = partial(_train, source, config, given, budget_s)
+    seeds = range(config.seed, config.seed + search.num_seeds)
+    run = partial(_expected, store, train_run, default, seeds, show)
     try:
         best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
     except Stopped:
@@ -123,19 +135,11 @@ def tune_run(
         ) from None
     if math.isinf(bits):
         raise UsageError(f"every short run failed: {store.trials[-1].why}")
-    found = Tuned(
-        options_of(default.options, best),
-        label_of(best),
-        bits,
-        default_bits,
-        store.trials,
-        store.content,
-    )
+    options, label = options_of(default.options, best), label_of(best)
     store.keep(best={
-        "options": found.options, "label": found.label, "expected": bits,
-        "default_expected": default_bits,
+        "options": options, "label": label, "expected": bits, "default_expected": default_bits,
     })  # fmt: skip
-    return found
+    return Tuned(options, label, bits, default_bits, store.trials, store.content)
 
 
 def _about(
@@ -157,14 +161,16 @@ def _default(
     search: Search, show: Callable[[str, str], None],
 ) -> Default:  # fmt: skip
     """Returns the default with its changes, prepared now or when the search was started."""
-    if "default" not in store.content:
-        found = list[Default]()
-        plan_run(
-            source, config, given,
-            look=lambda trainer: found.append(prepare(trainer, given, search, show)),
-        )  # fmt: skip
-        store.keep(default=found[0].to_dict())
-    return Default.of_dict(store.content["default"])
+    known = store.default()
+    if known is not None:
+        return known
+    found = list[Default]()
+    plan_run(
+        source, config, given,
+        look=lambda trainer: found.append(prepare(trainer, given, search, show)),
+    )  # fmt: skip
+    store.keep(default=found[0].to_dict())
+    return found[0]
 
 
 def _expected(
