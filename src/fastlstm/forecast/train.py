@@ -140,7 +140,7 @@ class _Session(RunSession):
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
         if base is None:
-            stored = _untrained(config, start.first, dataset, split)
+            stored = untrained_forecaster(config, start.first, dataset, split)
         else:
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
@@ -229,7 +229,7 @@ def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, st
     return read_options(checkpoint.files, checkpoint.path)
 
 
-def _untrained(
+def untrained_forecaster(
     config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
 ) -> StoredForecaster:
     """Returns a forecaster with every choice made and initial weights."""
