@@ -26,7 +26,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.step_time import step_seconds
-from fastlstm.forecast.train import untrained_forecaster
+from fastlstm.forecast.untrained import untrained_forecaster
 
 RATE_THREADS = 2
 _NUM_TIMED = 3
@@ -115,7 +115,9 @@ def run(options: Any, fields: dict[str, Any], seconds: float, path: Path) -> Non
     events: list[dict[str, Any]] = []
     names = {"target": fields["target"].split(",")} if "target" in fields else {}
     model = Forecaster(
-        **(fields | names), eval_every=max(1, -(-fields["steps"] // evaluations)), observers=[events.append]
+        **(fields | names),
+        eval_every=max(1, -(-fields["steps"] // evaluations)),
+        observers=[events.append],
     ).fit(options.table)
     row = {
         **key, "valid_loss": model.fitted_.best_loss, "best_step": model.fitted_.best_step,
@@ -127,7 +129,9 @@ def run(options: Any, fields: dict[str, Any], seconds: float, path: Path) -> Non
         row |= {name: scores["forecaster"][name] for name in ("mse", "mae")}
         row["naive_mse"] = scores["seasonal_naive"]["mse"]
     keep(path, row)
-    print(f"{seconds:g} s {fields}: {row['valid_loss']:.4f}, mse {row.get('mse', 0):.4f}", flush=True)
+    print(
+        f"{seconds:g} s {fields}: {row['valid_loss']:.4f}, mse {row.get('mse', 0):.4f}", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def one_series(rows: int, rng: np.random.Generator) -> NDArray[np.float64]:
 
 
 def main() -> None:
-    out, rows, series = sys.argv[1], *map(int, (sys.argv[2:] + ["1000000", "50"])[:2])
+    out, rows, series = sys.argv[1], *map(int, [*sys.argv[2:], "1000000", "50"][:2])
     rng, each = np.random.default_rng(0), rows // series
     times = np.datetime64("2020-01-01", "s") + np.arange(each) * np.timedelta64(3600, "s")
     names = [f"s{number:03d}" for number in range(series)]

@@ -82,7 +82,7 @@ class ForecastTask(Task):
         self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
         self._measure = config.loss if config.output == "point" else "loss"
-        self._inputs, self._valid, self._closing = inputs, valid, closing
+        self._inputs, self._valid, self.closing = inputs, valid, closing
         self._state: RecurrentState | None = None
 
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
@@ -169,10 +169,10 @@ class ForecastTask(Task):
         return Score(total / count, len(rows))
 
     def files(self) -> dict[str, bytes]:
-        return description_files(self._closing.stored)
+        return description_files(self.closing.stored)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        self._closing.publish(weights)
+        self.closing.publish(weights)
 
     def reset_state(self) -> None:
         self._state = None
@@ -186,11 +186,11 @@ class ForecastTask(Task):
             self._state = restored_state(carried, self.model, self._device)
 
     def finish_s(self, unit_s: float) -> float:
-        return self._closing.seconds(unit_s)
+        return self.closing.seconds(unit_s)
 
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        return self._closing.finish(trainer)
+        return self.closing.finish(trainer)
 
     def totals(self, progress: Progress) -> Event:
         return {"measure": self._measure}

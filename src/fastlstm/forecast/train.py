@@ -13,25 +13,20 @@ from typing import Any
 import torch
 
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
-from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler, split_table
+from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.plan import (
-    LEARNING_RATES,
-    choose_architecture,
-    note_of_short_series,
-    training_loader,
-)
-from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_scale
+from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
+from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
+from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
@@ -227,32 +222,6 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
 
 def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
     return read_options(checkpoint.files, checkpoint.path)
-
-
-def untrained_forecaster(
-    config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
-) -> StoredForecaster:
-    """Returns a forecaster with every choice made and initial weights."""
-    sizes = choose_architecture(config, dataset, split)
-    if config.learning_rate is None:
-        config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
-    config = dataclasses.replace(config, input_size=sizes.input_size, patch=sizes.patch)
-    torch.default_generator.manual_seed(config.seed)
-    network = ForecastNetwork(sizes)
-    network.lstm.strict = config.strict_kernels
-    return StoredForecaster(
-        config, given, network, fitted_scaler(config, dataset, split), Calibration.none(sizes),
-        static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
-    )  # fmt: skip
-
-
-def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> Scaler:
-    """Returns the scaler of a table's training rows."""
-    columns, roles = dataset.table.columns, dataset.roles
-    unscaled = [columns.index(name) for name in roles.categorical if name in columns]
-    if config.output == "negative_binomial":
-        unscaled += range(len(roles.target))
-    return fit_scaler(dataset.table, split.train_ends, unscaled)
 
 
 def _continued_from(
