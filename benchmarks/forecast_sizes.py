@@ -2,6 +2,7 @@
 
 usage: python benchmarks/forecast_sizes.py TABLE [--horizons 96] [--sizes 64,128,256,384,512]
        [--seconds 3,18,85]     of training steps: what budgets of 10 s, 30 s and 2 min have for them
+       [--steps 30,60,120]     numbers of steps in place of seconds
        [--set NAME=VALUE ...]  other options of the forecaster
        [--rates]               only time the steps; to be run on a quiet machine
        [--no-test] [--threads 1] [--seed 0] [--results DIR]
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--horizons", default="96")
     parser.add_argument("--sizes", default="64,128,256,384,512")
     parser.add_argument("--seconds", default="3,18,85")
+    parser.add_argument("--steps", default="")
     parser.add_argument("--set", nargs="*", default=[])
     parser.add_argument("--rates", action="store_true")
     parser.add_argument("--no-test", action="store_true")
@@ -49,17 +51,19 @@ def main() -> None:
     parser.add_argument("--results")
     options = parser.parse_args()
     path = Path(options.results or results_folder()) / "forecast_sizes.jsonl"
+    torch.set_num_threads(options.threads)
     more = dict(pair.split("=", 1) for pair in options.set)
-    for seconds in map(float, options.seconds.split(",")):
-        for horizon in map(int, options.horizons.split(",")):
-            for size in map(int, options.sizes.split(",")):
-                fields = {"horizon": horizon, "hidden_size": size, **map_numbers(more)}
+    for horizon in map(int, options.horizons.split(",")):
+        for size in map(int, options.sizes.split(",")):
+            fields = {"horizon": horizon, "hidden_size": size, **map_numbers(more)}
+            for steps in map(int, filter(None, options.steps.split(","))):
+                run(options, fields | {"steps": steps, "seed": options.seed}, None, path)
+            for seconds in () if options.steps else map(float, options.seconds.split(",")):
                 rate = stored(path, {"kind": "rate", **shape_of(fields)})
                 if rate is None:
                     rate = timed(options.table, fields, path)
+                steps = max(1, round(seconds / rate["step_s"]))
                 if not options.rates:
-                    steps = max(1, round(seconds / rate["step_s"]))
-                    torch.set_num_threads(options.threads)
                     run(options, fields | {"steps": steps, "seed": options.seed}, seconds, path)
 
 
@@ -95,6 +99,7 @@ def keep(path: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def timed(table: str, fields: dict[str, Any], path: Path) -> dict[str, Any]:
     """Times the steps of a size."""
+    before = torch.get_num_threads()
     torch.set_num_threads(RATE_THREADS)
     config = ForecastConfig(**fields)
     dataset = prepare(table, config, lambda done, total: None)
@@ -102,11 +107,12 @@ def timed(table: str, fields: dict[str, Any], path: Path) -> dict[str, Any]:
     untrained = untrained_forecaster(config, config, dataset, split)
     untrained = replace(untrained, config=replace(untrained.config, precision="fp32"))
     seconds = min(step_seconds(untrained, dataset, split) for _ in range(_NUM_TIMED))
+    torch.set_num_threads(before)
     print(f"{fields}: {1000 * seconds:.1f} ms per step", flush=True)
     return keep(path, {"kind": "rate", **shape_of(fields), "step_s": seconds})
 
 
-def run(options: Any, fields: dict[str, Any], seconds: float, path: Path) -> None:
+def run(options: Any, fields: dict[str, Any], seconds: float | None, path: Path) -> None:
     """Trains one forecaster, unless the file has its result."""
     key = {"table": Path(options.table).name, "fields": fields, "seconds": seconds}
     if stored(path, key) is not None:
@@ -129,9 +135,7 @@ def run(options: Any, fields: dict[str, Any], seconds: float, path: Path) -> Non
         row |= {name: scores["forecaster"][name] for name in ("mse", "mae")}
         row["naive_mse"] = scores["seasonal_naive"]["mse"]
     keep(path, row)
-    print(
-        f"{seconds:g} s {fields}: {row['valid_loss']:.4f}, mse {row.get('mse', 0):.4f}", flush=True
-    )
+    print(f"{fields}: {row['valid_loss']:.4f}, mse {row.get('mse', 0):.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
+from fastlstm.forecast.size_plan import can_choose_size, choose_size
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.untrained import untrained_forecaster
@@ -110,7 +111,7 @@ def train_forecaster(
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(run, list(observers), stop, began)
-        session.needs_steps = needs_steps
+        session.needs_steps, session.chosen = needs_steps, given
         with session.start(
             config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
         ) as begin:
@@ -118,7 +119,13 @@ def train_forecaster(
 
 
 class _Session(RunSession):
-    """One start of a run: prepares the table, builds the network, trains, evaluates, reports."""
+    """One start of a run: prepares the table, builds the network, trains, evaluates, reports.
+
+    Attributes:
+        chosen: names of the options that were given; the others are chosen.
+    """
+
+    chosen: Collection[str] = ()
 
     def train(
         self,
@@ -134,6 +141,10 @@ class _Session(RunSession):
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
+        is_new = base is None and checkpoint is None
+        if is_new and can_choose_size(config, self.chosen, device):
+            config, notes = choose_size(config, dataset, split, self.started)
+            self.notes += notes
         if base is None:
             stored = untrained_forecaster(config, start.first, dataset, split)
         else:

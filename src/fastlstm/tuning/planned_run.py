@@ -5,17 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import BudgetError
-from fastlstm.text.train import Source, train
+from fastlstm.text.train import train
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
     from fastlstm.text.config import TrainConfig
     from fastlstm.training.trainer import Trainer
+
+_TRAIN_TEXT = partial(train, as_text=True)
 
 
 @dataclass(frozen=True)
@@ -27,23 +30,25 @@ class PlannedRun:
         start: the event that a run begins with.
     """
 
-    options: TrainConfig
+    options: Any
     start: Event
 
 
 def plan_run(
-    source: Source,
-    config: TrainConfig,
+    source: Any,
+    config: Any,
     given: Collection[str],
     look: Callable[[Trainer], None] = lambda _: None,
+    start: Callable[..., object] = _TRAIN_TEXT,
 ) -> PlannedRun:
-    """Sets a run of a text model up as `train` does, and returns what it found and chose.
+    """Sets a run up as `train` does, and returns what it found and chose.
 
     Args:
         source: as of `train`.
         config: the options.
         given: names of those that were chosen.
         look: called with the trainer before the run is ended.
+        start: trains a text, or `train_forecaster`.
 
     Raises:
         UsageError: as `train`.
@@ -56,9 +61,9 @@ def plan_run(
 
     with tempfile.TemporaryDirectory(prefix="fastlstm-plan-") as folder:
         try:
-            train(
-                source, out=Path(folder, "run"), config=config, given=given, as_text=True,
-                observers=[keep], callbacks=[planner],
+            start(
+                source, out=Path(folder, "run"), config=config, given=given, observers=[keep],
+                callbacks=[planner],
             )  # fmt: skip
         except _Planned:
             pass
