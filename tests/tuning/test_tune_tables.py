@@ -13,7 +13,7 @@ from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.tuning import tune
 from fastlstm.tuning.job import open_axes
 from fastlstm.tuning.size_limits import SizeLimits
-from fastlstm.tuning.table_job import forecast_cost
+from fastlstm.tuning.table_job import TableJob, forecast_cost
 from fastlstm.tuning.table_moves import FIELDS, in_turns, label_of, options_of, values_around
 
 BASE: dict[str, Any] = {
@@ -112,8 +112,6 @@ def test_the_command_finds_settings_and_can_be_continued(
 
 
 def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Path, tmp_path: Path):
-    from fastlstm.tuning.table_job import TableJob
-
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, steps=10, threads=1
     )

@@ -45,7 +45,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
         json_option("one JSON object"),
         Option(
             "tune_time", str, None,
-            "time of all short runs; default is twice the budget, at least 1m30s of long runs",
+            "time of all short runs; default is twice the budget, or the least possible",
             "search", value="TIME",
         ),
         Option("axes", str, axes, "what to tune", "search", value="LIST"),

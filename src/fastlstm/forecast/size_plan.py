@@ -69,13 +69,15 @@ def choose_size(
         if is_recalled and not notes:
             notes = [measurements.note("the times of steps were")]
         steps = int(left_s / seconds)
-        tried.append(f"{size} units take about {counted(steps, 'step')}")
+        tried.append(f"{size} units: about {counted(steps, 'step')}")
         if steps >= ENOUGH_STEPS:
             break
-    few = "" if steps >= ENOUGH_STEPS else ", which are few: a longer budget would help"
-    why = f"the budget chooses {tried[-1]}{few}"
-    if tried[:-1]:
-        why += f"; {'; '.join(tried[:-1])}, fewer than {ENOUGH_STEPS}"
+    *larger, chosen = tried
+    why = f"the budget chooses {chosen}"
+    if steps < ENOUGH_STEPS:
+        why += ", which are few: a longer budget would help"
+    if larger:
+        why += f" (a larger size has too few; {'; '.join(larger)})"
     return sized, [why, *notes]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.loss_law import PredictedLoss, loss_after
 from fastlstm.tuning.machine import describe_machine
@@ -118,7 +119,8 @@ def predict_forecaster(
         measure_s = short_run_s(measure_s, budget_s)
 
     def look(trainer: Trainer) -> None:
-        closings.append(trainer.task.closing)  # type: ignore[attr-defined]
+        assert isinstance(trainer.task, ForecastTask)
+        closings.append(trainer.task.closing)
         epochs.append(trainer.task.loader.steps_per_epoch)
 
     planned = plan_run(source, config, given, look, job.train)
