@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
+from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.loss_law import PredictedLoss, loss_after
@@ -18,7 +19,6 @@ from fastlstm.tuning.predict import short_run_s
 from fastlstm.tuning.table_job import TableJob
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.closing import Closing
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.runs.events import Event, Observer
     from fastlstm.training.trainer import Trainer
@@ -129,7 +129,7 @@ def predict_forecaster(
         fixed["hidden_size"] = planned.options.hidden_size
     total = StopCriterion.of(config, epochs[0]).total_steps
     short = _short(replace(config, **fixed), total, measure_s)
-    kept = dict[str, Event]()
+    kept = dict[str, Any]()
 
     def keep(event: Event) -> None:
         kept[event["event"]] = event
