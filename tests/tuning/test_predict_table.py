@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import shlex
@@ -12,8 +13,8 @@ from fastlstm.cli.predict_table import rows
 from fastlstm.errors import UsageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.tuning import predict_table
-from fastlstm.tuning.loss_law import loss_after
-from fastlstm.tuning.predict_table import MeasuredRun, TablePrediction, predict_forecaster
+from fastlstm.tuning.loss_law import KEPT_GAIN, loss_after
+from fastlstm.tuning.predict_table import MeasuredRuns, TablePrediction, predict_forecaster
 
 SIZES = ["--target", "y", "--horizon", "4", "--input-size", "16", "--patch", "4",
          "--hidden-size", "16", "--threads", "1"]  # fmt: skip
@@ -30,16 +31,25 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_loss_falls_with_steps_and_soon_no_more():
-    losses = [loss_after(steps, 50, 0.5) for steps in (50, 100, 1000, 10_000)]
+def test_every_doubling_gains_a_share_of_the_one_before():
+    losses = [loss_after(50.0 * 2**n, 50, 0.54, 0.5) for n in range(4)]
+    gains = [a.loss - b.loss for a, b in itertools.pairwise(losses)]
     assert losses[0].loss == pytest.approx(0.5)
-    assert losses[0].loss > losses[1].loss > losses[2].loss > losses[3].loss > 0.4
-    assert losses[2].loss - losses[3].loss < 0.01 * losses[2].loss
+    assert gains[0] == pytest.approx(0.04 * KEPT_GAIN)
+    assert gains[2] / gains[1] == pytest.approx(KEPT_GAIN)
     assert all(loss.low < loss.loss < loss.high for loss in losses)
-    widths = [loss.high - loss.low for loss in losses]
-    assert widths[0] < widths[2]
-    below = loss_after(100, 50, -0.5)  # a likelihood may be below 0
-    assert below.low < below.high
+    assert losses[3].high - losses[3].low > losses[1].high - losses[1].low
+
+
+def test_a_longer_run_that_was_no_better_says_that_all_lengths_are_alike():
+    losses = [loss_after(steps, 50, 0.49, 0.5) for steps in (25, 100, 5000)]
+    assert [loss.loss for loss in losses] == [0.5, 0.5, 0.5]
+    assert losses[2].low < 0.49
+
+
+def test_a_likelihood_may_be_below_zero():
+    found = loss_after(100, 50, -0.4, -0.5)
+    assert found.low < found.loss < -0.5 < found.high + 0.1
 
 
 def test_steps_are_predicted_from_a_tenth_of_them(table: Path):
@@ -49,7 +59,7 @@ def test_steps_are_predicted_from_a_tenth_of_them(table: Path):
     found = predict_forecaster(str(table), config, {"horizon", "hidden_size", "steps"})
     assert (found.measured.steps, found.steps, found.fixed) == (40, 400.0, {})
     whole = found.after(found.steps)
-    assert whole.low < whole.loss < found.measured.loss < 2 * whole.high
+    assert whole.low < whole.loss <= found.measured.loss
 
 
 def test_the_command_prints_the_prediction_and_what_trains_it(
@@ -76,17 +86,18 @@ def test_the_command_prints_the_prediction_and_what_trains_it(
     assert "finished" in capsys.readouterr().out
 
 
-def shown(steps: float, **changes: Any) -> str:
-    measured = MeasuredRun(steps=100, loss=0.5, seconds=30.0, step_s=0.2, setup_s=3.0)
+def shown(half: float, **changes: Any) -> str:
+    measured = MeasuredRuns(100, 0.5, half, seconds=30.0, step_s=0.2, setup_s=3.0)
     values: dict[str, Any] = {"budget_s": 300.0, "closing_s": 40.0, "fixed": {}, "machine": {}}
-    found = TablePrediction(measured, steps, **{**values, **changes})
+    found = TablePrediction(measured, 1000.0, **{**values, **changes})
     return "\n".join(f"{label} {text}" for label, text in rows(found, "fastlstm train"))
 
 
 def test_a_longer_run_that_gains_nothing_is_said():
-    assert "a longer run gains less than 1 %" in shown(1000.0)
-    assert "a longer run" not in shown(110.0)
-    assert "--hidden-size 64" in shown(1000.0, fixed={"hidden_size": 64})
+    assert "a longer run gains less than 1 %" in shown(0.502)
+    assert "any length ends alike" in shown(0.499)
+    assert "a longer run" not in shown(0.6)
+    assert "--hidden-size 64" in shown(0.6, fixed={"hidden_size": 64})
 
 
 @pytest.mark.parametrize(

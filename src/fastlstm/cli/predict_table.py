@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 TABLE_COMMAND = Command(
     verb="predict",
-    summary="Say what a training run of a forecaster will end at, from a short run of it.",
+    summary="Say what a training run of a forecaster will end at, from two short runs of it.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
         Option(
             "config", str, None, "YAML file of the options below, or config.json of a run", "run"
         ),
         Option(
-            "measure", str, None, "length of the short run; default is a tenth of the budget,\n"
+            "measure", str, None, "time of the short runs; default is a tenth of the budget,\n"
             "5s to 2m", value="TIME",
         ),
         json_option("one JSON object"),
@@ -70,15 +70,17 @@ def rows(found: TablePrediction, command: str) -> list[Row]:
         ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times those measured"),
         (
             "measured",
-            f"{measured.loss:.4f} validation loss after {clock(measured.seconds)}:"
-            f" {counted(measured.steps, 'step')}",
+            f"{measured.loss:.4f} validation loss after {counted(measured.steps, 'step')},"
+            f" {measured.half_loss:.4f} after half of them: {clock(measured.seconds)} in all",
         ),
         *(
             ("this model" if place == 0 else "", f"{clock(seconds)}: {_text(loss)}")
             for place, (seconds, loss) in enumerate(others)
         ),
     ]
-    if others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
+    if measured.half_loss <= measured.loss:
+        shown.append(("", "the longer run was no better: any length ends alike, within the limits"))
+    elif others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
         shown.append(("", "a longer run gains less than 1 %: more data or other settings may"))
     if found.fixed:
         shown.append(("chosen", f"by the budget: --hidden-size {found.fixed['hidden_size']}"))

@@ -1,9 +1,10 @@
-"""How the validation loss of a forecaster falls with the length of the run: little, soon nothing.
+"""How the validation loss of a forecaster falls with the length of the run.
 
-A complete run of S steps ends at ``L (1 + k / S)``, where L is what no length of the model gets
-below. k was fitted to complete runs of 30 to 960 steps (`benchmarks/forecast_sizes.py --steps`;
-docs/log.md has the runs and the errors). Runs of more steps than that may end higher than said, not
-lower: a forecaster of a small table learns its rows by heart, and the best weights are kept.
+A doubling of a complete run gains a share of what the doubling before it gained. Two complete runs,
+one twice as long as the other, say how much that was; where the longer one is no better, a longer
+one still will not be: a forecaster of a small table has learned what there is within a hundred
+steps. The share and the errors were measured on complete runs of 30 to 960 steps
+(`benchmarks/forecast_sizes.py --steps`, `benchmarks/fit_loss_law.py`; docs/log.md).
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-STEPS_WORTH = 4.0
-"""k of the law."""
-_SD_NEAR = 0.01
-"""Standard deviation of the logarithm of a prediction of the same length."""
-_SD_OF_CHANGE = 0.5
-"""What is added to it, in quadrature, per logarithm of the loss that the law changes."""
-_Z90 = 1.645
+KEPT_GAIN = 0.7
+"""Share of the gain of a doubling that the next one gains."""
+_NEAR, _BELOW, _ABOVE = 0.01, 0.01, 0.02
+"""Logarithms of the loss from the prediction to the limits of 90 % of runs: at the length measured,
+and what is added, below and above, per root of doublings."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,19 @@ class PredictedLoss:
     high: float
 
 
-def loss_after(steps: float, measured_steps: float, measured_loss: float) -> PredictedLoss:
-    """Returns what a complete run ends at, from a shorter one of the same model and table.
+def loss_after(steps: float, measured_steps: float, half: float, measured: float) -> PredictedLoss:
+    """Returns what a complete run ends at, from two shorter ones of the same model and table.
 
     Args:
         steps: of the run.
-        measured_steps: of the complete run that was measured.
-        measured_loss: that it ended at.
+        measured_steps: of the longer one.
+        half: the loss of a run of half as many steps.
+        measured: the loss of the longer one.
     """
-    change = math.log1p(STEPS_WORTH / steps) - math.log1p(STEPS_WORTH / measured_steps)
-    width = _Z90 * math.hypot(_SD_NEAR, _SD_OF_CHANGE * change)
-    loss = measured_loss * math.exp(change)
-    spread = abs(loss) * math.expm1(width)
-    return PredictedLoss(loss, loss - spread, loss + spread)
+    doublings = math.log2(steps / measured_steps)
+    gained = max(0.0, half - measured)
+    later = KEPT_GAIN * (1.0 - KEPT_GAIN**doublings) / (1.0 - KEPT_GAIN)
+    loss = measured - gained * later
+    root = math.sqrt(abs(doublings))
+    below, above = (abs(loss) * (_NEAR + each * root) for each in (_BELOW, _ABOVE))
+    return PredictedLoss(loss, loss - below, loss + above)

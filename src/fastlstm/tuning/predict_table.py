@@ -1,4 +1,4 @@
-"""`fastlstm predict` of a table: what a run of a forecaster ends at, from a short run of it."""
+"""`fastlstm predict` of a table: what a run of a forecaster ends at, from two short ones."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ _FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths, in lengths of the run, that a prediction is shown for."""
 _SHARE, _LEAST_STEPS = 0.1, 30
 """Of the steps of a run that ends by steps, and the fewest, that the short run takes."""
+_LONGER = 0.65
+"""Share of the time of both short runs that the longer one takes."""
 _EVALUATED = 0.05
 """Share of a budget that evaluations take."""
 
 
 @dataclass(frozen=True)
-class MeasuredRun:
-    """A complete short run.
+class MeasuredRuns:
+    """A complete short run, and one of half as many steps.
 
     Attributes:
-        steps: that it took.
+        steps: that the longer one took.
         loss: the validation loss that it ended at.
-        seconds: that it took in all.
+        half_loss: what the other one ended at.
+        seconds: that both took in all.
         step_s: seconds per step.
-        setup_s: before its first step.
+        setup_s: before the first step.
     """
 
     steps: int
     loss: float
+    half_loss: float
     seconds: float
     step_s: float
     setup_s: float
@@ -55,7 +59,7 @@ class TablePrediction:
     """What a run of a forecaster is expected to end at.
 
     Attributes:
-        measured: the short run.
+        measured: the short runs.
         steps: of the whole run.
         budget_s: of it, or None where it ends by steps.
         closing_s: of a budget, for calibration, the test part and the report.
@@ -63,7 +67,7 @@ class TablePrediction:
         machine: CPU and versions.
     """
 
-    measured: MeasuredRun
+    measured: MeasuredRuns
     steps: float
     budget_s: float | None
     closing_s: float
@@ -72,7 +76,8 @@ class TablePrediction:
 
     def after(self, steps: float) -> PredictedLoss:
         """Returns what a run of so many steps ends at."""
-        return loss_after(steps, self.measured.steps, self.measured.loss)
+        measured = self.measured
+        return loss_after(steps, measured.steps, measured.half_loss, measured.loss)
 
     def seconds_for(self, steps: float) -> float:
         """Returns the seconds of a run of so many steps."""
@@ -101,14 +106,14 @@ def predict_forecaster(
     measure_s: float | None = None,
     observers: Sequence[Observer] = (),
 ) -> TablePrediction:
-    """Trains a short complete run and predicts what the whole run would end at.
+    """Trains two short complete runs and predicts what the whole run would end at.
 
     Args:
         source: as of `train_forecaster`.
         config: options of the whole run.
         given: names of those that were chosen.
-        measure_s: seconds of the short run; default is a tenth of the whole one.
-        observers: get the events of the short run.
+        measure_s: seconds of the short runs; default is a tenth of the whole one.
+        observers: get the events of the short runs.
 
     Raises:
         UsageError: the whole run is no longer than the short one.
@@ -129,19 +134,13 @@ def predict_forecaster(
         fixed["hidden_size"] = planned.options.hidden_size
     total = StopCriterion.of(config, epochs[0]).total_steps
     short = _short(replace(config, **fixed), total, measure_s)
-    kept = dict[str, Any]()
-
-    def keep(event: Event) -> None:
-        kept[event["event"]] = event
-
-    with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
-        job.train(
-            source, short, out=Path(folder, "run"), observers=[*observers, keep],
-            given={*given, "hidden_size", "budget" if short.budget else "steps"},
-        )  # fmt: skip
-    end = kept["end"]
-    measured = MeasuredRun(
-        end["step"], end["best_loss"], end["elapsed_s"], end["train_s"] / end["step"],
+    names = {*given, "hidden_size"}
+    end = _end_of(source, short, names, observers)
+    half = replace(short, steps=max(1, end["step"] // 2), budget=None)
+    half_end = _end_of(source, half, names, observers)
+    measured = MeasuredRuns(
+        end["step"], end["best_loss"], half_end["best_loss"],
+        end["elapsed_s"] + half_end["elapsed_s"], end["train_s"] / end["step"],
         end["spent_s"]["setup"],
     )  # fmt: skip
     window_s = end["train_s"] / max(end["units"], 1) / 3.0  # of a forecast: forward only
@@ -153,10 +152,29 @@ def predict_forecaster(
     return TablePrediction(measured, steps, budget_s, closing_s, fixed, describe_machine())
 
 
+def _end_of(
+    source: Any, config: ForecastConfig, given: Collection[str], observers: Sequence[Observer]
+) -> Event:
+    """Trains a short run and returns the event that it ended with."""
+    ends = list[Any]()
+
+    def keep(event: Event) -> None:
+        if event["event"] == "end":
+            ends.append(event)
+
+    end_name = "steps" if config.budget is None else "budget"
+    with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
+        TableJob().train(
+            source, config, out=Path(folder, "run"), observers=[*observers, keep],
+            given={*given, end_name},
+        )  # fmt: skip
+    return ends[0]
+
+
 def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:
-    """Returns the options of the short run of one that takes `total` steps, or has a budget."""
+    """Returns the options of the longer short run of one that takes `total` steps, or a budget."""
     if total is None or measure_s is not None:
-        return replace(config, steps=None, epochs=None, budget=f"{measure_s:g}s")
+        return replace(config, steps=None, epochs=None, budget=f"{_LONGER * (measure_s or 0.0):g}s")
     steps = max(_LEAST_STEPS, int(_SHARE * total))
     if steps >= total:
         raise UsageError(
