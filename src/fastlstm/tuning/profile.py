@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,18 +16,15 @@ from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.phases import PhaseTimes
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.variants import Variant, as_it_is, candidates, without_loader
-from fastlstm.tuning.verdicts import Verdict, between_steps, of_pairs
+from fastlstm.tuning.turns import in_turns
+from fastlstm.tuning.variants import as_it_is, candidates, without_loader
+from fastlstm.tuning.verdicts import Verdict, between_steps, of_pairs, ranked
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 TURN_S = 0.25
-_MIN_BLOCKS = 3
-"""Of two pairs each: fewer give no interval."""
 _VERIFYING_BLOCKS = 2
-_HOPELESS = 0.85
-"""A variant whose first turns run at this share of the speed of the run is not timed on."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
         try:
             own_base = with_loader if variant is cached else base
             own_base.step_s = step_s
-            times = _in_turns(own_base, variant, turn_end, rng)
+            times = in_turns(own_base, variant, turn_end, rng, TURN_S)
         finally:
             if variant is not cached:
                 variant.close()
@@ -144,39 +140,9 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     ceiling = trainer.plan.ceiling_gflops
     return Profile(
         trainer.task.unit, 1.0 / unit_s, flops / ceiling if ceiling else None, shares,
-        tuple(_ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
+        tuple(ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
         usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
-
-
-def _ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Returns the best verdict of each cause, in the order of `Profile.verdicts`."""
-    best = dict[str, Verdict]()
-    for verdict in verdicts:
-        known = best.get(verdict.cause)
-        if known is None or verdict.gain > known.gain:
-            best[verdict.cause] = verdict
-    return sorted(
-        best.values(),
-        key=lambda v: (not v.is_recommended, v.effect == "changes learning", -v.gain),
-    )
-
-
-def _in_turns(
-    base: Variant, variant: Variant, end: float, rng: random.Random
-) -> tuple[list[float], list[float]]:
-    """Returns the times of both sides in blocks ABBA or BAAB, at least three, until `end`."""
-    variant.warm_up()
-    times: tuple[list[float], list[float]] = ([], [])
-    use_mean = variant.cause == "input"
-    while len(times[0]) < 2 * _MIN_BLOCKS or time.perf_counter() < end:
-        first = rng.randrange(2)
-        for side in (first, 1 - first, 1 - first, first):
-            times[side].append((base, variant)[side].turn(TURN_S, use_mean))
-        is_hopeless = min(times[0]) < _HOPELESS * min(times[1])
-        if is_hopeless and len(times[0]) >= 2:
-            break
-    return times
 
 
 def measured_gain(a: str, b: str, max_time_s: float = 120.0) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
-from fastlstm.tuning.variants import EXACT, Variant
+from fastlstm.tuning.turns import TimedVariant
+from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -63,7 +64,12 @@ class Verdict:
 
 
 def of_pairs(
-    variant: Variant, base: list[float], other: list[float], unit: str, step_share: float = 1.0
+    variant: TimedVariant,
+    base: list[float],
+    other: list[float],
+    unit: str,
+    step_share: float = 1.0,
+    where: str = " in steps",
 ) -> Verdict:
     """Returns the verdict on a variant that was timed in turns with the run as it is.
 
@@ -73,19 +79,20 @@ def of_pairs(
         other: those of the variant beside them.
         unit: such as "tokens".
         step_share: of the run's time, what its steps take.
+        where: added to the unit per second in the evidence.
     """
     groups = np.arange(len(base)) // 2
     found = estimate(np.array(other), np.array(base), groups)
     ratios = found.ratio, found.low, found.high
-    gain, low, high = (_of_whole(ratio, step_share) for ratio in ratios)
+    gain, low, high = (of_whole(ratio, step_share) for ratio in ratios)
     rates = [1.0 / float(np.median(side)) for side in (base, other)]
-    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s in steps, {_pairs_text(found)}"
+    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s{where}, {_pairs_text(found)}"
     share = 1.0 - 1.0 / (1.0 + gain) if gain > 0 else 0.0
     options = dict(variant.options)
     return Verdict(variant.cause, share, gain, low, high, variant.effect, options, evidence)
 
 
-def _of_whole(ratio: float, step_share: float) -> float:
+def of_whole(ratio: float, step_share: float) -> float:
     """Returns the gain of a run of which `step_share` is steps that become `ratio` times as
     fast."""
     if not ratio or math.isinf(ratio):
@@ -96,6 +103,23 @@ def _of_whole(ratio: float, step_share: float) -> float:
 def _pairs_text(found: Estimate) -> str:
     few = " (too few for an interval)" if found.pairs < MIN_PAIRS else ""
     return f"{found.pairs} pairs of turns{few}"
+
+
+def ranked(
+    verdicts: Iterable[Verdict], last: Collection[str] = (CHANGES_LEARNING,)
+) -> list[Verdict]:
+    """Returns the best verdict of each cause: recommended ones first, by gain.
+
+    Args:
+        verdicts: on all variants.
+        last: effects whose verdicts come after the others.
+    """
+    best = dict[str, Verdict]()
+    for verdict in verdicts:
+        known = best.get(verdict.cause)
+        if known is None or verdict.gain > known.gain:
+            best[verdict.cause] = verdict
+    return sorted(best.values(), key=lambda v: (not v.is_recommended, v.effect in last, -v.gain))
 
 
 @dataclass(frozen=True)
