@@ -24,7 +24,7 @@ _KEPT_SHARE = 0.02
 """Of the time, what evaluations or checkpoints may take after the change that is recommended."""
 _CHECKPOINT_S = 60.0
 """Between checkpoints, where no number of steps is given."""
-_EVALUATED_S = 2.0
+_EVALUATED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Verdict:
         options: to change, by name; empty where there is no option to change.
         evidence: what was measured.
         is_in_steps: whether it makes steps faster; else it takes time between steps.
+        quality_gain, quality_low: of a change that changes learning: how much sooner the run is
+            expected to reach what it ends at, and at least; None where nothing is known.
+        command_prefix: goes before the command that makes the change.
     """
 
     cause: str
@@ -52,11 +55,22 @@ class Verdict:
     options: Mapping[str, Any] = field(default_factory=dict)
     evidence: str = ""
     is_in_steps: bool = True
+    quality_gain: float | None = None
+    quality_low: float | None = None
+    command_prefix: str = ""
 
     @property
     def is_recommended(self) -> bool:
-        """Whether the gain is large enough and surely there."""
+        """Whether the gain is large enough and surely there; of what changes learning, whether the
+        run surely reaches the same quality sooner."""
+        if self.effect == CHANGES_LEARNING:
+            return self.quality_low is not None and self.quality_low >= MIN_GAIN
         return self.gain >= MIN_GAIN and self.low > 0.0
+
+    @property
+    def worth(self) -> float:
+        """What verdicts are ranked by: the gain of the time to the same quality."""
+        return self.gain if self.quality_gain is None else self.quality_gain
 
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
@@ -81,8 +95,7 @@ def of_pairs(
         step_share: of the run's time, what its steps take.
         where: added to the unit per second in the evidence.
     """
-    groups = np.arange(len(base)) // 2
-    found = estimate(np.array(other), np.array(base), groups)
+    found = estimate(np.array(other), np.array(base), np.arange(len(base)))
     ratios = found.ratio, found.low, found.high
     gain, low, high = (of_whole(ratio, step_share) for ratio in ratios)
     rates = [1.0 / float(np.median(side)) for side in (base, other)]
@@ -105,10 +118,8 @@ def _pairs_text(found: Estimate) -> str:
     return f"{found.pairs} pairs of turns{few}"
 
 
-def ranked(
-    verdicts: Iterable[Verdict], last: Collection[str] = (CHANGES_LEARNING,)
-) -> list[Verdict]:
-    """Returns the best verdict of each cause: recommended ones first, by gain.
+def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verdict]:
+    """Returns the best verdict of each cause: recommended ones first, by what they are worth.
 
     Args:
         verdicts: on all variants.
@@ -117,9 +128,9 @@ def ranked(
     best = dict[str, Verdict]()
     for verdict in verdicts:
         known = best.get(verdict.cause)
-        if known is None or verdict.gain > known.gain:
+        if known is None or verdict.worth > known.worth:
             best[verdict.cause] = verdict
-    return sorted(best.values(), key=lambda v: (not v.is_recommended, v.effect in last, -v.gain))
+    return sorted(best.values(), key=lambda v: (not v.is_recommended, v.effect in last, -v.worth))
 
 
 @dataclass(frozen=True)
