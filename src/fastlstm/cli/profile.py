@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 PROFILE_FILE = "profile.json"
 """In a run directory, what was found about the run."""
-_OWN = ("time", "no_verify", "ops", "trace", "json")
+_OWN = ("measure", "no_verify", "ops", "trace", "json")
 _PROFILE_OPTIONS = (
     Option("out", str, None, "run directory that the printed commands name", "run"),
     Option("config", str, None, "YAML file of the options below, or config.json of a run", "run"),
-    Option("time", str, "12s", "time for all measurements", value="TIME"),
+    Option("measure", str, "12s", "time for all measurements", value="TIME"),
     Option("no_verify", bool, False, "do not run the first recommendation", is_switch=True),
     Option("ops", bool, False, "list the operations of a step, with ceilings", is_switch=True),
     Option("trace", str | None, None, "record some steps for Perfetto", value="FILE"),
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> int:
     argv, run_path = _with_source_of_run(argv)
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
-    sources, seconds = parsed.positionals, parse_duration(parsed["time"], "time")
+    sources, seconds = parsed.positionals, parse_duration(parsed["measure"], "measure")
     trace = None if parsed["trace"] is None else Path(parsed["trace"])
     config: TrainConfig | ForecastConfig
     if command is COMMAND:

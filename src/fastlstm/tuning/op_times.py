@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.errors import StorageError
+from fastlstm.ops.custom_op import lstm_flop
 from fastlstm.system import environment
 from fastlstm.system.ceilings import measured_ceilings
 
@@ -127,15 +128,16 @@ def _by_name(events: Any, steps: int, trainer: Trainer) -> list[OpTime]:
 def _work(key: str, shapes: list[list[int]]) -> tuple[float, float] | None:
     """Returns operations and least bytes of one call of our kernels; None for any other.
 
-    A layer reads `(T, B, I)` and multiplies it by `(4H, I)` and its state by `(4H, H)`; it keeps
-    four gates and a cell per unit. The output multiplies `(rows, H)` by `(V, H)`.
+    A layer's tensors are its input `(T, B, I)`, or the `(V, I)` rows that tokens name, the weights
+    `(4H, I)` and `(4H, H)`, and the output `(T, B, H)`; it keeps four gates and a cell per unit.
+    The output multiplies `(rows, H)` by `(V, H)`.
     """
-    if key in ("fastlstm::lstm", "fastlstm::lstm_backward") and len(shapes) >= 3:
-        x, w_ih, w_hh = shapes[:3]
-        steps, hidden, weights = prod(x[:2]), w_hh[1], prod(w_ih) + prod(w_hh)
+    if key in ("fastlstm::lstm", "fastlstm::lstm_backward") and len(shapes) >= 4:
+        x, w_ih, w_hh, (T, B, H) = shapes[:4]
         passes = 2 if key.endswith("backward") else 1
-        values = steps * (x[-1] + 6 * hidden) + weights
-        return 2.0 * steps * weights * passes, float(_FLOAT_BYTES * values * passes)
+        flop = lstm_flop(T, B, x[-1], H, V=x[0] if len(x) == 2 else None)
+        values = prod(x) + T * B * 6 * H + prod(w_ih) + prod(w_hh)
+        return float(flop * passes), float(_FLOAT_BYTES * values * passes)
     if key == "_ProjectedCrossEntropy" and len(shapes) >= 2:
         rows, weight = shapes[:2]
         values = prod(rows) + prod(weight) + rows[0]
