@@ -176,7 +176,10 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     assert main([*words, "--cache-dir", str(tmp_path / "cache")]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["unit"] == "windows"
-    assert "batch size" in {v["cause"] for v in said["verdicts"]}
+    verdicts = {v["cause"]: v for v in said["verdicts"]}
+    assert "batch size" in verdicts
+    # 16 evaluations are spread over the 500 steps.
+    assert "every 31 steps" in verdicts["evaluation"]["evidence"]
 
 
 def test_commands_without_the_forced_instruction_set(monkeypatch):

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.text.quality_law import STEP_WORTH, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
-from fastlstm.tuning.verdicts import Verdict
+from fastlstm.tuning.verdicts import Verdict, training_seconds
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _LAW_ERROR = 0.012
 """Of the bits per character that the law gives (docs/log.md)."""
-_TRAINING_SHARE = 0.9
-"""Of a budget, what steps take."""
 _MOST = 64.0
 """Times as long, or as short, as the run, that is looked for."""
 _HIGH_RATE = 2.0
@@ -63,7 +61,7 @@ def quality_gain(
         size, text = task.model.config.rnn_size, len(task.loader.ids)
         return relative_bits(size, tokens, tokens / step, optimizer, text)
 
-    run_s = _training_seconds(trainer, step_units / units_per_s)
+    run_s = training_seconds(trainer, step_units / units_per_s)
     own = bits(run_s, units_per_s, step_units, run.optimizer)
     optimizer = options.get("optimizer", run.optimizer)
 
@@ -75,14 +73,6 @@ def quality_gain(
         return run_s / needed_s - 1.0
 
     return gain(ratios[0], 0.0), gain(ratios[1], _LAW_ERROR)
-
-
-def _training_seconds(trainer: Trainer, step_s: float) -> float:
-    stop = trainer.plan.stop_criterion
-    if stop.total_steps is not None:
-        return stop.total_steps * step_s
-    assert stop.budget_s is not None
-    return _TRAINING_SHARE * stop.budget_s
 
 
 def _seconds_until(excess: Callable[[float], float], about_s: float) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.training.evaluations import EvaluationSchedule
+from fastlstm.training.evaluations import EVALUATION_SHARE, EvaluationSchedule
 from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
 from fastlstm.tuning.turns import TimedVariant
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
@@ -25,6 +25,8 @@ _KEPT_SHARE = 0.02
 _CHECKPOINT_S = 60.0
 """Between checkpoints, where no number of steps is given."""
 _EVALUATED_S = 1.0
+_TRAINING_SHARE = 0.9
+"""Of a budget, what steps take."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,24 @@ def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verd
     return sorted(best.values(), key=lambda v: (not v.is_recommended, v.effect in last, -v.worth))
 
 
+def training_seconds(trainer: Trainer, step_s: float) -> float:
+    """Returns about how long the steps of a run take, at `step_s` each."""
+    stop = trainer.plan.stop_criterion
+    if stop.total_steps is not None:
+        return stop.total_steps * step_s
+    assert stop.budget_s is not None
+    return _TRAINING_SHARE * stop.budget_s
+
+
+def _steps_between(trainer: Trainer, step_s: float, evaluation_s: float) -> int:
+    """Returns the steps between evaluations that are spread over a run; of a budget they take a
+    bounded share."""
+    steps = training_seconds(trainer, step_s) / step_s / max(1, trainer.plan.evaluations)
+    if trainer.plan.stop_criterion.budget_s is not None:
+        steps = max(steps, evaluation_s / (EVALUATION_SHARE * step_s))
+    return max(1, round(steps))
+
+
 @dataclass(frozen=True)
 class Between:
     """What comes between steps, in seconds per step of the run.
@@ -170,7 +190,7 @@ def between_steps(trainer: Trainer, step_s: float) -> Between:
     started = time.perf_counter()
     trainer.saver.save()
     save_s = time.perf_counter() - started
-    every = trainer.plan.eval_every or max(1, (trainer.plan.stop_criterion.total_steps or 1))
+    every = trainer.plan.eval_every or _steps_between(trainer, step_s, evaluation_s)
     own_steps = options.checkpoint_every
     saves_every = own_steps or max(1, round(_CHECKPOINT_S / step_s))
     per_step = {"evaluation": evaluation_s / every, "checkpoints": save_s / saves_every}
