@@ -32,11 +32,17 @@ def main() -> None:
         errors = [error(case, loss_law.KEPT_GAIN) for case in cases if case[1] == doublings]
         low, high = 100 * np.quantile(errors, [0.05, 0.95])
         print(f"  {doublings} doublings: 5 % {low:+.1f} %, 95 % {high:+.1f} %, {len(errors)} cases")
-    held = []
+    held, held_out = [], []
     for _, doublings, half, measured, end in cases:
         said = loss_law.loss_after(2.0**doublings, 1.0, half, measured)
         held.append(said.low <= end <= said.high)
-    print(f"  the limits of today hold {100 * np.mean(held):.0f} %")
+    for name in groups:
+        own = [error(case, loss_law.KEPT_GAIN) for case in cases if case[0] == name]
+        others = [error(case, loss_law.KEPT_GAIN) for case in cases if case[0] != name]
+        low, high = np.quantile(others, [0.05, 0.95])
+        held_out += [low <= each <= high for each in own]
+    print(f"  the limits of today hold {100 * np.mean(held):.0f} %; quantiles of the errors of all"
+          f" other tables and horizons hold {100 * np.mean(held_out):.0f} %")  # fmt: skip
 
 
 def cases_of(path: Path) -> list[tuple[str, int, float, float, float]]:

@@ -57,9 +57,10 @@ def test_steps_are_predicted_from_a_tenth_of_them(table: Path):
         horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, steps=400
     )
     found = predict_forecaster(str(table), config, {"horizon", "hidden_size", "steps"})
-    assert (found.measured.steps, found.steps, found.fixed) == (40, 400.0, {})
+    assert (found.measured.steps, found.steps, found.fixed) == (60, 400.0, {})
     whole = found.after(found.steps)
     assert whole.low < whole.loss <= found.measured.loss
+    assert "give a longer --measure" not in " ".join(text for _, text in rows(found, "train"))
 
 
 def test_the_command_prints_the_prediction_and_what_trains_it(
@@ -97,6 +98,7 @@ def test_a_longer_run_that_gains_nothing_is_said():
     assert "a longer run gains less than 1 %" in shown(0.502)
     assert "any length ends alike" in shown(0.499)
     assert "a longer run" not in shown(0.6)
+    assert "give a longer --measure" not in shown(0.6)
     assert "--hidden-size 64" in shown(0.6, fixed={"hidden_size": 64})
 
 
@@ -105,7 +107,7 @@ def test_a_longer_run_that_gains_nothing_is_said():
     [
         ({"budget": "60s"}, 60.0, "train it, or give a longer --budget"),
         ({"budget": "60s"}, 1.0, "--measure is 1 s, expected at least 5 s"),
-        ({"steps": 20}, None, "the run takes 20 steps and the short run 30 steps: train it"),
+        ({"steps": 20}, None, "the run takes 20 steps and the short run 60 steps: train it"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(

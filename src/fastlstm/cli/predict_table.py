@@ -63,6 +63,8 @@ def run_table(argv: list[str]) -> int:
 
 def rows(found: TablePrediction, command: str) -> list[Row]:
     """Returns the lines of the result."""
+    from fastlstm.tuning.predict_table import FEWEST_STEPS
+
     measured, others = found.measured, found.others()
     times = found.steps / measured.steps
     shown: list[Row] = [
@@ -82,6 +84,8 @@ def rows(found: TablePrediction, command: str) -> list[Row]:
         shown.append(("", "the longer run was no better: any length ends alike, within the limits"))
     elif others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
         shown.append(("", "a longer run gains less than 1 %: more data or other settings may"))
+    if measured.steps < FEWEST_STEPS:
+        shown.append(("", f"fewer than {FEWEST_STEPS} steps say little: give a longer --measure"))
     if found.fixed:
         shown.append(("chosen", f"by the budget: --hidden-size {found.fixed['hidden_size']}"))
     return [*shown, ("command", command)]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import BudgetError
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.text.train import train
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.text.config import TrainConfig
     from fastlstm.training.trainer import Trainer
 
 _TRAIN_TEXT = partial(train, as_text=True)
@@ -70,8 +70,16 @@ def plan_run(
     return PlannedRun(planner.options, starts[0])
 
 
-def chosen_sizes(given: TrainConfig, used: TrainConfig) -> dict[str, Any]:
-    """Returns what a budget chose for the run, so that another command trains the same model."""
+def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
+    """Returns what a budget chose for the run, so that another command trains the same model.
+
+    Args:
+        given: the configuration of a text or a table, as the user set it.
+        used: as the run has it.
+    """
+    if isinstance(given, ForecastConfig):
+        is_same = given.hidden_size == used.hidden_size
+        return {} if is_same else {"hidden_size": used.hidden_size}
     if given.rnn_size == used.rnn_size:
         return {}
     names = ("rnn_size", "embed_size", "batch_size", "optimizer", "seq_length")

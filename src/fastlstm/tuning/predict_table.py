@@ -14,7 +14,7 @@ from fastlstm.forecast.task import ForecastTask
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.loss_law import PredictedLoss, loss_after
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.planned_run import chosen_sizes, plan_run
 from fastlstm.tuning.predict import short_run_s
 from fastlstm.tuning.table_job import TableJob
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 _FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths, in lengths of the run, that a prediction is shown for."""
-_SHARE, _LEAST_STEPS = 0.1, 30
-"""Of the steps of a run that ends by steps, and the fewest, that the short run takes."""
+FEWEST_STEPS = 60
+"""Of the longer short run: the law was measured from 60 steps and half as many on."""
+_SHARE = 0.1
+"""Of the steps of a run that ends by steps, that the longer short run takes."""
 _LONGER = 0.65
 """Share of the time of both short runs that the longer one takes."""
 _EVALUATED = 0.05
@@ -129,9 +131,7 @@ def predict_forecaster(
         epochs.append(trainer.task.loader.steps_per_epoch)
 
     planned = plan_run(source, config, given, look, job.train)
-    fixed = {}
-    if planned.options.hidden_size != config.hidden_size:
-        fixed["hidden_size"] = planned.options.hidden_size
+    fixed = chosen_sizes(config, planned.options)
     total = StopCriterion.of(config, epochs[0]).total_steps
     short = _short(replace(config, **fixed), total, measure_s)
     names = {*given, "hidden_size"}
@@ -168,14 +168,15 @@ def _end_of(
             source, config, out=Path(folder, "run"), observers=[*observers, keep],
             given={*given, end_name},
         )  # fmt: skip
-    return ends[0]
+    end: Event = ends[0]
+    return end
 
 
 def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:
     """Returns the options of the longer short run of one that takes `total` steps, or a budget."""
     if total is None or measure_s is not None:
         return replace(config, steps=None, epochs=None, budget=f"{_LONGER * (measure_s or 0.0):g}s")
-    steps = max(_LEAST_STEPS, int(_SHARE * total))
+    steps = max(FEWEST_STEPS, int(_SHARE * total))
     if steps >= total:
         raise UsageError(
             f"the run takes {counted(total, 'step')} and the short run {counted(steps, 'step')}:"
