@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 KEPT_GAIN = 0.6
 """Share of the gain of a doubling that the next one gains."""
-_BELOW, _ABOVE = (0.03, 0.01), (0.05, 0.02)
+_BELOW, _ABOVE = (0.025, 0.01), (0.045, 0.02)
 """Shares of the loss from the prediction to the limits of 90 % of runs, below and above: at the
 length measured, and what is added per root of doublings. A longer run is more often worse than
 predicted than better: it learns the rows of a small table by heart."""
