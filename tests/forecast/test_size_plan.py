@@ -56,6 +56,18 @@ def test_the_largest_size_with_enough_steps_is_taken_and_it_is_said(
     assert "a larger size has too few; 256 units: about" in why
 
 
+def test_sizes_that_cannot_be_fast_enough_are_not_timed(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    slow = 5.0  # one step in the budget
+    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 32: slow}))
+    events = trained(table, tmp_path / "run", {"horizon", "budget"})
+    said = [event["text"] for event in events if event["event"] == "message"]
+    why = next(text for text in said if text.startswith("the budget chooses 32 units"))
+    assert "which are few: a longer budget would help" in why
+
+
 def test_the_default_stays_where_it_has_enough_steps(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -78,6 +90,7 @@ def test_only_a_budget_on_the_cpu_chooses():
     assert can_choose_size(ForecastConfig(budget="30s"), {"budget"}, CPU)
     assert can_choose_size(ForecastConfig(), (), CPU)  # the default budget is one
     assert not can_choose_size(ForecastConfig(steps=100), {"steps"}, CPU)
+    assert not can_choose_size(ForecastConfig(budget="30s", hidden_size=16), (), CPU)
     assert not can_choose_size(ForecastConfig(budget="9s"), {"budget"}, CPU)
     assert not can_choose_size(ForecastConfig(budget="30s"), {"num_layers"}, CPU)
     assert not can_choose_size(ForecastConfig(budget="30s"), (), torch.device("cuda"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlstm.errors import counted
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.plan import HIDDEN_SIZES
 from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.untrained import untrained_forecaster
@@ -22,7 +23,6 @@ from fastlstm.system import hardware, measurements
 from fastlstm.training.schedule import StopCriterion
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.data.dataset import SeriesDataset
     from fastlstm.forecast.data.splits import Split
 
@@ -44,7 +44,8 @@ def can_choose_size(config: ForecastConfig, chosen: Collection[str], device: tor
         device: where the run will be.
     """
     budget_s = StopCriterion.of(config, 1).budget_s
-    is_open = not any(name in chosen for name in _SIZES)
+    is_default = config.hidden_size == ForecastConfig.hidden_size
+    is_open = is_default and not any(name in chosen for name in _SIZES)
     return is_open and device.type == "cpu" and budget_s is not None and budget_s >= MIN_BUDGET_S
 
 
@@ -63,7 +64,10 @@ def choose_size(
     assert budget_s is not None
     left_s = _TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
     tried, notes = list[str](), list[str]()
-    for size in sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True):
+    sizes = sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True)
+    for size in sizes:
+        if tried and size != sizes[-1] and steps * (sized.hidden_size / size) ** 2 < ENOUGH_STEPS:
+            continue  # even if a step took a time in proportion to the weights
         sized = replace(config, hidden_size=size)
         seconds, is_recalled = _step_s(sized, dataset, split)
         if is_recalled and not notes:
