@@ -20,9 +20,9 @@ fail() { # MESSAGE EXIT_CODE
 run() { # STEP COMMAND...: what the command prints goes to STEP.json
     step=$1
     shift
-    printf '%-8s  %s\n' "$step" "$*" >&2
+    printf '%-15s  %s\n' "$step" "$*" >&2
     "$@" >"$step.json" 2>"$step.log" </dev/null ||
-        fail "step '$step' failed, so there is no table: $(tail -n 1 "$step.log")" 1
+        fail "step '$step' failed with exit code $?: $(tail -n 1 "$step.log")" 1
 }
 
 next_command() { # STEP
@@ -45,21 +45,17 @@ mkdir "$work"
 cd "$work"
 
 # As in tutorials: shuffled windows of 100 characters, LSTM(256), Adam as in Keras, one thread.
+# shellcheck disable=SC2086 # $tutorial and $models are several words
 tutorial="--order windows --batch-size 128 --seq-length 100 --rnn-size 256 --embed-size 64
     --dropout 0.2 --optimizer adam --learning-rate 0.001 --warmup 0 --cooldown 0
     --precision fp32 --threads 1 --budget ${seconds}s"
-# shellcheck disable=SC2086 # several words
 run tutorial fastlstm train "$source" $tutorial --out tutorial
 
 # What holds it back? The first command that profile recommends is run as printed, if there is one.
-# shellcheck disable=SC2086
 run profile fastlstm profile "$source" $tutorial --out profiled --json
 command=$(next_command profile)
-models=tutorial
-if [ "$command" ]; then
-    eval "run profiled $command"
-    models="tutorial profiled"
-fi
+models="tutorial${command:+ profiled}"
+if [ "$command" ]; then eval "run profiled $command"; fi
 
 # Which settings end best in the same time? The command that tune found is run as printed.
 run tune fastlstm tune "$source" --budget "${seconds}s" --out tuning --json
@@ -67,7 +63,6 @@ command=$(next_command tune)
 eval "run tuned $command"
 mv runs/* tuned # where that command trains
 
-# shellcheck disable=SC2086
 run compare fastlstm compare $models tuned --json
 run compress fastlstm compress tuned --to int8 --out compressed --json
 for model in $models tuned compressed; do

@@ -2,7 +2,6 @@
 # Part of examples/workflow.sh: the command that a step printed (`command STEP`), and the table of
 # what all steps gained (`table SECONDS`). What a step printed is in STEP.json.
 
-# %%
 import json
 import sys
 from itertools import pairwise
@@ -21,12 +20,6 @@ def recommended():
     return [v for v in answer("profile")["verdicts"] if v["is_recommended"] and v["command"]]
 
 
-# %% tune prints one command; profile one for every recommendation, the best first, or none.
-def next_command(step):
-    found = recommended() if step == "profile" else [answer(step)]
-    return found[0]["command"] if found else ""
-
-
 # %% Rows of the table: step, what it did, what was measured, before, after, and the gain.
 def figure(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3f}" if value >= 0.01 else f"{value:.1e}"
@@ -43,8 +36,9 @@ def ratio(step, what, measured, before, after):
 def training(seconds):
     models = {"tutorial": ("", "")}
     if found := recommended():
-        options = (f"{name} {value}" for name, value in found[0]["options"].items())
-        models["profiled"] = "profile", ", ".join(options).replace("_", " ")
+        options = ", ".join(f"{name} {value}" for name, value in found[0]["options"].items())
+        predicted = f"{found[0]['gain']:+.0%} predicted"
+        models["profiled"] = "profile", f"{options} ({predicted})".replace("_", " ")
     else:
         yield "profile", "recommends nothing", "", "", "", ""
     best = "{rnn_size} units, batch {batch_size}, {optimizer}"
@@ -71,10 +65,11 @@ def using():
     yield change("in all", "", "bits/char", bits("tutorial"), bits("compressed"))
 
 
-# %% The table is made as a whole before any of it is printed.
+# %% tune prints one command; profile one for every recommendation, the best first, or none.
 if sys.argv[1] == "command":
-    print(next_command(sys.argv[2]))
-else:
+    found = recommended() if sys.argv[2] == "profile" else [answer(sys.argv[2])]
+    print(found[0]["command"] if found else "")
+else:  # the table is complete before any of it is printed
     heads = "step", "what it did", "measured", "before", "after", "gain"
     table = [heads, *training(sys.argv[2]), *using()]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
