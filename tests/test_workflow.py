@@ -126,7 +126,8 @@ def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> Non
         *("evaluate",) * 4, "export", "serve", "monitor",
     ]  # fmt: skip
     assert workflow.calls[2] == ["train", workflow.source, "--threads", "2", "--out", "profiled"]
-    heads, *rows = (re.split(r"\s{2,}", line) for line in done.stdout.splitlines())
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("note: ")]
+    heads, *rows = (re.split(r"\s{2,}", line) for line in lines)
     assert heads == ["step", "what it did", "measured", "before", "after", "gain"]
     steps = [row[0] for row in rows if row[0]]
     assert steps == [
@@ -145,12 +146,15 @@ def test_every_step_runs_and_its_gain_is_in_the_table(workflow: Workflow) -> Non
     assert "tutorial" in page.read_text(encoding="utf-8")
 
 
-def test_a_healthy_run_is_said_to_be_one(workflow: Workflow) -> None:
+def test_a_healthy_run_and_a_busy_machine_are_named(workflow: Workflow) -> None:
     workflow.answers("profile", verdicts=[verdict(0.01, "no", threads=2)])
+    with (workflow.bin / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"event":"machine","others_share":0.91}\n')
     done = workflow.run(SOURCE, "7")
     assert done.returncode == 0, done.stderr
     assert [call[0] for call in workflow.calls].count("train") == 2
     assert "profile   recommends nothing\n" in done.stdout
+    assert "note: others used up to 91% of the cores while tuned trained\n" in done.stdout
 
 
 @pytest.mark.parametrize(
