@@ -5,7 +5,7 @@
 #     sh examples/workflow.sh [SOURCE] [SECONDS]
 #
 # SOURCE is a text as `fastlstm train` takes it; python-docs, the default, ships with Python. Three
-# models are trained for SECONDS each: 60, the default, makes about 8 minutes in all. Runs, answers
+# models are trained for SECONDS each: 60, the default, makes 5 to 8 minutes in all. Runs, answers
 # (*.json), logs and the page of all runs stay in a new directory, workflow-DATE-TIME.
 set -eu
 
