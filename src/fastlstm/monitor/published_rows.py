@@ -43,7 +43,7 @@ class RowQueue:
     Attributes:
         is_ended: whether the last start of the run has ended.
         has_steps: whether any row was ever begun.
-        resumed_from: the lowest step that training went back to since `take`, or None.
+        resumed_from: the step that training went back to since `take`, or None.
     """
 
     def __init__(self) -> None:
@@ -98,12 +98,14 @@ class RowQueue:
 
     def _begin(self, event: Event) -> None:
         """Drops what the run will do again; of times, a new start has its own."""
-        kept = int(number(event, "resumed_from") or 0)
+        resumed_from = number(event, "resumed_from")
+        kept = int(resumed_from or 0)
         self._rows = {step: row for step, row in self._rows.items() if step <= kept}
         if self._offset_s is not None:
             self._set_times(self._offset_s)
             self._offset_s = None
-        self.resumed_from = kept if self.resumed_from is None else min(kept, self.resumed_from)
+        if resumed_from is not None:
+            self.resumed_from = kept
 
     def _set_times(self, offset_s: float) -> None:
         for row in self._untimed:
