@@ -27,12 +27,14 @@ class PublishedRun:
         identity: 12 hexadecimal digits; the same whenever this run is published.
         name: for people.
         project: the project or experiment that it is listed in.
+        began: Unix time of its start; of older runs that of publishing.
     """
 
     path: Path
     identity: str
     name: str
     project: str
+    began: float
 
 
 class Destination(Protocol):

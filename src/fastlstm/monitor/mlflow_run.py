@@ -39,6 +39,7 @@ class MLflowRun:
         self._client: Any = None
         self._id = ""
         self._params: dict[str, str] = {}
+        self._last: PublishedRow | None = None
 
     def open(self, run: PublishedRun) -> int | None:
         mlflow = self._mlflow
@@ -55,7 +56,7 @@ class MLflowRun:
             found = client.search_runs([experiment_id], filter_string=wanted, max_results=1)
             tags = {_IDENTITY_TAG: run.identity, "fastlstm.run": str(run.path.absolute())}
             one = found[0] if found else client.create_run(
-                experiment_id, tags=tags, run_name=run.name
+                experiment_id, tags=tags, run_name=run.name, start_time=_milliseconds(run.began)
             )  # fmt: skip
         self._id, self._params = one.info.run_id, dict(one.data.params)
         self.where = f"{uri}, experiment {run.project}, run {self._id}"
@@ -82,7 +83,7 @@ class MLflowRun:
         with _mlflow_errors(self._mlflow):
             batch: list[Any] = []
             for at, row in enumerate(rows):
-                stamp = max(int(row.time * 1000), 0)
+                stamp = _milliseconds(row.time)
                 batch += [
                     self._mlflow.entities.Metric(_name(key), value, stamp, row.step)
                     for key, value in row.values.items()
@@ -92,7 +93,7 @@ class MLflowRun:
                     self._client.log_text(self._id, row.sample, name)
                 if at == len(rows) - 1 or len(batch) > _MAX_METRICS:
                     self._log(batch, row.step)
-                    batch = []
+                    batch, self._last = [], row
 
     def _log(self, batch: list[Any], last_step: int) -> None:
         tag = self._mlflow.entities.RunTag(_LAST_STEP_TAG, str(last_step))
@@ -103,10 +104,15 @@ class MLflowRun:
 
     def close(self, state: State) -> None:
         with _mlflow_errors(self._mlflow):
-            if state == "running":
+            if state == "running" or self._last is None:
                 self._client.update_run(self._id, status=_STATUS[state])
             else:
-                self._client.set_terminated(self._id, _STATUS[state])
+                end = _milliseconds(self._last.time)
+                self._client.set_terminated(self._id, _STATUS[state], end_time=end)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(round(seconds * 1000), 0)
 
 
 def _name(key: str) -> str:

@@ -15,6 +15,7 @@ from fastlstm.errors import ConfigError, FastLSTMError, RunDirectoryError, Setti
 from fastlstm.monitor.destination import Destination, PublishedRun, State, destination
 from fastlstm.monitor.event_tail import EventTail
 from fastlstm.monitor.published_rows import RowQueue
+from fastlstm.report.events import number
 from fastlstm.report.history import read_events
 from fastlstm.runs.events import event_line
 from fastlstm.runs.find_run import require_run
@@ -105,7 +106,7 @@ def publish(
     place = directory.path.absolute()
     about = PublishedRun(
         place, _identity(place, start, name), place.name if name is None else name,
-        project or tracker_project(to) or DEFAULT_PROJECT,
+        project or tracker_project(to) or DEFAULT_PROJECT, number(start, "time") or time.time(),
     )  # fmt: skip
     target = destination(to, place.with_name(f"{place.name}.csv") if out is None else Path(out))
     with contextlib.ExitStack() as stack:

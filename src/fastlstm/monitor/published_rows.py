@@ -50,7 +50,7 @@ class RowQueue:
         self._rows: dict[int, PublishedRow] = {}
         self._untimed: list[PublishedRow] = []
         self._offset_s: float | None = None
-        self._elapsed_s = 0.0
+        self._elapsed_s = self._last_time = 0.0
         self.is_ended = False
         self.has_steps = False
         self.resumed_from: int | None = None
@@ -77,9 +77,8 @@ class RowQueue:
             written: Unix time of the last event, for runs that have not told it.
         """
         if self._offset_s is None:
-            self._set_times(written - self._elapsed_s)
-        else:
-            self._set_times(self._offset_s)
+            self._offset_s = written - self._elapsed_s
+        self._set_times(self._offset_s)
         return [self._rows[step] for step in sorted(self._rows)]
 
     def take(self, written: float, with_newest: bool) -> list[PublishedRow]:
@@ -109,7 +108,7 @@ class RowQueue:
 
     def _set_times(self, offset_s: float) -> None:
         for row in self._untimed:
-            row.time = round(row.elapsed_s + offset_s, 3)
+            row.time = self._last_time = max(self._last_time, round(row.elapsed_s + offset_s, 3))
         self._untimed.clear()
 
     def _add_to_row(self, step: int, event: Event) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import FastLSTMError, StorageError
+from fastlstm.errors import ConfigError, FastLSTMError, StorageError
 from fastlstm.monitor.destination import PublishedRun, State, tracker_library
 from fastlstm.system.storage import read_json, write_json
 
@@ -39,6 +39,8 @@ class WandbRun:
         self._about = run
         with _wandb_errors(self._wandb):
             settings = self._wandb.setup().settings
+            if settings.mode == "disabled":
+                raise ConfigError("WANDB_MODE is disabled, expected online or offline")
             self._is_offline = settings.mode == "offline"
             if settings.mode == "online" and not self._wandb.login(prompt=False, verify=False):
                 self._is_offline = True
@@ -91,9 +93,12 @@ class WandbRun:
 
 
 def _last_sent(directory: Path, identity: str) -> int | None:
-    """Returns the last step in the offline directories of a run, or None."""
+    """Returns the last step in the offline directories of a run, or None.
+
+    Of two in the same second W&B gives the later one a name that ends in "-1".
+    """
     steps = []
-    for path in directory.glob(f"offline-run-*-{identity}/{_SENT_FILE}"):
+    for path in directory.glob(f"offline-run-*-{identity}*/{_SENT_FILE}"):
         try:
             stored = read_json(path)
         except FastLSTMError:
