@@ -174,10 +174,9 @@ class Writer:
         (path / "config.json").write_text(json.dumps(config))
         self._file = open(path / "metrics.jsonl", "ab")  # noqa: SIM115
         self._offset = 1.7e9 + seed
-        start = {"event": "start", "time": self._offset, "task": "text", "seed": seed}
-        self._line({**start, "resumed_from": None})
-        begun = {"start": {"task": "text", "seed": seed}}
-        self.config = {key: config[key] for key in ("model", "data")} | begun
+        begun = {"task": "text", "unit": "tokens", "num_units": {"train": 9}, "seed": seed}
+        self._line({"event": "start", "time": self._offset, **begun, "resumed_from": None})
+        self.config = {"model": config["model"], "data": config["data"], "start": begun}
         self._line({"event": "machine", "elapsed_s": 0.0, "time": self._offset})
 
     def _line(self, event: dict[str, Any]) -> None:

@@ -343,6 +343,28 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra() -> None:
         tracker_library("no_such_tracker")
 
 
+def test_a_folder_that_a_tracker_wrote_is_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_such_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match="only a folder of that name"):
+        tracker_library("no_such_tracker")
+
+
+def test_what_a_tracker_prints_does_not_come_between_the_json(
+    tmp_path: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Recorder, "close", lambda *_: print("View run at https://host"))
+    assert (
+        main(["publish", str(make_run(tmp_path / "book", EVENTS)), "--to", "mlflow", "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["rows"] == 2
+
+
 def test_settings_are_flattened() -> None:
     assert flat({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": None}) == {
         **{"a.b": 1, "a.c.d": [1, 2], "e": None}

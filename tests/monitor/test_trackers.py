@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.errors import StorageError
+from fastlstm.errors import ConfigError, StorageError
 from fastlstm.monitor.destination import PublishedRun
 from fastlstm.monitor.published_rows import PublishedRow
 
@@ -53,6 +53,18 @@ def test_wandb_offline(run: PublishedRun) -> None:
         assert "wandb sync" in target.next_command
         assert list(Path(target.where).glob(f"run-{run.identity}.wandb"))
     assert "no W&B key is configured" in targets[0].note
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_that_is_switched_off(run: PublishedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    from fastlstm.monitor.wandb_run import WandbRun
+
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    wandb.teardown()
+    with pytest.raises(ConfigError, match="expected online or offline"):
+        WandbRun().open(run)
+    wandb.teardown()
 
 
 @pytest.mark.filterwarnings("ignore")

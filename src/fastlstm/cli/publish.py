@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from typing import Literal
 
 from fastlstm.cli.command import Command, Option, Positional
@@ -47,7 +49,7 @@ def run(argv: list[str]) -> int:
     from fastlstm.monitor.publish import publish
     from fastlstm.training.signals import StopFlag
 
-    with StopFlag() as stop:
+    with StopFlag() as stop, contextlib.redirect_stdout(sys.stderr):  # MLflow prints there
         report = publish(
             path, to=parsed["to"], out=parsed["out"], name=parsed["name"],
             project=parsed["project"], live=parsed["live"], stop=stop,

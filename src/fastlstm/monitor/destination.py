@@ -99,11 +99,13 @@ def tracker_library(name: str) -> ModuleType:
         MissingExtraError: it is not installed, or cannot be imported.
     """
     try:
-        return importlib.import_module(name)
+        library = importlib.import_module(name)
+        if library.__file__ is not None:  # else a folder, such as the ./wandb that W&B writes
+            return library
+        why = f"there is only a folder of that name in {', '.join(library.__path__)}"
     except ImportError as error:
-        raise MissingExtraError(
-            f"--to {name} needs {name} ({error}): pip install 'fastlstm[{name}]'"
-        ) from None
+        why = str(error)
+    raise MissingExtraError(f"--to {name} needs {name} ({why}): pip install 'fastlstm[{name}]'")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

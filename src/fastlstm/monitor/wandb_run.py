@@ -112,5 +112,7 @@ def _last_sent(directory: Path, identity: str) -> int | None:
 def _wandb_errors(wandb: Any) -> Iterator[None]:
     try:
         yield
+    except FastLSTMError:
+        raise
     except (wandb.Error, OSError, ValueError) as error:
         raise StorageError(f"W&B: {error}") from error
