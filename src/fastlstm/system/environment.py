@@ -125,6 +125,12 @@ def quiet_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+def quiet_profiler() -> None:
+    """Keeps torch's profiler from writing lines of its own to standard error, if it has not been
+    used before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
 def default_keras_backend(name: str) -> None:
     """Has Keras, where it is imported after this, use this backend unless another is set."""
     os.environ.setdefault("KERAS_BACKEND", name)
