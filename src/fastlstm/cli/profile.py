@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.cli import profile_generation, profile_server
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many
@@ -49,12 +50,18 @@ COMMAND = Command(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --json",
     ),
-    other="The options are those of fastlstm train for a text.",
+    other="The options are those of fastlstm train for a text. Other subjects: fastlstm profile RUN"
+    " --generation, and fastlstm profile http://HOST:PORT of a server; each with --help.",
 )
+OTHER_COMMANDS = (profile_generation.COMMAND, profile_server.COMMAND)
 
 
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
+    if "--generation" in argv:
+        return profile_generation.run(argv)
+    if any(map(profile_server.is_url, argv)):
+        return profile_server.run(argv)
     parsed = parse(COMMAND, argv)
     sources, seconds = parsed.positionals, parse_duration(parsed["time"], "time")
     runs = [source for source in sources if os.path.isdir(source) and kind_of_run(source)]
