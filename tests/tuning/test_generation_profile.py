@@ -100,7 +100,7 @@ def test_a_stop_string_does_not_end_the_measurement(base: Generation) -> None:
 
 
 def test_a_cell_that_torch_runs_is_timed_in_fp32_only(tmp_path: Path) -> None:
-    path = publish(tmp_path / "run", peephole=True)
+    path = publish(tmp_path / "run", layer_norm=True)
     with pytest.warns(UserWarning, match="torch"):
         slow = as_stored(load_stored_model(path), None, Sampling())
     not_timed: list[str] = []

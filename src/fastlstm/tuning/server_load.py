@@ -44,10 +44,11 @@ class ServerLoad:
         self._num_clients = num_clients
         self.answers = Counter[int]()
         self._error = ""
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="fastlstm-load", daemon=True)
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
         return self
 
@@ -57,6 +58,7 @@ class ServerLoad:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_END_S)
@@ -67,6 +69,7 @@ class ServerLoad:
             raise CommandError(self._error)
 
     def _run(self) -> None:
+        assert self._loop is not None
         try:
             self._loop.run_until_complete(self._drive())
         finally:
