@@ -38,7 +38,6 @@ def base(run: Path) -> Generation:
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_profile, "TURN_S", 0.01)
-    monkeypatch.setattr(generation_profile, "_SHORTEST_TURN_S", 0.01)
     monkeypatch.setattr(generation_variants, "STREAM_COUNTS", (4,))
 
 
@@ -74,7 +73,7 @@ def test_a_slow_sampler_is_found_by_leaving_it_out(
     monkeypatch.setattr(Text, "take", slow)
     base.warm_up()
     chosen = [one for one in variants(base, []) if one.cause in ("sampler", "threads")]
-    verdicts = {v.cause: v for v in time_variants(base, chosen, 0.1)}
+    verdicts = {v.cause: v for _, v in time_variants(base, chosen, 0.1)}
     assert verdicts["sampler"].share > 0.5
     assert verdicts["sampler"].effect == "changes the text"
 
@@ -101,10 +100,10 @@ def test_a_stop_string_does_not_end_the_measurement(base: Generation) -> None:
 
 def test_a_cell_that_torch_runs_is_timed_in_fp32_only(tmp_path: Path) -> None:
     path = publish(tmp_path / "run", layer_norm=True)
+    not_timed: list[str] = []
     with pytest.warns(UserWarning, match="torch"):
         slow = as_stored(load_stored_model(path), None, Sampling())
-    not_timed: list[str] = []
-    assert "weights" not in {one.cause for one in variants(slow, not_timed)}
+        assert "weights" not in {one.cause for one in variants(slow, not_timed)}
     assert any("int8" in reason for reason in not_timed)
 
 
@@ -114,13 +113,13 @@ def test_quality_that_cannot_be_measured_is_said(base: Generation, tmp_path: Pat
     slow.warm_up()
     chosen = [one for one in variants(base, []) if one.cause == "weights"][:1]
     reasons: list[str] = []
-    verdicts = with_quality(slow, chosen, time_variants(slow, chosen, 0.1), reasons)
+    verdicts = with_quality(slow, time_variants(slow, chosen, 0.1), reasons)
     assert "bits/char" not in verdicts[0].evidence
     assert "unreadable" in reasons[0]
 
 
 def test_commands_keep_what_was_given(base: Generation) -> None:
-    argv = ["runs/book", "--generation", "--temperature", "0.8", "--time", "5s"]
+    argv = ["runs/book", "--generation", "--temperature", "0.8", "--measure", "5s"]
     verdict = generation_profile.Verdict("weights", 0.5, 1.0, 0.9, 1.1, "", {"weights": "int8"})
     text = cli._command(argv, "runs/book", verdict)
     assert text == "fastlstm generate runs/book --temperature 0.8 --weights int8"
@@ -136,11 +135,11 @@ def test_the_command_line_prints_it_and_verifies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cli, "measured_gain", lambda a, b, length: 0.25)
-    assert main(["profile", str(run), "--generation", "--time", "1s", "--json"]) == 0
+    assert main(["profile", str(run), "--generation", "--measure", "1s", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["chars_per_s"] > 0
     assert {one["cause"] for one in facts["verdicts"]} >= {"weights", "sampler", "threads"}
-    assert main(["profile", str(run), "--generation", "--time", "1s", "--no-verify"]) == 0
+    assert main(["profile", str(run), "--generation", "--measure", "1s", "--no-verify"]) == 0
     assert "characters/s" in capsys.readouterr().out
 
 
@@ -151,7 +150,7 @@ def test_the_command_line_prints_it_and_verifies(
         (["{tmp}/run", "--generation", "--prompt", "É"], "prompt"),
         (["{tmp}/run", "--generation", "--temperature", "-1"], "temperature"),
         (["{tmp}/run", "--generation", "--batch-size", "3"], "--batch-size"),
-        (["{tmp}/run", "--generation", "--time", "soon"], "time"),
+        (["{tmp}/run", "--generation", "--measure", "soon"], "measure"),
     ],
 )
 def test_bad_input_is_one_line(

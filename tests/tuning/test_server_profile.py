@@ -206,12 +206,10 @@ def test_the_command_line(
     monkeypatch.setattr(cli, "_VARIANTS_S", 0.1)
     (tmp_path / "keys").write_text("k1\n")
     url = serve(keys=("k1",)).url
-    words = ["profile", url, "--time", "1s", "--load", "2", "--api-key-file", "keys"]
+    words = ["profile", url, "--measure", "1s", "--load", "2", "--api-key-file", "keys"]
     assert main([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert {"weights", "sampler", "http", "idle"} <= {
-        one["cause"] for one in facts["verdicts"]
-    }
+    assert {"weights", "sampler", "http", "idle"} <= {one["cause"] for one in facts["verdicts"]}
     assert facts["times"]["model"]["name"] == "run"
     assert main(["profile", url]) == 2
     assert "needs an API key" in capsys.readouterr().err

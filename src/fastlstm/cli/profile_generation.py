@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastlstm.tuning.generation_profile import GenerationProfile
     from fastlstm.tuning.verdicts import Verdict
 
-_OWN = ("generation", "time", "no_verify", "json")
+_OWN = ("generation", "measure", "no_verify", "json")
 _VERIFY_S, _LIMIT_S = 1.0, 120.0
 COMMAND = Command(
     verb="profile",
@@ -33,7 +33,7 @@ COMMAND = Command(
     positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
     options=(
         Option("generation", bool, False, "profile the writing of text", is_switch=True),
-        Option("time", str, "15s", "time for all measurements", value="TIME"),
+        Option("measure", str, "15s", "time for all measurements", value="TIME"),
         Option("no_verify", bool, False, "do not run the first recommendation", is_switch=True),
         json_option("one JSON object"),
         Option("prompt", str, "", "text to continue"),
@@ -48,7 +48,7 @@ COMMAND = Command(
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
     parsed = parse(COMMAND, argv)
-    seconds = parse_duration(parsed["time"], "time")
+    seconds = parse_duration(parsed["measure"], "measure")
     settings = given_options(parsed, SAMPLING_OPTIONS)
     if "stop" in settings:
         settings["stop"] = tuple(settings["stop"])
@@ -140,7 +140,7 @@ def rows(
     profile: GenerationProfile, commands: Mapping[str, str | None], verified: float | None
 ) -> list[Row]:
     """Returns the lines of the result."""
-    from fastlstm.cli.profile import gain_text
+    from fastlstm.cli.profile_rows import gain_text
 
     speed = f"{profile.chars_per_s:,.0f} characters/s"
     if abs(profile.tokens_per_s / profile.chars_per_s - 1.0) > 0.01:

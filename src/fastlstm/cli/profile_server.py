@@ -33,7 +33,7 @@ COMMAND = Command(
     summary="Say where the time of a server's requests goes, and which option gains how much.",
     positionals=(Positional("URL", "a running fastlstm serve, such as http://127.0.0.1:8000"),),
     options=(
-        Option("time", str, "15s", "time to watch the server", value="TIME"),
+        Option("measure", str, "15s", "time to watch the server", value="TIME"),
         Option("load", int, 0, "send requests for so many texts at a time; this machine only"),
         Option("run", str, None, "run that is served (default: its name, here or in runs/)"),
         Option("api_key_file", str, None, "a file with an API key (default: FASTLSTM_API_KEY)"),
@@ -55,7 +55,7 @@ def is_url(text: str) -> bool:
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
     parsed = parse(COMMAND, argv)
-    seconds, num_clients = parse_duration(parsed["time"], "time"), parsed["load"]
+    seconds, num_clients = parse_duration(parsed["measure"], "measure"), parsed["load"]
     if not 0 <= num_clients <= _MAX_CLIENTS:
         raise ConfigError(f"--load is {num_clients}, expected 0 to {_MAX_CLIENTS}")
     if parsed["run"] is not None:
@@ -141,7 +141,7 @@ def _command(
 
 def rows(profile: ServerProfile, commands: Mapping[str, str], *, has_key: bool) -> list[Row]:
     """Returns the lines of the result."""
-    from fastlstm.cli.profile import gain_text
+    from fastlstm.cli.profile_rows import gain_text
 
     times = profile.times
     speed = f"{times.tokens_per_s:,.0f} tokens/s, {times.requests_per_s:.3g} requests/s"

@@ -21,12 +21,9 @@ from fastlstm.tuning.generation_variants import (
     variants,
 )
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.turns import TURN_S, in_turns
+from fastlstm.tuning.turns import TURN_S, Candidate, time_in_turns
 from fastlstm.tuning.verdicts import MIN_GAIN, Verdict, of_pairs, ranked
 
-_SHORTEST_TURN_S = 0.05
-_TURNS = 16
-"""Turns of a variant and of the base beside it."""
 _SCORED_TOKENS = 20_000
 LAST = (CHANGES_TEXT, MORE_TEXTS)
 """Effects whose verdicts come last: they write something else."""
@@ -107,14 +104,14 @@ def profile_generation(base: Generation, seconds: float) -> GenerationProfile:
     chars_per_token = base.chars / base.tokens
     counts = {base.num_streams: tokens_per_s} | {
         one.num_streams: tokens_per_s * (1.0 + verdict.gain)
-        for one, verdict in zip(chosen, timed, strict=True)
+        for one, verdict in sorted(timed, key=lambda pair: pair[0].num_streams)
         if one.effect == MORE_TEXTS
     }
     streams = (
         Streams(count, speed * chars_per_token, speed * chars_per_token / count)
         for count, speed in counts.items()
     )
-    verdicts = with_quality(base, chosen, timed, not_timed)
+    verdicts = with_quality(base, timed, not_timed)
     return GenerationProfile(
         tokens_per_s * chars_per_token, tokens_per_s, base.decoder.describe(base.num_streams),
         tuple(ranked(verdicts, LAST)), tuple(verdicts), tuple(streams), tuple(not_timed),
@@ -124,7 +121,7 @@ def profile_generation(base: Generation, seconds: float) -> GenerationProfile:
 
 def time_variants(
     base: Generation, chosen: Iterable[Generation], seconds: float, share: float = 1.0
-) -> list[Verdict]:
+) -> list[tuple[Generation, Verdict]]:
     """Times variants in turns with the base, which has been warmed up.
 
     Args:
@@ -134,47 +131,48 @@ def time_variants(
         share: of the whole, what writing takes.
 
     Returns:
-        A verdict on each variant.
+        Each variant with its verdict.
     """
-    chosen, rng = list(chosen), random.Random(0)
+
+    def candidate(one: Generation) -> Candidate:
+        return Candidate(lambda: one)
+
     end = time.perf_counter() + seconds
-    verdicts = list[Verdict]()
-    for place, variant in enumerate(chosen):
-        now = time.perf_counter()
-        own_s = max(0.0, (end - now) / (len(chosen) - place))
-        turn_s = min(TURN_S, max(_SHORTEST_TURN_S, own_s / _TURNS))
-        times = in_turns(base, variant, now + own_s, rng, turn_s)
-        verdicts.append(of_pairs(variant, *times, "tokens", share, ""))
-    return verdicts
+    timed, _ = time_in_turns(base, map(candidate, chosen), end, random.Random(0), TURN_S)
+    found = list[tuple[Generation, Verdict]]()
+    for one in timed:
+        assert isinstance(one.variant, Generation)
+        verdict = of_pairs(one.variant, one.base, one.other, "tokens", share, "")
+        found.append((one.variant, verdict))
+    return found
 
 
 def with_quality(
-    base: Generation, chosen: list[Generation], timed: list[Verdict], not_timed: list[str]
+    base: Generation, timed: list[tuple[Generation, Verdict]], not_timed: list[str]
 ) -> list[Verdict]:
-    """Adds bits per character to the verdicts on faster formats, where the text can be read.
+    """Returns the verdicts, with bits per character of faster formats where the text can be read.
 
     Args:
         base: the writing as it is.
-        chosen: what was timed.
-        timed: the verdict on each.
+        timed: each variant with its verdict.
         not_timed: receives why the quality could not be measured.
     """
+    found, tokenizer = [verdict for _, verdict in timed], base.model.tokenizer
     faster = [
-        place
-        for place, verdict in enumerate(timed)
+        (place, one.decoder)
+        for place, (one, verdict) in enumerate(timed)
         if verdict.effect == CHANGES_WEIGHTS and verdict.gain >= MIN_GAIN
     ]
     if not faster:
-        return timed
-    found, tokenizer = list(timed), base.model.tokenizer
+        return found
     try:
         ids = validation_ids(base.model.config, tokenizer)[:_SCORED_TOKENS]
         plain, _ = score(base.decoder, tokenizer, ids)
     except (DataError, OSError) as error:
         not_timed.append(f"quality: the run's validation text is unreadable ({error})")
-        return timed
-    for place in faster:
-        bits, _ = score(chosen[place].decoder, tokenizer, ids)
+        return found
+    for place, decoder in faster:
+        bits, _ = score(decoder, tokenizer, ids)
         text = f"bits/char {plain:.4f} -> {bits:.4f} ({100 * (bits / plain - 1):+z.2f} %)"
         evidence = f"{found[place].evidence}; {text} on {len(ids):,} tokens"
         found[place] = replace(found[place], evidence=evidence)

@@ -70,14 +70,12 @@ class Generation:
         ]
         self.turn(4 * _CALL_S)
 
-    def turn(self, seconds: float, use_mean: bool = False) -> float:
+    def turn(self, seconds: float) -> float:
         """Writes for about so many seconds; returns the seconds per token of all texts.
 
         Args:
             seconds: of the turn; at least one call is made.
-            use_mean: has no effect, it is the mean always.
         """
-        del use_mean
         num_tokens, started_s = 0, time.perf_counter()
         now_s = started_s
         while num_tokens == 0 or now_s - started_s < seconds:
@@ -90,6 +88,10 @@ class Generation:
             self._steps = max(1, min(_MAX_STEPS, int(self._steps * min(2.0, rate))))
         self.tokens += num_tokens
         return (now_s - started_s) / num_tokens
+
+    def close(self) -> None:
+        """Gives up the texts."""
+        self._texts = []
 
 
 def as_stored(

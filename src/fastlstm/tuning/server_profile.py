@@ -238,7 +238,7 @@ def _by_variants(
         )  # fmt: skip
         chosen.append(fresh)
     timed = time_variants(base, chosen, seconds, times.engine_share)
-    return with_quality(base, chosen, timed, not_timed)
+    return with_quality(base, timed, not_timed)
 
 
 def _queue(times: ServerTimes, slots: int) -> Verdict:
