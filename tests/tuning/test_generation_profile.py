@@ -43,7 +43,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_slow_weights_are_the_first_verdict(base: Generation, short_turns: None) -> None:
     slow = replace(base, decoder=SlowDecoder(base.decoder, 0.02))
-    profile = profile_generation(slow, 0.1)
+    profile = profile_generation(slow, 4.0)
     first = profile.recommended[0]
     assert (first.cause, first.effect) == ("weights", "changes weights")
     assert first.gain > 1.0

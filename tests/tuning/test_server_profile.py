@@ -18,7 +18,7 @@ from fastlstm.cli.main import main
 from fastlstm.errors import CommandError
 from fastlstm.text.loading import InferenceModel, load_decoder
 from fastlstm.text.stored_model import load_stored_model
-from fastlstm.tuning import server_profile
+from fastlstm.tuning import generation_profile, server_profile
 from fastlstm.tuning.server_metrics import ServerClient
 from fastlstm.tuning.server_profile import (
     ServerTimes,
@@ -36,6 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(server_profile, "_EVERY_S", 0.1)
     monkeypatch.setattr(server_profile, "_SETTLE_S", 0.3)
+    monkeypatch.setattr(generation_profile, "TURN_S", 0.01)
     return publish(tmp_path / "run")
 
 
@@ -80,7 +81,7 @@ def test_slow_weights_are_the_first_verdict(
         return replace(one, decoder=SlowDecoder(one.decoder, 0.02))
 
     monkeypatch.setattr(server_profile, "as_stored", slow)
-    profile = profile_server(times, load_stored_model(run), 0.1, answers)
+    profile = profile_server(times, load_stored_model(run), 4.0, answers)
     assert profile.recommended[0].cause == "weights"
     assert profile.recommended[0].gain > 0.5
     assert json.dumps(profile.to_dict())
@@ -206,7 +207,16 @@ def test_the_command_line(
     monkeypatch.setattr(cli, "_VARIANTS_S", 0.1)
     (tmp_path / "keys").write_text("k1\n")
     url = serve(keys=("k1",)).url
-    words = ["profile", url, "--measure", "1s", "--load", "2", "--api-key-file", "keys"]
+    words = [
+        "profile",
+        url,
+        "--measure",
+        "1s",
+        "--load",
+        "2",
+        "--api-key-file",
+        str(tmp_path / "keys"),
+    ]
     assert main([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {"weights", "sampler", "http", "idle"} <= {one["cause"] for one in facts["verdicts"]}
