@@ -55,8 +55,7 @@ COMMAND = Command(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --ops",
     ),
-    other="Others, each with --help: a table: fastlstm profile --horizon N; writing text: fastlstm"
-    " profile RUN --generation; a server: fastlstm profile http://HOST:PORT.",
+    other="More --help: profile --horizon N, profile RUN --generation, profile http://HOST:PORT",
 )
 TABLE_COMMAND = Command(
     verb="profile",
