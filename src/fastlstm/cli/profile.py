@@ -55,7 +55,7 @@ COMMAND = Command(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --ops",
     ),
-    other="More --help: profile --horizon N, profile RUN --generation, profile http://HOST:PORT",
+    other="With --help, too: --horizon N, RUN --generation, http://HOST:PORT",
 )
 TABLE_COMMAND = Command(
     verb="profile",
