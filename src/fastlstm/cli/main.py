@@ -56,7 +56,7 @@ VERBS = {
     "predict": "say what a training run will end at",
     "tune": "find the settings that end best within a budget",
     "watch": "follow runs while they train, and raise alerts",
-    "publish": "write the metrics of a run as a table",
+    "publish": "publish the metrics of a run as a table or in a tracker",
     "ab": "measure which of two commands is faster",
     "monitor": "show any number of runs on a live page",
     "compare": "show runs side by side",
@@ -134,9 +134,10 @@ def module_of(verb: str) -> Any:
 
 
 def commands(verb: str) -> list[Command]:
-    """Returns the commands of a verb: one, or one for texts and one for tables."""
+    """Returns the commands of a verb: one, or one for texts and one for tables, and others."""
     module = module_of(verb)
-    return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
+    found = [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
+    return [*found, *getattr(module, "OTHER_COMMANDS", ())]
 
 
 def _has_flag(verb: str, flag: str) -> bool:

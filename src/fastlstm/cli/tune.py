@@ -45,7 +45,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
         json_option("one JSON object"),
         Option(
             "tune_time", str, None,
-            "time of all short runs; default is twice the budget, or the least possible",
+            "time of all short runs; default is twice the budget, or 90s if that is longer",
             "search", value="TIME",
         ),
         Option("axes", str, axes, "what to tune", "search", value="LIST"),

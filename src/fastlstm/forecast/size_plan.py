@@ -65,6 +65,7 @@ def choose_size(
     left_s = _TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
     tried, notes = list[str](), list[str]()
     sizes = sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True)
+    sized, steps = config, 0
     for size in sizes:
         if tried and size != sizes[-1] and steps * (sized.hidden_size / size) ** 2 < ENOUGH_STEPS:
             continue  # even if a step took a time in proportion to the weights

@@ -9,6 +9,8 @@
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
+``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
+                          ``MLFLOW_EXPERIMENT_NAME``
 ``NO_COLOR``              any value switches colours off (https://no-color.org)
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
@@ -100,6 +102,12 @@ def api_key() -> str:
 def session_key() -> str:
     """Returns ``FASTLSTM_SESSION_KEY``, or an empty string."""
     return os.environ.get("FASTLSTM_SESSION_KEY", "")
+
+
+def tracker_project(to: str) -> str:
+    """Returns the project that a tracker's own variable names, or an empty string."""
+    name = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}.get(to)
+    return os.environ.get(name, "") if name else ""
 
 
 def no_color() -> bool:

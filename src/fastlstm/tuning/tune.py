@@ -48,7 +48,7 @@ class Search:
 
     Attributes:
         out: directory of the search.
-        time_s: for the short runs; default is twice the budget, or the least that a search takes.
+        time_s: for the short runs; default is twice the budget, or the least that is enough.
         axes: of those of the job; empty means all.
         limits: that every model must keep.
         num_seeds: runs of every trial.
