@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fastlstm.monitor.run_summary import Point, RunSummary
+    from fastlstm.monitor.run_summary import RunSummary
     from fastlstm.report.events import Measure
 
 _STATES = ("running", "dead", "stopped", "finished")
@@ -117,7 +117,7 @@ def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> str:
         "" if left is None else clock(left),
         _text(run.slip, "+.0%"),
         f'<span class="dead" title="{alerts}">{run.num_alerts}</span>' if run.num_alerts else "",
-        sparkline([point.value for point in curve]),
+        sparkline(curve.values),
     )
     rest = "".join(f"<td>{cell}</td>" for cell in cells)
     return (
@@ -152,8 +152,8 @@ def _charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
 def _curve(run: RunSummary, key: str, measure: Measure) -> list[tuple[float, float]]:
     if run.measure != measure:
         return []
-    points: list[Point] = run.validation or run.training
-    return [(getattr(point, key), point.value) for point in points]
+    curve = run.validation or run.training
+    return list(zip(getattr(curve, key), curve.values, strict=True))
 
 
 def _key(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:

@@ -5,7 +5,6 @@ The cache is one sqlite3 file. Nothing is written into the directories of runs.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -20,7 +19,7 @@ from fastlstm.system.environment import cache_dir
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_FORMAT = 1
+_FORMAT = 2
 _SEARCH_EVERY_S = 10.0
 _NOT_SEARCHED = ("checkpoint-", "tensorboard", ".")
 _METRICS = "metrics.jsonl"
@@ -98,7 +97,8 @@ class RunIndex:
         database = sqlite3.connect(self._cache, timeout=5.0)
         os.chmod(self._cache, 0o600)
         database.execute(
-            f"CREATE TABLE IF NOT EXISTS runs_{_FORMAT} (path TEXT PRIMARY KEY, summary TEXT)"
+            f"CREATE TABLE IF NOT EXISTS runs_{_FORMAT} (path TEXT PRIMARY KEY, summary TEXT,"
+            " training BLOB, validation BLOB, machine BLOB)"
         )
         return database
 
@@ -106,22 +106,16 @@ class RunIndex:
         """Returns the stored summaries; a cache that cannot be read is no cache."""
         try:
             with closing(self._open()) as database:
-                rows = database.execute(f"SELECT path, summary FROM runs_{_FORMAT}").fetchall()
+                rows = database.execute(f"SELECT * FROM runs_{_FORMAT}").fetchall()
         except (sqlite3.Error, OSError):
             with suppress(OSError):
                 self._cache.unlink()
             return {}
-        below = tuple(os.path.abspath(directory) for directory in self._directories)
-        found = {}
-        for path, summary in rows:
-            if str(path).startswith(below):
-                with suppress(ValueError, TypeError, RecursionError):
-                    found[path] = json.loads(summary)
-        return found
+        return {path: stored for path, *stored in rows}
 
     def _store(self, runs: Sequence[RunSummary]) -> None:
-        rows = [(os.fspath(run.path), json.dumps(run.stored())) for run in runs]
-        command = f"REPLACE INTO runs_{_FORMAT} VALUES (?, ?)"
+        rows = [(os.fspath(run.path), *run.stored()) for run in runs]
+        command = f"REPLACE INTO runs_{_FORMAT} VALUES (?, ?, ?, ?, ?)"
         with (
             suppress(sqlite3.Error, OSError, UnicodeError),
             closing(self._open()) as database,
