@@ -6,7 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.monitor.curve import MAX_POINTS, Curve, Point
 from fastlstm.monitor.event_tail import EventTail
@@ -53,7 +53,7 @@ class RunSummary:
         first_end_s: total seconds that the run predicted at first, None before that.
     """
 
-    def __init__(self, path: Path, stored: Sequence[str | bytes] | None = None) -> None:
+    def __init__(self, path: Path, stored: Sequence[Any] | None = None) -> None:
         self.path = path
         self._file = RunDirectory(path).metrics_path
         self._clear()
@@ -84,7 +84,7 @@ class RunSummary:
         text = json.dumps({**figures, "position": self._tail.position})
         return text, self.training.stored(), self.validation.stored(), self.machine.stored()
 
-    def _restore(self, stored: Sequence[str | bytes]) -> Sequence[object]:
+    def _restore(self, stored: Sequence[Any]) -> Any:
         text, training, validation, machine = stored
         figures = json.loads(text)
         for name, kind in _STORED.items():
@@ -272,7 +272,7 @@ class RunSummary:
         return self.validation.units[-1] / (self.units_per_char or 1.0)
 
 
-_STORED = {
+_STORED: dict[str, type | tuple[type, ...]] = {
     "start": dict, "end": (dict, type(None)), "last": dict, "machine_event": dict, "phases": dict,
     "outlook": dict, "alerts": list, "num_alerts": int, "first_end_s": (float, int, type(None)),
 }  # fmt: skip
