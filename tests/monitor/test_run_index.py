@@ -20,7 +20,7 @@ def test_runs_are_found_at_any_depth(write_run: Any, tmp_path: Path) -> None:
     write_run("deep/er/b")
     write_run("a/checkpoint-5")
     write_run(".hidden")
-    assert [path.name for path in find_runs([tmp_path, tmp_path / "a"])] == ["a", "b"]
+    assert [path.name for path in find_runs([tmp_path, tmp_path / "a"])[0]] == ["a", "b"]
 
 
 def test_runs_appear_and_go(write_run: Any, tmp_path: Path) -> None:

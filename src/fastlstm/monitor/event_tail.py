@@ -47,6 +47,19 @@ class EventTail:
         self.num_replaced = 0
         self.has_more = False
 
+    @classmethod
+    def near_end(cls, path: Path, num_bytes: int) -> EventTail:
+        """Returns a tail that begins so many bytes before the end of a longer file."""
+        try:
+            with open_regular(path) as (descriptor, size):
+                offset = size - num_bytes
+                if offset > 0:
+                    mark = cls._bytes_before(descriptor, offset)
+                    return cls(path, (os.fstat(descriptor).st_ino, offset, mark))
+        except (FastLSTMError, OSError):
+            pass
+        return cls(path)
+
     @property
     def position(self) -> Position:
         """The end of the last complete line read; can be stored as JSON."""

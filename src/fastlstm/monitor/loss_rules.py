@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
 from statistics import fmean, median
 
 from fastlstm.monitor.alert_rule import CLEAR, Rule
 from fastlstm.report.events import Event, number, text_of
+from fastlstm.report.lines import skip_text
 
 
 class NotFinite(Rule):
@@ -23,16 +26,19 @@ class NotFinite(Rule):
         kind = event.get("event")
         if kind == "skip" or (kind == "step" and number(event, "loss") is None):
             self._good = 0
-            what = text_of(event, "what") or "the loss"
-            tensor = text_of(event, "tensor")
-            where = f" ({tensor})" if tensor else ""
-            return f"step {event.get('step')}: {what} is not a finite number{where}"
+            if kind == "skip":
+                return skip_text(event)
+            return f"step {text_of(event, 'step')}: the loss is not a finite number"
         self._good += kind == "step"
         return CLEAR if self._good >= self.value else None
 
 
 class LossSpike(Rule):
-    """The training loss is so many robust deviations above its median of 50 `step` events."""
+    """The training loss is so many robust deviations above its last 15 `step` events.
+
+    The deviation is that of neighbours among 50 events, so that a loss that still falls fast, as
+    at the beginning of a run, does not widen it.
+    """
 
     name, default = "spike", 6.0
     advice = "lower --learning-rate or set --grad-clip; look at the data around this step"
@@ -51,8 +57,9 @@ class LossSpike(Rule):
         if len(self._losses) < 20:
             self._losses.append(loss)
             return None
-        middle = median(self._losses)
-        spread = 1.4826 * median(abs(x - middle) for x in self._losses)
+        losses = list(self._losses)
+        middle = median(losses[-15:])
+        spread = 1.05 * median(abs(after - before) for before, after in pairwise(losses))
         z = (loss - middle) / max(spread, 0.02 * abs(middle), 1e-9)
         self._high = self._high + 1 if z > self.value else 0
         self._low = self._low + 1 if z < self.value / 2 else 0
@@ -64,7 +71,11 @@ class LossSpike(Rule):
 
 
 class Overfitting(Rule):
-    """So many evaluations in a row are worse than the best while the training loss falls."""
+    """So many evaluations in a row are worse than the best while the training loss falls.
+
+    Worse by 1 % at least, and by six times what evaluations vary beside their trend, the first of
+    them by four times: of hundreds the best is low by chance, and some triple rises.
+    """
 
     name, default = "overfitting", 3.0
     advice = "the best weights are kept: end the run (--patience), or raise --dropout"
@@ -74,6 +85,7 @@ class Overfitting(Rule):
         self._best = self._best_train = float("inf")
         self._worse: list[float] = []
         self._losses: list[float] = []
+        self._evaluations: deque[float] = deque(maxlen=40)
 
     def update(self, event: Event) -> str | None:
         loss, kind = number(event, "loss"), event.get("event")
@@ -83,6 +95,7 @@ class Overfitting(Rule):
             return None
         train = fmean(self._losses) if self._losses else self._best_train
         self._losses = []
+        self._evaluations.append(loss)
         if loss < self._best:
             self._best, self._best_train, self._worse = loss, train, []
             return CLEAR
@@ -90,7 +103,17 @@ class Overfitting(Rule):
         newest = self._worse[-int(self.value) :]
         rises = len(newest) >= self.value and newest == sorted(newest)
         margin = 0.01 * abs(self._best)
-        if rises and loss > self._best + margin and train < self._best_train - margin:
+        noise = _deviation(self._evaluations)
+        is_worse = loss > self._best + max(margin, 6.0 * noise)
+        rises = rises and newest[0] > self._best + 4.0 * noise
+        if rises and is_worse and train < self._best_train - margin:
             told = f"{loss:.4g} after {self._best:.4g} at best"
             return f"the validation loss rises ({told}) while the training loss falls"
         return None
+
+
+def _deviation(values: Iterable[float]) -> float:
+    """Returns the robust deviation of values beside their trend, by their second differences."""
+    steps = [after - before for before, after in pairwise(values)]
+    bends = [abs(after - before) for before, after in pairwise(steps)]
+    return 0.605 * median(bends) if bends else 0.0

@@ -28,11 +28,11 @@ class Slope:
         while self._samples[0][0] < time_s - self._window_s:
             self._samples.popleft()
         self.rate = self.change = 0.0
-        span, size = time_s - self._samples[0][0], len(self._samples) // 4
-        if span < self._least_s or size < 2:
+        span, count = time_s - self._samples[0][0], len(self._samples)
+        if span < self._least_s or count < 6:
             return
         values = [value for _, value in self._samples]
-        means = [fmean(values[at * size : (at + 1) * size]) for at in range(4)]
+        means = [fmean(values[at * count // 4 : (at + 1) * count // 4]) for at in range(4)]
         steps = [after - before for before, after in pairwise(means)]
         if min(steps) > 0.4 * fmean(steps) > 0.0:
             self.change = value - values[0]
@@ -47,7 +47,7 @@ class MemoryGrowth(Rule):
 
     def __init__(self, value: float | None = None) -> None:
         super().__init__(value)
-        self._used, self._newest = Slope(300.0), Slope(8.0, least_s=6.0)
+        self._used, self._newest = Slope(300.0, least_s=60.0), Slope(6.5, least_s=4.5)
 
     def update(self, event: Event) -> str | None:
         if event.get("event") == "start":
@@ -62,7 +62,7 @@ class MemoryGrowth(Rule):
         self._used.add(now, used)
         self._newest.add(now, used)
         rate, hours = self._used.rate, self.value
-        if left < 300.0 * self._newest.rate:  # eight seconds tell of a fast growth only
+        if left < 300.0 * self._newest.rate:  # six seconds tell of a fast growth only
             rate, hours = self._newest.rate, 1.0
         grown = max(self._used.change, self._newest.change)
         if rate > 0.0 and grown > 64 * MB and left / rate < 3600.0 * hours:
