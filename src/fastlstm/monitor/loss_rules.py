@@ -73,8 +73,8 @@ class LossSpike(Rule):
 class Overfitting(Rule):
     """So many evaluations in a row are worse than the best while the training loss falls.
 
-    Worse by 1 % at least, and by six times what evaluations vary beside their trend, the first of
-    them by four times: of hundreds the best is low by chance, and some triple rises.
+    Worse by 1 % at least, and by seven times what evaluations vary beside their trend, the first
+    of them by five times: of hundreds the best is low by chance, and some triple rises.
     """
 
     name, default = "overfitting", 3.0
@@ -85,7 +85,7 @@ class Overfitting(Rule):
         self._best = self._best_train = float("inf")
         self._worse: list[float] = []
         self._losses: list[float] = []
-        self._evaluations: deque[float] = deque(maxlen=40)
+        self._evaluations: deque[float] = deque(maxlen=100)
 
     def update(self, event: Event) -> str | None:
         loss, kind = number(event, "loss"), event.get("event")
@@ -104,8 +104,8 @@ class Overfitting(Rule):
         rises = len(newest) >= self.value and newest == sorted(newest)
         margin = 0.01 * abs(self._best)
         noise = _deviation(self._evaluations)
-        is_worse = loss > self._best + max(margin, 6.0 * noise)
-        rises = rises and newest[0] > self._best + 4.0 * noise
+        is_worse = loss > self._best + max(margin, 7.0 * noise)
+        rises = rises and newest[0] > self._best + 5.0 * noise
         if rises and is_worse and train < self._best_train - margin:
             told = f"{loss:.4g} after {self._best:.4g} at best"
             return f"the validation loss rises ({told}) while the training loss falls"
