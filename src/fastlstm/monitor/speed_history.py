@@ -51,9 +51,10 @@ def speed_history(runs: Sequence[RunSummary]) -> str:
         for group, colour in zip(chosen, COLOURS, strict=False)
     )
     return (
-        f'<h2>Speed by date</h2>\n<p class="key">{key}</p><figure>{svg}<figcaption><p>Runs of the'
+        f'<h2>Speed by date</h2>\n<p class="key">{key}</p><div class="charts"><figure>{svg}'
+        "<figcaption><p>Runs of the"
         " same model and settings on the same machine, from the first to the newest.</p>"
-        "</figcaption></figure>\n"
+        "</figcaption></figure></div>\n"
     )
 
 
