@@ -153,6 +153,16 @@ def test_noise_of_hundreds_of_evaluations_is_no_overfitting() -> None:
     assert alerts_of(events, "overfitting") == []
 
 
+def test_a_run_that_gets_no_processor_time_for_seconds_is_not_hung() -> None:
+    def silent(seconds: int) -> list[Event]:
+        own = {"is_locked": True, "cpu_share": 0.0, "others_share": 0.9, "state": "S"}
+        looks = [{"event": "process", "time": 1e9 + at, "silent_s": at, **own} for at in range(99)]
+        return [{"event": "start"}, *looks[:seconds]]
+
+    assert alerts_of(silent(25), "hang") == []
+    assert [alert.rule for alert in alerts_of(silent(60), "hang")] == ["hang"]
+
+
 def test_a_run_that_has_ended_is_not_dead() -> None:
     events = [*stream(None, 30), {"event": "end"}]
     gone = {"event": "process", "is_locked": False, "silent_s": 900.0}

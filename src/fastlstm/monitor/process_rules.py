@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fastlstm.monitor.alert_rule import CLEAR, Rule
+from fastlstm.monitor.alert_rule import CLEAR, OthersLoad, Rule
 from fastlstm.report.events import Event, number
 
 
@@ -28,7 +28,10 @@ class Dead(Rule):
 
 
 class Hang(Rule):
-    """Seconds without an event while the process uses no processor time."""
+    """Seconds without an event while the process uses no processor time.
+
+    Four times as many where others use more than half of the machine: the run may get none.
+    """
 
     name, default, severity = "hang", 8.0, "error"
     advice = "look at the process (py-spy dump); end it and continue with --resume"
@@ -37,8 +40,10 @@ class Hang(Rule):
         super().__init__(value)
         self._gaps: deque[float] = deque(maxlen=100)
         self._last: float | None = None
+        self._others = OthersLoad(30.0)
 
     def update(self, event: Event) -> str | None:
+        self._others.add(event)
         now = number(event, "elapsed_s")
         if event.get("event") in ("start", "step", "eval") and now is not None:
             if self._last is not None:
@@ -51,7 +56,8 @@ class Hang(Rule):
             return f"the process is stopped (SIGSTOP); no event for {silent:.0f} s"
         usual, share = max(self._gaps, default=0.0), number(event, "cpu_share")
         told = f"no event for {silent:.0f} s"
-        if silent > max(self.value, 4 * usual) and share is not None and share < 0.02:
+        least = self.value * (4.0 if (self._others.mean or 0.0) > 0.5 else 1.0)
+        if silent > max(least, 4 * usual) and share is not None and share < 0.02:
             return f"{told}, and the process uses no processor time"
         if silent > max(300.0, 10 * usual):
             return f"{told}; before at most {usual:.0f} s"
