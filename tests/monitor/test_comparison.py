@@ -29,6 +29,12 @@ def test_settings_kernels_and_machines_that_differ_are_said(write_run: Any) -> N
     assert any("different machines" in note for note in result.notes)
 
 
+def test_ceilings_of_other_threads_are_not_those_of_another_machine(write_run: Any) -> None:
+    one = write_run("a", threads=1, ceiling_gflops=150.0)
+    two = write_run("b", threads=2, ceiling_gflops=300.0)
+    assert compare_runs([one, two]).notes == []
+
+
 def test_other_data_tasks_and_unfinished_runs_are_said(write_run: Any) -> None:
     other = write_run("b", source="c.txt", task="forecast", is_ended=False)
     text = " ".join(compare_runs([write_run("a"), other]).notes)
