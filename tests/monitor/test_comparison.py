@@ -66,3 +66,19 @@ def test_the_command(write_run: Any, capsys: pytest.CaptureFixture[str]) -> None
     facts = json.loads(capsys.readouterr().out)
     assert [run["at_equal_chars"] for run in facts["runs"]] == pytest.approx([2.0, 1.5])
     assert main(["compare", one]) == 2
+
+
+def test_a_comparison_as_one_offline_file(write_run: Any, tmp_path: Path) -> None:
+    evil = "<img src=x>"
+    paths = [write_run("x/a"), write_run("y/a", best=1.5, batch_size=64, source=evil)]
+    out = tmp_path / "page.html"
+    assert main(["compare", *map(str, paths), "--html", str(out)]) == 0
+    html = out.read_text("utf-8")
+    assert "different sources" in html
+    assert "1.5000" in html
+    assert html.count("<polyline") == 4
+    assert "<td>batch_size</td>" in html
+    assert str(paths[1]) in html  # two have one name
+    assert "<script" not in html
+    assert "<img" not in html
+    assert main(["compare", *map(str, paths), "--html", str(tmp_path / "none" / "x.html")]) == 1

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 By = Literal["seconds", "chars"]
 _NOT_SETTINGS = frozenset(
     (
-        *("event", "run", "resumed_from", "resumed_s", "precision_why", "ceiling_gflops"),
+        *("event", "run", "resumed_from", "resumed_s", "precision_why"),
         *("flop_per_unit", "num_units", "unit", "task", "kernels", "device"),
+        *("ceiling_gflops", "ceiling_how"),
     )
 )
 _CEILING_RATIO = 1.25
