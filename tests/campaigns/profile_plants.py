@@ -71,7 +71,7 @@ PLANTS: list[Plant] = [
     text("slow loader", "input", plant=slow_loader),
     text("batch of 1", "batch size", "--batch-size", "1"),
     text("batch of 4", "batch size", "--batch-size", "4"),
-    text("batch of 512", "batch size", "--batch-size", "512"),
+    text("batch of 512", "batch size", "--batch-size", "512", "--steps", "150"),
     text("sequences of 8", "sequence length", "--seq-length", "8"),
     text("evaluation every 5 steps", "evaluation", "--eval-every", "5"),
     text("checkpoint every 5 steps", "checkpoints", "--checkpoint-every", "5"),
