@@ -8,9 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError
+from fastlstm.errors import UsageError, counted
 from fastlstm.report.terminal import clock
-from fastlstm.text.quality_prediction import Length, PredictedBits, QualityPrediction
+from fastlstm.text.quality_prediction import (
+    FEWEST_STEPS,
+    Length,
+    PredictedBits,
+    QualityPrediction,
+)
 from fastlstm.text.train import Source, train
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.machine import describe_machine
@@ -74,6 +79,7 @@ def predict_run(
     given: Collection[str] = (),
     measure_s: float | None = None,
     observers: Sequence[Observer] = (),
+    measure_steps: int | None = None,
 ) -> Prediction:
     """Trains a short complete run and predicts what the whole run would end at.
 
@@ -83,30 +89,42 @@ def predict_run(
         given: names of those that were chosen.
         measure_s: seconds of the short run; default is a tenth of the whole one, 5 s to 2 min.
         observers: get the events of the short run.
+        measure_steps: steps of the short run in place of seconds; default, where the whole run ends
+            by steps or epochs, is a tenth of its steps, at least 120.
 
     Raises:
         UsageError: the whole run is no longer than the short one, or trains on BPE tokens.
     """
     if config.vocab == "bpe":
         raise UsageError("predict needs a text of characters or bytes: --vocab is bpe")
+    if measure_s is not None and measure_steps is not None:
+        raise UsageError("--measure and --measure-steps are both given: leave one out")
     budget_s = StopCriterion.of(config, 1).budget_s
-    if budget_s is not None:
+    if budget_s is not None and measure_steps is None:
         measure_s = _measure_s(measure_s, budget_s)
     planned = plan_run(source, config, given)
     fixed = chosen_sizes(config, planned.options)
     whole = replace(config, **fixed)
-    short_s = measure_s or _MAX_DEFAULT_S
-    short = replace(whole, steps=None, epochs=None, budget=f"{short_s:g}s")
+    if measure_s is None:
+        measure_steps = _measure_steps(measure_steps, planned)
     ends = list[Any]()
 
     def keep(event: Event) -> None:
         if event["event"] == "end":
             ends.append(event)
 
+    # A short run would choose a shorter sequence length than the whole one.
+    batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
+    short = replace(
+        whole, **batches, epochs=None, steps=measure_steps,
+        budget=None if measure_s is None else f"{measure_s:g}s",
+    )  # fmt: skip
+    end_name = "budget" if measure_steps is None else "steps"
     with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
         train(
-            source, out=Path(folder, "run"), config=short, given={*given, *fixed, "budget"},
-            as_text=True, observers=[*observers, keep],
+            source, out=Path(folder, "run"), config=short,
+            given={*given, *fixed, *batches, end_name}, as_text=True,
+            observers=[*observers, keep],
         )  # fmt: skip
     return _predicted(planned, whole, fixed, ends[0])
 
@@ -121,6 +139,23 @@ def _measure_s(asked: float | None, budget_s: float) -> float:
             " longer --budget"
         )
     return seconds
+
+
+def _measure_steps(asked: int | None, planned: PlannedRun) -> int:
+    """Returns the steps of the short run; the whole one must be longer, if it ends by steps."""
+    if asked is not None and asked < 1:
+        raise UsageError(f"--measure-steps is {asked}, expected at least 1")
+    total = StopCriterion.of(planned.options, planned.steps_per_epoch).total_steps
+    if total is None:
+        assert asked is not None
+        return asked
+    steps = asked or max(FEWEST_STEPS, int(_DEFAULT_SHARE * total))
+    if steps >= total:
+        raise UsageError(
+            f"the run takes {counted(total, 'step')} and the short run {counted(steps, 'step')}:"
+            " train it, or give a smaller --measure-steps"
+        )
+    return steps
 
 
 def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
@@ -148,8 +183,7 @@ def _predicted(
 ) -> Prediction:
     """Returns the prediction from the event that the short run ended with."""
     law = law_of(planned.start, end, planned.options.optimizer)
-    steps_per_epoch = law.train_tokens * law.measured.steps / law.measured.tokens
-    stop = StopCriterion.of(config, max(1, int(steps_per_epoch)))
+    stop = StopCriterion.of(config, planned.steps_per_epoch)
     if stop.total_steps is not None:
         length = law.measured.times(stop.total_steps / law.measured.steps)
     else:
