@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from fastlstm.text.quality_prediction import interval_factor
+
 FIRST = (0.9, -0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3)
 """E, log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon,
 log of the first steps s."""
 MIN_STEPS_MEASURED = 120
 """Of a short run; `fastlstm predict` says so of shorter ones."""
-DISTANCES = (("2x", 1.5, 3.0), ("4x", 3.0, 6.0), ("8x", 6.0, 12.0), ("16x and 32x", 12.0, 40.0))
-"""Times the tokens of the short run: name, from, to."""
+DISTANCES = {"2x": 3.0, "4x": 6.0, "8x": 12.0, "16x and 32x": math.inf}
+"""Times the tokens of the short run: below which they have this name."""
 MIN_STEPS_OF_SMALL = 900
 """Below it, batches under 32 lose at the rate tuned for 32, which no law of steps describes."""
 
@@ -46,7 +49,8 @@ def main() -> None:
 
 def cross_validate(rows: list[dict[str, Any]]) -> None:
     """Prints the errors of runs predicted from shorter ones by the law of the other texts."""
-    errors: dict[str, list[float]] = {name: [] for name, _, _ in DISTANCES}
+    errors: dict[str, list[float]] = {name: [] for name in DISTANCES}
+    num_held = 0
     for text in sorted({row["text"] for row in rows}):
         others = [row for row in rows if row["text"] != text]
         values, _ = fit(others, sorted({name_of(row) for row in others}))
@@ -57,16 +61,18 @@ def cross_validate(rows: list[dict[str, Any]]) -> None:
         ):
             if short["fields"]["steps"] < MIN_STEPS_MEASURED or not is_longer(short, long):
                 continue
-            bits = short["bits_per_char"] * long_law / short_law
-            for name, low, high in DISTANCES:
-                if low <= long["tokens"] / short["tokens"] < high:
-                    errors[name].append(bits / long["bits_per_char"] - 1)
+            times = long["tokens"] / short["tokens"]
+            off = short["bits_per_char"] * long_law / short_law / long["bits_per_char"]
+            width = interval_factor(times)
+            num_held += 1 / width <= off <= width
+            next(found for name, found in errors.items() if times < DISTANCES[name]).append(off - 1)
     for name, found in errors.items():
         off = 100 * np.array(found)
         print(
             f"{name}: {len(off)} predictions of another text, error {np.sqrt((off**2).mean()):.2f}"
             f" %, mean {off.mean():+.2f} %, largest {abs(off).max():.1f} %"
         )
+    print(f"90 % intervals hold {num_held} of {sum(map(len, errors.values()))}")
 
 
 def is_longer(short: dict[str, Any], long: dict[str, Any]) -> bool:
