@@ -68,6 +68,25 @@ def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text:
     assert [start["seq_length"] for start in starts] == [128]
 
 
+@pytest.mark.parametrize(
+    ("step_s", "measured"), [(0.01, "6s"), (0.08, "12s"), (1.0, "15s")]
+)  # a tenth of the budget, 120 steps, a quarter of the budget
+def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
+    text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
+):
+    budgets, few_steps = [], predict.train
+
+    def noted(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
+        budgets.append(config.budget)
+        return few_steps(source, config=config, **rest)
+
+    monkeypatch.setattr(predict, "train", noted)
+    monkeypatch.setattr(predict, "step_seconds", lambda *_: step_s)
+    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
+    predict_run(str(text), config, {*SIZES, "budget", "precision"})
+    assert budgets == [measured]
+
+
 @pytest.mark.parametrize(("steps", "measured"), [(130, 120), (3000, 300)])
 def test_a_tenth_of_the_steps_is_measured(text: Path, steps: int, measured: int):
     config = TrainConfig(steps=steps, precision="fp32", **SIZES)  # type: ignore[arg-type]
