@@ -1,5 +1,7 @@
+import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,14 @@ import pytest
 import fastlstm
 from fastlstm.cli import profile as cli
 from fastlstm.cli.main import main
+from fastlstm.cli.profile_rows import gain_text, rows
 from fastlstm.cli.train_command import train_command
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.tuning import profile
-from fastlstm.tuning.profile import Profiled, Profiler
-from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant
-from fastlstm.tuning.verdicts import Verdict, of_pairs
+from fastlstm.tuning.profile import Profile, Profiled, Profiler
+from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
+from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates
+from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 
@@ -70,7 +74,7 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
 
 def test_commands_keep_what_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    argv = ["book.txt", "--batch-size", "8", "--time", "5s", "--threads", "1"]
+    argv = ["book.txt", "--batch-size", "8", "--measure", "5s", "--threads", "1"]
     command = train_command(cli.COMMAND, cli._OWN, argv, {"threads": 2})
     assert command == "fastlstm train book.txt --batch-size 8 --threads 2 --out runs/book"
     Path("runs/book").mkdir(parents=True)
@@ -79,12 +83,132 @@ def test_commands_keep_what_was_given(tmp_path, monkeypatch):
 
 def test_gains_are_said_with_their_interval():
     verdict = Verdict("batch size", 0.3, 0.5, 0.4, 0.6, CHANGES_LEARNING)
-    assert cli.gain_text(verdict) == "+50 % speed (40 to 60 %)"
-    assert "no interval" in cli.gain_text(Verdict("t", 0.3, 0.5, -1.0, math.inf, EXACT))
+    assert gain_text(verdict) == "+50 % speed (40 to 60 %)"
+    assert "no interval" in gain_text(Verdict("t", 0.3, 0.5, -1.0, math.inf, EXACT))
 
 
-def test_a_forecaster_is_refused(tmp_path, capsys):
+def test_a_run_that_does_not_say_its_source_is_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"kind": "forecaster"}')
     (tmp_path / "manifest.json").write_text("{}")
-    assert main(["profile", str(tmp_path)]) != 0
-    assert "Traceback" not in capsys.readouterr().err
+    assert main(["profile", str(tmp_path)]) == 2
+    assert "do not say what it was trained on" in capsys.readouterr().err
+
+
+def test_a_change_of_learning_is_recommended_for_its_time_to_quality_alone():
+    faster = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING)
+    assert not faster.is_recommended  # what it ends at is not known
+    worse = replace(faster, quality_gain=-0.2, quality_low=-0.4)
+    better = replace(faster, gain=-0.3, low=-0.4, quality_gain=0.5, quality_low=0.2)
+    assert not worse.is_recommended
+    assert better.is_recommended
+    assert [v.worth for v in ranked([worse, replace(better, cause="optimizer")])] == [0.5, -0.2]
+
+
+def test_a_faster_change_that_is_not_advised_is_said():
+    verdict = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING, {}, "", True, -0.2, -0.3)
+    profile = Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, None, {})
+    lines = dict(rows(profile, {}, None))
+    assert "not expected to reach the same quality sooner" in lines["not advised"]
+    assert "healthy" in lines["verdict"]
+
+
+def test_the_time_to_a_quality_is_found_where_there_is_one():
+    assert _seconds_until(lambda s: 10.0 - s, 3.0) == pytest.approx(10.0)
+    assert _seconds_until(lambda s: 1.0, 3.0) == math.inf
+
+
+def test_a_lower_rate_gains_the_steps_it_needs_fewer():
+    high = [4.0 - 0.01 * step for step in range(48)]
+    low = [4.0 - 0.02 * step for step in range(48)]
+    verdict = _of_losses(high, low, 0.1)
+    assert verdict.quality_gain == pytest.approx(0.9, abs=0.2)
+    assert verdict.is_recommended
+    assert not _of_losses(low, high, 0.1).is_recommended
+    assert _of_losses([math.inf] * 48, low, 0.1).is_recommended  # diverged
+
+
+def test_a_healthy_rate_is_not_tried(text, tmp_path):
+    found = list[object]()
+
+    class Probe(fastlstm.Callback):
+        def on_begin(self, trainer):
+            found.extend(lower_rate(trainer, rate, 60.0) for rate in (0.01, 0.001))
+            trainer.end("probed")
+
+    fastlstm.train(
+        str(text), out=tmp_path / "run", steps=1000, learning_rate=0.01, precision="fp32",
+        optimizer="adamw", observers=[], callbacks=[Probe()], cache_dir=str(tmp_path / "cache"),
+        **SIZES,
+    )  # fmt: skip
+    assert found[0] is None
+    assert found[1].cause == "learning rate"
+
+
+def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profile, "TURN_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    sizes = [w for n, v in SIZES.items() for w in (f"--{n.replace('_', '-')}", str(v))]
+    shared = ["--precision", "fp32", "--cache-dir", str(tmp_path / "cache")]
+    assert main(["train", str(text), "--out", "run", "--steps", "3", *sizes, *shared]) == 0
+    capsys.readouterr()
+    trace = tmp_path / "trace.json"
+    words = ["profile", "run", "--measure", "1s", "--no-verify", "--trace", str(trace), "--ops"]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads(Path("run/profile.json").read_text()) == said
+    assert {"evaluation", "checkpoints"} <= {v["cause"] for v in said["verdicts"]}
+    assert json.loads(trace.read_text())["traceEvents"]
+    kernel = next(op for op in said["ops"] if op["name"] == "LSTM forward")
+    T, B, E, H = SIZES["seq_length"], SIZES["batch_size"], SIZES["embed_size"], SIZES["rnn_size"]
+    V = len(set(text.read_text()))  # the input product is one row per character of the vocabulary
+    assert kernel["gflop"] == pytest.approx(8e-9 * H * (H * T * B + E * (V + 1)), rel=0.05)
+    for verdict in said["verdicts"]:
+        assert not verdict["command"] or "--config run/config.json" in verdict["command"]
+
+
+def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profile, "TURN_S", 0.01)
+    table = tmp_path / "table.csv"
+    lines = [f"{math.sin(t / 5):.4f},{math.cos(t / 7):.4f}" for t in range(600)]
+    table.write_text("\n".join(["y,z", *lines]))
+    words = ["profile", str(table), "--horizon", "4", "--target", "y", "--hidden-size", "8"]
+    words += ["--batch-size", "4", "--measure", "1s", "--no-verify", "--steps", "500", "--json"]
+    assert main([*words, "--cache-dir", str(tmp_path / "cache")]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["unit"] == "windows"
+    verdicts = {v["cause"]: v for v in said["verdicts"]}
+    assert "batch size" in verdicts
+    # 16 evaluations are spread over the 500 steps.
+    assert "every 31 steps" in verdicts["evaluation"]["evidence"]
+
+
+def test_commands_without_the_forced_instruction_set(monkeypatch):
+    empty = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
+    monkeypatch.setattr(profile, "measured_gain", lambda a, b: 2.0)
+    monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    (found,) = profile.with_instruction_set(empty, "fastlstm train book.txt").verdicts
+    assert (found.cause, found.gain, found.is_recommended) == ("instruction set", 2.0, True)
+    assert found.command_prefix == "env -u FASTLSTM_ISA "
+    monkeypatch.setenv("FASTLSTM_ISA", "avx2")
+    assert not profile.with_instruction_set(empty, "fastlstm train book.txt").verdicts
+
+
+def test_the_output_of_a_wide_vocabulary_is_tried_narrower(tmp_path):
+    tokens, options = tmp_path / "text.txt", list[dict[str, object]]()
+    tokens.write_text("".join(chr(0x4E00 + i * i % 900) for i in range(9000)), "utf-8")
+
+    class Look(fastlstm.Callback):
+        def on_begin(self, trainer):
+            made = [candidate.make() for candidate in candidates(trainer)]
+            options.extend(variant.options for variant in made)
+            for variant in made:
+                variant.warm_up(1)
+                variant.close()
+            trainer.end("seen")
+
+    fastlstm.train(
+        str(tokens), out=tmp_path / "run", steps=1000, precision="fp32", observers=[],
+        callbacks=[Look()], cache_dir=str(tmp_path / "cache"), **SIZES,
+    )  # fmt: skip
+    assert {"output_rank": 8} in options

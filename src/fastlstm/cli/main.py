@@ -56,7 +56,7 @@ VERBS = {
     "predict": "say what a training run will end at",
     "tune": "find the settings that end best within a budget",
     "watch": "follow runs while they train, and raise alerts",
-    "publish": "write the metrics of a run as a table",
+    "publish": "publish the metrics of a run as a table or in a tracker",
     "ab": "measure which of two commands is faster",
     "monitor": "show any number of runs on a live page",
     "compare": "show runs side by side",

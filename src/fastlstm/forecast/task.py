@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.data.window_loader import WindowBatch, WindowLoader
 from fastlstm.forecast.files import description_files
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
-from fastlstm.forecast.plan import flop_per_window
+from fastlstm.forecast.plan import flop_per_window, training_loader
 from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress
@@ -84,6 +85,14 @@ class ForecastTask(Task):
         self._measure = config.loss if config.output == "point" else "loss"
         self._inputs, self._valid, self._closing = inputs, valid, closing
         self._state: RecurrentState | None = None
+
+    def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> ForecastTask:
+        closing = self._closing
+        table, split = closing.dataset.table, closing.split
+        loader = training_loader(options, self.model.config, table, split, stop)
+        return ForecastTask(
+            options, self.model, self._inputs, loader, self._valid, self._device, closing
+        )
 
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values) * (self._origins or 1)

@@ -1,13 +1,58 @@
-"""The metrics of runs as one wide CSV table."""
+"""The metrics of a run as one wide CSV table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.system.storage import write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from fastlstm.monitor.destination import PublishedRun, State
     from fastlstm.monitor.published_rows import PublishedRow
+
+_WRITE_EVERY_S = 10.0
+
+
+class CsvFile:
+    """Writes the table anew as a whole, at most every 10 s: publishing again repeats nothing.
+
+    Args:
+        path: of the file.
+    """
+
+    is_append_only = False
+    next_command = note = ""
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        self._path, self._name = path, ""
+        self._rows: Sequence[PublishedRow] = ()
+        self._written_s = float("-inf")
+
+    def open(self, run: PublishedRun) -> int | None:
+        """Returns None: nothing of what is there stays."""
+        self._name = run.name
+        return None
+
+    def describe(self, config: Mapping[str, Any]) -> None:
+        """A table has no configuration."""
+
+    def send(self, rows: Sequence[PublishedRow]) -> None:
+        self._rows = rows
+        if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
+            self._write()
+
+    def close(self, state: State) -> None:
+        if self._rows:
+            self._write()
+
+    def _write(self) -> None:
+        write_file(self._path, csv_table(self._rows, self._name))
+        self._written_s = time.monotonic()
 
 
 def csv_table(rows: Sequence[PublishedRow], name: str) -> bytes:
@@ -24,7 +69,7 @@ def csv_table(rows: Sequence[PublishedRow], name: str) -> bytes:
     lines: list[list[str | float | None]] = [["run", "step", *keys, "sample"]]
     lines += [[name, row.step, *map(row.values.get, keys), row.sample] for row in rows]
     text = "".join(",".join(map(_cell, line)) + "\r\n" for line in lines)
-    return text.encode("utf-8", "replace")  # half a surrogate pair is no UTF-8
+    return text.encode("utf-8", "replace")  # of a name of bytes
 
 
 def _cell(value: str | float | None) -> str:

@@ -119,7 +119,7 @@ def forward(
     whole = each(dense, (args.tokens, args.begins, args.ends))
     tokens, *ends = map(address_of, whole)
     cell_call = _native_options(args, options, first_row, saved)
-    with kernels.profiled("fastlstm::lstm", rows, args.w_ih, args.w_hh):
+    with kernels.profiled("fastlstm::lstm", rows, args.w_ih, args.w_hh, y):
         kernel.forward(
             threads, T, B, I, H,
             rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), tokens,
@@ -179,7 +179,7 @@ def backward(
     h0, mask = each(floats, (args.h0, args.mask))
     tokens, begins, ends = each(dense, (args.tokens, args.begins, args.ends))
     cell_call = _native_options(args, options, first_row, saved)
-    with kernels.profiled("fastlstm::lstm_backward", rows, args.w_ih, args.w_hh):
+    with kernels.profiled("fastlstm::lstm_backward", rows, args.w_ih, args.w_hh, y):
         kernel.backward(
             threads, T, B, I, H,
             rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), address_of(tokens),

@@ -9,6 +9,8 @@
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
+``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
+                          ``MLFLOW_EXPERIMENT_NAME``
 ``NO_COLOR``              any value switches colours off (https://no-color.org)
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
@@ -102,6 +104,12 @@ def session_key() -> str:
     return os.environ.get("FASTLSTM_SESSION_KEY", "")
 
 
+def tracker_project(to: str) -> str:
+    """Returns the project that a tracker's own variable names, or an empty string."""
+    name = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}.get(to)
+    return os.environ.get(name, "") if name else ""
+
+
 def no_color() -> bool:
     """Returns whether ``NO_COLOR`` is set."""
     return bool(os.environ.get("NO_COLOR"))
@@ -115,6 +123,12 @@ def terminal_name() -> str:
 def quiet_tensorflow() -> None:
     """Has TensorFlow, where it is imported after this, print errors only."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def quiet_profiler() -> None:
+    """Keeps torch's profiler from writing lines of its own to standard error, if it has not been
+    used before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def default_keras_backend(name: str) -> None:

@@ -121,6 +121,11 @@ def cpu() -> CpuInfo:
     return _described(_lowered(_detected()[1]), environment.forced_isa() is not None)
 
 
+def widest_isa() -> str:
+    """Returns the widest instruction set of this CPU, whatever FASTLSTM_ISA says."""
+    return str(_detected()[1])
+
+
 def fastest_bf16(isa: str, vendor: str) -> str:
     """Returns the fastest instruction set for bf16 matrix products.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from fastlstm.text.data.tokenizer import Ids, Tokenizer
 from fastlstm.text.evaluation import Evaluation, evaluate
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
+from fastlstm.text.plan import open_batches
 from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast
@@ -104,6 +105,10 @@ class TextTask(Task):
         self._token_s = 0.0
         self._state = self.model.initial_state(rows, device=self.device)
         self._tokens_per_char = tokens_per_char(self.valid_ids, self.tokenizer)
+
+    def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> TextTask:
+        loader = TextLoader(open_batches(options, self.loader.ids), stop)
+        return replace(self, config=options, loader=loader)
 
     def size(self, batch: Batch) -> int:
         return batch.y.numel()

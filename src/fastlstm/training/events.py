@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,7 @@ def start_event(
             resumed_s = float(checkpoint.meta["progress"]["elapsed_s"])
     return {
         "event": "start",
+        "time": round(time.time(), 3),
         "task": task.name,
         "unit": task.unit,
         "run": run_path,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
+from fastlstm.errors import UsageError
+
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
     from fastlstm.training.state import Progress
@@ -134,6 +136,19 @@ class Task(ABC):
         Raises:
             StorageError: the disk refused.
         """
+
+    def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> Task:
+        """Returns the task with other options: the same model and data, with a loader and carried
+        state of its own.
+
+        Args:
+            options: of the same kind as this task's; sizes of the model are not looked at.
+            stop: polled by the loader.
+
+        Raises:
+            UsageError: the task cannot be changed so.
+        """
+        raise UsageError(f"the options of a task of {self.name}s cannot be changed")
 
     def reset_state(self) -> None:  # noqa: B027
         """Sets the state that is carried from batch to batch to zero."""

@@ -5,30 +5,46 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import BudgetError, FastLSTMError
+from fastlstm.errors import BudgetError
+from fastlstm.forecast.plan import LEARNING_RATES
+from fastlstm.system import environment, hardware
 from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.text.task import TextTask
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.phases import PhaseTimes
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.variants import Variant, as_it_is, candidates, without_loader
-from fastlstm.tuning.verdicts import Verdict, between_steps, of_pairs
+from fastlstm.tuning.op_times import OpTime, op_times
+from fastlstm.tuning.quality_gain import lower_rate, quality_gain
+from fastlstm.tuning.turns import TURN_S, Timed, time_in_turns
+from fastlstm.tuning.variants import (
+    CHANGES_LEARNING,
+    SAME_QUALITY,
+    Variant,
+    as_it_is,
+    candidates,
+    without_loader,
+)
+from fastlstm.tuning.verdicts import Between, Verdict, between_steps, of_pairs, ranked
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-TURN_S = 0.25
-_MIN_BLOCKS = 3
-"""Of two pairs each: fewer give no interval."""
+WITHOUT_ISA = "env -u FASTLSTM_ISA "
+"""Goes before a command that may use every instruction set."""
+_FIRST_TURNS = 3
 _VERIFYING_BLOCKS = 2
-_HOPELESS = 0.85
-"""A variant whose first turns run at this share of the speed of the run is not timed on."""
+_RATE_SHARE = 0.3
+"""Of the time, for a learning rate that looks too high."""
+_MIN_WAIT = 0.02
+"""Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +56,12 @@ class Profile:
         units_per_s: speed of its steps.
         ceiling_share: floating-point operations per second over the measured ceiling, or None.
         phases: share of each phase of the time of the run.
-        verdicts: on all causes, largest gain first; those that are recommended and keep what is
-            learned come before those that change it.
+        verdicts: one on each cause: the recommended ones first, by what they are worth.
         not_timed: variants that could not be timed, with the reason.
         seconds: that it took.
         others: share of the machine's cores that other processes used, or None.
         machine: CPU and versions.
+        ops: operations of a step, longest first; empty where they were not asked for.
     """
 
     unit: str
@@ -57,6 +73,7 @@ class Profile:
     seconds: float
     others: float | None
     machine: dict[str, object]
+    ops: tuple[OpTime, ...] = ()
 
     @property
     def recommended(self) -> list[Verdict]:
@@ -73,18 +90,22 @@ class Profiled(BudgetError):
 
 
 class Profiler(Callback):
-    """Profiles a run of a text model in place of its training, and ends it with `Profiled`.
+    """Profiles a run in place of its training, and ends it with `Profiled`.
 
     Args:
         seconds: for all measurements.
+        with_ops: record the operations of a few steps too.
+        trace: file for what is recorded, as Chrome's trace JSON.
 
     Attributes:
         result: the profile; None until the run is ended.
         options: of the run, with everything chosen.
     """
 
-    def __init__(self, seconds: float = 15.0) -> None:
-        self._seconds = seconds
+    def __init__(
+        self, seconds: float = 12.0, with_ops: bool = False, trace: Path | None = None
+    ) -> None:
+        self._seconds, self._with_ops, self._trace = seconds, with_ops, trace
         self.result: Profile | None = None
         self.options: Any = None
 
@@ -92,6 +113,9 @@ class Profiler(Callback):
         self.options = trainer.plan.options
         try:
             self.result = profile_steps(trainer, self._seconds)
+            if self._with_ops or self._trace is not None:
+                ops = op_times(trainer, self._trace)
+                self.result = replace(self.result, ops=tuple(ops))
         finally:
             trainer.task.loader.close()
         raise Profiled("profiled")
@@ -101,82 +125,90 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     """Times the steps of a run in turns with variants of it.
 
     Args:
-        trainer: of a text model, before its first step. Its weights change.
+        trainer: of a text or a table, before its first step. Its weights change.
         seconds: for all measurements, about.
     """
-    started, usage, rng = time.perf_counter(), MachineUsage(), random.Random(0)
-    end = started + seconds
+    started, usage = time.perf_counter(), MachineUsage()
+    rates = DEFAULT_LEARNING_RATE if isinstance(trainer.task, TextTask) else LEARNING_RATES
+    default_rate = rates[trainer.plan.options.optimizer]
+    of_rate = lower_rate(trainer, default_rate, _RATE_SHARE * seconds)
     base = as_it_is(trainer)
     base.warm_up(3)
-    phases = PhaseTimes(trainer)
-    speeds = [base.turn(TURN_S) for _ in range(3)]
-    step_phases = phases.take()
-    del step_phases["evaluation"], step_phases["checkpoint"]
-    unit_s = min(speeds)
-    step_s = unit_s * trainer.task.step_units
+    step_phases, step_s = _phases_of_steps(trainer, base)
     between = between_steps(trainer, step_s)
     total_s = step_s + between.evaluation_s + between.checkpoint_s
-    step_share, step_total = step_s / total_s, sum(step_phases.values())
-    shares = {name: s / step_total * step_share for name, s in step_phases.items()}
-    shares |= {
-        "evaluation": between.evaluation_s / total_s,
-        "checkpoint": between.checkpoint_s / total_s,
-    }
-    verdicts, not_timed = list(between.verdicts), list[str]()
-    with_loader, cached = without_loader(trainer)
-    makers = [lambda: cached, *candidates(trainer)]
-    for place, make in enumerate(makers):
-        turn_end = time.perf_counter() + (end - time.perf_counter()) / (len(makers) - place)
-        try:
-            variant = make()
-        except FastLSTMError as error:
-            not_timed.append(str(error))
-            continue
-        try:
-            own_base = with_loader if variant is cached else base
-            own_base.step_s = step_s
-            times = _in_turns(own_base, variant, turn_end, rng)
-        finally:
-            if variant is not cached:
-                variant.close()
-        verdicts.append(of_pairs(variant, *times, trainer.task.unit, step_share))
-    flops = trainer.task.flop_per_unit / unit_s / 1e9
+    step_share, units_per_s = step_s / total_s, trainer.task.step_units / step_s
+    makers = candidates(trainer)
+    if _waits(step_phases) > _MIN_WAIT:
+        makers.insert(0, without_loader(trainer))
+    timed, not_timed = time_in_turns(base, makers, started + seconds, random.Random(0), TURN_S)
+    verdicts = [*between.verdicts, *([of_rate] if of_rate else [])]
+    verdicts += [_verdict(trainer, each, units_per_s, step_share) for each in timed]
+    flops = trainer.task.flop_per_unit * units_per_s / 1e9
     ceiling = trainer.plan.ceiling_gflops
     return Profile(
-        trainer.task.unit, 1.0 / unit_s, flops / ceiling if ceiling else None, shares,
-        tuple(_ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
-        usage.read().get("others_share"), describe_machine(),
+        trainer.task.unit, units_per_s, flops / ceiling if ceiling else None,
+        _shares(step_phases, between, step_s), tuple(ranked(verdicts)), tuple(not_timed),
+        time.perf_counter() - started, usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
 
 
-def _ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Returns the best verdict of each cause, in the order of `Profile.verdicts`."""
-    best = dict[str, Verdict]()
-    for verdict in verdicts:
-        known = best.get(verdict.cause)
-        if known is None or verdict.gain > known.gain:
-            best[verdict.cause] = verdict
-    return sorted(
-        best.values(),
-        key=lambda v: (not v.is_recommended, v.effect == "changes learning", -v.gain),
-    )
+def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float], float]:
+    """Returns the seconds of each phase of a few turns, and the seconds of a step."""
+    phases = PhaseTimes(trainer)
+    unit_s = min(base.turn(TURN_S) for _ in range(_FIRST_TURNS))
+    found = phases.take()
+    del found["evaluation"], found["checkpoint"]
+    return found, unit_s * trainer.task.step_units
 
 
-def _in_turns(
-    base: Variant, variant: Variant, end: float, rng: random.Random
-) -> tuple[list[float], list[float]]:
-    """Returns the times of both sides in blocks ABBA or BAAB, at least three, until `end`."""
-    variant.warm_up()
-    times: tuple[list[float], list[float]] = ([], [])
-    use_mean = variant.cause == "input"
-    while len(times[0]) < 2 * _MIN_BLOCKS or time.perf_counter() < end:
-        first = rng.randrange(2)
-        for side in (first, 1 - first, 1 - first, first):
-            times[side].append((base, variant)[side].turn(TURN_S, use_mean))
-        is_hopeless = min(times[0]) < _HOPELESS * min(times[1])
-        if is_hopeless and len(times[0]) >= 2:
-            break
-    return times
+def _waits(step_phases: dict[str, float]) -> float:
+    """Returns the share of the time of steps that is neither passes nor optimizer."""
+    working = step_phases["forward_backward"] + step_phases["optimizer"]
+    return 1.0 - working / max(sum(step_phases.values()), 1e-9)
+
+
+def _shares(step_phases: dict[str, float], between: Between, step_s: float) -> dict[str, float]:
+    """Returns the share of each phase of the time of the run."""
+    total_s = step_s + between.evaluation_s + between.checkpoint_s
+    in_steps = sum(step_phases.values())
+    shares = {name: s / in_steps * step_s / total_s for name, s in step_phases.items()}
+    shares["evaluation"] = between.evaluation_s / total_s
+    shares["checkpoint"] = between.checkpoint_s / total_s
+    return shares
+
+
+def _verdict(trainer: Trainer, timed: Timed, units_per_s: float, step_share: float) -> Verdict:
+    """Returns the verdict on a variant; if it changes learning, with the time to equal quality."""
+    unit = trainer.task.unit
+    verdict = of_pairs(timed.variant, timed.base, timed.other, unit, step_share)
+    if verdict.effect != CHANGES_LEARNING:
+        return verdict
+    ratios = 1.0 + verdict.gain, 1.0 + verdict.low
+    gains = quality_gain(trainer, units_per_s, verdict.options, ratios)
+    if gains is None:
+        return verdict
+    return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
+
+
+def with_instruction_set(profile: Profile, command: str) -> Profile:
+    """Returns a profile with the verdict on FASTLSTM_ISA, where that keeps the kernels from the
+    instructions of this CPU; it is measured by running the command with and without.
+
+    Args:
+        profile: of the run.
+        command: that trains it.
+    """
+    forced, widest = environment.forced_isa(), hardware.widest_isa()
+    if forced is None or forced == widest:
+        return profile
+    gain = measured_gain(command, WITHOUT_ISA + command)
+    found = Verdict(
+        "instruction set", max(0.0, 1.0 - 1.0 / (1.0 + gain)), gain, gain, gain, SAME_QUALITY,
+        evidence=f"FASTLSTM_ISA is {forced}, this CPU has {widest}",
+        is_in_steps=False, command_prefix=WITHOUT_ISA,
+    )  # fmt: skip
+    return replace(profile, verdicts=tuple(ranked([*profile.verdicts, found])))
 
 
 def measured_gain(a: str, b: str, max_time_s: float = 120.0) -> float:

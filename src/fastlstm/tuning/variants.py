@@ -10,21 +10,26 @@ from typing import Any
 
 import torch
 
+from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.system import hardware
-from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.loader import TextLoader
-from fastlstm.text.plan import open_batches
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.plan import LONG
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+from fastlstm.training.options import TrainingOptions
 from fastlstm.training.trainer import Trainer
+from fastlstm.tuning.turns import Candidate
 
 EXACT = "exact"
 SAME_QUALITY = "same quality expected"
 CHANGES_LEARNING = "changes learning"
-_MAX_STEP_TOKENS = 65_536
 _QUEUED = 5
 """One more than the batches that the loader makes ahead."""
+_LONG_STEP_S = 0.5
+"""One step of this length is warming up enough."""
+_WIDE_OUTPUT = 0.3
+"""Share of the operations of a step, in the output matrix, from which a narrower one is tried."""
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Variant:
         threads: of torch.
         step: takes one step and returns its units.
         prepare: called before a turn; not timed.
+        use_mean: a turn's time is that of the mean step, which counts a wait in every fifth one,
+            instead of the median.
         step_s: seconds of one step, about.
     """
 
@@ -49,6 +56,7 @@ class Variant:
     threads: int
     step: Callable[[], int]
     prepare: Callable[[], None] = field(default=lambda: None)
+    use_mean: bool = False
     step_s: float = 0.0
 
     def warm_up(self, count: int = 2) -> None:
@@ -58,22 +66,23 @@ class Variant:
             started = time.perf_counter()
             self.step()
             self.step_s = time.perf_counter() - started
+            if self.step_s > _LONG_STEP_S:
+                break
 
-    def turn(self, seconds: float, use_mean: bool = False) -> float:
+    def turn(self, seconds: float) -> float:
         """Returns the seconds per unit of the median step, of steps for so many seconds.
 
         Args:
-            seconds: of the turn, about; at least two steps are taken.
-            use_mean: take the mean instead, which counts a wait in every fifth step.
+            seconds: of the turn, about; at least one step is taken.
         """
         torch.set_num_threads(self.threads)
         self.prepare()
         times = []
-        for _ in range(max(2, round(seconds / max(self.step_s, 1e-6)))):
+        for _ in range(max(1, round(seconds / max(self.step_s, 1e-6)))):
             started = time.perf_counter()
             units = self.step()
             times.append((time.perf_counter() - started) / units)
-        return statistics.fmean(times) if use_mean else statistics.median(times)
+        return statistics.fmean(times) if self.use_mean else statistics.median(times)
 
     def close(self) -> None:
         self.trainer.task.loader.close()
@@ -91,17 +100,14 @@ def steps_of(trainer: Trainer) -> Callable[[], int]:
 
 
 def as_it_is(trainer: Trainer) -> Variant:
-    """Returns the run with nothing changed, with a wait for a batch where it would wait."""
-    threads = trainer.plan.options.threads
-    assert threads is not None  # chosen at the start of the run
-    return Variant("", EXACT, {}, trainer, threads, steps_of(trainer))
+    """Returns the run with nothing changed."""
+    return Variant("", EXACT, {}, trainer, _threads(trainer.plan.options), steps_of(trainer))
 
 
-def without_loader(trainer: Trainer) -> tuple[Variant, Variant]:
-    """Returns the run with the loader, beginning with no batches made ahead, and with one batch
-    in memory instead."""
-    task = trainer.task
-    assert isinstance(task, TextTask)
+def without_loader(trainer: Trainer) -> Candidate:
+    """Returns the run with one batch in memory instead of the loader, to be compared with the run
+    whose turns begin with no batches made ahead."""
+    task, threads = trainer.task, _threads(trainer.plan.options)
     batch = task.loader.next()
 
     def cached() -> int:
@@ -112,59 +118,110 @@ def without_loader(trainer: Trainer) -> tuple[Variant, Variant]:
         for _ in range(_QUEUED):
             task.loader.next()
 
-    threads = trainer.plan.options.threads
-    assert threads is not None
-    with_loader = Variant("", EXACT, {}, trainer, threads, steps_of(trainer), drain)
-    return with_loader, Variant("input", EXACT, {}, trainer, threads, cached)
+    base = Variant("", EXACT, {}, trainer, threads, steps_of(trainer), drain, use_mean=True)
+    base.warm_up()
+    variant = _InMemory("input", EXACT, {}, trainer, threads, cached, use_mean=True)
+    return Candidate(lambda: variant, base)
 
 
-def candidates(trainer: Trainer) -> list[Callable[[], Variant]]:
-    """Returns what makes the variants of a run that are worth timing, cheapest change first."""
-    task, config = trainer.task, trainer.plan.options
-    assert isinstance(task, TextTask)
-    assert isinstance(config, TrainConfig)
-    found = list[Callable[[], Variant]]()
+class _InMemory(Variant):
+    """Has no loader of its own to close."""
 
-    def add(cause: str, effect: str, **options: Any) -> None:
-        found.append(lambda: _changed(trainer, cause, effect, options))
+    def close(self) -> None:
+        pass
 
-    if task.device.type == "cpu":
-        now, cores = config.threads, hardware.cores()
+
+def candidates(trainer: Trainer) -> list[Candidate]:
+    """Returns what makes the variants of a run that are worth timing.
+
+    Batch, accumulation and sequence length move towards the defaults of the job, which were
+    measured (docs/log.md), and no further.
+    """
+    task, options = trainer.task, trainer.plan.options
+
+    def chain(cause: str, effect: str, values: list[dict[str, Any]]) -> list[Candidate]:
+        following: Candidate | None = None
+        for changed in reversed(values):
+            following = Candidate(_maker(trainer, cause, effect, changed), then=following)
+        return [following] if following else []
+
+    found = list[Candidate]()
+    if task_is_on_cpu(trainer):
+        now, cores = _threads(options), hardware.cores()
         for threads in sorted({1, max(1, cores // 2), cores} - {now}, reverse=True):
-            add("threads", SAME_QUALITY, threads=threads)
+            found += chain("threads", SAME_QUALITY, [{"threads": threads}])
         if bf16_instructions() is not None:
-            other = "fp32" if config.precision == "bf16" else "bf16"
-            add("precision", SAME_QUALITY, precision=other)
-    elif config.precision == "fp32":
-        add("precision", SAME_QUALITY, precision="bf16")
-    if config.optimizer != "adamw":
-        rate = DEFAULT_LEARNING_RATE["adamw"]
-        add("optimizer", CHANGES_LEARNING, optimizer="adamw", learning_rate=rate)
-    assert config.seq_length is not None
-    for factor in (2, 4, 8):
-        if task.step_units * factor <= min(_MAX_STEP_TOKENS, len(_ids(task)) // 8):
-            add("batch size", CHANGES_LEARNING, batch_size=config.batch_size * factor)
-    if task.step_units * 2 <= min(_MAX_STEP_TOKENS, len(_ids(task)) // 8):
-        add("sequence length", CHANGES_LEARNING, seq_length=config.seq_length * 2)
+            other = "fp32" if options.precision == "bf16" else "bf16"
+            found += chain("precision", SAME_QUALITY, [{"precision": other}])
+    elif options.precision == "fp32":
+        found += chain("precision", SAME_QUALITY, [{"precision": "bf16"}])
+    if options.accumulate > 1:
+        rows = options.accumulate * options.batch_size
+        found += chain("accumulation", EXACT, [{"accumulate": 1, "batch_size": rows}])
+    for cause, values in _towards_default(task, options).items():
+        found += chain(cause, CHANGES_LEARNING, values)
+    if isinstance(task, TextTask) and _output_share(task) > _WIDE_OUTPUT:
+        rank = max(8, task.model.config.rnn_size // 4)
+        found += chain("output layer", CHANGES_LEARNING, [{"output_rank": rank}])
     return found
 
 
-def _ids(task: TextTask) -> Any:
-    return task.loader.ids
+def task_is_on_cpu(trainer: Trainer) -> bool:
+    """Returns whether the run is on the CPU."""
+    return trainer.plan.device.type == "cpu"
 
 
-def _changed(trainer: Trainer, cause: str, effect: str, options: dict[str, Any]) -> Variant:
+def _threads(options: TrainingOptions) -> int:
+    return options.threads or torch.get_num_threads()
+
+
+def _towards_default(task: Any, options: TrainingOptions) -> dict[str, list[dict[str, Any]]]:
+    """Returns values between an option and its default, nearest first, by cause."""
+    default = type(options)()
+    found: dict[str, list[dict[str, Any]]] = {"batch size": [], "sequence length": []}
+    batch = 2 * options.batch_size
+    while batch * options.accumulate <= default.batch_size:
+        found["batch size"].append({"batch_size": batch})
+        batch *= 2
+    if options.batch_size > 2 * default.batch_size:
+        found["batch size"] = [{"batch_size": default.batch_size}]
+    if isinstance(task, TextTask):
+        assert task.config.seq_length is not None
+        length = 2 * task.config.seq_length
+        while length <= LONG:
+            found["sequence length"].append({"seq_length": length})
+            length *= 2
+    if options.optimizer != default.optimizer:
+        rates = DEFAULT_LEARNING_RATE if isinstance(task, TextTask) else LEARNING_RATES
+        changed = {"optimizer": default.optimizer, "learning_rate": rates[default.optimizer]}
+        found["optimizer"] = [changed]
+    return found
+
+
+def _output_share(task: TextTask) -> float:
+    """Returns the share of the operations of a step that the output matrix takes."""
+    config = task.model.config
+    output = 6 * config.output_width * config.vocab_size
+    return output / task.flop_per_unit if not (config.output_rank or config.tie_weights) else 0.0
+
+
+def _maker(
+    trainer: Trainer, cause: str, effect: str, options: dict[str, Any]
+) -> Callable[[], Variant]:
+    return lambda: changed_run(trainer, cause, effect, options)
+
+
+def changed_run(trainer: Trainer, cause: str, effect: str, options: dict[str, Any]) -> Variant:
     """Returns a variant with a loader, carried state and optimizers of its own, on the same model.
 
     The model is shared: what is timed does not depend on its values, and nothing of it is kept.
+    Where an option changes the model, the variant has a new one.
     """
-    task, config = trainer.task, trainer.plan.options
-    assert isinstance(task, TextTask)
-    assert isinstance(config, TrainConfig)
-    threads = options.get("threads", config.threads)
-    assert threads is not None
-    changed = replace(config, **options)
-    loader = TextLoader(open_batches(changed, _ids(task)), trainer.stop)
-    other_task = replace(task, config=changed, loader=loader)
-    other = Trainer(other_task, replace(trainer.plan, options=changed), emit=lambda _: None)
-    return Variant(cause, effect, options, other, threads, steps_of(other))
+    changed = replace(trainer.plan.options, **options)
+    task = trainer.task.changed(changed, trainer.stop)
+    if "output_rank" in options:
+        assert isinstance(task, TextTask)
+        sizes = replace(task.model.config, output_rank=options["output_rank"])
+        task = replace(task, model=LanguageModel(sizes).to(task.device))
+    other = Trainer(task, replace(trainer.plan, options=changed), emit=lambda _: None)
+    return Variant(cause, effect, options, other, _threads(changed), steps_of(other))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.training.evaluations import EvaluationSchedule
+from fastlstm.training.evaluations import EVALUATION_SHARE, EvaluationSchedule
 from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
-from fastlstm.tuning.variants import EXACT, Variant
+from fastlstm.tuning.turns import TimedVariant
+from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -23,7 +24,9 @@ _KEPT_SHARE = 0.02
 """Of the time, what evaluations or checkpoints may take after the change that is recommended."""
 _CHECKPOINT_S = 60.0
 """Between checkpoints, where no number of steps is given."""
-_EVALUATED_S = 2.0
+_EVALUATED_S = 1.0
+_TRAINING_SHARE = 0.9
+"""Of a budget, what steps take."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class Verdict:
         options: to change, by name; empty where there is no option to change.
         evidence: what was measured.
         is_in_steps: whether it makes steps faster; else it takes time between steps.
+        quality_gain, quality_low: of a change that changes learning: how much sooner the run is
+            expected to reach what it ends at, and at least; None where nothing is known.
+        command_prefix: goes before the command that makes the change.
     """
 
     cause: str
@@ -51,11 +57,22 @@ class Verdict:
     options: Mapping[str, Any] = field(default_factory=dict)
     evidence: str = ""
     is_in_steps: bool = True
+    quality_gain: float | None = None
+    quality_low: float | None = None
+    command_prefix: str = ""
 
     @property
     def is_recommended(self) -> bool:
-        """Whether the gain is large enough and surely there."""
+        """Whether the gain is large enough and surely there; of what changes learning, whether the
+        run surely reaches the same quality sooner."""
+        if self.effect == CHANGES_LEARNING:
+            return self.quality_low is not None and self.quality_low >= MIN_GAIN
         return self.gain >= MIN_GAIN and self.low > 0.0
+
+    @property
+    def worth(self) -> float:
+        """What verdicts are ranked by: the gain of the time to the same quality."""
+        return self.gain if self.quality_gain is None else self.quality_gain
 
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
@@ -63,7 +80,12 @@ class Verdict:
 
 
 def of_pairs(
-    variant: Variant, base: list[float], other: list[float], unit: str, step_share: float = 1.0
+    variant: TimedVariant,
+    base: list[float],
+    other: list[float],
+    unit: str,
+    step_share: float = 1.0,
+    where: str = " in steps",
 ) -> Verdict:
     """Returns the verdict on a variant that was timed in turns with the run as it is.
 
@@ -73,19 +95,19 @@ def of_pairs(
         other: those of the variant beside them.
         unit: such as "tokens".
         step_share: of the run's time, what its steps take.
+        where: added to the unit per second in the evidence.
     """
-    groups = np.arange(len(base)) // 2
-    found = estimate(np.array(other), np.array(base), groups)
+    found = estimate(np.array(other), np.array(base), np.arange(len(base)))
     ratios = found.ratio, found.low, found.high
-    gain, low, high = (_of_whole(ratio, step_share) for ratio in ratios)
+    gain, low, high = (of_whole(ratio, step_share) for ratio in ratios)
     rates = [1.0 / float(np.median(side)) for side in (base, other)]
-    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s in steps, {_pairs_text(found)}"
+    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s{where}, {_pairs_text(found)}"
     share = 1.0 - 1.0 / (1.0 + gain) if gain > 0 else 0.0
     options = dict(variant.options)
     return Verdict(variant.cause, share, gain, low, high, variant.effect, options, evidence)
 
 
-def _of_whole(ratio: float, step_share: float) -> float:
+def of_whole(ratio: float, step_share: float) -> float:
     """Returns the gain of a run of which `step_share` is steps that become `ratio` times as
     fast."""
     if not ratio or math.isinf(ratio):
@@ -96,6 +118,39 @@ def _of_whole(ratio: float, step_share: float) -> float:
 def _pairs_text(found: Estimate) -> str:
     few = " (too few for an interval)" if found.pairs < MIN_PAIRS else ""
     return f"{found.pairs} pairs of turns{few}"
+
+
+def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verdict]:
+    """Returns the best verdict of each cause: recommended ones first, by what they are worth.
+
+    Args:
+        verdicts: on all variants.
+        last: effects whose verdicts come after the others.
+    """
+    best = dict[str, Verdict]()
+    for verdict in verdicts:
+        known = best.get(verdict.cause)
+        if known is None or verdict.worth > known.worth:
+            best[verdict.cause] = verdict
+    return sorted(best.values(), key=lambda v: (not v.is_recommended, v.effect in last, -v.worth))
+
+
+def training_seconds(trainer: Trainer, step_s: float) -> float:
+    """Returns about how long the steps of a run take, at `step_s` each."""
+    stop = trainer.plan.stop_criterion
+    if stop.total_steps is not None:
+        return stop.total_steps * step_s
+    assert stop.budget_s is not None
+    return _TRAINING_SHARE * stop.budget_s
+
+
+def _steps_between(trainer: Trainer, step_s: float, evaluation_s: float) -> int:
+    """Returns the steps between evaluations that are spread over a run; of a budget they take a
+    bounded share."""
+    steps = training_seconds(trainer, step_s) / step_s / max(1, trainer.plan.evaluations)
+    if trainer.plan.stop_criterion.budget_s is not None:
+        steps = max(steps, evaluation_s / (EVALUATION_SHARE * step_s))
+    return max(1, round(steps))
 
 
 @dataclass(frozen=True)
@@ -135,7 +190,7 @@ def between_steps(trainer: Trainer, step_s: float) -> Between:
     started = time.perf_counter()
     trainer.saver.save()
     save_s = time.perf_counter() - started
-    every = trainer.plan.eval_every or max(1, (trainer.plan.stop_criterion.total_steps or 1))
+    every = trainer.plan.eval_every or _steps_between(trainer, step_s, evaluation_s)
     own_steps = options.checkpoint_every
     saves_every = own_steps or max(1, round(_CHECKPOINT_S / step_s))
     per_step = {"evaluation": evaluation_s / every, "checkpoints": save_s / saves_every}

@@ -1,0 +1,151 @@
+"""What a variant that changes learning gains: how much sooner a run reaches the same quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.text.quality_law import STEP_WORTH, relative_bits
+from fastlstm.text.task import TextTask
+from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
+from fastlstm.tuning.verdicts import Verdict, training_seconds
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+_LAW_ERROR = 0.012
+"""Of the bits per character that the law gives (docs/log.md)."""
+_MOST = 64.0
+"""Times as long, or as short, as the run, that is looked for."""
+_HIGH_RATE = 2.0
+"""Times the default learning rate, from which a lower one is tried."""
+_PROBE_STEPS = 48
+_MIN_PROBE_STEPS = 24
+
+
+def quality_gain(
+    trainer: Trainer, units_per_s: float, options: Mapping[str, Any], ratios: tuple[float, float]
+) -> tuple[float, float] | None:
+    """Returns by how much sooner a run with other options reaches what this one ends at: expected,
+    and at least.
+
+    For texts the law of quality says it. Else the options are towards the defaults of the job, and
+    the gain of speed counts.
+
+    Args:
+        trainer: of the run.
+        units_per_s: of the run.
+        options: that differ.
+        ratios: speed of the variant over that of the run: expected, and at least.
+
+    Returns:
+        None where nothing is known.
+    """
+    task, run = trainer.task, trainer.plan.options
+    if not isinstance(task, TextTask):
+        return ratios[0] - 1.0, ratios[1] - 1.0
+    has_law = task.config.vocab != "bpe" and task.model.config.num_layers == 1
+    names = {run.optimizer, options.get("optimizer", run.optimizer)}
+    if not has_law or not names <= STEP_WORTH.keys() or "output_rank" in options:
+        return None
+    step_units = task.step_units
+    factor = math.prod(
+        options[name] / getattr(task.config, name)
+        for name in ("batch_size", "seq_length")
+        if name in options
+    )
+
+    def bits(seconds: float, rate: float, step: float, optimizer: str) -> float:
+        tokens = rate * seconds
+        size, text = task.model.config.rnn_size, len(task.loader.ids)
+        return relative_bits(size, tokens, tokens / step, optimizer, text)
+
+    run_s = training_seconds(trainer, step_units / units_per_s)
+    own = bits(run_s, units_per_s, step_units, run.optimizer)
+    optimizer = options.get("optimizer", run.optimizer)
+
+    def gain(ratio: float, error: float) -> float:
+        rate, step = max(ratio, 1e-3) * units_per_s, factor * step_units
+        needed_s = _seconds_until(
+            lambda seconds: bits(seconds, rate, step, optimizer) * (1.0 + error) - own, run_s
+        )
+        return run_s / needed_s - 1.0
+
+    return gain(ratios[0], 0.0), gain(ratios[1], _LAW_ERROR)
+
+
+def _seconds_until(excess: Callable[[float], float], about_s: float) -> float:
+    """Returns the seconds at which a falling function reaches zero, by bisection of logarithms."""
+    low, high = about_s / _MOST, about_s * _MOST
+    if excess(high) > 0.0:
+        return math.inf
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+    return high
+
+
+def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict | None:
+    """Returns the verdict on a quarter of the learning rate, where the rate is far above the
+    default.
+
+    Both rates take the same steps from the same weights; a rate that is too high ends with the
+    higher loss.
+
+    Args:
+        trainer: of the run, as it was set up. Its weights change.
+        default_rate: of the optimizer.
+        seconds: for both; None is returned where too few steps fit.
+    """
+    rate = trainer.plan.options.learning_rate
+    if rate is None or rate < _HIGH_RATE * default_rate:
+        return None
+    start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    losses, lower = dict[float, list[float]](), rate / 4.0
+    count = _PROBE_STEPS
+    for value in (rate, lower):
+        trainer.model.load_state_dict(start)
+        options = {"learning_rate": value}
+        variant = changed_run(trainer, "learning rate", CHANGES_LEARNING, options)
+        try:
+            if value == rate:
+                variant.warm_up()
+                trainer.model.load_state_dict(start)
+                count = min(count, int(seconds / 2.0 / max(variant.step_s, 1e-6)))
+                if count < _MIN_PROBE_STEPS:
+                    return None
+            losses[value] = _losses(variant.trainer, count)
+        finally:
+            variant.close()
+    trainer.model.load_state_dict(start)
+    return _of_losses(losses[rate], losses[lower], lower)
+
+
+def _losses(trainer: Trainer, count: int) -> list[float]:
+    """Returns the losses of steps at the whole learning rate; an infinite one ends them."""
+    found = list[float]()
+    for _ in range(count):
+        loss, _ = trainer.step(trainer.task.loader.next())
+        if not math.isfinite(loss):
+            return [*found, *[math.inf] * (count - len(found))]
+        found.append(loss)
+    return found
+
+
+def _of_losses(own: list[float], other: list[float], rate: float) -> Verdict:
+    """Returns the verdict: how many steps sooner the lower rate has the loss of the higher one."""
+    window = max(4, len(own) // 6)
+    ends = [sum(losses[-window:]) / window for losses in (own, other)]
+    means = [sum(other[i : i + window]) / window for i in range(len(other) - window + 1)]
+    reached = next((i + window for i, mean in enumerate(means) if mean <= ends[0]), None)
+    gain = -1.0 if reached is None else len(own) / reached - 1.0
+    evidence = (
+        f"loss after {len(own)} steps from the same weights: {ends[0]:.3f} ->"
+        f" {ends[1]:.3f} at a quarter of the rate"
+    )
+    share = max(0.0, 1.0 - 1.0 / (1.0 + gain)) if gain > -1.0 else 0.0
+    return Verdict(
+        "learning rate", share, 0.0, 0.0, 0.0, CHANGES_LEARNING, {"learning_rate": rate},
+        evidence, False, gain, gain,
+    )  # fmt: skip

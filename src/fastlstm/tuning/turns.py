@@ -1,0 +1,165 @@
+"""Variants of the same work timed in turns, so that what disturbs the machine slows all of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastlstm.errors import FastLSTMError
+
+TURN_S = 0.15
+_MIN_PAIRS, _MAX_PAIRS = 6, 16
+"""Fewer pairs give no interval; more say little that is new."""
+_LATE_SHARE = 0.5
+"""Of the planned time, what variants that gain may take beyond it to have an interval."""
+_WORTH_GOING_ON = 1.05
+"""Speed over that of the base from which the next value of the same option is tried."""
+
+
+class TimedVariant(Protocol):
+    """Work with one thing changed, whose speed can be timed.
+
+    Attributes:
+        cause: what would hold the work back if the variant is faster.
+        effect: on the result of the work.
+        options: changed, by name.
+    """
+
+    @property
+    def cause(self) -> str: ...
+    @property
+    def effect(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+    def warm_up(self) -> None:
+        """Does work that does not count."""
+
+    def turn(self, seconds: float) -> float:
+        """Works for about so many seconds; returns the seconds per unit of work."""
+
+    def close(self) -> None:
+        """Gives up what the variant holds."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant to time.
+
+    Attributes:
+        make: makes it; an error of fastlstm leaves it out.
+        base: what it is compared with, if not the base of the others.
+        then: a further value of the same option, timed if this one is clearly faster.
+    """
+
+    make: Callable[[], TimedVariant]
+    base: TimedVariant | None = None
+    then: Candidate | None = None
+
+
+@dataclass
+class Timed:
+    """A variant with its times.
+
+    Attributes:
+        variant: what was timed.
+        candidate: what made it.
+        base: seconds per unit of the base, one beside each of the variant's.
+        other: seconds per unit of the variant.
+    """
+
+    variant: TimedVariant
+    candidate: Candidate
+    base: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """The speed over that of the base; median of the pairs."""
+        pairs = zip(self.base, self.other, strict=True)
+        return statistics.median(base / other for base, other in pairs)
+
+    def is_over(self) -> bool:
+        """Returns whether more turns would change nothing: it is slower in all of two pairs, or in
+        most of four."""
+        if len(self.base) >= _MAX_PAIRS:
+            return True
+        ratios = [base / other for base, other in zip(self.base, self.other, strict=True)]
+        return (len(ratios) >= 2 and max(ratios) < 0.97) or (
+            len(ratios) >= 4 and statistics.median(ratios) < 1.0
+        )
+
+
+def time_in_turns(
+    base: TimedVariant,
+    candidates: Iterable[Candidate],
+    end: float,
+    rng: random.Random,
+    turn_s: float = TURN_S,
+) -> tuple[list[Timed], list[str]]:
+    """Returns the times of all variants beside those of the base, and why some were not timed.
+
+    In each round every variant has one turn. Two variants of random order have a turn of the base
+    between them, which both are compared with. A variant that is clearly slower is left out of
+    further rounds.
+
+    Args:
+        base: what the variants are compared with.
+        candidates: what makes the variants.
+        end: of the measurement, as `time.perf_counter`. Variants that seem to gain and have too few
+            pairs for an interval go on for half as long again.
+        rng: draws the order.
+        turn_s: seconds of a turn.
+    """
+    began, not_timed = time.perf_counter(), list[str]()
+    late = end + _LATE_SHARE * max(end - began, 0.0)
+    live, found = list[Timed](), list[Timed]()
+    waiting = list(candidates)
+    while live or waiting:
+        for candidate in waiting:
+            try:
+                variant = candidate.make()
+                variant.warm_up()
+            except FastLSTMError as error:
+                not_timed.append(error.lines()[0])
+                continue
+            live.append(Timed(variant, candidate))
+        waiting = []
+        _round(base, live, rng, turn_s)
+        now = time.perf_counter()
+        for timed in list(live):
+            following = timed.candidate.then
+            if len(timed.base) == 2 and following and timed.ratio > _WORTH_GOING_ON and now < end:
+                waiting.append(following)
+            if timed.is_over() or now > late or (now > end and not _needs_more(timed)):
+                live.remove(timed)
+                found.append(timed)
+                timed.variant.close()
+    return found, not_timed
+
+
+def _needs_more(timed: Timed) -> bool:
+    return len(timed.base) < _MIN_PAIRS and timed.ratio > _WORTH_GOING_ON
+
+
+def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s: float) -> None:
+    """Gives every variant a turn beside one of its base."""
+    own = [timed for timed in live if timed.candidate.base is not None]
+    shared = [timed for timed in live if timed.candidate.base is None]
+    for timed in own:
+        assert timed.candidate.base is not None
+        for side in rng.sample((0, 1), 2):
+            worker = (timed.candidate.base, timed.variant)[side]
+            (timed.base, timed.other)[side].append(worker.turn(turn_s))
+    rng.shuffle(shared)
+    for before, after in zip(shared[::2], [*shared[1::2], None], strict=False):
+        before.other.append(before.variant.turn(turn_s))
+        base_s = base.turn(turn_s)
+        before.base.append(base_s)
+        if after is not None:
+            after.base.append(base_s)
+            after.other.append(after.variant.turn(turn_s))

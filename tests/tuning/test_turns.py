@@ -1,0 +1,92 @@
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import ConfigError
+from fastlstm.tuning.turns import Candidate, TimedVariant, time_in_turns
+
+
+class Work:
+    """Takes no time and says how long it takes."""
+
+    def __init__(self, cause: str, seconds: float, log: list[str]) -> None:
+        self.cause, self.effect, self.seconds, self.log = cause, "exact", seconds, log
+        self.options: Mapping[str, Any] = {}
+        self.is_closed = False
+
+    def warm_up(self) -> None:
+        self.log.append(f"warm {self.cause}")
+
+    def turn(self, seconds: float) -> float:
+        self.log.append(self.cause)
+        return self.seconds
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def timed(base: TimedVariant, *candidates: Candidate, seconds: float = 60.0):
+    end = time.perf_counter() + seconds
+    return time_in_turns(base, candidates, end, random.Random(0), 0.0)
+
+
+def test_two_variants_share_a_turn_of_the_base_between_them():
+    log = list[str]()
+    base, fast, same = (Work(n, s, log) for n, s in (("base", 2.0), ("fast", 1.0), ("same", 2.0)))
+    found, _ = timed(base, Candidate(lambda: fast), Candidate(lambda: same))
+    rounds = [turn for turn in log if not turn.startswith("warm")]
+    assert set(rounds[:3]) == {"base", "fast", "same"}
+    assert rounds[1] == "base"
+    assert {t.variant.cause: t.ratio for t in found} == {"fast": 2.0, "same": 1.0}
+    assert fast.is_closed
+    assert same.is_closed
+
+
+def test_a_slower_variant_gets_no_more_turns():
+    log = list[str]()
+    base, slow = Work("base", 1.0, log), Work("slow", 1.5, log)
+    (found,), _ = timed(base, Candidate(lambda: slow))
+    assert len(found.other) == 2
+
+
+def test_a_further_value_is_timed_where_the_nearer_one_is_faster():
+    log = list[str]()
+    base = Work("base", 4.0, log)
+    chain = [Work("x2", 2.0, log), Work("x4", 1.9, log), Work("x8", 5.0, log)]
+    last = Candidate(lambda: chain[2])
+    middle = Candidate(lambda: chain[1], then=last)
+    found, _ = timed(base, Candidate(lambda: chain[0], then=middle))
+    assert [t.variant.cause for t in found if t.ratio > 1] == ["x2", "x4"]
+    worse = Work("worse", 8.0, log)
+    found, _ = timed(base, Candidate(lambda: worse, then=Candidate(lambda: chain[0])))
+    assert [t.variant.cause for t in found] == ["worse"]
+
+
+def test_one_that_cannot_be_made_is_named_and_left_out():
+    log = list[str]()
+    base, good = Work("base", 1.0, log), Work("good", 0.5, log)
+
+    def refuse() -> TimedVariant:
+        raise ConfigError("no such precision here")
+
+    found, not_timed = timed(base, Candidate(refuse), Candidate(lambda: good))
+    assert [t.variant.cause for t in found] == ["good"]
+    assert not_timed == ["no such precision here"]
+
+
+def test_when_time_is_over_every_variant_has_had_one_turn():
+    log = list[str]()
+    base, fast, same = (Work(n, s, log) for n, s in (("base", 2.0), ("fast", 1.0), ("same", 2.0)))
+    found, _ = timed(base, Candidate(lambda: fast), Candidate(lambda: same), seconds=0.0)
+    assert {t.variant.cause: len(t.other) for t in found} == {"fast": 1, "same": 1}
+
+
+def test_a_variant_may_have_a_base_of_its_own():
+    log = list[str]()
+    base, own, fast = (Work(n, s, log) for n, s in (("base", 9.0), ("own", 2.0), ("fast", 1.0)))
+    (found,), _ = timed(base, Candidate(lambda: fast, own))
+    assert found.ratio == pytest.approx(2.0)
+    assert "base" not in log
