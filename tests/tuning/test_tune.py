@@ -191,7 +191,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     monkeypatch.setattr(tune, "_train", short_run)
     monkeypatch.chdir(tmp_path)
     words = [
-        "tune", str(text), "--out", "search", "--budget", "6s", "--tune-time", "60s",
+        "tune", str(text), "--out", "search", "--budget", "6s",
         "--axes", "size,batch,lr", "--precision", "fp32", "--batch-size", "8", "--seq-length", "32",
         "--preset", "tiny", "--max-bytes", "5M",
     ]  # fmt: skip

@@ -40,7 +40,8 @@ COMMAND = Command(
         Option("resume", bool, False, "continue the search in DIR", "run", is_switch=True),
         json_option("one JSON object"),
         Option(
-            "tune_time", str, None, "time of all short runs; default is twice the budget",
+            "tune_time", str, None,
+            "time of all short runs; default is twice the budget, or 90s if that is longer",
             "search", value="TIME",
         ),
         Option("axes", str, _AXES, "what to tune", "search", value="LIST"),

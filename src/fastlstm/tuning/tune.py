@@ -43,7 +43,7 @@ class Search:
 
     Attributes:
         out: directory of the search.
-        time_s: for the short runs; default is twice the budget.
+        time_s: for the short runs; default is twice the budget, or the least that is enough.
         axes: of `AXES`.
         limits: that every model must keep.
         num_seeds: runs of every trial.
@@ -104,8 +104,8 @@ def tune_run(
         raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
     if config.vocab == "bpe":
         raise UsageError("tune needs a text of characters or bytes: --vocab is bpe")
-    time_s = search.time_s or 2.0 * budget_s
     least_s = halving.least_time_s(budget_s)
+    time_s = search.time_s or max(2.0 * budget_s, least_s)
     if time_s < least_s:
         raise UsageError(
             f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
