@@ -12,7 +12,8 @@ from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving, tune
 from fastlstm.tuning.halving import search
-from fastlstm.tuning.moves import label_of, open_axes, options_of, values_around
+from fastlstm.tuning.job import open_axes
+from fastlstm.tuning.moves import FIELDS, label_of, options_of, values_around
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.speed_surface import SpeedSurface
 from fastlstm.tuning.trials import TrialStore
@@ -104,7 +105,7 @@ def test_options_of_changes():
     assert changed["learning_rate"] == pytest.approx(0.5 * 4e-3)
     assert (changed["rnn_size"], changed["embed_size"]) == (256, 128)
     assert label_of({"size": 256, "lr": 0.5}) == "256 units, learning rate x 0.5"
-    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}) == ["lr"]
+    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}, FIELDS) == ["lr"]
 
 
 def test_a_short_text_bounds_batch_and_sequence_length():

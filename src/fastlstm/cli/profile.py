@@ -94,7 +94,7 @@ def run(argv: list[str]) -> int:
     profiler = Profiler(seconds, parsed["ops"], trace)
     _set_up(sources, config, names, profiler)
     assert profiler.result is not None
-    fixed = {} if isinstance(config, ForecastConfig) else chosen_sizes(config, profiler.options)
+    fixed = chosen_sizes(config, profiler.options)
     words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
     profile = with_instruction_set(profiler.result, shlex.join(words))
     commands = {

@@ -132,7 +132,7 @@ def _plan(
     """Returns the whole run as it would be, and `budget` or `steps` of the short one."""
     budget_s = StopCriterion.of(config, 1).budget_s
     if measure_steps is None and (budget_s is not None or measure_s is not None):
-        short_s = _measure_s(measure_s, budget_s)
+        short_s = short_run_s(measure_s, budget_s)
         step_s = list[float]()
         planned = plan_run(
             source, config, given,
@@ -146,8 +146,12 @@ def _plan(
     return planned, {"steps": _measure_steps(measure_steps, planned)}
 
 
-def _measure_s(asked: float | None, budget_s: float | None) -> float:
-    """Returns the seconds of the short run; the whole one must be longer, if it has a budget."""
+def short_run_s(asked: float | None, budget_s: float | None) -> float:
+    """Returns the seconds of the short run of one that takes a budget, or of any with None.
+
+    Raises:
+        UsageError: it is too short, or no shorter than the whole run.
+    """
     default_s = 0.0 if budget_s is None else _DEFAULT_SHARE * budget_s
     seconds = asked or min(max(default_s, MIN_MEASURED_S), _MAX_DEFAULT_S)
     if seconds < MIN_MEASURED_S:
