@@ -107,9 +107,10 @@ def publish(
     target = destination(to, place.with_name(f"{place.name}.csv") if out is None else Path(out))
     starts = _first_starts(directory.metrics_path, live, stop)
     start = starts[-1]
+    began = bounded_time(number(start, "time") or time.time())
     about = PublishedRun(
         place, _identity(place, start, name), place.name if name is None else name,
-        project or tracker_project(to) or DEFAULT_PROJECT, bounded_time(number(start, "time") or time.time()),
+        project or tracker_project(to) or DEFAULT_PROJECT, began,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         if target.is_append_only:
