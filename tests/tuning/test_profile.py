@@ -227,6 +227,14 @@ def test_printed_commands_read_the_same_sources_and_switches():
     assert command("-").startswith("fastlstm train - --threads 2")
 
 
+def test_a_printed_command_has_the_learning_rate_that_was_recommended():
+    for options in ({"learning_rate": 0.025}, {"optimizer": "muon", "learning_rate": 0.01}):
+        argv = ["a.txt", "--learning-rate", "0.1", "--optimizer=adamw"]
+        words = train_command(cli.COMMAND, cli._OWN, argv, options).split()
+        assert words.count("--learning-rate") == 1
+        assert words[words.index("--learning-rate") + 1] == str(options["learning_rate"])
+
+
 def run_of(path: Path, source: str, **config: object) -> Path:
     """Makes a directory that is a run as far as its config.json goes."""
     path.mkdir()

@@ -29,8 +29,6 @@ def train_words(
     arguments = split_arguments(command.options, argv)
     # A name that begins with a dash would be a flag; "-" is standard input.
     words = [f"./{w}" if w.startswith("-") and w != "-" else w for w in arguments.positionals]
-    if "learning_rate" in options and any(o.name == "learning_rate" for o, _ in arguments.options):
-        options = {name: value for name, value in options.items() if name != "learning_rate"}
     for option, value in arguments.options:
         if option.name in (*own, "out", *options):
             continue
