@@ -1,9 +1,11 @@
 import json
 import math
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from fastlstm.cli.profile_rows import gain_text, rows
 from fastlstm.cli.train_command import train_command
 from fastlstm.errors import CommandError
 from fastlstm.text.data.loader import TextLoader
+from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
 from fastlstm.tuning.op_times import check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
@@ -327,3 +330,26 @@ def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, mo
     said = capsys.readouterr()
     assert "1. threads" in said.out
     assert "was not verified: A failed with exit status 2" in said.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
+    def is_signalled(trainer, seconds):
+        os.kill(os.getpid(), number)
+        time.sleep(20)
+
+    closed = list[bool]()
+    monkeypatch.setattr(profile, "profile_steps", is_signalled)
+    with StopFlag() as stop:
+        plan, loader = (
+            SimpleNamespace(options=None),
+            SimpleNamespace(close=lambda: closed.append(True)),
+        )
+        trainer = SimpleNamespace(plan=plan, task=SimpleNamespace(loader=loader), stop=stop)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            Profiler().on_begin(trainer)
+        assert not stop()
+        stop.set()
+        with pytest.raises(KeyboardInterrupt):
+            Profiler().on_begin(trainer)
+    assert closed == [True, True]

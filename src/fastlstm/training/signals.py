@@ -14,19 +14,28 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
-def ended_like_ctrl_c() -> Iterator[None]:
+def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
     """Has SIGTERM and SIGHUP raise SystemExit, so that what was started is ended and temporary
-    files are removed; in the main thread, and where nobody handles or ignores them."""
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
-    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, _exit)
+    files are removed; in the main thread, and where nobody handles or ignores them.
+
+    Args:
+        within_stop_flag: the block is within a `StopFlag` and has nothing to save: Ctrl-C too ends
+            it at once, and not when the flag is polled.
+    """
+    handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
+    if within_stop_flag:
+        handlers[signal.SIGINT] = signal.default_int_handler
+    before = dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            known = signal.getsignal(number)
+            if known is signal.SIG_DFL or (within_stop_flag and known is not signal.SIG_IGN):
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
