@@ -14,11 +14,11 @@ from fastlstm.cli import profile as cli
 from fastlstm.cli.main import main
 from fastlstm.cli.profile_rows import gain_text, rows
 from fastlstm.cli.train_command import train_command
-from fastlstm.errors import CommandError
+from fastlstm.errors import CommandError, StorageError
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
-from fastlstm.tuning.op_times import check_trace
+from fastlstm.tuning.op_times import _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates
@@ -287,6 +287,17 @@ def test_a_file_that_is_no_trace_is_not_replaced(tmp_path, text, capsys):
     trace = tmp_path / "trace.json"
     trace.write_text('{\n  "schemaVersion": 1,')
     check_trace(trace)
+
+
+def test_a_trace_that_is_not_written_is_an_error(tmp_path):
+    def full_disk(name: str) -> None:
+        Path(f"{name}.tmp").touch()
+
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"schemaVersion": 1}')
+    with pytest.raises(StorageError, match="the disk may be full"):
+        _write_trace(SimpleNamespace(export_chrome_trace=full_disk), trace)
+    assert not list(tmp_path.iterdir())
 
 
 PROFILE = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})

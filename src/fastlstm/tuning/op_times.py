@@ -103,11 +103,13 @@ def check_trace(trace: Path) -> None:
 
 def _write_trace(seen: Any, trace: Path) -> None:
     try:
+        trace.unlink(missing_ok=True)  # an older one must not pass for this one
         seen.export_chrome_trace(str(trace))
     except (OSError, RuntimeError) as error:
         raise StorageError(f"cannot write {trace}: {error}") from None
-    if not trace.is_file():
-        raise StorageError(f"cannot write {trace}")
+    if not trace.is_file():  # torch says why on standard error, or not at all
+        Path(f"{trace}.tmp").unlink(missing_ok=True)
+        raise StorageError(f"cannot write {trace}; the disk may be full")
 
 
 def _by_name(events: Any, steps: int, trainer: Trainer) -> list[OpTime]:

@@ -114,7 +114,7 @@ class Profiler(Callback):
         self.options = trainer.plan.options
         try:
             with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
-                if trainer.stop():
+                if trainer.stop is not None and trainer.stop():
                     raise KeyboardInterrupt
                 self.result = profile_steps(trainer, self._seconds)
                 if self._with_ops or self._trace is not None:
