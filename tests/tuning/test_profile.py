@@ -22,7 +22,7 @@ from fastlstm.tuning.op_times import _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates
-from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked
+from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 
@@ -364,3 +364,9 @@ def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             Profiler().on_begin(trainer)
     assert closed == [True, True]
+
+
+def test_no_more_steps_between_evaluations_than_the_run_has():
+    assert steps_wanted(2.0, 5, 1e6) == 98  # 2 of 100 steps
+    assert steps_wanted(2.0, 5, 60.0) == 60
+    assert steps_wanted(2.0, 500, 60.0) == 500
