@@ -35,8 +35,9 @@ def reference() -> str:
     """Returns the reference of all verbs as Markdown."""
     sections = []
     for verb in VERBS:
-        for command, title in zip(commands(verb), (verb, f"{verb} (tables)"), strict=False):
-            sections.append(_section(command, title))
+        for place, command in enumerate(commands(verb)):
+            subject = command.subject or ("tables" if place else "")
+            sections.append(_section(command, f"{verb} ({subject})" if subject else verb))
     return _HEAD + "".join(sections)
 
 

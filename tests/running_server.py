@@ -15,6 +15,7 @@ import pytest
 
 from fastlstm.serve.server import Runner
 from fastlstm.serve.settings import Settings
+from fastlstm.serve.times import TimedLoop
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer
 from fastlstm.text.decode_stream import Stream
@@ -103,7 +104,8 @@ class Running:
             await self.runner.run()
 
         try:
-            asyncio.run(serve())
+            with asyncio.Runner(loop_factory=TimedLoop) as loop:
+                loop.run(serve())
         except BaseException as error:
             self.error = error
         finally:

@@ -1,13 +1,17 @@
 """Alerts of `fastlstm watch`: faults planted in real runs, and false ones over recorded runs.
 
-python tests/campaigns/alerts.py faults ROUNDS [FAULT...]
-python tests/campaigns/alerts.py replay DIR...
+    python tests/campaigns/alerts.py faults ROUNDS [FAULT...]
+    python tests/campaigns/alerts.py replay DIR...
+
+A round trains one run per fault at once, each asleep for most of its time so that all of them
+together use little of two cores, and plants all faults when each has trained for 50 s. `speed`,
+`eta` and `input`, which others' load explains, are a round of their own. So is `hog`: a run that
+does not sleep, and busy processes beside it. Clean runs: clean_runs.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,123 +28,169 @@ from fastlstm.monitor.event_tail import EventTail
 from fastlstm.monitor.watcher import Watcher
 
 TRAIN = """
-import sys, time, torch, fastlstm
-fault, out, text = sys.argv[1:4]
+import dataclasses, sys, time, torch, fastlstm
+from pathlib import Path
+fault, folder = sys.argv[1], Path(sys.argv[2])
 class Plant(fastlstm.Callback):
-    kept, began = [], None
+    kept, sleep_s, is_on, steps = [], 0.0 if fault == "hog" else 0.24, False, 0
     def on_update(self, trainer):
-        self.began = self.began or time.monotonic()
-        is_on = time.monotonic() - self.began > 30
-        if is_on and not getattr(self, "told", False):
-            self.told = True
-            print("planted", flush=True)
-        if not is_on:
-            return
-        if fault == "memory":
-            self.kept.append(torch.ones(2_000_000))
+        self.steps += 1
+        if self.steps == 5:
+            (folder / f"{fault}.began").touch()
+        if not self.is_on and self.steps % (50 if fault == "hog" else 1) == 0:
+            self.is_on = (folder / "go").exists()
+            if self.is_on:
+                (folder / f"{fault}.planted").touch()
+                self.plant(trainer)
+        time.sleep(self.sleep_s)
+        if self.is_on and fault == "memory":
+            self.kept.append(torch.ones(6_000_000))
+        if self.is_on and fault == "nan":
+            next(iter(trainer.model.parameters())).data.fill_(float("nan"))
+        if self.is_on and fault == "spike":
+            for parameter in trainer.model.parameters():
+                parameter.data.add_(0.3 * torch.randn_like(parameter))
+    def plant(self, trainer):
         if fault == "hang":
             time.sleep(3600)
-        if fault == "speed":
-            end = time.perf_counter() + 0.03
-            while time.perf_counter() < end: pass
-        if fault == "nan":
-            next(iter(trainer.model.parameters())).data.fill_(float("nan"))
-        if fault == "spike":
-            trainer.progress.lr_scale = 100.0
-        if fault == "input" and self.kept == []:
-            self.kept.append(0)
-            loader, inner = trainer.task.loader, trainer.task.loader.next
+        if fault in ("speed", "eta"):
+            self.sleep_s *= 1.6
+        if fault == "overfitting":
+            evaluate, count = trainer.task.evaluate, [0]
+            def worse(*args, **options):
+                count[0] += 1
+                score = evaluate(*args, **options)
+                return dataclasses.replace(score, loss=score.loss * (1.1 + 0.05 * count[0]))
+            trainer.task.evaluate = worse
+        if fault == "input":
+            loader = trainer.task.loader
             class Slow:
                 waited = 0.0
                 def __getattr__(self, name): return getattr(loader, name)
                 @property
                 def wait_s(self): return loader.wait_s + self.waited
                 def next(self):
-                    time.sleep(0.05); self.waited += 0.05
-                    return inner()
+                    time.sleep(0.3); self.waited += 0.3
+                    return loader.next()
             trainer.task.loader = Slow()
-options = dict(preset="tiny", rnn_size=64, embed_size=16, batch_size=8, seq_length=32, threads=1,
-    precision="fp32", device="cpu", steps=100000, eval_every=100000, tensorboard=False)
+options = dict(preset="tiny", rnn_size=32, embed_size=16, batch_size=4, seq_length=32, threads=1,
+    precision="fp32", device="cpu", steps=100_000, eval_every=100_000, tensorboard=False)
+if fault == "hog":
+    options |= dict(rnn_size=256, batch_size=32)
 if fault == "overfitting":
-    options |= dict(rnn_size=256, eval_every=20, dropout=0.0, learning_rate=0.01, weight_decay=0.0)
-fastlstm.train([text], out=out, callbacks=[Plant()], **options)
+    options |= dict(eval_every=8)
+fastlstm.train([str(folder / "text.txt")], out=str(folder / fault), callbacks=[Plant()], **options)
 """
 RULE = {"kill": "dead", "stop": "hang", "hog": "eta"}
-FAULTS = ("kill", "stop", "hang", "nan", "spike", "input", "memory", "disk", "overfitting", "hog")
+GROUPS = (
+    ("kill", "stop", "hang", "nan", "spike", "memory", "disk", "overfitting", "none"),
+    ("speed", "eta", "input"),
+)
+"""`none` is a run without a fault."""
+WARM_UP_S = 50.0
+AFTER_S = 65.0
 LIMIT_S = {"eta": 60.0, "input": 40.0}
 """Others have 10 s from the fault on. `input` is a rule about 30 s, which come before."""
 
 
-def plant(fault: str, folder: Path) -> tuple[float | None, list[str]]:
-    """Returns the seconds from a fault to its alert, and the alerts that came before it."""
-    text = folder / "text.txt"
-    words = [f"word{(i * i * 7919) % 977} " for i in range(400 if fault == "overfitting" else 9999)]
-    text.write_text("".join(words))
-    out = folder / "run"
-    if fault == "disk":
-        out.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "none", out], check=True)
-    argv = [sys.executable, "-c", TRAIN, fault, str(out), str(text)]
-    with open(folder / "err", "w") as errors:
-        run = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors)
-    assert run.stdout is not None
-    hogs: list[subprocess.Popen[bytes]] = []
-    rule, watcher = RULE.get(fault, fault), Watcher([out], chosen_rules([]))
-    try:
-        os.set_blocking(run.stdout.fileno(), False)
-        since, before, began = None, [], time.monotonic()
-        while time.monotonic() - began < 200.0:
-            if since is None and b"planted" in (run.stdout.read() or b""):
-                since = time.monotonic()
-                hogs = act(fault, run, out)
-            for _, alert in watcher.update() if out.is_dir() else []:
-                if since is not None and alert.rule == rule and not alert.is_cleared:
-                    return time.monotonic() - since, before
-                if not alert.is_cleared and (since is None or alert.rule != rule):
-                    before.append(alert.rule)
-                    if fault == "overfitting" and alert.rule == rule:
-                        return 0.0, before[:-1]  # its own definition says when it is there
-            if since is not None and time.monotonic() - since > 90.0 and fault != "overfitting":
-                return None, before
-            time.sleep(0.5)
-        return None, before
-    finally:
-        for process in (*hogs, run):
+class Round:
+    """Runs of one round, each with the fault of its name, and the watcher that looks at them."""
+
+    def __init__(self, folder: Path, kinds: Sequence[str]) -> None:
+        words = [f"word{(i * i * 7919) % 977} " for i in range(9999)]
+        (folder / "text.txt").write_text("".join(words))
+        self.folder, self.kinds = folder, kinds
+        if "disk" in kinds:
+            (folder / "disk").mkdir()
+            mount = ["mount", "-t", "tmpfs", "-o", "size=300m", "none", folder / "disk"]
+            subprocess.run(mount, check=True)
+        self.runs: dict[str, subprocess.Popen[bytes]] = {}
+        for kind in kinds:
+            with open(folder / f"{kind}.err", "w") as errors:
+                command = [sys.executable, "-c", TRAIN, kind, str(folder)]
+                self.runs[kind] = subprocess.Popen(command, stdout=errors, stderr=errors)
+        self.hogs: list[subprocess.Popen[bytes]] = []
+        self.watcher = Watcher([folder], chosen_rules([]))
+        self.raised: list[tuple[float, str, str, str]] = []
+
+    def watch(self, is_over: Callable[[], bool]) -> None:
+        """Looks at the runs once a second, as `fastlstm watch` does."""
+        while not is_over():
+            for path, alert in self.watcher.update():
+                if not alert.is_cleared:
+                    self.raised.append((time.time(), path.name, alert.rule, alert.text))
+            time.sleep(1.0)
+
+    def has_begun(self) -> bool:
+        """Whether every run trains."""
+        return all((self.folder / f"{kind}.began").exists() for kind in self.kinds)
+
+    def plant(self) -> dict[str, float]:
+        """Plants all faults; returns when each was."""
+        (self.folder / "go").touch()
+        at = dict.fromkeys(self.kinds, time.time())
+        if "kill" in self.kinds:
+            self.runs["kill"].kill()
+            self.runs["kill"].wait()
+        if "stop" in self.kinds:
+            self.runs["stop"].send_signal(signal.SIGSTOP)
+        if "disk" in self.kinds:
+            (self.folder / "disk" / "other").write_bytes(bytes(230_000_000))
+        if "hog" in self.kinds:
+            hog = [sys.executable, "-c", "while True: pass"]
+            self.hogs = [subprocess.Popen(hog) for _ in range(6)]
+        return at
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for process in (*self.hogs, *self.runs.values()):
             process.kill()
             process.wait()
-        if fault == "disk":
-            subprocess.run(["umount", "-l", out], check=True)
+        if "disk" in self.kinds:
+            subprocess.run(["umount", "-l", self.folder / "disk"], check=True)
 
 
-def act(fault: str, run: subprocess.Popen[bytes], out: Path) -> list[subprocess.Popen[bytes]]:
-    """Does what is planted from outside; returns what is to be ended."""
-    if fault == "kill":
-        run.kill()
-        run.wait()
-    if fault == "stop":
-        run.send_signal(signal.SIGSTOP)
-    if fault == "disk":
-        (out / "other").write_bytes(bytes(230_000_000))
-    if fault == "hog":
-        code = "while True: pass"
-        return [subprocess.Popen([sys.executable, "-c", code]) for _ in range(8)]
-    return []
+def one_round(number: int, kinds: Sequence[str]) -> tuple[list[bool], float]:
+    """Returns whether each fault was found in time, and the seconds of clean training before."""
+    folder = Path(tempfile.mkdtemp(prefix="alerts-"))
+    this = Round(folder, kinds)
+    try:
+        began = time.monotonic()
+        this.watch(lambda: this.has_begun() or time.monotonic() - began > 300)
+        begun = [kind for kind in kinds if (folder / f"{kind}.began").exists()]
+        warm = time.monotonic()
+        this.watch(lambda: time.monotonic() - warm > WARM_UP_S)
+        at = this.plant()
+        this.watch(lambda: time.time() > max(at.values()) + AFTER_S)
+    finally:
+        this.close()
+    found = []
+    for kind in begun:
+        rule, planted = RULE.get(kind, kind), folder / f"{kind}.planted"
+        since = at[kind] if not planted.exists() else planted.stat().st_mtime
+        own = [entry for entry in this.raised if entry[1] == kind]
+        hits = [when - since for when, _, name, _ in own if name == rule and when >= since]
+        result: dict[str, Any] = {"round": number, "fault": kind}
+        if kind != "none":
+            found.append(bool(hits) and hits[0] <= LIMIT_S.get(rule, 10.0))
+            result |= {"seconds": round(hits[0], 1) if hits else None, "in_time": found[-1]}
+            result["text"] = next((t for w, _, n, t in own if n == rule and w >= since), None)
+        result["before"] = [entry[2:] for entry in own if entry[0] < since]
+        result["also"] = [n for w, _, n, _ in own if w >= since and n != rule]
+        print(json.dumps(result), flush=True)
+    for kind in set(kinds) - set(begun):
+        print(f"{kind} did not begin:", (folder / f"{kind}.err").read_text()[-2000:])
+    shutil.rmtree(folder, ignore_errors=True)
+    return found, WARM_UP_S * len(begun)
 
 
-def faults(rounds: int, kinds: tuple[str, ...]) -> None:
-    found: list[bool] = []
+def faults(rounds: int, groups: Sequence[Sequence[str]]) -> None:
+    found, clean_s = list[bool](), 0.0
     for number in range(rounds):
-        for fault in kinds:
-            folder = Path(tempfile.mkdtemp(prefix="alerts-"))
-            try:
-                seconds, before = plant(fault, folder)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            limit_s = LIMIT_S.get(RULE.get(fault, fault), 10.0)
-            found.append(seconds is not None and seconds <= limit_s)
-            result: dict[str, Any] = {"round": number, "fault": fault, "seconds": seconds}
-            print(json.dumps(result | {"in_time": found[-1], "others": before}), flush=True)
-    print(f"{sum(found)} of {len(found)} in time")
+        for kinds in groups:
+            in_time, seconds = one_round(number, kinds)
+            found, clean_s = found + in_time, clean_s + seconds
+    print(f"{sum(found)} of {len(found)} in time; {clean_s / 3600:.2f} hours before the faults")
 
 
 def replay(tops: list[str]) -> None:
@@ -166,4 +216,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["replay"]:
         replay(sys.argv[2:])
     else:
-        faults(int(sys.argv[2]), tuple(sys.argv[3:]) or FAULTS)
+        faults(int(sys.argv[2]), [sys.argv[3:]] if sys.argv[3:] else GROUPS)

@@ -8,8 +8,8 @@ Its figures are in docs/log.md.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import http.client
-import json
 import os
 import random
 import resource
@@ -19,6 +19,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from fastlstm.runs.events import event_line
 
 START = {
     "event": "start", "task": "text", "unit": "tokens", "vocab": "char", "source": "book.txt",
@@ -34,19 +36,28 @@ def step(at: int) -> str:
         "units_per_s": 40000 + random.random(), "gflops": 200.0, "ceiling_share": 0.5,
         "input_wait_share": 0.001, "elapsed_s": at * 1.0, "eta_s": 4000.0 - at,
     }  # fmt: skip
-    if at % 100:
-        return json.dumps(event) + "\n"
-    return json.dumps({**event, "event": "eval", "split": "valid", "num_units": 9}) + "\n"
+    lines = event_line(event)
+    if at % 100 == 0:
+        lines += event_line({**event, "event": "eval", "split": "valid", "num_units": 9})
+    if at % 10 == 0:
+        spent = {"input_wait": 0.1, "forward_backward": 6.0, "optimizer": 3.0, "other": 0.9}
+        lines += event_line({"event": "phase", "step": at, "seconds": spent})
+        shares = {"own_cores": 1.9, "others_share": random.random() / 5, "steal_share": 0.0}
+        lines += event_line(
+            {"event": "machine", "step": at, "time": 1e9 + at, "cores": 2, **shares,
+             "available_bytes": 10**10, "rss_bytes": 10**9, "elapsed_s": at * 1.0}
+        )  # fmt: skip
+    return lines
 
 
 def write_runs(root: Path, runs: int, lines: int) -> None:
-    body = "".join(step(at) for at in range(1, lines - 1))
+    body = "".join("".join(map(step, range(1, lines))).splitlines(keepends=True)[: lines - 2])
     for at in range(runs):
         run = root / f"group{at % 10}" / f"run{at}"
         run.mkdir(parents=True)
         start = {**START, "seed": at, "batch_size": 2 ** (at % 7)}
         end = {"event": "end", "reason": "budget used", "units": 1, "train_s": 1.0}
-        text = json.dumps(start) + "\n" + body + json.dumps(end) + "\n"
+        text = event_line(start) + body + event_line(end)
         (run / "metrics.jsonl").write_text(text, "utf-8")
 
 
@@ -81,12 +92,14 @@ def add_lines(files: list[Path], stop: threading.Event) -> None:
 
 def live(root: Path, seconds: float, runs: int = 50) -> None:
     """A line a second in each run: the share of a core, then how long events take to the page."""
-    files = []
+    files, locks = [], []
     for at in range(runs):
         run = root / f"run{at}"
         run.mkdir(parents=True)
+        locks.append(open(run / ".lock", "w", encoding="utf-8"))  # noqa: SIM115
+        fcntl.flock(locks[-1], fcntl.LOCK_EX)  # as a run that trains: its alerts are evaluated
         files.append(run / "metrics.jsonl")
-        files[-1].write_text(json.dumps(START) + "\n" + "".join(map(step, range(1, 10))), "utf-8")
+        files[-1].write_text(event_line(START) + "".join(map(step, range(1, 10))), "utf-8")
     command = [sys.executable, "-m", "fastlstm", "monitor", str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -144,7 +157,7 @@ def delay(port: int, path: Path) -> float:
     word = f"alert-{random.random()}"
     time.sleep(random.random())
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": "alert", "text": word}) + "\n")
+        file.write(event_line({"event": "alert", "text": word}))
     began = time.perf_counter()
     while word not in fetch(port):
         answer.readline()

@@ -93,6 +93,76 @@ def test_a_busy_machine_explains_a_slow_run() -> None:
     assert alerts_of(events) == []
 
 
+def test_others_are_named_where_they_slow_a_run_down() -> None:
+    busy = [e | {"others_share": 0.6} if e["event"] == "process" else e for e in stream("eta")]
+    (alert,) = alerts_of(busy)
+    assert alert.rule == "eta"
+    assert "others use 60 % of the machine" in alert.text
+    assert "others slow the run down" in alert.advice
+    quiet = [e | {"others_share": 0.02} if e["event"] == "process" else e for e in stream("eta")]
+    (alert,) = alerts_of(quiet)
+    assert "others use 2 % of the machine" in alert.text
+    assert "fastlstm profile" in alert.advice
+    (alert,) = alerts_of(stream("speed"))
+    assert "others use 2 % of the machine" in alert.text
+
+
+def test_waits_that_the_load_of_others_explains_are_no_stall() -> None:
+    def events(wait: float) -> list[Event]:
+        shares = {"step": {"input_wait_share": wait}, "process": {"others_share": 0.4}}
+        return [e | shares.get(e["event"], {}) for e in stream(None)]
+
+    assert alerts_of(events(0.5)) == []
+    (alert,) = alerts_of(events(0.9))
+    assert alert.rule == "input"
+    assert "others use 40 % of the machine" in alert.text
+
+
+def test_a_spike_is_found_while_the_loss_still_falls_fast() -> None:
+    steps = [{"event": "step", "step": at, "loss": 3.0 * 0.97**at + 0.5} for at in range(60)]
+    assert alerts_of([*steps], "spike") == []
+    up = [{"event": "step", "step": 60 + at, "loss": 1.8} for at in range(3)]
+    assert [alert.rule for alert in alerts_of([*steps, *up], "spike")] == ["spike"]
+
+
+def test_memory_that_fills_in_minutes_is_told_within_ten_seconds() -> None:
+    def memory(now: int, grown: float) -> Event:
+        used = 5e8 + 1e8 * max(now - grown, 0.0)
+        left = {"available_bytes": 2e10 - used, "anonymous_bytes": used}
+        return {"event": "process", "time": 1e9 + now, "is_locked": True, **left}
+
+    events = [{"event": "start"}, *(memory(now, 100) for now in range(110))]
+    assert [alert.rule for alert in alerts_of(events, "memory")] == ["memory"]
+
+
+def test_a_process_that_grows_in_its_first_seconds_is_no_leak() -> None:
+    def memory(now: int) -> Event:
+        used = 5e8 + 7.5e6 * min(now, 20)
+        left = {"available_bytes": 2.3e10, "anonymous_bytes": used}
+        return {"event": "process", "time": 1e9 + now, "is_locked": True, **left}
+
+    assert alerts_of([{"event": "start"}, *map(memory, range(400))], "memory") == []
+
+
+def test_noise_of_hundreds_of_evaluations_is_no_overfitting() -> None:
+    rng, events = random.Random(1), list[Event]()
+    for at in range(4000):
+        events.append({"event": "step", "loss": 1.0 * (1.0 - at / 40_000)})
+        if at % 5 == 0:
+            events.append({"event": "eval", "loss": rng.gauss(1.0, 0.004)})
+    assert alerts_of(events, "overfitting") == []
+
+
+def test_a_run_that_gets_no_processor_time_for_seconds_is_not_hung() -> None:
+    def silent(seconds: int) -> list[Event]:
+        own = {"is_locked": True, "cpu_share": 0.0, "others_share": 0.9, "state": "S"}
+        looks = [{"event": "process", "time": 1e9 + at, "silent_s": at, **own} for at in range(99)]
+        return [{"event": "start"}, *looks[:seconds]]
+
+    assert alerts_of(silent(25), "hang") == []
+    assert [alert.rule for alert in alerts_of(silent(60), "hang")] == ["hang"]
+
+
 def test_a_run_that_has_ended_is_not_dead() -> None:
     events = [*stream(None, 30), {"event": "end"}]
     gone = {"event": "process", "is_locked": False, "silent_s": 900.0}

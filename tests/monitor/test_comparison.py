@@ -29,6 +29,12 @@ def test_settings_kernels_and_machines_that_differ_are_said(write_run: Any) -> N
     assert any("different machines" in note for note in result.notes)
 
 
+def test_ceilings_of_other_threads_are_not_those_of_another_machine(write_run: Any) -> None:
+    one = write_run("a", threads=1, ceiling_gflops=150.0)
+    two = write_run("b", threads=2, ceiling_gflops=300.0)
+    assert compare_runs([one, two]).notes == []
+
+
 def test_other_data_tasks_and_unfinished_runs_are_said(write_run: Any) -> None:
     other = write_run("b", source="c.txt", task="forecast", is_ended=False)
     text = " ".join(compare_runs([write_run("a"), other]).notes)
@@ -60,3 +66,19 @@ def test_the_command(write_run: Any, capsys: pytest.CaptureFixture[str]) -> None
     facts = json.loads(capsys.readouterr().out)
     assert [run["at_equal_chars"] for run in facts["runs"]] == pytest.approx([2.0, 1.5])
     assert main(["compare", one]) == 2
+
+
+def test_a_comparison_as_one_offline_file(write_run: Any, tmp_path: Path) -> None:
+    evil = "<img src=x>"
+    paths = [write_run("x/a"), write_run("y/a", best=1.5, batch_size=64, source=evil)]
+    out = tmp_path / "page.html"
+    assert main(["compare", *map(str, paths), "--html", str(out)]) == 0
+    html = out.read_text("utf-8")
+    assert "different sources" in html
+    assert "1.5000" in html
+    assert html.count("<polyline") == 4
+    assert "<td>batch_size</td>" in html
+    assert str(paths[1]) in html  # two have one name
+    assert "<script" not in html
+    assert "<img" not in html
+    assert main(["compare", *map(str, paths), "--html", str(tmp_path / "none" / "x.html")]) == 1

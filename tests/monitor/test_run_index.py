@@ -8,7 +8,7 @@ import pytest
 
 from fastlstm.errors import RunDirectoryError
 from fastlstm.monitor.event_tail import EventTail
-from fastlstm.monitor.run_index import RunIndex, find_runs
+from fastlstm.monitor.run_index import _FORMAT, RunIndex, find_runs
 
 
 def names(index: RunIndex) -> list[str]:
@@ -20,7 +20,7 @@ def test_runs_are_found_at_any_depth(write_run: Any, tmp_path: Path) -> None:
     write_run("deep/er/b")
     write_run("a/checkpoint-5")
     write_run(".hidden")
-    assert [path.name for path in find_runs([tmp_path, tmp_path / "a"])] == ["a", "b"]
+    assert [path.name for path in find_runs([tmp_path, tmp_path / "a"])[0]] == ["a", "b"]
 
 
 def test_runs_appear_and_go(write_run: Any, tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_what_was_read_once_is_not_read_again(
     with open(tmp_path / "b" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"event": "end", "reason": "done"}\n')
     read: list[int] = []
-    original = EventTail.read
+    original = EventTail.read_lines
 
     def counting(tail: EventTail) -> Any:
-        events = original(tail)
-        read.append(len(events))
-        return events
+        lines = original(tail)
+        read.append(sum(map(bool, lines)))
+        return lines
 
-    monkeypatch.setattr(EventTail, "read", counting)
+    monkeypatch.setattr(EventTail, "read_lines", counting)
     second = RunIndex([tmp_path], cache)
     second.update()
     assert sorted(read) == [0, 1]
@@ -71,8 +71,10 @@ def test_a_damaged_cache_is_made_anew(write_run: Any, tmp_path: Path, content: A
     cache = tmp_path / "c.sqlite"
     if content is None:
         with sqlite3.connect(cache) as database:
-            database.execute("CREATE TABLE runs_1 (path TEXT PRIMARY KEY, summary TEXT)")
-            database.execute("INSERT INTO runs_1 VALUES (?, ?)", (str(tmp_path / "a"), "[3"))
+            columns = "path TEXT PRIMARY KEY, summary TEXT, training, validation, machine"
+            database.execute(f"CREATE TABLE runs_{_FORMAT} ({columns})")
+            row = (str(tmp_path / "a"), "[3", b"1", None, 7)
+            database.execute(f"INSERT INTO runs_{_FORMAT} VALUES (?, ?, ?, ?, ?)", row)
     else:
         cache.write_bytes(content)
     for _ in range(2):

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from fastlstm.monitor.run_summary import MAX_POINTS, RunSummary
+from fastlstm.monitor import run_summary
+from fastlstm.monitor.curve import MAX_POINTS
+from fastlstm.monitor.run_summary import RunSummary
 from fastlstm.runs.lock_holder import lock_holder
 from fastlstm.runs.run_directory import RunDirectory
 
@@ -65,13 +67,14 @@ def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> Non
 def test_a_summary_continues_where_it_was_stored(write_run: Any) -> None:
     path = write_run("a", is_ended=False)
     run = read(path)
-    stored = json.loads(json.dumps(run.stored()))
+    stored = run.stored()
     add(path, event="skip", what="loss is NaN")
     again = RunSummary(path, stored)
     assert again.update()
     assert (again.validation, again.training) == (run.validation, run.training)
     assert (again.alerts, again.num_alerts) == (["loss is NaN"], 1)
-    for damaged in ({}, {**stored, "training": [[1]]}, {**stored, "validation": None}):
+    text, *curves = stored
+    for damaged in ([], ["{}", *curves], [text, b"1", b"", b""], [text, *curves[:2], b"\xff" * 32]):
         assert read(path, damaged).validation == run.validation
 
 
@@ -84,17 +87,42 @@ def test_a_cut_file_is_summarised_anew(write_run: Any) -> None:
     assert len(run.validation) < 10
 
 
-def test_curves_are_short_and_keep_their_best(write_run: Any) -> None:
+def long_run(run: Path, steps: int) -> None:
+    """Adds steps, and an evaluation after each 50 of them, of which that at 1250 is the best."""
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        for step in range(1001, steps):
+            event = {"event": "step", "step": step, "elapsed_s": step, "bits_per_char": 1.5}
+            more = {"units": step * step, "progress": step / 100_000, "eta_s": 2 * step}
+            file.write(json.dumps({**event, **more}) + "\n")
+            if step % 50 == 0:
+                bits = 0.5 if step == 1250 else 1.4
+                event |= {"event": "eval", "bits_per_char": bits}
+                file.write(json.dumps(event) + "\n")
+
+
+def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
+    write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_run("a", is_ended=False)
-    with open(path / "metrics.jsonl", "a", encoding="utf-8") as file:
-        for step in range(1001, 4000):
-            bits = 0.5 if step == 1234 else 1.5
-            event = {"event": "step", "step": step, "elapsed_s": step, "bits_per_char": bits}
-            file.write(json.dumps({**event, "units": step}) + "\n")
+    (path / "metrics.jsonl").write_text("", "utf-8")
+    long_run(path, 4000)
+    add(path, event="skip", what="loss is NaN")
+    decoded: list[bytes] = []
+    original = run_summary.decode_event
+    monkeypatch.setattr(
+        run_summary, "decode_event", lambda line: decoded.append(line) or original(line)
+    )
     run = read(path)
+    assert len(decoded) < 400
+    monkeypatch.setattr(run_summary, "_STEP", (b"none",))
+    slow = read(path)
+    assert len(decoded) > 3300
+    shown = ("best", "last", "first_end_s", "num_alerts", "seconds", "slip", "rate", "validation")
+    assert {n: getattr(run, n) for n in shown} == {n: getattr(slow, n) for n in shown}
+    assert run.best_until(1300.0, "seconds") == 0.5
+    assert run.first_end_s == 6000.0
+    assert run.training.steps[-1] == 3999
     assert MAX_POINTS <= len(run.training) <= 2 * MAX_POINTS
-    assert min(point.value for point in run.training) == 0.5
-    assert run.training[-1].step == 3999
 
 
 def test_values_of_other_kinds_are_ignored(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ KINDS = {
     "counter": {
         *("requests", "outcomes", "rejected", "disconnects", "stalls", "connections_refused"),
         *("connections_dismissed", "log_dropped", "tokens_written", "tokens_read", "tokens_known"),
-        *("failed_texts", "windows"),
+        *("failed_texts", "windows", "engine_seconds", "text_seconds", "http_seconds"),
+        *("request_seconds", "send_wait_seconds"),
     },
-    "gauge": {"streams_active", "queue_depth", "slots", "sequences"},
+    "gauge": {"streams_active", "queue_depth", "slots", "sequences", "model_info"},
     "histogram": {"tick_seconds", "first_token_seconds", "inter_chunk_seconds", "batch_windows"},
 }
 

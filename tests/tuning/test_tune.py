@@ -12,7 +12,8 @@ from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving, tune
 from fastlstm.tuning.halving import search
-from fastlstm.tuning.moves import label_of, open_axes, options_of, values_around
+from fastlstm.tuning.job import open_axes
+from fastlstm.tuning.moves import FIELDS, label_of, options_of, values_around
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.speed_surface import SpeedSurface
 from fastlstm.tuning.trials import TrialStore
@@ -87,7 +88,7 @@ def test_options_of_changes():
     assert changed["learning_rate"] == pytest.approx(0.5 * 4e-3)
     assert (changed["rnn_size"], changed["embed_size"]) == (256, 128)
     assert label_of({"size": 256, "lr": 0.5}) == "256 units, learning rate x 0.5"
-    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}) == ["lr"]
+    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}, FIELDS) == ["lr"]
 
 
 def test_a_short_text_bounds_batch_and_sequence_length():
@@ -174,7 +175,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     monkeypatch.setattr(tune, "_train", short_run)
     monkeypatch.chdir(tmp_path)
     words = [
-        "tune", str(text), "--out", "search", "--budget", "6s", "--tune-time", "60s",
+        "tune", str(text), "--out", "search", "--budget", "6s",
         "--axes", "size,batch,lr", "--precision", "fp32", "--batch-size", "8", "--seq-length", "32",
         "--preset", "tiny", "--max-bytes", "5M",
     ]  # fmt: skip

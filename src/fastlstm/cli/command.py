@@ -103,6 +103,7 @@ class Command:
         required: names of required options, shown in the usage line.
         examples: complete command lines.
         other: last line of the help text, about another use of the verb.
+        subject: what it is about, where a verb has several commands; shown in docs/cli.md.
     """
 
     verb: str
@@ -112,6 +113,7 @@ class Command:
     required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
     other: str = ""
+    subject: str = ""
 
     @property
     def usage(self) -> str:

@@ -27,11 +27,19 @@ COMMAND = Command(
         Option(
             "at", Literal["seconds", "chars"], "seconds", "what is equal where quality is compared"
         ),
+        Option(
+            "html",
+            str | None,
+            None,
+            "write table, curves and differences to a file as well",
+            value="FILE",
+        ),
         json_option("one JSON object, with both"),
     ),
     examples=(
         "fastlstm compare runs/small runs/large",
         "fastlstm compare runs/* --at chars",
+        "fastlstm compare runs/* --html runs.html",
     ),
 )
 _MAX_WIDTH = 40
@@ -44,6 +52,11 @@ def run(argv: list[str]) -> int:
     from fastlstm.monitor.comparison import compare_runs
 
     result = compare_runs([Path(path) for path in parsed.positionals])
+    if parsed["html"] is not None:
+        from fastlstm.monitor.comparison_page import comparison_page
+        from fastlstm.system.storage import write_file
+
+        write_file(Path(parsed["html"]), comparison_page(result))
     if parsed["json"]:
         print_json(result.to_dict())
     else:

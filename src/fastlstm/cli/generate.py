@@ -30,7 +30,7 @@ def _sampling(name: str, kind: Any, default: Any, text: str) -> Option:
     return Option(name, kind, default, text, "sampling", is_repeatable=name == "stop")
 
 
-_SAMPLING = (
+SAMPLING_OPTIONS = (
     _sampling("temperature", float, 1.0, "lower is more predictable; 0 takes the likeliest token"),
     _sampling("top_k", int, 0, "sample from the K likeliest tokens; 0 from all"),
     _sampling("top_p", float, 1.0, "sample from the likeliest tokens with this joint probability"),
@@ -41,6 +41,13 @@ _SAMPLING = (
     _sampling("frequency_penalty", float, 0.0, "subtracted from the logit per use of a token"),
     _sampling("presence_penalty", float, 0.0, "subtracted from the logit of a token used before"),
 )
+WEIGHTS_OPTION = Option(
+    "weights",
+    Weights | None,
+    None,
+    "number format of the weights (default: the run's own); bf16, int8 and int4 are"
+    " compared with fp32 on the validation split of the run: size, speed, bits/char",
+)
 COMMAND = Command(
     verb="generate",
     summary="Generate text with a trained model, printed as it is generated.",
@@ -49,14 +56,8 @@ COMMAND = Command(
         Option("prompt", str, "", "text to continue; '-' reads it from stdin"),
         Option("length", int, 500, "tokens to generate; with a char vocabulary, characters"),
         json_option("JSON lines: pieces of text, then totals"),
-        *_SAMPLING,
-        Option(
-            "weights",
-            Weights | None,
-            None,
-            "number format of the weights (default: the run's own); bf16, int8 and int4 are"
-            " compared with fp32 on the validation split of the run: size, speed, bits/char",
-        ),
+        *SAMPLING_OPTIONS,
+        WEIGHTS_OPTION,
     ),
     examples=(
         "fastlstm generate runs/book --prompt 'Well, Prince' --temperature 0.8",
@@ -71,7 +72,7 @@ REPORT_TOKENS = 100_000
 def run(argv: list[str]) -> int:
     """Streams text to standard output and the speed to standard error; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    settings = given_options(parsed, _SAMPLING)
+    settings = given_options(parsed, SAMPLING_OPTIONS)
     if "stop" in settings:
         settings["stop"] = tuple(settings["stop"])
     length, weights, use_json = parsed["length"], parsed["weights"], parsed["json"]

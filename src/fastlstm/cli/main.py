@@ -134,9 +134,10 @@ def module_of(verb: str) -> Any:
 
 
 def commands(verb: str) -> list[Command]:
-    """Returns the commands of a verb: one, or one for texts and one for tables."""
+    """Returns the commands of a verb: one, or one for texts and one for tables, and others."""
     module = module_of(verb)
-    return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
+    found = [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
+    return [*found, *getattr(module, "OTHER_COMMANDS", ())]
 
 
 def _has_flag(verb: str, flag: str) -> bool:

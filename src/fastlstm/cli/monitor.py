@@ -31,6 +31,7 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     directories = [Path(path) for path in parsed.positionals]
 
+    from fastlstm.monitor.active_alerts import ActiveAlerts
     from fastlstm.monitor.page import body, page
     from fastlstm.monitor.run_index import RunIndex
     from fastlstm.monitor.server import LivePage, MonitorServer
@@ -41,8 +42,9 @@ def run(argv: list[str]) -> int:
     root = Path(os.path.commonpath([os.path.abspath(path) for path in directories]))
     runs = list(index.runs.values())
     if parsed["export"] is not None:
-        path = Path(parsed["export"])
-        write_file(path, page(body(runs, root), is_live=False))
+        path, alerts = Path(parsed["export"]), ActiveAlerts()
+        alerts.update(index.runs)
+        write_file(path, page(body(runs, root, alerts.of, index.searches), is_live=False))
         print(f"{path}: {counted(len(runs), 'run')}")
         return EXIT_OK
     live = LivePage(index, root)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs
+from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import TEXT_OPTIONS, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
+from fastlstm.cli.predict_table import TABLE_COMMAND, run_table
 from fastlstm.cli.train_command import train_command
 from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.terminal import clock, short_count
@@ -42,7 +44,8 @@ COMMAND = Command(
         "fastlstm predict book.txt --budget 1h",
         "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
     ),
-    other="The options are those of fastlstm train for a text.",
+    other="The options are those of fastlstm train for a text.\n"
+    "For a table of time series: fastlstm predict --horizon N --help",
 )  # fmt: skip
 
 FEWEST_STEPS = 120
@@ -53,6 +56,8 @@ _OWN = ("measure", "target", "json")
 
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
+    if command_for(argv, COMMAND, TABLE_COMMAND) is TABLE_COMMAND:
+        return run_table(argv)
     parsed = parse(COMMAND, argv)
     sources, target = parsed.positionals, parsed["target"]
     if target is not None and not 0.0 < target < 100.0:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.cli import profile_generation, profile_server
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, require_tables
@@ -56,7 +57,7 @@ COMMAND = Command(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --ops",
     ),
-    other="For a table of time series: fastlstm profile --horizon N --help",
+    other="With --help, too: --horizon N, RUN --generation, http://HOST:PORT",
 )
 TABLE_COMMAND = Command(
     verb="profile",
@@ -65,17 +66,22 @@ TABLE_COMMAND = Command(
     options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
     examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
 )
+OTHER_COMMANDS = (profile_generation.COMMAND, profile_server.COMMAND)
 
 
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
+    if "--generation" in argv:
+        return profile_generation.run(argv)
+    if any(map(profile_server.is_url, argv)):
+        return profile_server.run(argv)
     from fastlstm.training.signals import ended_like_ctrl_c
 
     with ended_like_ctrl_c():
-        return _run(argv)
+        return _profile_training(argv)
 
 
-def _run(argv: list[str]) -> int:
+def _profile_training(argv: list[str]) -> int:
     argv, run_path = _with_source_of_run(argv)
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
@@ -100,7 +106,7 @@ def _run(argv: list[str]) -> int:
     profiler = Profiler(seconds, parsed["ops"], trace)
     _set_up(sources, config, names, profiler)
     assert profiler.result is not None
-    fixed = {} if isinstance(config, ForecastConfig) else chosen_sizes(config, profiler.options)
+    fixed = chosen_sizes(config, profiler.options)
     words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
     profile = with_instruction_set(profiler.result, shlex.join(words))
     commands = {

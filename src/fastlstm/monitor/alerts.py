@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fastlstm.errors import UsageError, nearest_hint
-from fastlstm.monitor.alert_rules import CLEAR, RULES
+from fastlstm.monitor.alert_rule import CLEAR
+from fastlstm.monitor.alert_rules import RULES
 from fastlstm.report.events import Event, number
 
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 By = Literal["seconds", "chars"]
 _NOT_SETTINGS = frozenset(
     (
-        *("event", "run", "resumed_from", "resumed_s", "precision_why", "ceiling_gflops"),
+        *("event", "run", "resumed_from", "resumed_s", "precision_why"),
         *("flop_per_unit", "num_units", "unit", "task", "kernels", "device"),
+        *("ceiling_gflops", "ceiling_how"),
     )
 )
 _CEILING_RATIO = 1.25
@@ -132,7 +133,10 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
     ceilings = [number(run.start, "ceiling_gflops") for run in runs]
     known = [ceiling for ceiling in ceilings if ceiling]
     devices = {text_of(run.start, "device") for run in runs}
-    if len(devices) > 1 or (known and max(known) > _CEILING_RATIO * min(known)):
+    # Of one machine too, each number of threads and each precision has a ceiling of its own.
+    settings = {f"{run.start.get('threads')} {run.start.get('precision')}" for run in runs}
+    differ = len(settings) == 1 and known and max(known) > _CEILING_RATIO * min(known)
+    if len(devices) > 1 or differ:
         shown = ", ".join("unknown" if not c else f"{c:,.0f} GFLOP/s" for c in ceilings)
         notes.append(
             f"different machines, or one that was busy (ceilings: {shown}): seconds and rates say"

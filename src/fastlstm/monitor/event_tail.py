@@ -47,13 +47,31 @@ class EventTail:
         self.num_replaced = 0
         self.has_more = False
 
+    @classmethod
+    def near_end(cls, path: Path, num_bytes: int) -> EventTail:
+        """Returns a tail that begins so many bytes before the end of a longer file."""
+        try:
+            with open_regular(path) as (descriptor, size):
+                offset = size - num_bytes
+                if offset > 0:
+                    mark = cls._bytes_before(descriptor, offset)
+                    return cls(path, (os.fstat(descriptor).st_ino, offset, mark))
+        except (FastLSTMError, OSError):
+            pass
+        return cls(path)
+
     @property
     def position(self) -> Position:
         """The end of the last complete line read; can be stored as JSON."""
         return self._inode, self._offset, self._mark
 
     def read(self) -> list[Event]:
-        """Returns the events of the complete lines since the last call.
+        """Returns the events of the complete lines since the last call, as `read_lines` does."""
+        lines = self.read_lines()
+        return [event for line in lines if (event := decode_event(line)) is not None]
+
+    def read_lines(self) -> list[bytes]:
+        """Returns the complete lines since the last call.
 
         One call reads at most 16 MB; a longer line is skipped. A file that has not changed costs
         one `stat`.
@@ -70,12 +88,12 @@ class EventTail:
                     self._is_within_long_line = False
                     self.num_replaced += 1
                 self._inode = info.st_ino
-                events = self._new_events(descriptor, size)
+                lines = self._new_lines(descriptor, size)
         except (FastLSTMError, OSError):
             self._seen = None
             return []
         self._seen = info.st_ino, size, info.st_mtime_ns
-        return events
+        return lines
 
     def _is_replaced(self, descriptor: int, inode: int, size: int) -> bool:
         if not self._inode or not self._offset:
@@ -89,7 +107,7 @@ class EventTail:
         length = min(_MARK_BYTES, offset)
         return os.pread(descriptor, length, offset - length).hex()
 
-    def _new_events(self, descriptor: int, size: int) -> list[Event]:
+    def _new_lines(self, descriptor: int, size: int) -> list[bytes]:
         data = os.pread(descriptor, min(size - self._offset, MAX_JSON_BYTES), self._offset)
         num_complete = data.rfind(b"\n") + 1
         is_full = len(data) == MAX_JSON_BYTES
@@ -105,7 +123,7 @@ class EventTail:
         if num_complete:
             self._offset += num_complete
             self._mark = self._bytes_before(descriptor, self._offset)
-        return [event for line in lines if (event := decode_event(line)) is not None]
+        return lines
 
 
 def _checked(position: Sequence[object] | None) -> Position:

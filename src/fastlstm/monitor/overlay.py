@@ -22,9 +22,16 @@ _LOG_RATIO = 2.0
 
 
 def overlay(
-    curves: Sequence[Sequence[tuple[float, float]]], title: str, x_label: str, y_label: str
+    curves: Sequence[Sequence[tuple[float, float]]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    has_marks: bool = False,
 ) -> str:
-    """Returns the SVG of curves of (x, y), in the order of `COLOURS`; empty without two points."""
+    """Returns the SVG of curves of (x, y), in the order of `COLOURS`; empty without two points.
+
+    With `has_marks` each point is seen.
+    """
     points = [point for curve in curves for point in curve]
     if len(points) < 2:
         return ""
@@ -53,7 +60,9 @@ def overlay(
             f"{tick_text(x)}</text>"
         )
     for curve, colour in zip(curves, COLOURS, strict=False):
-        parts.append(_line([place(x, y) for x, y in curve], colour))
+        points = [place(x, y) for x, y in curve]
+        parts.append(_line(points, colour))
+        parts += [_line([point], colour) for point in points if has_marks]
     unit = f"{y_label}, log scale" if is_log else y_label
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{to_html(title)}"'

@@ -15,18 +15,23 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.errors import counted
 from fastlstm.monitor.comparison import differences
 from fastlstm.monitor.overlay import COLOURS, overlay, sparkline
+from fastlstm.monitor.run_card import run_card
+from fastlstm.monitor.speed_history import speed_history
+from fastlstm.monitor.tune_front import tune_front
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from fastlstm.monitor.run_summary import Point, RunSummary
+    from fastlstm.monitor.alerts import Alert
+    from fastlstm.monitor.run_summary import RunSummary
     from fastlstm.report.events import Measure
 
 _STATES = ("running", "dead", "stopped", "finished")
 _MAX_CELL = 60
+_MAX_SEARCHES = 4
 _HEADS = (
     *("run", "state", "best", "at equal time", "units/s"),
     *("ceiling", "time", "ETA", "slip", "alerts", "curve"),
@@ -37,7 +42,7 @@ def _file(package: str, name: str) -> str:
     return (importlib.resources.files(f"fastlstm.{package}") / name).read_text("utf-8")
 
 
-def page(body: str, is_live: bool) -> bytes:
+def page(body: str, is_live: bool, title: str = "fastlstm monitor") -> bytes:
     """Returns a whole page; the live one loads its body again after every event."""
     style = _file("report", "report.css") + _file("monitor", "monitor.css")
     script = _file("monitor", "monitor.js") if is_live else ""
@@ -50,7 +55,7 @@ def page(body: str, is_live: bool) -> bytes:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}; form-action \'none\'">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<link rel="icon" href="data:,">\n<title>fastlstm monitor</title>\n<style>\n{style}'
+        f'<link rel="icon" href="data:,">\n<title>{title}</title>\n<style>\n{style}'
         f"</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
         + (f"<script>{script}</script>\n" if is_live else "")
         + "</body>\n</html>\n"
@@ -58,16 +63,32 @@ def page(body: str, is_live: bool) -> bytes:
     return html.encode("utf-8", "replace")
 
 
-def body(runs: Sequence[RunSummary], root: Path) -> str:
-    """Returns the inner HTML for some runs, named by their paths below `root`."""
+def body(
+    runs: Sequence[RunSummary],
+    root: Path,
+    alerts_of: Callable[[Path], list[Alert]] = lambda _: [],
+    searches: Sequence[Path] = (),
+) -> str:
+    """Returns the inner HTML for some runs, named by their paths below `root`.
+
+    Args:
+        runs: their summaries.
+        root: what all paths are below.
+        alerts_of: the active alerts of a run directory.
+        searches: directories of `fastlstm tune`.
+    """
     states = {run.path: run.state for run in runs}
     newest_first = sorted(runs, key=lambda run: -run.changed_at)
     ordered = sorted(newest_first, key=lambda run: _STATES.index(states[run.path]))
     counts = [(s, sum(one == s for one in states.values())) for s in _STATES]
     lead = ", ".join(f"{number} {state}" for state, number in counts if number) or "no runs yet"
-    names = {run.path: _name(run, root) for run in runs}
+    names = {run.path: _name(run.path, root) for run in runs}
     common_s = {measure: _common_s(runs, measure) for measure in {run.measure for run in runs}}
-    rows = [_row(run, names[run.path], states[run.path], common_s[run.measure]) for run in ordered]
+    alerts = {run.path: alerts_of(run.path) for run in runs}
+    rows = [
+        _row(run, names[run.path], states[run.path], common_s[run.measure], alerts[run.path])
+        for run in ordered
+    ]
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
     table = f'<div class="scroll runs"><table><tr>{heads}</tr>{"".join(rows)}</table></div>\n'
     shown = [run for run in ordered if run.training or run.validation][: len(COLOURS)]
@@ -76,13 +97,29 @@ def body(runs: Sequence[RunSummary], root: Path) -> str:
         f"<h1>{counted(len(runs), 'run')}</h1>\n"
         f'<p class="lead">{to_html(lead)}</p>\n<h2>Runs</h2>\n{table if rows else ""}'
         f"{_note(common_s) if rows else ''}"
-        f"{_charts(shown, names)}{_differences(shown, names)}"
+        f"{charts(shown, names)}{_cards(shown, names, states, alerts)}"
+        f"{difference_table(shown, names)}"
+        f"{''.join(tune_front(path, _name(path, root)) for path in searches[:_MAX_SEARCHES])}"
+        f"{speed_history(runs)}"
     )
 
 
-def _name(run: RunSummary, root: Path) -> str:
-    inside = run.path.is_relative_to(root) and run.path != root
-    return str(run.path.relative_to(root)) if inside else run.path.name
+def _name(path: Path, root: Path) -> str:
+    inside = path.is_relative_to(root) and path != root
+    return str(path.relative_to(root)) if inside else path.name
+
+
+def _cards(
+    runs: Sequence[RunSummary],
+    names: dict[Path, str],
+    states: dict[Path, str],
+    alerts: dict[Path, list[Alert]],
+) -> str:
+    cards = "".join(
+        run_card(run, clipped(names[run.path], _MAX_CELL), states[run.path], alerts[run.path])
+        for run in runs
+    )
+    return f'<h2>Each run</h2>\n<div class="cards">{cards}</div>\n' if cards else ""
 
 
 def _common_s(runs: Sequence[RunSummary], measure: Measure) -> float | None:
@@ -100,12 +137,15 @@ def _note(common_s: dict[Measure, float | None]) -> str:
     return f'<p class="quiet">best: lowest validation figure{to_html(text)}.</p>\n'
 
 
-def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> str:
+def _row(
+    run: RunSummary, name: str, state: str, common_s: float | None, active: Sequence[Alert]
+) -> str:
     reached = run.reach("seconds")
     has_reached = None not in (reached, common_s) and reached >= common_s  # type: ignore[operator]
     at_equal = run.best_until(common_s or 0.0, "seconds") if has_reached else None
     left = run.last.get("eta_s") if state == "running" else None
-    alerts = to_html("\n".join(run.alerts), keep="\n")
+    told = to_html("\n".join([*(alert.text for alert in active), *run.alerts]), keep="\n")
+    num_alerts = len(active) + run.num_alerts
     curve = run.validation if len(run.validation) > 1 else run.training
     figure = _text(run.best, ".4f")
     cells = (
@@ -116,8 +156,8 @@ def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> str:
         clock(run.seconds),
         "" if left is None else clock(left),
         _text(run.slip, "+.0%"),
-        f'<span class="dead" title="{alerts}">{run.num_alerts}</span>' if run.num_alerts else "",
-        sparkline([point.value for point in curve]),
+        f'<span class="dead" title="{told}">{num_alerts}</span>' if num_alerts else "",
+        sparkline(curve.values),
     )
     rest = "".join(f"<td>{cell}</td>" for cell in cells)
     return (
@@ -129,7 +169,8 @@ def _text(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
+def charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
+    """Returns the curves of up to eight runs over seconds and over what they count."""
     figures, measures = [], dict.fromkeys(run.measure for run in runs)
     for measure in measures:
         units = " or ".join(dict.fromkeys(r.unit for r in runs if r.measure == measure))
@@ -152,8 +193,8 @@ def _charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
 def _curve(run: RunSummary, key: str, measure: Measure) -> list[tuple[float, float]]:
     if run.measure != measure:
         return []
-    points: list[Point] = run.validation or run.training
-    return [(getattr(point, key), point.value) for point in points]
+    curve = run.validation or run.training
+    return list(zip(getattr(curve, key), curve.values, strict=True))
 
 
 def _key(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
@@ -165,7 +206,7 @@ def _key(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
     return f'<p class="key">{"".join(marks)}</p>\n'
 
 
-def _differences(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
+def difference_table(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
     """Returns the table of settings that are not the same in all the charted runs."""
     rows: dict[str, list[Any]] = differences(runs) if len(runs) > 1 else {}
     if not rows:

@@ -5,7 +5,6 @@ The cache is one sqlite3 file. Nothing is written into the directories of runs.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
@@ -15,28 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import RunDirectoryError
 from fastlstm.monitor.run_summary import RunSummary
+from fastlstm.monitor.tune_front import TUNE_FILE
 from fastlstm.system.environment import cache_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-_FORMAT = 1
+_FORMAT = 2
 _SEARCH_EVERY_S = 10.0
 _NOT_SEARCHED = ("checkpoint-", "tensorboard", ".")
 _METRICS = "metrics.jsonl"
 
 
-def find_runs(directories: Sequence[Path]) -> list[Path]:
-    """Returns the directories with a metrics.jsonl at or below some directories, sorted."""
-    found = {Path(run) for directory in directories for run in _runs_below(directory)}
-    return sorted(found)
-
-
-def _runs_below(directory: Path) -> Iterator[str]:
-    for place, names, files in os.walk(os.path.abspath(directory)):
-        names[:] = [name for name in names if not name.startswith(_NOT_SEARCHED)]
-        if _METRICS in files:
-            yield place
+def find_runs(directories: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Returns the directories at or below some directories that hold a run, and a tune.json."""
+    runs, searches = set[str](), set[str]()
+    for directory in directories:
+        for place, names, files in os.walk(os.path.abspath(directory)):
+            names[:] = [name for name in names if not name.startswith(_NOT_SEARCHED)]
+            if _METRICS in files:
+                runs.add(place)
+            if TUNE_FILE in files:
+                searches.add(place)
+    return [Path(place) for place in sorted(runs)], [Path(place) for place in sorted(searches)]
 
 
 class RunIndex:
@@ -45,6 +45,10 @@ class RunIndex:
     Args:
         directories: where to look; runs that appear later are found too.
         cache: file of the cache; by default in the user's cache directory.
+
+    Attributes:
+        runs: their summaries.
+        searches: directories of `fastlstm tune`.
 
     Raises:
         RunDirectoryError: a directory does not exist.
@@ -59,6 +63,7 @@ class RunIndex:
         self._directories = directories
         self._cache = cache_dir() / "monitor.sqlite" if cache is None else cache
         self.runs: dict[Path, RunSummary] = {}
+        self.searches: list[Path] = []
         self._searched_at = -_SEARCH_EVERY_S
 
     def update(self, show: Callable[[int, int], None] | None = None) -> bool:
@@ -83,7 +88,7 @@ class RunIndex:
         return is_new or bool(changed)
 
     def _search(self) -> bool:
-        paths = find_runs(self._directories)
+        paths, self.searches = find_runs(self._directories)
         new = [path for path in paths if path not in self.runs]
         stored = self._stored() if new else {}
         for path in new:
@@ -98,7 +103,8 @@ class RunIndex:
         database = sqlite3.connect(self._cache, timeout=5.0)
         os.chmod(self._cache, 0o600)
         database.execute(
-            f"CREATE TABLE IF NOT EXISTS runs_{_FORMAT} (path TEXT PRIMARY KEY, summary TEXT)"
+            f"CREATE TABLE IF NOT EXISTS runs_{_FORMAT} (path TEXT PRIMARY KEY, summary TEXT,"
+            " training BLOB, validation BLOB, machine BLOB)"
         )
         return database
 
@@ -106,22 +112,16 @@ class RunIndex:
         """Returns the stored summaries; a cache that cannot be read is no cache."""
         try:
             with closing(self._open()) as database:
-                rows = database.execute(f"SELECT path, summary FROM runs_{_FORMAT}").fetchall()
+                rows = database.execute(f"SELECT * FROM runs_{_FORMAT}").fetchall()
         except (sqlite3.Error, OSError):
             with suppress(OSError):
                 self._cache.unlink()
             return {}
-        below = tuple(os.path.abspath(directory) for directory in self._directories)
-        found = {}
-        for path, summary in rows:
-            if str(path).startswith(below):
-                with suppress(ValueError, TypeError, RecursionError):
-                    found[path] = json.loads(summary)
-        return found
+        return {path: stored for path, *stored in rows}
 
     def _store(self, runs: Sequence[RunSummary]) -> None:
-        rows = [(os.fspath(run.path), json.dumps(run.stored())) for run in runs]
-        command = f"REPLACE INTO runs_{_FORMAT} VALUES (?, ?)"
+        rows = [(os.fspath(run.path), *run.stored()) for run in runs]
+        command = f"REPLACE INTO runs_{_FORMAT} VALUES (?, ?, ?, ?, ?)"
         with (
             suppress(sqlite3.Error, OSError, UnicodeError),
             closing(self._open()) as database,

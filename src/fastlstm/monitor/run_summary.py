@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from fastlstm.monitor.curve import MAX_POINTS, Curve, Point
 from fastlstm.monitor.event_tail import EventTail
-from fastlstm.report.events import measure_of, number, text_of, unit_of
+from fastlstm.monitor.machine_strip import MachineStrip
+from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
 from fastlstm.report.lines import is_unfinished
 from fastlstm.runs.lock_holder import lock_holder
 from fastlstm.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastlstm.report.events import Event, Measure
 
-MAX_POINTS = 120
-"""Points kept of a curve; beyond them every second one goes."""
 _MAX_ALERTS = 20
+_MAX_PHASES = 12
 _LAST_KEYS = (
     *("step", "units", "progress", "units_per_s", "ceiling_share", "input_wait_share"),
     *("elapsed_s", "eta_s"),
 )
 _SLIP_FROM = 0.02
 """Share of the run after which its first prediction of the end counts."""
-
-
-class Point(NamedTuple):
-    """A figure of a run: step, seconds since its beginning, units trained on, value."""
-
-    step: float
-    seconds: float
-    units: float
-    value: float
+_STEP = (b'{"event":"step",', b'{"event": "step",')
+_EVAL = (b'{"event":"eval",', b'{"event": "eval",')
+_PROGRESS = re.compile(rb'"progress": ?([0-9.e-]+)')
 
 
 class RunSummary:
@@ -45,21 +44,24 @@ class RunSummary:
         last: figures of its newest step event.
         training: curve of its steps.
         validation: curve of its evaluations on validation data.
+        machine: what it and others used of the machine.
+        machine_event: its newest `machine` event, empty where there is none.
+        phases: seconds spent in each phase.
+        outlook: its newest `outlook` event, empty where there is none.
         alerts: newest alerts, skipped steps and warnings, oldest first.
         num_alerts: how many there were.
         first_end_s: total seconds that the run predicted at first, None before that.
     """
 
-    def __init__(self, path: Path, stored: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, stored: Sequence[Any] | None = None) -> None:
         self.path = path
         self._file = RunDirectory(path).metrics_path
         self._clear()
         position = None
         if stored is not None:
             try:
-                self._restore(stored)
-                position = stored["position"]
-            except (KeyError, TypeError, ValueError):
+                position = self._restore(stored)
+            except (KeyError, TypeError, ValueError, RecursionError):
                 self._clear()
         self._tail = EventTail(self._file, position)
 
@@ -67,45 +69,69 @@ class RunSummary:
         self.start: Event = {}
         self.end: Event | None = None
         self.last: dict[str, float] = {}
-        self.training: list[Point] = []
-        self.validation: list[Point] = []
+        self.training, self.validation, self.machine = Curve(), Curve(), MachineStrip()
+        self.machine_event: Event = {}
+        self.phases: dict[str, float] = {}
+        self.outlook: Event = {}
         self.alerts: list[str] = []
         self.num_alerts = 0
         self.first_end_s: float | None = None
         self._last_step: Event = {}
 
-    def stored(self) -> dict[str, Any]:
-        """Returns the summary as a JSON value, with the position in metrics.jsonl."""
-        curves = {name: [list(p) for p in getattr(self, name)] for name in _CURVES}
-        own = {name: getattr(self, name) for name in _STORED}
-        return {**own, **curves, "position": self._tail.position}
+    def stored(self) -> tuple[str, bytes, bytes, bytes]:
+        """Returns the summary for a cache: figures and position as JSON, and the curves."""
+        figures = {name: getattr(self, name) for name in _STORED}
+        text = json.dumps({**figures, "position": self._tail.position})
+        return text, self.training.stored(), self.validation.stored(), self.machine.stored()
 
-    def _restore(self, stored: dict[str, Any]) -> None:
-        if not isinstance(stored["start"], dict):
-            raise TypeError("start is not an object")
-        for name in _STORED:
-            setattr(self, name, stored[name])
-        for name in _CURVES:
-            setattr(self, name, list(map(Point._make, stored[name])))
+    def _restore(self, stored: Sequence[Any]) -> Any:
+        text, training, validation, machine = stored
+        figures = json.loads(text)
+        for name, kind in _STORED.items():
+            if not isinstance(figures[name], kind):
+                raise TypeError(f"{name} is not of its kind")
+            setattr(self, name, figures[name])
+        self.training, self.validation = map(Curve.restored, (training, validation))
+        self.machine = MachineStrip.restored(machine)
+        return figures["position"]
 
     def update(self) -> bool:
         """Reads what was added to the run; returns whether there was anything new."""
         is_changed = False
         while True:
             before = self._tail.num_replaced
-            events = self._tail.read()
+            lines = self._tail.read_lines()
             if self._tail.num_replaced != before:
                 self._clear()
                 is_changed = True
-            for event in events:
-                self._add(event)
+            self._add_lines(lines)
             if self._last_step:
                 figures = ((key, number(self._last_step, key)) for key in _LAST_KEYS)
                 self.last = {key: value for key, value in figures if value is not None}
                 self._last_step = {}
-            is_changed |= bool(events)
+            is_changed |= bool(lines)
             if not self._tail.has_more:
                 return is_changed
+
+    def _add_lines(self, lines: Sequence[bytes]) -> None:
+        """Adds events; of very many steps, only those that something is shown of are decoded."""
+        steps = [at for at, line in enumerate(lines) if line.startswith(_STEP)]
+        skipped: set[int] = set()
+        if len(steps) > MAX_POINTS:
+            self.training.make_room(len(steps))
+            skipped = {at for at in steps[:-1] if not lines[at + 1].startswith(_EVAL)}
+        for at, line in enumerate(lines):
+            if at in skipped and not self.training.is_due and not self._predicts_end(line):
+                self.training.skip()
+            elif (event := decode_event(line)) is not None:
+                self._add(event)
+
+    def _predicts_end(self, line: bytes) -> bool:
+        """Whether `first_end_s` is taken from this step."""
+        if self.first_end_s is not None:
+            return False
+        progress = _PROGRESS.search(line)
+        return progress is None or not progress[1].startswith((b"0.00", b"0.01"))
 
     def _add(self, event: Event) -> None:
         kind = event.get("event")
@@ -114,18 +140,39 @@ class RunSummary:
         elif kind == "eval" and event.get("split", "valid") == "valid":
             self._add_point(self.validation, event)
         elif kind == "start":
-            at = number(event, "resumed_from") or 0.0
-            for name in _CURVES:
-                setattr(self, name, [p for p in getattr(self, name) if p.step <= at])
-            self.start, self.end = event, None
+            self._begin(event)
         elif kind == "end":
             self.end = event
+        elif kind == "phase":
+            self._add_phases(event)
+        elif kind == "machine":
+            self.machine.add(event)
+            self.machine_event = event
+        elif kind == "outlook":
+            self.outlook = event
         elif kind in ("alert", "skip") or (
             kind == "message" and event.get("level") in ("warning", "error")
         ):
             words = text_of(event, "text") or text_of(event, "what") or text_of(event, "rule")
             self.alerts = [*self.alerts, words[:200]][-_MAX_ALERTS:]
             self.num_alerts += 1
+
+    def _begin(self, event: Event) -> None:
+        at = number(event, "resumed_from") or 0.0
+        self.training.cut_after(at)
+        self.validation.cut_after(at)
+        self.machine.cut_after(number(event, "resumed_s") or 0.0)
+        self.phases = self.phases if at else {}
+        self.start, self.end, self.outlook = event, None, {}
+
+    def _add_phases(self, event: Event) -> None:
+        seconds = event.get("seconds")
+        if not isinstance(seconds, dict):
+            return
+        for name in seconds:
+            spent = number(seconds, name)
+            if spent is not None and (name in self.phases or len(self.phases) < _MAX_PHASES):
+                self.phases[name] = self.phases.get(name, 0.0) + max(spent, 0.0)
 
     def _add_step(self, event: Event) -> None:
         self._last_step = event
@@ -135,20 +182,17 @@ class RunSummary:
                 self.first_end_s = seconds + left
         self._add_point(self.training, event)
 
-    def _add_point(self, curve: list[Point], event: Event) -> None:
+    def _add_point(self, curve: Curve, event: Event) -> None:
         step, seconds = number(event, "step"), number(event, "elapsed_s")
         value = number(event, self.measure.key)
         if step is None or seconds is None or value is None:
             return
         units = number(event, "units")
         if units is None:  # an evaluation does not count them: the newest step does
-            newest = self.training[-1] if self.training else None
-            units = newest.units * step / newest.step if newest and newest.step else 0.0
-        curve.append(Point(step, round(seconds, 2), units, float(f"{value:.6g}")))
-        if len(curve) > 2 * MAX_POINTS:
-            best = min(curve, key=lambda point: point.value)
-            newest_first = enumerate(reversed(curve))
-            curve[:] = [p for at, p in newest_first if at % 2 == 0 or p is best][::-1]
+            trained = self.training
+            has_steps = len(trained) > 0 and trained.steps[-1] != 0.0
+            units = trained.units[-1] * step / trained.steps[-1] if has_steps else 0.0
+        curve.add(Point(step, seconds, units, value))
 
     @property
     def measure(self) -> Measure:
@@ -179,13 +223,13 @@ class RunSummary:
     def seconds(self) -> float:
         """Seconds that the run has taken."""
         at = [self.last.get("elapsed_s"), number(self.end or {}, "elapsed_s")]
-        at += [curve[-1].seconds for curve in (self.training, self.validation) if curve]
+        at += [curve.seconds[-1] for curve in (self.training, self.validation) if curve]
         return max((value for value in at if value is not None), default=0.0)
 
     @property
     def best(self) -> float | None:
         """The lowest validation figure."""
-        return min((point.value for point in self.validation), default=None)
+        return min(self.validation.values, default=None)
 
     @property
     def rate(self) -> float | None:
@@ -215,19 +259,20 @@ class RunSummary:
     def best_until(self, limit: float, by: str) -> float | None:
         """Returns the lowest validation figure up to a limit of `seconds` or `chars`."""
         if by == "seconds":
-            found = [point.value for point in self.validation if point.seconds <= limit]
-        else:
-            per_char = self.units_per_char or 1.0
-            found = [p.value for p in self.validation if p.units / per_char <= limit]
-        return min(found, default=None)
+            return self.validation.lowest_until(limit, self.validation.seconds)
+        per_char = self.units_per_char or 1.0
+        return self.validation.lowest_until(limit * per_char, self.validation.units)
 
     def reach(self, by: str) -> float | None:
         """Returns the seconds or the characters at the last evaluation."""
         if not self.validation:
             return None
-        last = self.validation[-1]
-        return last.seconds if by == "seconds" else last.units / (self.units_per_char or 1.0)
+        if by == "seconds":
+            return self.validation.seconds[-1]
+        return self.validation.units[-1] / (self.units_per_char or 1.0)
 
 
-_CURVES = ("training", "validation")
-_STORED = ("start", "end", "last", "alerts", "num_alerts", "first_end_s")
+_STORED: dict[str, type | tuple[type, ...]] = {
+    "start": dict, "end": (dict, type(None)), "last": dict, "machine_event": dict, "phases": dict,
+    "outlook": dict, "alerts": list, "num_alerts": int, "first_end_s": (float, int, type(None)),
+}  # fmt: skip

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from fastlstm.errors import ConfigError
+from fastlstm.monitor.active_alerts import ActiveAlerts
 from fastlstm.monitor.page import body, page
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class LivePage:
 
     def __init__(self, index: RunIndex, root: Path) -> None:
         self._index, self._root = index, root
+        self._alerts = ActiveAlerts()
+        self._alerts.update(index.runs)
         self._changed = threading.Condition()
         self._version, self._made, self._body = 1, 0, ""
 
@@ -36,7 +39,8 @@ class LivePage:
             time.sleep(_POLL_S)
             with self._changed:
                 is_due = time.monotonic() - refreshed_at >= _REFRESH_S
-                if self._index.update() or is_due:
+                is_new = self._index.update()
+                if self._alerts.update(self._index.runs) or is_new or is_due:
                     refreshed_at = time.monotonic()
                     self._version += 1
                     self._changed.notify_all()
@@ -45,7 +49,12 @@ class LivePage:
         """Returns the newest body."""
         with self._changed:
             if self._made != self._version:
-                self._body = body(list(self._index.runs.values()), self._root)
+                self._body = body(
+                    list(self._index.runs.values()),
+                    self._root,
+                    self._alerts.of,
+                    self._index.searches,
+                )
                 self._made = self._version
             return self._body
 

@@ -14,13 +14,32 @@ _FORGOTTEN_S = 24 * 3600.0
 _FIND_EVERY_S = 2.0
 
 
-class _FollowedRun:
-    def __init__(self, path: Path, values: Mapping[str, float | None]) -> None:
-        self._tail, self._process = EventTail(path / "metrics.jsonl"), RunProcess(path)
+class FollowedRun:
+    """The alerts of a run, kept up to date.
+
+    Args:
+        path: the run directory.
+        values: thresholds by the names of rules; None is every rule.
+        tail: where to read from; by default the beginning of metrics.jsonl.
+    """
+
+    def __init__(
+        self, path: Path, values: Mapping[str, float | None] | None, tail: EventTail | None = None
+    ) -> None:
+        self._tail = EventTail(path / "metrics.jsonl") if tail is None else tail
+        self._process = RunProcess(path)
         self._values, self._num_replaced = values, 0
         self.alerts = RunAlerts(values)
 
     def update(self) -> list[Alert]:
+        """Returns what was raised or cleared by new events and a look at the process."""
+        changes = self.read()
+        if not self.alerts.is_ended:
+            changes += self.alerts.update(self._process.look())
+        return changes
+
+    def read(self) -> list[Alert]:
+        """Returns what was raised or cleared by new events."""
         changes = list[Alert]()
         is_behind = True
         while is_behind:
@@ -31,8 +50,6 @@ class _FollowedRun:
                 self.alerts = RunAlerts(self._values)
             changes += [change for event in events for change in self.alerts.update(event)]
             is_behind = self._tail.has_more
-        if not self.alerts.is_ended:
-            changes += self.alerts.update(self._process.look())
         return changes
 
 
@@ -48,7 +65,7 @@ class Watcher:
 
     def __init__(self, paths: Sequence[Path], values: Mapping[str, float | None]) -> None:
         self._paths, self._values = list(paths), values
-        self._runs: dict[Path, _FollowedRun] = {}
+        self._runs: dict[Path, FollowedRun] = {}
         self._found_s = float("-inf")
 
     @property
@@ -88,4 +105,4 @@ class Watcher:
         except OSError:
             return
         if silent_s < _FORGOTTEN_S:
-            self._runs[path] = _FollowedRun(path, self._values)
+            self._runs[path] = FollowedRun(path, self._values)

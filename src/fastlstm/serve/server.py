@@ -27,6 +27,7 @@ from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.log import LogHandler
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
+from fastlstm.serve.times import TimedLoop
 from fastlstm.system import hardware
 from fastlstm.text.loading import InferenceModel, load_decoder
 
@@ -89,6 +90,8 @@ class Runner:
             ConfigError: the address cannot be listened on.
             FastLSTMError: the model cannot be loaded.
         """
+        if isinstance(loop := asyncio.get_running_loop(), TimedLoop):
+            self.service.metrics.http.idle = loop.selector
         bound = _listen(self._settings)
         self._limit(bound)
         self.service.is_local = is_local(bound.getsockname()[0])
@@ -254,7 +257,8 @@ def serve(
             logging.getLogger().addHandler(LogHandler(runner.service.log))
         await runner.run()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=TimedLoop) as loop:
+        loop.run(run())
 
 
 def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:

@@ -213,6 +213,14 @@ def peak_gflops(threads: int) -> dict[str, float]:
     return measured
 
 
+def machine_name(device: str) -> str:
+    """Returns what tells machines apart: model of the CPU or GPU, instruction set, cores."""
+    if device.startswith("cuda") and (first_gpu := gpu()) is not None:
+        return f"{first_gpu.name}, {cores()} cores"
+    info = cpu()
+    return f"{info.model}, {info.isa}, {cores()} cores"
+
+
 def machine(device: str, threads: int) -> dict[str, object]:
     """Returns what every measurement depends on: device ("cpu" or "cuda"), threads, versions."""
     import torch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlstm.runs.events import Event
-from fastlstm.system.hardware import peak_memory_bytes
+from fastlstm.system.hardware import machine_name, peak_memory_bytes
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.task import Task
@@ -34,6 +34,7 @@ def start_event(
         "unit": task.unit,
         "run": run_path,
         "device": str(plan.device),
+        "machine": machine_name(plan.device.type),
         "num_parameters": sum(p.numel() for p in task.model.parameters()),
         "flop_per_unit": task.flop_per_unit,
         "ceiling_gflops": plan.ceiling_gflops,

@@ -91,7 +91,7 @@ def predict_run(
         raise UsageError("predict needs a text of characters or bytes: --vocab is bpe")
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is not None:
-        measure_s = _measure_s(measure_s, budget_s)
+        measure_s = short_run_s(measure_s, budget_s)
     planned = plan_run(source, config, given)
     fixed = chosen_sizes(config, planned.options)
     whole = replace(config, **fixed)
@@ -111,7 +111,12 @@ def predict_run(
     return _predicted(planned, whole, fixed, ends[0])
 
 
-def _measure_s(asked: float | None, budget_s: float) -> float:
+def short_run_s(asked: float | None, budget_s: float) -> float:
+    """Returns the seconds of the short run of one that takes a budget.
+
+    Raises:
+        UsageError: it is too short, or no shorter than the whole run.
+    """
     seconds = asked or min(max(_DEFAULT_SHARE * budget_s, MIN_MEASURED_S), _MAX_DEFAULT_S)
     if seconds < MIN_MEASURED_S:
         raise UsageError(f"--measure is {seconds:g} s, expected at least {MIN_MEASURED_S:g} s")

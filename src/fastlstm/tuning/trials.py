@@ -17,7 +17,7 @@ from fastlstm.errors import (
     UsageError,
 )
 from fastlstm.system import storage
-from fastlstm.tuning.moves import Default
+from fastlstm.tuning.job import Default
 
 TUNE_FILE = "tune.json"
 TRIALS = "trials"
@@ -35,8 +35,9 @@ class Trial:
         options: of the run, by field.
         seconds: its budget.
         seed: of the run.
-        bits: validation bits/char that it ended at; None where it failed.
-        expected: bits/char that the whole run is expected to end at; None where it failed.
+        bits: validation bits/char that it ended at, of a table its validation loss; None where it
+            failed.
+        expected: what the whole run is expected to end at; None where it failed.
         why: why it failed.
     """
 

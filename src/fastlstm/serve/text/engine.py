@@ -127,6 +127,19 @@ class TextEngine(Engine):
             prefix_cache=PrefixCache(settings.prefix_cache),
             is_shared=is_shared,
         )
+        metrics.model = {
+            "name": model.name,
+            "weights": model.decoder.weight_format,
+            "hash": model.decoder.model_hash[:16],
+            "threads": str(settings.threads),
+            "threads_used": "auto" if threads is None else str(threads),
+            "max_streams": str(settings.max_streams),
+            "max_queue": str(settings.max_queue),
+        }
+
+    def update_gauges(self) -> None:
+        super().update_gauges()
+        self._metrics.engine_s, self._metrics.engine_text_s = self.scheduler.read_times()
 
     def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
         """Starts generations; their output comes to the channel."""
@@ -139,7 +152,11 @@ class TextEngine(Engine):
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
         """Parses a request, and reserves a place for each text; long bodies go to a worker."""
         if len(body) <= _SHORT_BODY:
-            return self._read(channel, body)
+            started_s = time.monotonic()
+            try:
+                return self._read(channel, body)
+            finally:
+                self._metrics.http.parse_s += time.monotonic() - started_s
         # In no variable: an error's traceback leads here, and it would lead back to the error.
         return await channel.wait(
             self._reader.call(self._read, channel, body, tenant=channel.tenant)
@@ -157,7 +174,10 @@ class TextEngine(Engine):
     ) -> Result:
         """Calls a function, on a worker if it handles many tokens."""
         if num_tokens <= _FEW_TOKENS:
-            return function(*args)
+            started_s = time.monotonic()
+            result = function(*args)
+            self._metrics.http.encode_s += time.monotonic() - started_s
+            return result
         return await channel.wait(self._writer.call(function, *args, tenant=channel.tenant))
 
     def reserve_scores(

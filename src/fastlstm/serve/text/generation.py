@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,6 +75,7 @@ class GenerationRequest:
         scores_prompt: the prompt's tokens are scored, too.
         returns_state: the last chunk carries the state.
         prefix: the cached part of the prompt.
+        made_s: when it was read, `time.monotonic`.
     """
 
     channel: Channel
@@ -88,6 +90,7 @@ class GenerationRequest:
     scores_prompt: bool = False
     returns_state: bool = False
     prefix: Prefix = NOTHING
+    made_s: float = field(default_factory=time.monotonic)
 
     @property
     def indices(self) -> range:
