@@ -161,8 +161,10 @@ class MeasuredProcess:
 
 
 def _signal_name(number: int) -> str:
-    known = number in iter(signal.Signals)  # real-time signals have no name of their own
-    return signal.Signals(number).name if known else f"signal {number}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def run_whole(command: Command, limit_s: float) -> float:
