@@ -68,6 +68,23 @@ def test_changes_that_gain_are_combined():
     assert calls[-1][1] >= 2 * calls[0][1]
 
 
+def test_where_one_change_gains_the_next_best_are_tried_with_it():
+    truth = {("lr", 2.0): -0.1, ("size", 192): -0.004, ("batch", 16): 0.01}
+    calls: list[tuple[Any, float]] = []
+    best, _, _ = search(CHANGES, 360.0, 240.0, run_of(truth, calls))
+    assert best == {"lr": 2.0, "size": 192}
+    second = [changes for changes, _ in calls[len(CHANGES) + 1 :][:4]]
+    assert second == [{}, {"lr": 2.0}, {"lr": 2.0, "size": 192}, {"lr": 2.0, "size": 128}]
+
+
+def test_the_last_rung_has_nothing_that_was_not_tried_before():
+    truth = {("lr", 2.0): -0.1, ("size", 192): 0.001, ("size", 128): 0.002}
+    calls: list[tuple[Any, float]] = []
+    best, _, _ = search(CHANGES, 360.0, 240.0, run_of(truth, calls))
+    assert best == {"lr": 2.0}
+    assert [changes for changes, _ in calls[-2:]] == [{}, {"lr": 2.0}]
+
+
 def test_noise_leaves_the_default():
     calls: list[tuple[Any, float]] = []
     best, bits, default = search(CHANGES, 180.0, 200.0, run_of({("size", 192): -0.003}, calls))

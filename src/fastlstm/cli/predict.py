@@ -18,6 +18,7 @@ from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
+from fastlstm.text.quality_prediction import FEWEST_STEPS
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
@@ -36,6 +37,10 @@ COMMAND = Command(
             "measure", str, None, "length of the short run; default is a tenth of the budget,\n"
             "5s to 2m", value="TIME",
         ),
+        Option(
+            "measure_steps", int, None, "length of the short run in steps; default with --steps"
+            " or\n--epochs is a tenth, at least 120", value="N",
+        ),
         Option("target", float, None, "say how long it takes to reach so many bits/char"),
         json_option("one JSON object"),
         *TEXT_OPTIONS,
@@ -43,14 +48,13 @@ COMMAND = Command(
     examples=(
         "fastlstm predict book.txt --budget 1h",
         "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
+        "fastlstm predict book.txt --steps 5000 --rnn-size 256",
     ),
     other="The options are those of fastlstm train for a text.\n"
     "For a table of time series: fastlstm predict --horizon N --help",
 )  # fmt: skip
 
-FEWEST_STEPS = 120
-"""Of the short run; from fewer the law errs by 4 % (docs/log.md)."""
-_OWN = ("measure", "target", "json")
+_OWN = ("measure", "measure_steps", "target", "json")
 """Options that train has not."""
 
 
@@ -69,7 +73,9 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.tuning.predict import predict_run
 
-    found = predict_run(one_or_many(sources), config, names, measure_s)
+    found = predict_run(
+        one_or_many(sources), config, names, measure_s, measure_steps=parsed["measure_steps"]
+    )
     command = train_command(COMMAND, _OWN, argv, found.fixed)
     facts = found.to_dict() | {"command": command}
     if target is not None:

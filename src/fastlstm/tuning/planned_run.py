@@ -28,10 +28,12 @@ class PlannedRun:
     Attributes:
         options: with everything chosen.
         start: the event that a run begins with.
+        steps_per_epoch: of the loader.
     """
 
     options: Any
     start: Event
+    steps_per_epoch: int
 
 
 def plan_run(
@@ -67,7 +69,7 @@ def plan_run(
             )  # fmt: skip
         except _Planned:
             pass
-    return PlannedRun(planner.options, starts[0])
+    return PlannedRun(planner.options, starts[0], planner.steps_per_epoch)
 
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
@@ -92,12 +94,14 @@ class _Planned(BudgetError):
 
 class _Planner(Callback):
     options: Any = None
+    steps_per_epoch = 0
 
     def __init__(self, look: Callable[[Trainer], None]) -> None:
         self._look = look
 
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
+        self.steps_per_epoch = trainer.task.loader.steps_per_epoch
         self._look(trainer)
         trainer.task.loader.close()
         raise _Planned("planned")
