@@ -19,9 +19,9 @@ from scipy.optimize import least_squares
 
 from fastlstm.text.quality_prediction import interval_factor
 
-FIRST = (0.9, -0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3)
+FIRST = (0.9, -0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0)
 """E, log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon,
-log of the first steps s."""
+log of the first steps s, AdamW's log of the factor of the bits."""
 MIN_STEPS_MEASURED = 120
 """Of a short run; `fastlstm predict` says so of shorter ones."""
 DISTANCES = {"2x": 3.0, "4x": 6.0, "8x": 12.0, "16x and 32x": math.inf}
@@ -36,9 +36,13 @@ def main() -> None:
     rows = [row for row in rows if is_usable(row["fields"])]
     texts = sorted({name_of(row) for row in rows})
     values, error = fit(rows, texts)
-    names = ("E", "A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first")
+    names = ("E", "A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first",
+             "adamw factor")  # fmt: skip
     shown = dict(zip(names, values, strict=False))
-    shown |= {name: np.exp(shown[name]) for name in ("A", "C", "G", "repeats", "adamw", "first")}
+    shown |= {
+        name: np.exp(shown[name])
+        for name in ("A", "C", "G", "repeats", "adamw", "first", "adamw factor")
+    }
     print({name: round(float(value), 4) for name, value in shown.items()})
     print(dict(zip(texts[1:], np.exp(values[len(names) :]).round(4), strict=True)))
     print(f"{len(rows)} runs, error {100 * np.sqrt((error**2).mean()):.2f} %")
@@ -91,7 +95,10 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def is_usable(fields: dict[str, Any]) -> bool:
-    """Returns whether the law is meant for a run."""
+    """Returns whether the law is meant for a run; those of AdamW without a rate had half of today's
+    default."""
+    if fields["optimizer"] == "adamw" and "learning_rate" not in fields:
+        return False
     return fields["batch_size"] >= 32 or fields["steps"] >= MIN_STEPS_OF_SMALL
 
 
@@ -123,7 +130,7 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     bits = p[0] + np.exp(p[1]) * size ** -p[2]
     bits += np.exp(p[3]) * (fresh / 1e6) ** -p[4] * size ** p[5]
     bits += np.exp(p[6]) * (steps * np.exp(p[9] * is_adamw) + np.exp(p[10])) ** -p[7]
-    return bits
+    return bits * np.exp(p[11] * is_adamw)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from machine import describe_machine, results_folder
 
 import fastlstm
 from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 
 
 def main() -> None:
@@ -53,7 +54,9 @@ def fields_of(
     """Returns the options of one run."""
     length = length or (SHORT if tokens < SHORT_RUN_TOKENS else LONG)
     width = 64 if size < 256 else 128 if size <= 640 else 256
+    rate = {} if optimizer == "muon" else {"learning_rate": DEFAULT_LEARNING_RATE[optimizer]}
     return {
+        **rate,
         "split": "90/5/5", "rnn_size": size, "embed_size": width, "batch_size": batch,
         "seq_length": length, "optimizer": optimizer, "steps": tokens // (batch * length),
     }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fastlstm.text.quality_law import STEP_WORTH, relative_bits
+from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 
 _SD_NEAR = 0.012
 """Standard deviation of the logarithm of a prediction at the length that was measured."""
@@ -64,7 +64,7 @@ class QualityPrediction:
 
     Attributes:
         rnn_size: hidden units of a layer.
-        optimizer: of the run; one that `STEP_WORTH` lacks counts as AdamW.
+        optimizer: of the run; one that `OPTIMIZERS` lacks counts as AdamW.
         train_tokens: characters of the training split.
         measured: length of the complete run that was measured.
         measured_bits: that it ended at, validation bits per character.
@@ -107,5 +107,5 @@ class QualityPrediction:
         return self.seconds_for(self.measured.times(high))
 
     def _law(self, length: Length) -> float:
-        name = self.optimizer if self.optimizer in STEP_WORTH else "adamw"
+        name = self.optimizer if self.optimizer in OPTIMIZERS else "adamw"
         return relative_bits(self.rnn_size, length.tokens, length.steps, name, self.train_tokens)

@@ -19,7 +19,7 @@ from fastlstm.system import hardware, measurements
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches
-from fastlstm.text.quality_law import STEP_WORTH, relative_bits
+from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
@@ -170,7 +170,7 @@ class SizePlan:
         if "batch_size" not in self._chosen:
             yield from ({"batch_size": size} for size in _BATCHES)
         if not {"optimizer", "learning_rate"} & set(self._chosen):
-            yield from ({"optimizer": name} for name in STEP_WORTH if name != config.optimizer)
+            yield from ({"optimizer": name} for name in OPTIMIZERS if name != config.optimizer)
 
     def _fits(self, growth: float) -> bool:
         """Returns whether a timing fits into planning, of steps `growth` times as long as the last
@@ -199,7 +199,7 @@ class SizePlan:
         rate = step_tokens / self._last_step_s
         tokens = rate * self._train_s
         steps, optimizer = tokens / step_tokens, config.optimizer
-        known = optimizer if optimizer in STEP_WORTH else "adamw"
+        known = optimizer if optimizer in OPTIMIZERS else "adamw"
         bits = relative_bits(config.rnn_size, tokens, steps, known, len(self._ids))
         if config.batch_size < self._config.batch_size and steps < _MIN_STEPS_OF_SMALL:
             bits = math.inf

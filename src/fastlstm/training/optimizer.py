@@ -15,7 +15,7 @@ from fastlstm.training.options import TrainingOptions
 BETAS = (0.9, 0.99)
 MUON_RATIO = 2.5
 """Muon's learning rate on the recurrent matrices over Adam's on everything else."""
-DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 4e-3, "adamw": 4e-3, "nadam": 4e-3, "sgd": 1.0}
+DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 8e-3, "adamw": 8e-3, "nadam": 4e-3, "sgd": 1.0}
 """Peak learning rates, measured at H = 512 and 4096 tokens a step (docs/log.md)."""
 
 

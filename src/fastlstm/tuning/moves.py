@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.text.quality_law import STEP_WORTH
+from fastlstm.text.quality_law import OPTIMIZERS
 from fastlstm.text.size_plan import EMBED_SIZES
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 
@@ -53,7 +53,7 @@ def values_around(options: TrainConfig, train_tokens: int) -> dict[str, list[Any
     batches = [n for n in (batch // 2, 2 * batch) if n >= 1 and n * length <= room]
     low, high = _SEQ_LENGTHS
     lengths = [n for n in (length // 2, 2 * length) if low <= n <= high and n * batch <= room]
-    others = [name for name in STEP_WORTH if name != optimizer] if optimizer in STEP_WORTH else []
+    others = [name for name in OPTIMIZERS if name != optimizer] if optimizer in OPTIMIZERS else []
     return {
         "batch": [batch, *batches], "seq-length": [length, *lengths],
         "optimizer": [optimizer, *others], "lr": [1.0, 0.5, 2.0],

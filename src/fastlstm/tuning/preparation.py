@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_law import STEP_WORTH, relative_bits
+from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.size_plan import EMBED_SIZES, step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.training.schedule import StopCriterion
@@ -117,7 +117,7 @@ def _ordered(
         options = options_of(default, changes)
         tokens = budget_s / (base_s * surface.factors.get(axis, {}).get(value, 1.0))
         steps = tokens / (options["batch_size"] * config.accumulate * options["seq_length"])
-        known = options["optimizer"] if options["optimizer"] in STEP_WORTH else "adamw"
+        known = options["optimizer"] if options["optimizer"] in OPTIMIZERS else "adamw"
         return relative_bits(options["rnn_size"], tokens, steps, known, train_tokens)
 
     return sorted(single, key=bits)

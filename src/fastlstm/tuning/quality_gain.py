@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.text.quality_law import STEP_WORTH, relative_bits
+from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
 from fastlstm.tuning.verdicts import Verdict, training_seconds
@@ -47,7 +47,7 @@ def quality_gain(
         return ratios[0] - 1.0, ratios[1] - 1.0
     has_law = task.config.vocab != "bpe" and task.model.config.num_layers == 1
     names = {run.optimizer, options.get("optimizer", run.optimizer)}
-    if not has_law or not names <= STEP_WORTH.keys() or "output_rank" in options:
+    if not has_law or not names <= OPTIMIZERS.keys() or "output_rank" in options:
         return None
     step_units = task.step_units
     factor = math.prod(
