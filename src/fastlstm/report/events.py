@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlstm.report.markup import name_text, visible
+from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,6 +75,9 @@ def decode_event(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
+        return None
+    may_be_deep = line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH
+    if may_be_deep and is_deeper(event, MAX_JSON_DEPTH):  # else nothing could print or store it
         return None
     return current(event) if isinstance(event, dict) else None
 
