@@ -17,7 +17,9 @@ from fastlstm.errors import (
     UsageError,
 )
 from fastlstm.system import storage
-from fastlstm.tuning.moves import Default
+from fastlstm.text.size_plan import EMBED_SIZES
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+from fastlstm.tuning.moves import FIELDS, Default
 
 TUNE_FILE = "tune.json"
 TRIALS = "trials"
@@ -78,6 +80,8 @@ class TrialStore:
             self.trials = [Trial(**trial) for trial in self.content["trials"]]
         except (KeyError, TypeError):
             raise self._foreign() from None
+        if not all(map(_is_trial, self.trials)):
+            raise self._foreign()
 
     def _continue(self, about: Mapping[str, Any], resume: bool) -> None:
         if not resume:
@@ -112,9 +116,12 @@ class TrialStore:
         if "default" not in self.content:
             return None
         try:
-            return Default(**self.content["default"])
+            default = Default(**self.content["default"])
         except TypeError:
             raise self._foreign() from None
+        if not _is_default(default):
+            raise self._foreign()
+        return default
 
     def keep(self, **values: Any) -> None:
         """Stores results by name."""
@@ -150,6 +157,46 @@ class TrialStore:
         self.trials.append(trial)
         self.keep(trials=[asdict(each) for each in self.trials])
         return trial, True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_trial(trial: Trial) -> bool:
+    """Whether a trial that was read has what a trial has."""
+    results, texts = (trial.bits, trial.expected), (trial.name, trial.label, trial.why or "")
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(trial.options, dict)
+        and _is_number(trial.options.get("rnn_size"))
+        and all(map(_is_number, (trial.seconds, trial.seed)))
+        and (results == (None, None) or all(map(_is_number, results)))
+    )
+
+
+def _is_default(default: Default) -> bool:
+    """Whether a default that was read has what a default has."""
+    parts = (default.changes, default.speeds, default.sizes)
+    is_sound = isinstance(default.options, dict) and all(
+        isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts
+    )
+    return (
+        is_sound
+        and all(_is_change(axis, v) for change in default.changes for axis, v in change.items())
+        and all(
+            _is_number(size.get(name))
+            for size in default.sizes
+            for name in ("rnn_size", "latency_s", "num_bytes")
+        )
+    )
+
+
+def _is_change(axis: str, value: Any) -> bool:
+    if axis == "optimizer":
+        return isinstance(value, str) and value in DEFAULT_LEARNING_RATE
+    is_value = axis in FIELDS and _is_number(value)
+    return is_value and (axis != "size" or value in EMBED_SIZES)
 
 
 def _as_json(value: Any) -> Any:
