@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -369,3 +370,80 @@ def test_settings_are_flattened() -> None:
     assert flat({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": None}) == {
         **{"a.b": 1, "a.c.d": [1, 2], "e": None}
     }
+
+
+def test_a_file_that_publish_has_not_written_is_never_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = make_run(tmp_path / "ETTh1", EVENTS), tmp_path / "ETTh1.csv"
+    data.write_text("date,OT\n2016-07-01,30.5\n")  # what the run was trained on
+    before = (run / "metrics.jsonl").read_bytes()
+    link, pipe, empty = tmp_path / "link", tmp_path / "pipe", tmp_path / "empty"
+    link.symlink_to(data)
+    os.mkfifo(pipe)
+    empty.touch()
+    assert main(["publish", str(run)]) == 2
+    assert f"--out {data} is there and was not written by publish" in capsys.readouterr().err
+    for out in (run / "metrics.jsonl", link, pipe, tmp_path, ""):
+        assert main(["publish", str(run), "--out", str(out)]) == 2, out
+    assert "internal error" not in capsys.readouterr().err
+    assert data.read_text().startswith("date,OT")
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert main(["publish", str(run), "--out", str(empty)]) == 0
+    assert main(["publish", str(run), "--out", str(empty)]) == 0
+
+
+def test_the_directory_above_is_named_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = make_run(tmp_path / "book", EVENTS) / "checkpoint-5"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    assert publish("..").where == str(tmp_path / "book.csv")
+    assert [row["run"] for row in read(tmp_path / "book.csv")] == ["book", "book"]
+    assert not list(inner.iterdir())
+
+
+def test_a_run_that_began_twice_is_its_newest_beginning(tmp_path: Path, store: Store) -> None:
+    first = [START, {"event": "eval", "step": 0, "loss": 9.0}, END]  # no checkpoint was written
+    second = {**START, "time": 2e6}
+    run = make_run(tmp_path / "book", [*first, second, *EVENTS[1:5]])
+    assert publish(run, to="wandb").rows == 2
+    assert list(only(store)["rows"]) == [5, 10]
+
+
+def test_a_table_without_rows_is_not_said_to_be_written(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "book", [*EVENTS[:2], {**START, "resumed_from": 0}]), "t.csv"
+    with pytest.raises(RunDirectoryError, match="no step was recorded"):
+        publish(run, out=tmp_path / out)
+    assert not (tmp_path / out).exists()
+
+
+def test_times_and_texts_of_damaged_events_are_those_that_trackers_take(
+    tmp_path: Path, store: Store
+) -> None:
+    start = {**START, "time": 1e300, "source": "\ud800"}
+    machine = {"event": "machine", "time": 1.7e308, "elapsed_s": -1.7e308}
+    run = make_run(tmp_path / "book", [start, EVENTS[1], machine])
+    add(run, [{"event": "step", "step": 6, "elapsed_s": 1.7e308}])
+    add(run, [])
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b'{"event":"start","x":' + b"[" * 900 + b"]" * 900 + b"}\n")
+    publish(run, to="wandb")
+    for row in only(store)["rows"].values():
+        assert datetime.fromtimestamp(row.time, UTC).year <= 9999
+    assert only(store)["config"]["start"]["source"] == "?"
+
+
+def test_a_lock_that_cannot_be_taken_is_not_said_to_be_another_process(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: RunDirectory) -> None:
+        raise RunDirectoryError("cannot be locked (No locks available)")
+
+    run = make_run(tmp_path / "book", EVENTS)
+    monkeypatch.setattr(RunDirectory, "lock", refuse)
+    with pytest.raises(RunDirectoryError, match="No locks available"):
+        publish(run, to="wandb")

@@ -49,6 +49,12 @@ def test_dropout_grows_with_the_parameters_per_token():
     assert default_dropout(1.0, 100) == 0.0
 
 
+def test_small_models_get_less_dropout():
+    assert default_dropout(23, 1.2, 214_078) == 0.3
+    assert default_dropout(23, 1.2, 1_400_000) == 0.4
+    assert default_dropout(5, 1.2, 214_078) == default_dropout(5, 1.2, 1_400_000) == 0.2
+
+
 def choose(monkeypatch, **times: float) -> PrecisionChoice:
     """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
     monkeypatch.setattr(train_module, "pass_seconds", lambda m, f, name, d: times[name])

@@ -9,17 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from fastlstm.cli.ab import verdict_text
 from fastlstm.cli.main import main
 from fastlstm.errors import CommandError, ConfigError
 from fastlstm.tuning import ab
-from fastlstm.tuning.ab import compare_commands
+from fastlstm.tuning.ab import Comparison, compare_commands
 from fastlstm.tuning.command import Command, parse_command
-from fastlstm.tuning.paired_times import LOOKS
+from fastlstm.tuning.paired_times import LOOKS, Estimate, Verdict
 from fastlstm.tuning.process import StepWorker, run_whole
 
 TRAIN = (
@@ -82,6 +84,7 @@ def test_no_block_in_time() -> None:
     [
         ("sh -c 'echo first >&2; echo last >&2; exit 7'", "B failed with exit status 7"),
         ("sh -c 'kill -9 $$'", "B was killed by SIGKILL"),
+        ("sh -c 'kill -40 $$'", "B was killed by signal 40"),
         ("sleep 9", "B took longer than 1 s and was stopped"),
     ],
 )
@@ -109,7 +112,7 @@ def test_a_stopped_command_leaves_no_process(tmp_path: Path) -> None:
     assert not is_running(int(pids.read_text()))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     pids = tmp_path / "pid"
     text = f"echo $$ > {pids}; sleep 60"
@@ -221,3 +224,14 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
 def test_detect_of_the_function_is_a_share() -> None:
     with pytest.raises(ConfigError, match="detect is 3, expected a share above 0, at most 1"):
         compare_commands("true", "true", detect=3)
+
+
+def test_more_pairs_than_are_taken_are_not_asked_for() -> None:
+    found = Estimate(1.0, 0.9, 1.1, 192, 0, 96, 0.1)
+    result = Comparison(
+        "a", "b", 0.03, "seconds", found, Verdict.UNDECIDED, 1608, (), 1.0, None, {}
+    )
+    assert "about 1,608 pairs, and at most 192 are taken; give a larger --detect" in (
+        verdict_text(result)
+    )
+    assert verdict_text(replace(result, needed=96)).endswith("about 96 pairs, or a quieter machine")

@@ -53,6 +53,47 @@ def test_steps_are_a_length_too(text: Path, short_runs: None):
     assert found.length.steps == pytest.approx(5000)
 
 
+def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text: Path):
+    sizes = {"rnn_size": 16, "embed_size": 8, "batch_size": 8}
+    config = TrainConfig(steps=2000, precision="fp32", **sizes)  # type: ignore[arg-type]
+    starts = []
+
+    def keep(event: dict[str, Any]) -> None:
+        if event["event"] == "start":
+            starts.append(event)
+
+    given = {*sizes, "steps", "precision"}
+    found = predict_run(str(text), config, given, observers=[keep], measure_steps=10)
+    assert (found.law.measured.steps, found.length.steps) == (10, 2000)
+    assert [start["seq_length"] for start in starts] == [128]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "measured"), [(0.01, "6s"), (0.08, "12s"), (1.0, "15s")]
+)  # a tenth of the budget, 120 steps, a quarter of the budget
+def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
+    text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
+):
+    budgets, few_steps = [], predict.train
+
+    def noted(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
+        budgets.append(config.budget)
+        return few_steps(source, config=config, **rest)
+
+    monkeypatch.setattr(predict, "train", noted)
+    monkeypatch.setattr(predict, "step_seconds", lambda *_: step_s)
+    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
+    predict_run(str(text), config, {*SIZES, "budget", "precision"})
+    assert budgets == [measured]
+
+
+@pytest.mark.parametrize(("steps", "measured"), [(130, 120), (3000, 300)])
+def test_a_tenth_of_the_steps_is_measured(text: Path, steps: int, measured: int):
+    config = TrainConfig(steps=steps, precision="fp32", **SIZES)  # type: ignore[arg-type]
+    found = predict_run(str(text), config, {*SIZES, "steps", "precision"})
+    assert found.law.measured.steps == measured
+
+
 def test_the_command_prints_the_prediction_and_the_time_to_a_target(
     text: Path, tmp_path: Path, short_runs: None, capsys: pytest.CaptureFixture[str]
 ):
@@ -86,6 +127,23 @@ def test_what_cannot_be_predicted_is_refused(
 ):
     with pytest.raises(UsageError, match=message):
         predict_run(str(text), TrainConfig(**changes), set(changes), measure_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("steps", "measure_s", "measure_steps", "message"),
+    [
+        (100, None, None, "the run takes 100 steps and the short run 120 steps: train it"),
+        (100, None, 100, "give a smaller --measure-steps"),
+        (100, None, 0, "--measure-steps is 0, expected at least 1"),
+        (100, 20.0, 50, "leave one out"),
+    ],
+)
+def test_steps_that_cannot_be_measured_are_refused(
+    text: Path, steps: int, measure_s: float | None, measure_steps: int | None, message: str
+):
+    config = TrainConfig(steps=steps, **SIZES)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        predict_run(str(text), config, {*SIZES, "steps"}, measure_s, measure_steps=measure_steps)
 
 
 @pytest.mark.parametrize("target", ["0", "-1", "nan"])

@@ -1,8 +1,11 @@
 import json
 import math
+import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,12 +14,15 @@ from fastlstm.cli import profile as cli
 from fastlstm.cli.main import main
 from fastlstm.cli.profile_rows import gain_text, rows
 from fastlstm.cli.train_command import train_command
+from fastlstm.errors import CommandError, StorageError
 from fastlstm.text.data.loader import TextLoader
+from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
+from fastlstm.tuning.op_times import _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates
-from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked
+from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 
@@ -212,3 +218,155 @@ def test_the_output_of_a_wide_vocabulary_is_tried_narrower(tmp_path):
         callbacks=[Look()], cache_dir=str(tmp_path / "cache"), **SIZES,
     )  # fmt: skip
     assert {"output_rank": 8} in options
+
+
+def test_printed_commands_read_the_same_sources_and_switches():
+    def command(*argv: str) -> str:
+        return train_command(cli.COMMAND, cli._OWN, list(argv), {"threads": 2})
+
+    assert command("--residual=yes", "a.txt").split()[2:5] == ["a.txt", "--residual", "--threads"]
+    assert "--no-residual" in command("a.txt", "--residual=off")
+    assert command("--", "-a.txt").startswith("fastlstm train ./-a.txt --threads 2")
+    assert command("-").startswith("fastlstm train - --threads 2")
+
+
+def test_a_printed_command_has_the_learning_rate_that_was_recommended():
+    for options in ({"learning_rate": 0.025}, {"optimizer": "muon", "learning_rate": 0.01}):
+        argv = ["a.txt", "--learning-rate", "0.1", "--optimizer=adamw"]
+        words = train_command(cli.COMMAND, cli._OWN, argv, options).split()
+        assert words.count("--learning-rate") == 1
+        assert words[words.index("--learning-rate") + 1] == str(options["learning_rate"])
+
+
+def run_of(path: Path, source: str, **config: object) -> Path:
+    """Makes a directory that is a run as far as its config.json goes."""
+    path.mkdir()
+    text = {"format": "fastlstm-run", "format_version": 2, "data": {"source": source}, "train": {}}
+    (path / "config.json").write_text(json.dumps(text | config))
+    return path
+
+
+def test_the_source_of_a_run_is_found_or_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a, b.txt", "x.csv", "y.csv"):
+        Path(name).write_text("1,2\n")
+    run = run_of(tmp_path / "run", "a, b.txt")
+    found, path = cli._with_source_of_run(["run", "--measure=2s", "--no-verify", "--residual=yes"])
+    assert found[:3] == ["a, b.txt", "--config", "run/config.json"]
+    assert (found[3:], path) == (["--measure=2s", "--no-verify", "--residual=yes"], Path("run"))
+    table = run_of(tmp_path / "table", "", kind="forecaster")
+    (table / "metrics.jsonl").write_text('{"event":"start","source":"x.csv, y.csv"}\n')
+    assert cli._with_source_of_run(["table"])[0][:2] == ["x.csv", "y.csv"]
+    # A run is an argument, not the value of an option.
+    assert cli._with_source_of_run(["x.csv", "--out", "run"]) == (["x.csv", "--out", "run"], None)
+    assert main(["profile", "run", "table"]) == 2
+    assert "give one run" in capsys.readouterr().err
+    for source in ("x.csv and 1 more", "gone.txt"):
+        (run / "config.json").write_text(
+            json.dumps({"format": "fastlstm-run", "data": {"source": source}})
+        )
+        assert main(["profile", "run"]) == 2
+        said = capsys.readouterr().err
+        assert f"run was trained on {source}, which is not here" in said
+        assert "fastlstm profile --config run/config.json SOURCE" in said
+
+
+def test_a_run_that_cannot_be_profiled_is_refused(tmp_path, capsys):
+    run = run_of(tmp_path / "run", "x", kind="sequence")
+    assert main(["profile", str(run)]) == 2
+    assert "is a sequence model" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_trace_is_not_replaced(tmp_path, text, capsys):
+    before = text.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("text.txt", "pipe", ".", "none/trace.json"):
+        assert main(["profile", str(text), "--trace", str(tmp_path / name)]) == 1
+    assert "is there and is no trace" in capsys.readouterr().err
+    assert text.read_bytes() == before
+    trace = tmp_path / "trace.json"
+    trace.write_text('{\n  "schemaVersion": 1,')
+    check_trace(trace)
+
+
+def test_a_trace_that_is_not_written_is_an_error(tmp_path):
+    def full_disk(name: str) -> None:
+        Path(f"{name}.tmp").touch()
+
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"schemaVersion": 1}')
+    with pytest.raises(StorageError, match="the disk may be full"):
+        _write_trace(SimpleNamespace(export_chrome_trace=full_disk), trace)
+    assert not list(tmp_path.iterdir())
+
+
+PROFILE = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """A profile that is there at once, without a run."""
+
+    def set_up(sources, config, names, profiler):
+        recommended = Verdict("threads", 0.5, 1.0, 0.8, 1.2, EXACT, {"threads": 2})
+        profiler.result, profiler.options = replace(PROFILE, verdicts=(recommended,)), config
+
+    monkeypatch.setattr(cli, "_set_up", set_up)
+
+
+def test_a_checkpoint_gets_no_file_more(tmp_path, text, instant, capsys):
+    run = run_of(tmp_path / "run", str(text))
+    checkpoint = run_of(run / "checkpoint-3", str(text))
+    (checkpoint / "trainer.json").write_text("{}")
+    for path, is_kept in ((run, True), (checkpoint, False)):
+        assert main(["profile", str(path), "--no-verify"]) == 0
+        assert (path / "profile.json").exists() == is_kept
+
+
+def test_what_was_found_is_printed_where_it_cannot_be_kept(tmp_path, text, instant, capsys):
+    run = run_of(tmp_path / "run", str(text))
+    (run / "profile.json").mkdir()
+    assert main(["profile", str(run), "--no-verify", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["verdicts"]
+    assert "this profile is not kept in the run" in said.err
+
+
+def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, monkeypatch, capsys):
+    def refuse(a, b):
+        raise CommandError("A failed with exit status 2")
+
+    monkeypatch.setattr(profile, "measured_gain", refuse)
+    assert main(["profile", str(text)]) == 0
+    said = capsys.readouterr()
+    assert "1. threads" in said.out
+    assert "was not verified: A failed with exit status 2" in said.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
+    def is_signalled(trainer, seconds):
+        os.kill(os.getpid(), number)
+        time.sleep(20)
+
+    closed = list[bool]()
+    monkeypatch.setattr(profile, "profile_steps", is_signalled)
+    with StopFlag() as stop:
+        plan, loader = (
+            SimpleNamespace(options=None),
+            SimpleNamespace(close=lambda: closed.append(True)),
+        )
+        trainer = SimpleNamespace(plan=plan, task=SimpleNamespace(loader=loader), stop=stop)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            Profiler().on_begin(trainer)
+        assert not stop()
+        stop.set()
+        with pytest.raises(KeyboardInterrupt):
+            Profiler().on_begin(trainer)
+    assert closed == [True, True]
+
+
+def test_no_more_steps_between_evaluations_than_the_run_has():
+    assert steps_wanted(2.0, 5, 1e6) == 98  # 2 of 100 steps
+    assert steps_wanted(2.0, 5, 60.0) == 60
+    assert steps_wanted(2.0, 500, 60.0) == 500

@@ -12,7 +12,8 @@ from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving, tune
 from fastlstm.tuning.halving import search
-from fastlstm.tuning.moves import label_of, open_axes, options_of, values_around
+from fastlstm.tuning.job import open_axes
+from fastlstm.tuning.moves import FIELDS, label_of, options_of, values_around
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.speed_surface import SpeedSurface
 from fastlstm.tuning.trials import TrialStore
@@ -67,6 +68,23 @@ def test_changes_that_gain_are_combined():
     assert calls[-1][1] >= 2 * calls[0][1]
 
 
+def test_where_one_change_gains_the_next_best_are_tried_with_it():
+    truth = {("lr", 2.0): -0.1, ("size", 192): -0.004, ("batch", 16): 0.01}
+    calls: list[tuple[Any, float]] = []
+    best, _, _ = search(CHANGES, 360.0, 240.0, run_of(truth, calls))
+    assert best == {"lr": 2.0, "size": 192}
+    second = [changes for changes, _ in calls[len(CHANGES) + 1 :][:4]]
+    assert second == [{}, {"lr": 2.0}, {"lr": 2.0, "size": 192}, {"lr": 2.0, "size": 128}]
+
+
+def test_the_last_rung_has_nothing_that_was_not_tried_before():
+    truth = {("lr", 2.0): -0.1, ("size", 192): 0.001, ("size", 128): 0.002}
+    calls: list[tuple[Any, float]] = []
+    best, _, _ = search(CHANGES, 360.0, 240.0, run_of(truth, calls))
+    assert best == {"lr": 2.0}
+    assert [changes for changes, _ in calls[-2:]] == [{}, {"lr": 2.0}]
+
+
 def test_noise_leaves_the_default():
     calls: list[tuple[Any, float]] = []
     best, bits, default = search(CHANGES, 180.0, 200.0, run_of({("size", 192): -0.003}, calls))
@@ -87,7 +105,7 @@ def test_options_of_changes():
     assert changed["learning_rate"] == pytest.approx(0.5 * 4e-3)
     assert (changed["rnn_size"], changed["embed_size"]) == (256, 128)
     assert label_of({"size": 256, "lr": 0.5}) == "256 units, learning rate x 0.5"
-    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}) == ["lr"]
+    assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}, FIELDS) == ["lr"]
 
 
 def test_a_short_text_bounds_batch_and_sequence_length():
@@ -240,7 +258,7 @@ def test_bad_input_is_refused(
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        ("name", 1), ("label", ["x"]), ("options", [1]), ("options", {}), ("seconds", "x"),
+        ("name", 1), ("label", ["x"]), ("options", [1]), ("seconds", "x"),
         ("seed", None), ("bits", "x"), ("expected", None), ("why", 3),
     ],
 )  # fmt: skip
@@ -261,8 +279,8 @@ def test_a_damaged_trial_is_refused(tmp_path: Path, place: str, value: Any):
     ("place", "value"),
     [
         ("options", [1]), ("changes", "x"), ("changes", [5]), ("changes", [{"none": 1}]),
-        ("changes", [{"lr": "x"}]), ("changes", [{"size": 7}]), ("changes", [{"size": []}]),
-        ("changes", [{"optimizer": "x"}]), ("speeds", 7), ("sizes", [{"rnn_size": 128}]),
+        ("changes", [{"lr": "x"}]), ("changes", [{"size": []}]), ("changes", [{"optimizer": 1}]),
+        ("speeds", 7), ("sizes", [{"rnn_size": 128}]),
     ],
 )  # fmt: skip
 def test_a_damaged_default_is_refused(tmp_path: Path, place: str, value: Any):
@@ -270,10 +288,11 @@ def test_a_damaged_default_is_refused(tmp_path: Path, place: str, value: Any):
     sound: dict[str, Any] = {
         "options": BASE, "changes": [{"lr": 0.5}, {"size": 128}], "speeds": [], "sizes": [size],
     }  # fmt: skip
-    content = {"format": 1, "about": {}, "trials": [], "default": sound}
+    about = {"axes": ["lr", "size", "optimizer"]}
+    content = {"format": 1, "about": about, "trials": [], "default": sound}
     (tmp_path / "tune.json").write_text(json.dumps(content))
-    assert TrialStore(tmp_path, {}, resume=True).default() is not None
+    assert TrialStore(tmp_path, about, resume=True).default() is not None
     sound[place] = value
     (tmp_path / "tune.json").write_text(json.dumps(content))
     with pytest.raises(FormatError, match="or is damaged"):
-        TrialStore(tmp_path, {}, resume=True).default()
+        TrialStore(tmp_path, about, resume=True).default()

@@ -90,3 +90,10 @@ def test_a_variant_may_have_a_base_of_its_own():
     (found,), _ = timed(base, Candidate(lambda: fast, own))
     assert found.ratio == pytest.approx(2.0)
     assert "base" not in log
+
+
+def test_one_that_may_be_worth_it_though_slower_is_timed_on():
+    log = list[str]()
+    base, slow = Work("base", 1.0, log), Work("slow", 1.5, log)
+    (found,), _ = timed(base, Candidate(lambda: slow, may_be_slower=True))
+    assert len(found.other) >= 6

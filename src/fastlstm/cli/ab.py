@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option
 from fastlstm.cli.options import json_option
@@ -49,23 +49,15 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     detect, max_time_s = _share(parsed["detect"]), parse_duration(parsed["max_time"], "max_time")
 
+    from fastlstm.training.signals import ended_like_ctrl_c
     from fastlstm.tuning.ab import compare_commands
 
-    before = signal.signal(signal.SIGTERM, _end)  # as Ctrl-C: what was started is ended first
-    show = Progress()
-    try:
+    with ended_like_ctrl_c(), closing(Progress()) as show:
         result = compare_commands(
             parsed["a"], parsed["b"], detect=detect, max_time_s=max_time_s, observer=show
         )
-    finally:
-        show.close()
-        signal.signal(signal.SIGTERM, before)
     print_result(result.to_dict(), rows(result), parsed["json"])
     return _EXITS[result.verdict]
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _share(text: str) -> float:
@@ -128,6 +120,8 @@ def rows(result: Comparison) -> list[Row]:
 
 def verdict_text(result: Comparison) -> str:
     """Returns the verdict as a sentence."""
+    from fastlstm.tuning.paired_times import LOOKS
+
     found, limit = result.found, f"{100 * result.detect:.4g} %"
     change = f"{100 * abs(found.ratio - 1):.1f} %"
     if result.verdict == "slower":
@@ -138,6 +132,11 @@ def verdict_text(result: Comparison) -> str:
         faster = f"; it is faster, by about {change}" if found.high < 1.0 else ""
         return f"B is not slower than A by more than {limit}{faster}"
     needs = "more pairs" if result.needed is None else f"about {counted(result.needed, 'pair')}"
+    if result.needed is not None and result.needed > LOOKS[-1]:
+        return (
+            f"undecided: needs {needs}, and at most {LOOKS[-1]} are taken; give a larger --detect,"
+            " or measure on a quieter machine"
+        )
     return f"undecided: needs {needs}, or a quieter machine"
 
 

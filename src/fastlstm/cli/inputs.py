@@ -17,7 +17,7 @@ from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fastlstm.cli.parser import Parsed
     from fastlstm.forecast.forecaster import Forecaster
@@ -122,3 +122,16 @@ def require_tables(sources: Sequence[str]) -> None:
             raise DataError(f"there is no file {source or repr('')}{hint_of_file(Path(path))}")
         if kind_of_source(source) == "text":
             raise DataError(f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy")
+
+
+def require_horizon(names: Collection[str], sources: Sequence[str]) -> None:
+    """Checks that the horizon of a forecaster is among the options that were given.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if "horizon" not in names:
+        raise UsageError(
+            "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
+            f" of {', '.join(sources)}"
+        )

@@ -1,4 +1,4 @@
-"""Whether `train`, `evaluate` and `compress` mean a text or a table, by options and files."""
+"""Whether `train`, `evaluate`, `tune` … mean a text or a table, by options and files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> boo
         return True
     if run == "text":
         return False
-    _refuse_unclear(kinds)
+    _refuse_unclear(kinds, any(option.name == "as_text" for option in text.options))
     return "binary table" in kinds.values()
 
 
@@ -101,20 +101,21 @@ def _refuse_texts(
             )
 
 
-def _refuse_unclear(kinds: dict[str, SourceKind]) -> None:
+def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
     """Refuses sources that may be a table or a text, and says how to train on either."""
+    as_text = ", or --as-text to train a text model on its characters" if has_as_text else ""
     for source, kind in kinds.items():
         if kind == "csv":
             raise UsageError(
                 f"{source} is a table: give --horizon N to train a forecaster of its next N"
-                " rows, or --as-text to train a text model on its characters"
+                f" rows{as_text}"
             )
         if kind == "mixed":
             tables, texts = files_of(source)
+            files = as_text.replace("characters", "files")
             raise UsageError(
                 f"{source} mixes tables ({few(tables)}) and texts ({few(texts)}): give --horizon"
-                " N to train a forecaster on its tables, or --as-text to train a text model on its"
-                " files; or name the files of one kind"
+                f" N to train a forecaster on its tables{files}; or name the files of one kind"
             )
     if len({kind == "binary table" for kind in kinds.values() if kind != "unknown"}) > 1:
         table = next(s for s, kind in kinds.items() if kind == "binary table")

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs
+from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import TEXT_OPTIONS, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
+from fastlstm.cli.predict_table import TABLE_COMMAND, run_table
 from fastlstm.cli.train_command import train_command
 from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
+from fastlstm.text.quality_prediction import FEWEST_STEPS
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
@@ -34,6 +37,10 @@ COMMAND = Command(
             "measure", str, None, "length of the short run; default is a tenth of the budget,\n"
             "5s to 2m", value="TIME",
         ),
+        Option(
+            "measure_steps", int, None, "length of the short run in steps; default with --steps"
+            " or\n--epochs is a tenth, at least 120", value="N",
+        ),
         Option("target", float, None, "say how long it takes to reach so many bits/char"),
         json_option("one JSON object"),
         *TEXT_OPTIONS,
@@ -41,18 +48,20 @@ COMMAND = Command(
     examples=(
         "fastlstm predict book.txt --budget 1h",
         "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
+        "fastlstm predict book.txt --steps 5000 --rnn-size 256",
     ),
-    other="The options are those of fastlstm train for a text.",
+    other="The options are those of fastlstm train for a text.\n"
+    "For a table of time series: fastlstm predict --horizon N --help",
 )  # fmt: skip
 
-FEWEST_STEPS = 120
-"""Of the short run; from fewer the law errs by 4 % (docs/log.md)."""
-_OWN = ("measure", "target", "json")
+_OWN = ("measure", "measure_steps", "target", "json")
 """Options that train has not."""
 
 
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
+    if command_for(argv, COMMAND, TABLE_COMMAND) is TABLE_COMMAND:
+        return run_table(argv)
     parsed = parse(COMMAND, argv)
     sources, target = parsed.positionals, parsed["target"]
     if target is not None and not 0.0 < target < 100.0:
@@ -64,7 +73,9 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.tuning.predict import predict_run
 
-    found = predict_run(one_or_many(sources), config, names, measure_s)
+    found = predict_run(
+        one_or_many(sources), config, names, measure_s, measure_steps=parsed["measure_steps"]
+    )
     command = train_command(COMMAND, _OWN, argv, found.fixed)
     facts = found.to_dict() | {"command": command}
     if target is not None:

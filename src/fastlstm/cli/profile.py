@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shlex
@@ -15,17 +16,18 @@ from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, json_option
-from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
+from fastlstm.cli.output import print_result, say
+from fastlstm.cli.parser import parse, split_arguments
 from fastlstm.cli.profile_rows import rows
 from fastlstm.cli.train_command import train_command, train_words
-from fastlstm.errors import EXIT_OK, ConfigError, UsageError
+from fastlstm.errors import EXIT_OK, ConfigError, FastLSTMError, StorageError, UsageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.history import read_history
-from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.runs.run_directory import TRAINER_FILE, kind_of_run
 from fastlstm.system.fields import parse_duration
-from fastlstm.system.storage import finite, write_json
+from fastlstm.system.storage import MAX_JSON_BYTES, finite, read_bytes, write_json
 from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.corpora import BUILT_IN
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
@@ -73,6 +75,13 @@ def run(argv: list[str]) -> int:
         return profile_generation.run(argv)
     if any(map(profile_server.is_url, argv)):
         return profile_server.run(argv)
+    from fastlstm.training.signals import ended_like_ctrl_c
+
+    with ended_like_ctrl_c():
+        return _profile_training(argv)
+
+
+def _profile_training(argv: list[str]) -> int:
     argv, run_path = _with_source_of_run(argv)
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
@@ -88,13 +97,16 @@ def run(argv: list[str]) -> int:
         if "horizon" not in names:
             raise UsageError("--horizon is missing: give the number of rows to forecast")
 
+    from fastlstm.tuning.op_times import check_trace
     from fastlstm.tuning.planned_run import chosen_sizes
     from fastlstm.tuning.profile import Profiler, with_instruction_set
 
+    if trace is not None:
+        check_trace(trace)
     profiler = Profiler(seconds, parsed["ops"], trace)
     _set_up(sources, config, names, profiler)
     assert profiler.result is not None
-    fixed = {} if isinstance(config, ForecastConfig) else chosen_sizes(config, profiler.options)
+    fixed = chosen_sizes(config, profiler.options)
     words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
     profile = with_instruction_set(profiler.result, shlex.join(words))
     commands = {
@@ -107,12 +119,15 @@ def run(argv: list[str]) -> int:
         verified = _verified(command, argv, fixed, profile.recommended[0])
     verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
     facts = {**profile.to_dict(), "verdicts": verdicts, "verified_gain": verified}
-    if run_path is not None:
-        write_json(run_path / PROFILE_FILE, finite(facts))
     found = rows(profile, commands, verified)
     if trace is not None:
         found.append(("trace", f"{trace}, {trace.stat().st_size / 1e6:.1f} MB; Perfetto opens it"))
     print_result(facts, found, parsed["json"])
+    if run_path is not None and not (run_path / TRAINER_FILE).exists():  # a file more is damage
+        try:
+            write_json(run_path / PROFILE_FILE, finite(facts))
+        except StorageError as error:
+            say(f"note: this profile is not kept in the run: {error}")
     return EXIT_OK
 
 
@@ -141,30 +156,55 @@ def _set_up(
 def _with_source_of_run(argv: list[str]) -> tuple[list[str], Path | None]:
     """Returns a command line with the source and options of a run in place of the run, and the
     run's path; the same command line where it names no run."""
-    runs = [word for word in argv if os.path.isdir(word) and kind_of_run(word)]
+    merged = {option.name: option for option in (*TABLE_COMMAND.options, *COMMAND.options)}
+    arguments = split_arguments(tuple(merged.values()), argv)
+    runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
     if not runs:
         return argv, None
-    path = Path(runs[0])
-    source = _source_of(path, kind_of_run(path))
-    words = [word for word in argv if word != runs[0]]
-    if len(runs) > 1 or any(os.path.isfile(word) for word in words[:1]):
+    if len(arguments.positionals) > 1:
         raise UsageError("give one run, or sources to train on, not both")
-    return [*source.split(", "), "--config", str(path / "config.json"), *words], path
+    path = Path(runs[0])
+    words = [*arguments.unknown, *(["--help"] if arguments.is_help else [])]
+    for option, value in arguments.options:
+        words.append(option.flag if option.is_switch else f"{option.flag}={value}")
+    return [*_sources_of(path), "--config", str(path / "config.json"), *words], path
 
 
-def _source_of(path: Path, kind: str | None) -> str:
+def _sources_of(path: Path) -> list[str]:
     """Returns what a run was trained on.
 
     Raises:
-        ConfigError: its files do not say so.
+        ConfigError: its files do not say so, or it is not there.
     """
+    kind = kind_of_run(path)
+    if kind == "sequence":
+        raise ConfigError(f"{path} is a sequence model, expected a run of a text or a table")
+    name = _source_of(path, kind)
+    several = [[name]] if kind == "text" else [[name], name.split(", ")]
+    for sources in several:
+        if all(map(_is_there, sources)):
+            return sources
+    instead = shlex.join(["fastlstm", "profile", "--config", str(path / "config.json")])
+    raise ConfigError(
+        f"{path} was trained on {name}, which is not here; name what it was trained on:"
+        f" {instead} SOURCE"
+    )
+
+
+def _is_there(source: str) -> bool:
+    place = os.path.expanduser(source)
+    return source in BUILT_IN or os.path.exists(place) or bool(glob.glob(place, recursive=True))
+
+
+def _source_of(path: Path, kind: str | None) -> str:
+    """Returns the name of what a run was trained on; raises ConfigError where nothing says it."""
     try:
         if kind == "text":
-            data = json.loads((path / "config.json").read_text("utf-8"))["data"]
-            source = data["source"]
+            config = json.loads(read_bytes(path / "config.json", MAX_JSON_BYTES))
+            source = config["data"]["source"]
         else:
             source = read_history(path / "metrics.jsonl").start["source"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FastLSTMError, ValueError, KeyError, TypeError, RecursionError):
         source = None
     if not isinstance(source, str) or not source:
         raise ConfigError(f"the files of {path} do not say what it was trained on")
@@ -183,4 +223,8 @@ def _verified(
         ["fastlstm", "train", *train_words(command, _OWN, argv, o)]
         for o in (fixed, {**fixed, **verdict.options})
     ]
-    return measured_gain(shlex.join(words[0]), shlex.join(words[1]))
+    try:
+        return measured_gain(shlex.join(words[0]), shlex.join(words[1]))
+    except FastLSTMError as error:  # such as of a text from standard input, which is used up
+        say(f"note: the first recommendation was not verified: {error}")
+        return None

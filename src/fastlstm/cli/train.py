@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import one_or_many, refuse_runs, require_run, require_tables
+from fastlstm.cli.inputs import (
+    one_or_many,
+    refuse_runs,
+    require_horizon,
+    require_run,
+    require_tables,
+)
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.parser import parse
-from fastlstm.errors import EXIT_OK, Stopped, UsageError, in_flags
+from fastlstm.errors import EXIT_OK, Stopped, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.text.config import PARTS, TrainConfig
@@ -104,11 +110,8 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     else:
         config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
         require_tables(sources)
-        if "horizon" not in names and kind_of_run(out) != "forecaster":
-            raise UsageError(
-                "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
-                f" of {', '.join(sources)}"
-            )
+        if kind_of_run(out) != "forecaster":
+            require_horizon(names, sources)
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.parser import split_arguments
+from fastlstm.cli.parser import split_arguments, typed
 
 if TYPE_CHECKING:
     from fastlstm.cli.command import Command
@@ -27,14 +27,13 @@ def train_words(
         options: to set instead of what argv says.
     """
     arguments = split_arguments(command.options, argv)
-    words = [*arguments.positionals]
-    if "learning_rate" in options and any(o.name == "learning_rate" for o, _ in arguments.options):
-        options = {name: value for name, value in options.items() if name != "learning_rate"}
+    # A name that begins with a dash would be a flag; "-" is standard input.
+    words = [f"./{w}" if w.startswith("-") and w != "-" else w for w in arguments.positionals]
     for option, value in arguments.options:
         if option.name in (*own, "out", *options):
             continue
         if option.is_bool:
-            words.append(option.flag if value == "true" else f"--no-{option.flag[2:]}")
+            words.append(option.flag if typed(value, bool) else f"--no-{option.flag[2:]}")
         else:
             words += [option.flag, value]
     for name, value in options.items():

@@ -17,7 +17,8 @@ from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.train import fitted_scaler, source_text
+from fastlstm.forecast.train import source_text
+from fastlstm.forecast.untrained import fitted_scaler
 from fastlstm.forecast.weights_file import Compression
 from fastlstm.runs.manifest import FileRecord, read_manifest
 from fastlstm.runs.weight_formats import quantize, rounded

@@ -123,7 +123,7 @@ class CompressedForecastTask(ForecastTask):
 
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        closing = self._closing
+        closing = self.closing
         closing.stored = self._finished(closing.stored)
         about: Event = {}
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastlstm.system import storage
-
-if TYPE_CHECKING:
-    from types import FrameType
+from fastlstm.training.signals import ended_like_ctrl_c
 
 
 @contextmanager
 def staged_directory(path: Path) -> Iterator[Path]:
     """Yields a new directory beside `path`, which is renamed to `path` after the block.
 
-    An error, SIGTERM or Ctrl-C removes it, and the parents that were made for it. What killed
-    processes left of the same `path` is removed first: the directory is locked while it is in use.
+    An error, SIGTERM, SIGHUP or Ctrl-C removes it, and the parents that were made for it. What
+    killed processes left of the same `path` is removed first: the directory is locked while it is
+    in use.
     In the main thread SIGTERM raises SystemExit(143) within the block.
 
     Raises:
@@ -31,7 +27,7 @@ def staged_directory(path: Path) -> Iterator[Path]:
     """
     made = [parent for parent in path.parents if not parent.exists()]
     staged, lock = storage.temporary_name(path), -1
-    with _sigterm_raises():
+    with ended_like_ctrl_c():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_left_overs(path)
@@ -57,21 +53,3 @@ def _remove_left_overs(path: Path) -> None:
     for old in list(path.parent.iterdir()):
         if pattern.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
             storage.remove_unlocked(old)
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Makes SIGTERM an exception, in the main thread and where nobody handles it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _exit)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

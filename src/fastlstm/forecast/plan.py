@@ -17,7 +17,10 @@ from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.model.config import ForecasterConfig
 
-_PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
+PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
+"""Time steps per LSTM step that fit most tables, longest first."""
+HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
+"""Hidden units to choose among."""
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (docs/log.md)."""
@@ -75,7 +78,7 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
     if patch is None:
         # What was given is a multiple of it.
         fixed = [size for size in (config.input_size, config.tbptt) if size is not None]
-        fitting = (s for s in _PATCHES if s <= config.horizon and s * 4 <= input_size)
+        fitting = (s for s in PATCHES if s <= config.horizon and s * 4 <= input_size)
         patch = next((s for s in fitting if not any(size % s for size in fixed)), 1)
     if config.tbptt is not None and config.tbptt % patch:
         raise ConfigError(

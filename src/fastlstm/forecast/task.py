@@ -83,11 +83,11 @@ class ForecastTask(Task):
         self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
         self._measure = config.loss if config.output == "point" else "loss"
-        self._inputs, self._valid, self._closing = inputs, valid, closing
+        self._inputs, self._valid, self.closing = inputs, valid, closing
         self._state: RecurrentState | None = None
 
     def changed(self, options: Any, stop: Callable[[], bool] | None = None) -> ForecastTask:
-        closing = self._closing
+        closing = self.closing
         table, split = closing.dataset.table, closing.split
         loader = training_loader(options, self.model.config, table, split, stop)
         return ForecastTask(
@@ -178,10 +178,10 @@ class ForecastTask(Task):
         return Score(total / count, len(rows))
 
     def files(self) -> dict[str, bytes]:
-        return description_files(self._closing.stored)
+        return description_files(self.closing.stored)
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        self._closing.publish(weights)
+        self.closing.publish(weights)
 
     def reset_state(self) -> None:
         self._state = None
@@ -195,11 +195,11 @@ class ForecastTask(Task):
             self._state = restored_state(carried, self.model, self._device)
 
     def finish_s(self, unit_s: float) -> float:
-        return self._closing.seconds(unit_s)
+        return self.closing.seconds(unit_s)
 
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        return self._closing.finish(trainer)
+        return self.closing.finish(trainer)
 
     def totals(self, progress: Progress) -> Event:
         return {"measure": self._measure}

@@ -13,25 +13,21 @@ from typing import Any
 import torch
 
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
-from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler, split_table
+from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.plan import (
-    LEARNING_RATES,
-    choose_architecture,
-    note_of_short_series,
-    training_loader,
-)
-from fastlstm.forecast.table_schema import TableSchema, apply_schema, static_scale
+from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
+from fastlstm.forecast.size_plan import can_choose_size, choose_size
+from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
+from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
@@ -115,7 +111,7 @@ def train_forecaster(
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(run, list(observers), stop, began)
-        session.needs_steps = needs_steps
+        session.needs_steps, session.chosen = needs_steps, given
         with session.start(
             config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
         ) as begin:
@@ -123,7 +119,13 @@ def train_forecaster(
 
 
 class _Session(RunSession):
-    """One start of a run: prepares the table, builds the network, trains, evaluates, reports."""
+    """One start of a run: prepares the table, builds the network, trains, evaluates, reports.
+
+    Attributes:
+        chosen: names of the options that were given; the others are chosen.
+    """
+
+    chosen: Collection[str] = ()
 
     def train(
         self,
@@ -139,8 +141,12 @@ class _Session(RunSession):
         if config.output == "negative_binomial":
             require_counts(dataset)
         split = split_table(dataset.table, dataset.frequency, config.split)
+        is_new = base is None and checkpoint is None
+        if is_new and can_choose_size(config, self.chosen, device):
+            config, notes = choose_size(config, dataset, split, self.started)
+            self.notes += notes
         if base is None:
-            stored = _untrained(config, start.first, dataset, split)
+            stored = untrained_forecaster(config, start.first, dataset, split)
         else:
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
@@ -227,32 +233,6 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
 
 def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
     return read_options(checkpoint.files, checkpoint.path)
-
-
-def _untrained(
-    config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset, split: Split
-) -> StoredForecaster:
-    """Returns a forecaster with every choice made and initial weights."""
-    sizes = choose_architecture(config, dataset, split)
-    if config.learning_rate is None:
-        config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
-    config = dataclasses.replace(config, input_size=sizes.input_size, patch=sizes.patch)
-    torch.default_generator.manual_seed(config.seed)
-    network = ForecastNetwork(sizes)
-    network.lstm.strict = config.strict_kernels
-    return StoredForecaster(
-        config, given, network, fitted_scaler(config, dataset, split), Calibration.none(sizes),
-        static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
-    )  # fmt: skip
-
-
-def fitted_scaler(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> Scaler:
-    """Returns the scaler of a table's training rows."""
-    columns, roles = dataset.table.columns, dataset.roles
-    unscaled = [columns.index(name) for name in roles.categorical if name in columns]
-    if config.output == "negative_binomial":
-        unscaled += range(len(roles.target))
-    return fit_scaler(dataset.table, split.train_ends, unscaled)
 
 
 def _continued_from(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.system.storage import write_file
+from fastlstm.errors import ConfigError, CorruptFileError, Setting
+from fastlstm.system.storage import open_regular, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,19 +17,25 @@ if TYPE_CHECKING:
     from fastlstm.monitor.published_rows import PublishedRow
 
 _WRITE_EVERY_S = 10.0
+_FIRST_BYTES = b'"run","step"'
+"""Of every table that is written here."""
 
 
 class CsvFile:
     """Writes the table anew as a whole, at most every 10 s: publishing again repeats nothing.
 
     Args:
-        path: of the file.
+        path: of the file; one that is there is replaced if it is such a table.
+
+    Raises:
+        ConfigError: something else is there.
     """
 
     is_append_only = False
     next_command = note = ""
 
     def __init__(self, path: Path) -> None:
+        _refuse_other_file(path)
         self.where = str(path)
         self._path, self._name = path, ""
         self._rows: Sequence[PublishedRow] = ()
@@ -53,6 +61,21 @@ class CsvFile:
     def _write(self) -> None:
         write_file(self._path, csv_table(self._rows, self._name))
         self._written_s = time.monotonic()
+
+
+def _refuse_other_file(path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    try:
+        with open_regular(path) as (descriptor, size):
+            is_own = not size or os.pread(descriptor, len(_FIRST_BYTES), 0) == _FIRST_BYTES
+    except CorruptFileError as error:
+        raise ConfigError(Setting("out", str(path)), f": {error}; choose another file") from None
+    if not is_own:
+        raise ConfigError(
+            Setting("out", str(path)),
+            " is there and was not written by publish; choose another file, or remove it",
+        )
 
 
 def csv_table(rows: Sequence[PublishedRow], name: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.errors import ConfigError, FastLSTMError, RunDirectoryError, Setting
 from fastlstm.monitor.destination import Destination, PublishedRun, State, destination
 from fastlstm.monitor.event_tail import EventTail
-from fastlstm.monitor.published_rows import RowQueue
+from fastlstm.monitor.published_rows import RowQueue, bounded_time
 from fastlstm.report.events import number
 from fastlstm.report.history import read_events
 from fastlstm.runs.events import event_line
@@ -102,19 +103,21 @@ def publish(
     directory = RunDirectory(run)
     if not (live and directory.metrics_path.is_file()):  # it may have no checkpoint yet
         require_run(run)
-    start = _first_start(directory.metrics_path, live, stop)
-    place = directory.path.absolute()
+    place = Path(os.path.abspath(directory.path))  # the name of ".." is that of the run
+    target = destination(to, place.with_name(f"{place.name}.csv") if out is None else Path(out))
+    starts = _first_starts(directory.metrics_path, live, stop)
+    start = starts[-1]
+    began = bounded_time(number(start, "time") or time.time())
     about = PublishedRun(
         place, _identity(place, start, name), place.name if name is None else name,
-        project or tracker_project(to) or DEFAULT_PROJECT, number(start, "time") or time.time(),
+        project or tracker_project(to) or DEFAULT_PROJECT, began,
     )  # fmt: skip
-    target = destination(to, place.with_name(f"{place.name}.csv") if out is None else Path(out))
     with contextlib.ExitStack() as stack:
         if target.is_append_only:
             stack.enter_context(_alone(about, to))
-        publication = _Publication(about, target, start)
+        publication = _Publication(about, target, starts)
         state = publication.finish(live, stop)
-    if not publication.has_steps:
+    if not publication.has_steps or not (target.is_append_only or publication.num_sent):
         raise RunDirectoryError(f"{directory.path} has no metrics to publish: no step was recorded")
     notes = tuple(note for note in (target.note, publication.note) if note)
     rows, last_step = publication.num_sent, publication.last_step
@@ -124,8 +127,9 @@ def publish(
 
 
 class _Publication:
-    def __init__(self, run: PublishedRun, target: Destination, start: Event) -> None:
-        self._run, self._target, self._start = run, target, start
+    def __init__(self, run: PublishedRun, target: Destination, starts: list[Event]) -> None:
+        self._run, self._target, self._start = run, target, starts[-1]
+        self._known = set(map(event_line, starts))
         self._metrics = run.path / "metrics.jsonl"
         self._tail, self._queue = EventTail(self._metrics), RowQueue()
         self._config: dict[str, Any] | None = None
@@ -173,7 +177,7 @@ class _Publication:
             is_behind = self._tail.has_more
 
     def _refuse_another(self, start: Event) -> None:
-        if start != self._start:
+        if event_line(start) not in self._known:
             raise RunDirectoryError(
                 f"{self._run.path}: another run has begun there while this one was published"
             )
@@ -227,14 +231,14 @@ def _refuse_misplaced(to: str, out: object, project: str | None) -> None:
         raise ConfigError(Setting("project", project), ": a csv file has no project")
 
 
-def _first_start(metrics: Path, live: bool, stop: Callable[[], bool]) -> Event:
-    """Returns the first `start` event, or an empty one; a run that is just starting is awaited."""
+def _first_starts(metrics: Path, live: bool, stop: Callable[[], bool]) -> list[Event]:
+    """Returns the `start` events that continue no other, or an empty one. The last is that of the
+    run; those before it had no checkpoint. A run that is just starting is awaited."""
     while True:
-        for event, _ in read_events(metrics):
-            if event.get("event") == "start":
-                return event
-        if not live or stop() or not lock_holder(metrics.with_name(".lock"))[0]:
-            return {}
+        events = [event for event, _ in read_events(metrics) if event.get("event") == "start"]
+        starts = [event for event in events if event.get("resumed_from") is None] or events[:1]
+        if starts or not live or stop() or not lock_holder(metrics.with_name(".lock"))[0]:
+            return starts or [{}]
         _sleep(_LOOK_EVERY_S, stop)
 
 
@@ -253,6 +257,8 @@ def _alone(run: PublishedRun, to: str) -> Any:
     try:
         lock = place.lock()
     except RunDirectoryError:
+        if not lock_holder(place.path / ".lock")[0]:
+            raise
         raise RunDirectoryError(
             f"{run.path} is being published to {to} by another process; end that one first"
         ) from None
@@ -270,7 +276,8 @@ def _configuration(path: Path, start: Event) -> dict[str, Any]:
         config = None
     config = config if isinstance(config, dict) else {}
     settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
-    return {**settings, "start": begun}
+    text = event_line({**settings, "start": begun})
+    return dict(json.loads(text.encode("utf-8", "replace")))  # half a surrogate pair: a "?"
 
 
 def _modified(path: Path) -> float:

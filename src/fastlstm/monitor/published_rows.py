@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _KINDS = ("step", "eval", "sample")
 _MAX_STEP = 1 << 53
 """Above it a float no longer holds every whole number."""
+_MAX_TIME = 253_402_300_000.0
+"""The end of the year 9999, as Unix time: the last that a date can have."""
 
 
 @dataclass
@@ -98,7 +100,7 @@ class RowQueue:
     def _begin(self, event: Event) -> None:
         """Drops what the run will do again; of times, a new start has its own."""
         resumed_from = number(event, "resumed_from")
-        kept = int(resumed_from or 0)
+        kept = -1 if resumed_from is None else int(resumed_from)
         self._rows = {step: row for step, row in self._rows.items() if step <= kept}
         if self._offset_s is not None:
             self._set_times(self._offset_s)
@@ -108,7 +110,8 @@ class RowQueue:
 
     def _set_times(self, offset_s: float) -> None:
         for row in self._untimed:
-            row.time = self._last_time = max(self._last_time, round(row.elapsed_s + offset_s, 3))
+            seconds = round(bounded_time(row.elapsed_s + offset_s), 3)
+            row.time = self._last_time = max(self._last_time, seconds)
         self._untimed.clear()
 
     def _add_to_row(self, step: int, event: Event) -> None:
@@ -126,6 +129,11 @@ class RowQueue:
             value = number(event, key)
             if key != "step" and value is not None:
                 row.values[_encodable(f"{group}/{key}")] = value
+
+
+def bounded_time(seconds: float) -> float:
+    """Returns a Unix time that a date can have: a damaged file may hold any number."""
+    return min(max(seconds, 0.0), _MAX_TIME)
 
 
 def _encodable(text: str) -> str:

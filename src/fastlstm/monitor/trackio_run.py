@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +38,7 @@ class TrackioRun:
         with _trackio_errors():
             self._storage.validate_project_name(run.project)
             self.where = f"{self._storage.get_project_db_path(run.project)}, run {run.name}"
-            self.next_command = f"trackio show --project {run.project}"
+            self.next_command = f"trackio show --project {shlex.quote(run.project)}"
             last = self._storage.get_max_step_for_run(
                 run.project, run.name, run_id=run.identity
             )  # fmt: skip
@@ -49,7 +50,7 @@ class TrackioRun:
     def send(self, rows: Sequence[PublishedRow]) -> None:
         assert self._about is not None
         samples = [{} if row.sample is None else {"sample": row.sample} for row in rows]
-        times = [datetime.fromtimestamp(max(row.time, 0.0), UTC).isoformat() for row in rows]
+        times = [datetime.fromtimestamp(row.time, UTC).isoformat() for row in rows]
         with _trackio_errors():
             self._storage.bulk_log(
                 project=self._about.project, run=self._about.name, run_id=self._about.identity,

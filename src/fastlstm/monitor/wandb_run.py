@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,7 +88,7 @@ class WandbRun:
         )  # fmt: skip
         if self._is_offline:
             self.where = str(Path(self._run.dir).parent)
-            self.next_command = f"wandb sync {self.where}"
+            self.next_command = f"wandb sync {shlex.quote(self.where)}"
         else:
             self.where = str(self._run.url)
 

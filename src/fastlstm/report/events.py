@@ -76,8 +76,7 @@ def decode_event(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    may_be_deep = line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH
-    if may_be_deep and is_deeper(event, MAX_JSON_DEPTH):  # else nothing could print or store it
+    if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH and is_deeper(event, MAX_JSON_DEPTH):
         return None
     return current(event) if isinstance(event, dict) else None
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from fastlstm.text.quality_law import STEP_WORTH, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s, ignore
 from fastlstm.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -42,11 +42,8 @@ PLANNING_SHARE = 0.05
 MIN_BUDGET_S = 10.0
 _TRAINING_SHARE = 0.9
 """Of what is left of a budget, when evaluations, checkpoints and the report are done."""
-_TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.2, 3, 8
 _SETUP_S = 0.1
 """Of a timing: the model and its first step beside its own time."""
-_LONG_STEP_S = 1.0
-"""The first step of a model is a little slower than others; one this long is the only one timed."""
 _MIN_STEPS_PER_EPOCH = 8
 _SIZES = (
     "preset",
@@ -153,7 +150,7 @@ class SizePlan:
         at = sizes.index(FIRST_SIZE)
         best = self._try_size(sizes[at])
         # What torch loads for the first step of a process is no planning: training needs it too.
-        self._until = time.perf_counter() + self._planning_s - _TIMED_S
+        self._until = time.perf_counter() + self._planning_s - TIMED_S
         above = self._climb(best, sizes[at + 1 :], growth=2.5)
         return above if above is not best else self._climb(best, sizes[:at][::-1], growth=0.7)
 
@@ -179,9 +176,9 @@ class SizePlan:
         """Returns whether a timing fits into planning, of steps `growth` times as long as the last
         ones."""
         steps_s = growth * self._last_step_s
-        if steps_s < _LONG_STEP_S:
-            steps_s *= 1 + _MIN_TIMED
-        return time.perf_counter() + max(_TIMED_S, steps_s) + _SETUP_S < self._until
+        if steps_s < LONG_STEP_S:
+            steps_s *= 1 + MIN_TIMED
+        return time.perf_counter() + max(TIMED_S, steps_s) + _SETUP_S < self._until
 
     def _try_size(self, size: int) -> Candidate:
         return self._try(replace(self._config, rnn_size=size, embed_size=EMBED_SIZES[size]))
@@ -246,30 +243,9 @@ def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
     loader = TextLoader(open_batches(config, ids))
     task = TextTask(
         config=config, model=model, loader=loader, valid_ids=ids[:2], tokenizer=tokenizer,
-        device=device, model_files={}, publish_weights=_ignore, report_s=0.0, final_test=None,
+        device=device, model_files={}, publish_weights=ignore, report_s=0.0, final_test=None,
     )  # fmt: skip
     plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-    trainer = Trainer(task, plan, emit=_ignore)
-    model.train()
-    seconds: list[float] = []
-    with closing(loader):
-        first_s = _seconds(lambda: trainer.step(loader.next(), 0.0))
-        if first_s >= _LONG_STEP_S:
-            seconds.append(first_s)
-        until = time.perf_counter() + _TIMED_S
-        while first_s < _LONG_STEP_S and len(seconds) < _MAX_TIMED:
-            seconds.append(_seconds(lambda: trainer.step(loader.next(), 0.0)))
-            if len(seconds) >= _MIN_TIMED and time.perf_counter() > until:
-                break
+    seconds = fastest_step_s(Trainer(task, plan, emit=ignore))
     torch.set_rng_state(generator_state)
-    return min(seconds)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def _ignore(*_: object) -> None:
-    """Takes events and weights of steps that are only timed."""
+    return seconds

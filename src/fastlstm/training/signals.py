@@ -6,10 +6,40 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
+    """Has SIGTERM and SIGHUP raise SystemExit, so that what was started is ended and temporary
+    files are removed; in the main thread, and where nobody handles or ignores them.
+
+    Args:
+        within_stop_flag: the block is within a `StopFlag` and has nothing to save: Ctrl-C too ends
+            it at once, and not when the flag is polled.
+    """
+    handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
+    if within_stop_flag:
+        handlers[signal.SIGINT] = signal.default_int_handler
+    before = dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            known = signal.getsignal(number)
+            if known is signal.SIG_DFL or (within_stop_flag and known is not signal.SIG_IGN):
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 class StopFlag:

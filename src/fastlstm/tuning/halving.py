@@ -1,7 +1,8 @@
 """Successive halving over complete short runs of settings that differ from a default.
 
 The first rung tries the default and every single change of it. The next ones keep the best, add
-the changes that gained together, and give each run more time. Runs are compared by what the whole
+the changes that gained together and the best one with those that did not, and give each run more
+time. Runs are compared by what the whole
 run is expected to end at, so that a large model is not dropped for starting slowly. The default
 stays in until the end.
 """
@@ -17,7 +18,7 @@ MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
 """Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
 _NUM_RUNGS = 3
-_KEPT = (4, 2)
+_SECOND, _LAST = 4, 2
 """Runs of the second and third rung."""
 MIN_RUNS = 3
 _WORTH_MERGING = 0.005
@@ -53,29 +54,42 @@ def search(
     rung_s, least_s = time_s / _NUM_RUNGS, _least_trial_s(budget_s)
     first = max(MIN_RUNS, min(len(changes) + 1, int(rung_s / least_s)))
     candidates: list[Changes] = [{}, *changes[: first - 1]]
-    found: list[tuple[Changes, float]] = []
-    for count in (0, *_KEPT):
-        if count:
-            candidates = _next_rung(found, min(count, max(2, int(rung_s / least_s))))
-        seconds = min(rung_s / len(candidates), budget_s)
-        found = [(changes, run(changes, seconds)) for changes in candidates]
+    found = _rung(candidates, rung_s, budget_s, run)
+    count = min(_SECOND, max(2, int(rung_s / least_s)))
+    found = _rung(_combined(found, count), rung_s, budget_s, run)
+    ranked = sorted(found[1:], key=lambda pair: pair[1])
+    last: list[Changes] = [{}, *(changes for changes, _ in ranked[: _LAST - 1])]
+    found = _rung(last, rung_s, budget_s, run)
     default = found[0][1]
     best, bits = min(found, key=lambda pair: pair[1])
     return (best, bits, default) if bits < (1.0 - CLEAR_GAIN) * default else ({}, default, default)
 
 
-def _next_rung(found: list[tuple[Changes, float]], count: int) -> list[Changes]:
-    """Returns the default, the changes that gained together, and the best of those tried."""
+def _rung(
+    candidates: list[Changes], rung_s: float, budget_s: float,
+    run: Callable[[Changes, float], float],
+) -> list[tuple[Changes, float]]:  # fmt: skip
+    """Returns candidates, the default first, with what each is expected to reach."""
+    seconds = min(rung_s / len(candidates), budget_s)
+    return [(changes, run(changes, seconds)) for changes in candidates]
+
+
+def _combined(found: list[tuple[Changes, float]], count: int) -> list[Changes]:
+    """Returns the default, the changes that gained together, and the best of those tried.
+
+    Where the best one gained, the next ones are tried with it, not alone.
+    """
     default = found[0][1]
     ranked = sorted(found[1:], key=lambda pair: pair[1])
     gained = [changes for changes, bits in ranked if bits < (1.0 - _WORTH_MERGING) * default]
     candidates: list[Changes] = [{}]
-    for together in (_merged(gained), _merged(gained[:2])):
+    for together in (_merged(gained), _merged(gained[:2]), *gained[:1]):
         if together and together not in candidates:
             candidates.append(together)
     for changes, _ in ranked:
-        if len(candidates) < count and changes not in candidates:
-            candidates.append(changes)
+        together = _merged([*gained[:1], changes])
+        if len(candidates) < count and together not in candidates:
+            candidates.append(together)
     return candidates[:count]
 
 

@@ -1,9 +1,8 @@
-"""The settings around a default that `tune` tries: one value changed at a time."""
+"""The settings around a default that `tune` tries of a text: one value changed at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.text.quality_law import STEP_WORTH
@@ -29,31 +28,6 @@ _NAMES = {"size": "{} units", "batch": "batch {}", "seq-length": "sequences of {
 _SIZES_AROUND = 2
 _MIN_STEPS_PER_EPOCH = 8
 _SEQ_LENGTHS = (32, 512)
-
-
-@dataclass(frozen=True)
-class Default:
-    """The settings that a run would have, and what is tried beside them.
-
-    Attributes:
-        options: by field; all that the axes may change.
-        changes: single changes, the most promising first.
-        speeds: timed cells of the speed surface.
-        sizes: of every size: its latency and bytes, and why it was refused.
-    """
-
-    options: dict[str, Any]
-    changes: list[dict[str, Any]]
-    speeds: list[dict[str, Any]]
-    sizes: list[dict[str, Any]]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def open_axes(axes: Collection[str], given: Collection[str]) -> list[str]:
-    """Returns the axes of which no option was given."""
-    return [axis for axis in axes if not set(FIELDS[axis]) & set(given)]
 
 
 def sizes_around(rnn_size: int) -> list[int]:

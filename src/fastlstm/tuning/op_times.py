@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,7 @@ from fastlstm.errors import StorageError
 from fastlstm.ops.custom_op import lstm_flop
 from fastlstm.system import environment
 from fastlstm.system.ceilings import measured_ceilings
+from fastlstm.system.storage import open_regular
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -27,6 +29,8 @@ _KERNELS = {
     "_ProjectedCrossEntropyBackward": "output and loss backward",
 }
 _FLOAT_BYTES = 4
+_GZIP = b"\x1f\x8b"
+"""A trace that is named .gz is compressed."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,32 @@ def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
     return _by_name(seen.key_averages(group_by_input_shape=True), steps, trainer)
 
 
-def _write_trace(seen: Any, trace: Path) -> None:
+def check_trace(trace: Path) -> None:
+    """Refuses a file for recorded events that cannot be one, or that is something else already.
+
+    Raises:
+        StorageError: it is refused.
+    """
     if not trace.parent.is_dir():
         raise StorageError(f"cannot write {trace}: there is no directory {trace.parent}")
+    if not os.access(trace.parent, os.W_OK):
+        raise StorageError(f"cannot write {trace}: {trace.parent} is not writable")
+    if os.path.lexists(trace):
+        with open_regular(trace) as (descriptor, size):
+            head = os.pread(descriptor, 64, 0)
+        if size and not head.startswith(_GZIP) and b"schemaVersion" not in head:
+            raise StorageError(f"{trace} is there and is no trace; choose another, or remove it")
+
+
+def _write_trace(seen: Any, trace: Path) -> None:
     try:
+        trace.unlink(missing_ok=True)  # an older one must not pass for this one
         seen.export_chrome_trace(str(trace))
     except (OSError, RuntimeError) as error:
         raise StorageError(f"cannot write {trace}: {error}") from None
-    if not trace.is_file():
-        raise StorageError(f"cannot write {trace}")
+    if not trace.is_file():  # torch says why on standard error, or not at all
+        Path(f"{trace}.tmp").unlink(missing_ok=True)
+        raise StorageError(f"cannot write {trace}; the disk may be full")
 
 
 def _by_name(events: Any, steps: int, trainer: Trainer) -> list[OpTime]:

@@ -8,9 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import Stopped, UsageError
+from fastlstm.errors import Stopped, UsageError, counted
 from fastlstm.report.terminal import clock
-from fastlstm.text.quality_prediction import Length, PredictedBits, QualityPrediction
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.quality_prediction import (
+    FEWEST_STEPS,
+    Length,
+    PredictedBits,
+    QualityPrediction,
+)
+from fastlstm.text.size_plan import step_seconds
+from fastlstm.text.task import TextTask
 from fastlstm.text.train import Source, train
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.machine import describe_machine
@@ -18,10 +26,12 @@ from fastlstm.tuning.planned_run import PlannedRun, chosen_sizes, plan_run
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
-    from fastlstm.text.config import TrainConfig
+    from fastlstm.training.trainer import Trainer
 
 MIN_MEASURED_S, _MAX_DEFAULT_S = 5.0, 120.0
-_DEFAULT_SHARE = 0.1
+_DEFAULT_SHARE, _MAX_SHARE = 0.1, 0.25
+_STEPS_SHARE = 0.8
+"""Of a short run's time, when set-up and evaluations are done."""
 _FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths, in lengths of the run, that a prediction is shown for."""
 
@@ -74,6 +84,7 @@ def predict_run(
     given: Collection[str] = (),
     measure_s: float | None = None,
     observers: Sequence[Observer] = (),
+    measure_steps: int | None = None,
 ) -> Prediction:
     """Trains a short complete run and predicts what the whole run would end at.
 
@@ -81,8 +92,11 @@ def predict_run(
         source: as of `fastlstm.train`.
         config: options of the whole run.
         given: names of those that were chosen.
-        measure_s: seconds of the short run; default is a tenth of the whole one, 5 s to 2 min.
+        measure_s: seconds of the short run; default is a tenth of the whole one, 5 s to 2 min, or
+            up to a quarter of it for 120 steps.
         observers: get the events of the short run.
+        measure_steps: steps of the short run in place of seconds; default, where the whole run ends
+            by steps or epochs, is a tenth of its steps, at least 120.
 
     Raises:
         UsageError: the whole run is no longer than the short one, or trains on BPE tokens.
@@ -90,14 +104,14 @@ def predict_run(
     """
     if config.vocab == "bpe":
         raise UsageError("predict needs a text of characters or bytes: --vocab is bpe")
-    budget_s = StopCriterion.of(config, 1).budget_s
-    if budget_s is not None:
-        measure_s = _measure_s(measure_s, budget_s)
-    planned = plan_run(source, config, given)
+    if measure_s is not None and measure_steps is not None:
+        raise UsageError("--measure and --measure-steps are both given: leave one out")
+    planned, end = _plan(source, config, given, measure_s, measure_steps)
     fixed = chosen_sizes(config, planned.options)
     whole = replace(config, **fixed)
-    short_s = measure_s or _MAX_DEFAULT_S
-    short = replace(whole, steps=None, epochs=None, budget=f"{short_s:g}s")
+    # A short run would choose a shorter sequence length than the whole one.
+    batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
+    short = replace(whole, **{**batches, "budget": None, "steps": None, "epochs": None, **end})
     ends = list[Any]()
 
     def keep(event: Event) -> None:
@@ -107,24 +121,80 @@ def predict_run(
     with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
         try:
             train(
-                source, out=Path(folder, "run"), config=short, given={*given, *fixed, "budget"},
-                as_text=True, observers=[*observers, keep],
+                source, out=Path(folder, "run"), config=short,
+                given={*given, *fixed, *batches, *end}, as_text=True, observers=[*observers, keep],
             )  # fmt: skip
         except Stopped:  # what it saved goes with the folder
             raise Stopped("stopped: of a short run that was not finished nothing follows") from None
     return _predicted(planned, whole, fixed, ends[0])
 
 
-def _measure_s(asked: float | None, budget_s: float) -> float:
-    seconds = asked or min(max(_DEFAULT_SHARE * budget_s, MIN_MEASURED_S), _MAX_DEFAULT_S)
+def _plan(
+    source: Source, config: TrainConfig, given: Collection[str], measure_s: float | None,
+    measure_steps: int | None,
+) -> tuple[PlannedRun, dict[str, Any]]:  # fmt: skip
+    """Returns the whole run as it would be, and `budget` or `steps` of the short one."""
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if measure_steps is None and (budget_s is not None or measure_s is not None):
+        short_s = short_run_s(measure_s, budget_s)
+        step_s = list[float]()
+        planned = plan_run(
+            source, config, given,
+            look=lambda trainer: step_s.extend(() if measure_s else _step_s(trainer)),
+        )  # fmt: skip
+        if step_s and budget_s is not None:
+            few_s = step_s[0] * FEWEST_STEPS / _STEPS_SHARE
+            short_s = max(short_s, min(few_s, _MAX_SHARE * budget_s))
+        return planned, {"budget": f"{short_s:g}s"}
+    planned = plan_run(source, config, given)
+    return planned, {"steps": _measure_steps(measure_steps, planned)}
+
+
+def short_run_s(asked: float | None, budget_s: float | None) -> float:
+    """Returns the seconds of the short run of one that takes a budget, or of any with None.
+
+    Raises:
+        UsageError: it is too short, or no shorter than the whole run.
+    """
+    default_s = 0.0 if budget_s is None else _DEFAULT_SHARE * budget_s
+    seconds = asked or min(max(default_s, MIN_MEASURED_S), _MAX_DEFAULT_S)
     if seconds < MIN_MEASURED_S:
         raise UsageError(f"--measure is {seconds:g} s, expected at least {MIN_MEASURED_S:g} s")
-    if seconds >= budget_s:
+    if budget_s is not None and seconds >= budget_s:
         raise UsageError(
             f"the run takes {clock(budget_s)} and --measure {clock(seconds)}: train it, or give a"
             " longer --budget"
         )
     return seconds
+
+
+def _step_s(trainer: Trainer) -> list[float]:
+    """Returns the seconds of a training step of a run that was set up; nothing on a GPU."""
+    task, options = trainer.task, trainer.plan.options
+    assert isinstance(task, TextTask)
+    assert isinstance(options, TrainConfig)
+    if task.device.type != "cpu":
+        return []
+    model = task.model.config
+    options = replace(options, rnn_size=model.rnn_size, embed_size=model.embed_size)
+    return [step_seconds(options, task.loader.ids, task.tokenizer)]
+
+
+def _measure_steps(asked: int | None, planned: PlannedRun) -> int:
+    """Returns the steps of the short run; the whole one must be longer, if it ends by steps."""
+    if asked is not None and asked < 1:
+        raise UsageError(f"--measure-steps is {asked}, expected at least 1")
+    total = StopCriterion.of(planned.options, planned.steps_per_epoch).total_steps
+    if total is None:
+        assert asked is not None
+        return asked
+    steps = asked or max(FEWEST_STEPS, int(_DEFAULT_SHARE * total))
+    if steps >= total:
+        raise UsageError(
+            f"the run takes {counted(total, 'step')} and the short run {counted(steps, 'step')}:"
+            " train it, or give a smaller --measure-steps"
+        )
+    return steps
 
 
 def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
@@ -152,8 +222,7 @@ def _predicted(
 ) -> Prediction:
     """Returns the prediction from the event that the short run ended with."""
     law = law_of(planned.start, end, planned.options.optimizer)
-    steps_per_epoch = law.train_tokens * law.measured.steps / law.measured.tokens
-    stop = StopCriterion.of(config, max(1, int(steps_per_epoch)))
+    stop = StopCriterion.of(config, planned.steps_per_epoch)
     if stop.total_steps is not None:
         length = law.measured.times(stop.total_steps / law.measured.steps)
     else:

@@ -1,34 +1,31 @@
-"""What `tune` measures before its short runs: speeds of settings, latency and bytes of sizes."""
+"""What `tune` measures of a text before its short runs: speeds, latency and bytes of sizes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fastlstm.errors import UsageError, counted
-from fastlstm.ops.backends.onednn import bf16_instructions
-from fastlstm.report.terminal import short_bytes
-from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_law import STEP_WORTH, relative_bits
 from fastlstm.text.size_plan import EMBED_SIZES, step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.tuning.moves import Default, open_axes, options_of, sizes_around, values_around
-from fastlstm.tuning.speed_surface import SpeedSurface
+from fastlstm.tuning.job import Default, Show, names_of, open_axes
+from fastlstm.tuning.moves import FIELDS, options_of, sizes_around, values_around
+from fastlstm.tuning.stages import fastest_settings, sizes_within_limits
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
+    from fastlstm.tuning.job import Job
+    from fastlstm.tuning.size_limits import ModelCost
+    from fastlstm.tuning.speed_surface import SpeedSurface
     from fastlstm.tuning.tune import Search
 
-Show = Callable[[str, str], None]
 
-
-def prepare(trainer: Trainer, given: Collection[str], search: Search, show: Show) -> Default:
+def prepare(
+    job: Job, trainer: Trainer, given: Collection[str], search: Search, show: Show
+) -> Default:
     """Returns the default of a run that was set up, and the changes of it to try.
 
     Raises:
@@ -37,10 +34,10 @@ def prepare(trainer: Trainer, given: Collection[str], search: Search, show: Show
     task, config = trainer.task, trainer.plan.options
     assert isinstance(task, TextTask)
     assert isinstance(config, TrainConfig)
-    axes = open_axes(search.axes, given)
+    axes = open_axes(search.axes, given, FIELDS)
     model = task.model.config
     config = replace(config, rnn_size=model.rnn_size, embed_size=model.embed_size)
-    config, sizes = _within_limits(config, task, "size" in axes, search, show)
+    config, sizes = _within_limits(job, config, task, "size" in axes, search, show)
     values = {axis: v for axis, v in values_around(config, len(task.loader.ids)).items()
               if axis in axes}  # fmt: skip
     if "size" in axes:
@@ -61,36 +58,28 @@ def _tuned_options(config: TrainConfig) -> dict[str, Any]:
     """Returns the options that the axes may change, as the default has them."""
     names = ("rnn_size", "embed_size", "batch_size", "seq_length", "optimizer", "learning_rate",
              "threads", "precision")  # fmt: skip
-    return {name: getattr(config, name) for name in names}
+    return names_of(config, names)
 
 
 def _within_limits(
-    config: TrainConfig, task: TextTask, is_open: bool, search: Search, show: Show
+    job: Job, config: TrainConfig, task: TextTask, is_open: bool, search: Search, show: Show
 ) -> tuple[TrainConfig, list[dict[str, Any]]]:
     """Returns the configuration with a size that keeps the limits, and the cost of every size."""
     assert config.rnn_size is not None
     wanted = sizes_around(config.rnn_size) if is_open else [config.rnn_size]
     if is_open and search.limits.has_any:
         wanted += [size for size in reversed(EMBED_SIZES) if size < min(wanted)]
-    sizes = list[dict[str, Any]]()
-    for size in wanted:
+
+    def options(size: int) -> dict[str, Any]:
         embed = config.embed_size if size == config.rnn_size else EMBED_SIZES[size]
-        sized = replace(config, rnn_size=size, embed_size=embed)
-        cost = search.limits.cost(sized.model_config(task.tokenizer.vocab_size, 0.0))
-        refusal = search.limits.refusal(cost)
-        sizes.append({
-            "rnn_size": size, "embed_size": embed, "latency_s": cost.latency_s,
-            "num_bytes": cost.num_bytes, "refusal": refusal,
-        })  # fmt: skip
-        about = f"{1e6 * cost.latency_s:.1f} us per token, {short_bytes(cost.num_bytes)}"
-        show(f"{size} units", f"refused: {refusal}" if refusal else about)
+        return {"rnn_size": size, "embed_size": embed}
+
+    def cost(size: dict[str, Any]) -> ModelCost:
+        model = replace(config, **size).model_config(task.tokenizer.vocab_size, 0.0)
+        return search.limits.cost(model)
+
+    sizes = sizes_within_limits(job, [options(size) for size in wanted], cost, search.limits, show)
     fit = [size for size in sizes if size["refusal"] is None]
-    if not fit:
-        smallest = min(sizes, key=lambda size: float(size["latency_s"]))
-        raise UsageError(
-            f"no size keeps the limits; the fastest has {smallest['rnn_size']} units:"
-            f" {smallest['refusal']}"
-        )
     best = min(fit, key=lambda size: abs(size["rnn_size"] - (config.rnn_size or 0)))
     return replace(config, rnn_size=best["rnn_size"], embed_size=best["embed_size"]), sizes
 
@@ -99,38 +88,18 @@ def _speeds(
     config: TrainConfig, task: TextTask, axes: list[str], values: dict[str, list[Any]], show: Show
 ) -> tuple[TrainConfig, SpeedSurface]:
     """Returns the configuration with the fastest threads and precision, and the surface."""
-    cores, threads = hardware.cores(), config.threads or torch.get_num_threads()
-    grid: dict[str, list[Any]] = {"threads": [threads], "precision": [config.precision]}
-    if "threads" in axes:
-        grid["threads"] += sorted({1, max(1, cores // 2), cores} - {threads})
-    if "precision" in axes and bf16_instructions() is not None:
-        grid["precision"] += ["fp32" if config.precision == "bf16" else "bf16"]
-    grid |= {name: found for name, found in values.items() if name != "lr"}
     default = _tuned_options(config)
 
     def per_token(cell: dict[str, Any]) -> float:
         options = options_of(default, {n: v for n, v in cell.items() if n in values})
         timed = replace(config, **{**options, "precision": cell["precision"]})
-        before = torch.get_num_threads()
-        torch.set_num_threads(cell["threads"])
-        try:
-            seconds = step_seconds(timed, task.loader.ids, task.tokenizer)
-        finally:
-            torch.set_num_threads(before)
         assert timed.seq_length is not None
-        return seconds / (timed.batch_size * timed.accumulate * timed.seq_length)
+        tokens = timed.batch_size * timed.accumulate * timed.seq_length
+        return step_seconds(timed, task.loader.ids, task.tokenizer) / tokens
 
-    began = time.perf_counter()
-    surface = SpeedSurface(grid, per_token)
-    best = surface.fastest(("threads", "precision"))
-    taken_s = time.perf_counter() - began
-    rate = 1.0 / surface.seconds(tuple(best.values()))
-    show(
-        "speed",
-        f"{counted(best['threads'], 'thread')}, {best['precision']}: {rate:,.0f} tokens/s"
-        f" ({counted(len(surface.timed), 'setting')} timed in {taken_s:.1f} s)",
-    )
-    return replace(config, threads=best["threads"], precision=best["precision"]), surface
+    timed_values = {name: found for name, found in values.items() if name != "lr"}
+    best, surface = fastest_settings(default, axes, timed_values, per_token, "tokens", show)
+    return replace(config, **best), surface
 
 
 def _ordered(

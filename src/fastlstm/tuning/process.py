@@ -19,7 +19,7 @@ from fastlstm.tuning.command import Command
 
 _TAIL_LINES, _TAIL_BYTES = 8, 4_000
 _EXIT_S = 5.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _started = set["MeasuredProcess"]()
 """Not stopped yet: a signal may arrive before the caller has what it started."""
 
@@ -32,7 +32,7 @@ def stop_all() -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Has Ctrl-C and SIGTERM wait for the end of the block."""
+    """Has Ctrl-C, SIGTERM and SIGHUP wait for the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -126,7 +126,7 @@ class MeasuredProcess:
         if self._is_late:
             what = f"took longer than {self._limit_s:.4g} s and was stopped"
         elif status < 0:
-            what = f"was killed by {signal.Signals(-status).name}"
+            what = f"was killed by {_signal_name(-status)}"
         else:
             what = f"failed with exit status {status}"
         return CommandError(f"{name} {what}: {self._command.text}", *self._tail())
@@ -158,6 +158,13 @@ class MeasuredProcess:
         self._errors.seek(max(0, end - _TAIL_BYTES))
         lines = self._errors.read().decode(errors="replace").splitlines()
         return [line for line in lines if line.strip()][-_TAIL_LINES:]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def run_whole(command: Command, limit_s: float) -> float:

@@ -20,6 +20,7 @@ from fastlstm.text.task import TextTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.phases import PhaseTimes
+from fastlstm.training.signals import ended_like_ctrl_c
 from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.op_times import OpTime, op_times
 from fastlstm.tuning.quality_gain import lower_rate, quality_gain
@@ -112,10 +113,13 @@ class Profiler(Callback):
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
         try:
-            self.result = profile_steps(trainer, self._seconds)
-            if self._with_ops or self._trace is not None:
-                ops = op_times(trainer, self._trace)
-                self.result = replace(self.result, ops=tuple(ops))
+            with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
+                if trainer.stop is not None and trainer.stop():
+                    raise KeyboardInterrupt
+                self.result = profile_steps(trainer, self._seconds)
+                if self._with_ops or self._trace is not None:
+                    ops = op_times(trainer, self._trace)
+                    self.result = replace(self.result, ops=tuple(ops))
         finally:
             trainer.task.loader.close()
         raise Profiled("profiled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,8 @@ class ModelCost:
     """What a model takes when it is used.
 
     Attributes:
-        latency_s: seconds per token of one stream, median of three measurements; of one where a
-            limit is missed clearly.
+        latency_s: seconds per token of one stream, or per forecast of one window; median of three
+            measurements; of one where a limit is missed clearly.
         num_bytes: of the file of weights.
     """
 
@@ -41,7 +42,8 @@ class SizeLimits:
     """What a model may take.
 
     Attributes:
-        max_latency_s: seconds per token of one stream; None is no limit.
+        max_latency_s: seconds per token of one stream, of a forecaster per window; None is no
+            limit.
         max_bytes: of the file of weights; None is no limit.
         weights: format of the weights in the file and in use.
     """
@@ -55,26 +57,30 @@ class SizeLimits:
         return self.max_latency_s is not None or self.max_bytes is not None
 
     def cost(self, config: ModelConfig) -> ModelCost:
-        """Measures a model with random weights."""
+        """Measures a text model with random weights."""
         model = LanguageModel(config)
         floats = {n: p.detach().numpy() for n, p in model.named_parameters()}
         # The file of fp16 is decoded as fp32.
         decoder = Decoder.of(model, self.weights if self.weights in FORMATS else "fp32")
         num_bytes = len(encode_weights(floats, self.weights))
-        seconds = [1.0 / writing_speed(decoder)]
+        return self.measured(num_bytes, lambda: 1.0 / writing_speed(decoder))
+
+    def measured(self, num_bytes: int, time: Callable[[], float]) -> ModelCost:
+        """Returns what a model takes; `time` measures its latency once."""
+        seconds = [time()]
         while len(seconds) < _NUM_TIMED and not self._is_far_over(seconds[0], num_bytes):
-            seconds.append(1.0 / writing_speed(decoder))
+            seconds.append(time())
         return ModelCost(statistics.median(seconds), num_bytes)
 
     def _is_far_over(self, latency_s: float, num_bytes: int) -> bool:
         is_slow = self.max_latency_s is not None and latency_s > _FAR * self.max_latency_s
         return is_slow or (self.max_bytes is not None and num_bytes > self.max_bytes)
 
-    def refusal(self, cost: ModelCost) -> str | None:
-        """Returns why a model is over a limit, or None."""
+    def refusal(self, cost: ModelCost, per: str = "token") -> str | None:
+        """Returns why a model is over a limit, or None; its latency is that of a `per`."""
         if self.max_latency_s is not None and cost.latency_s * _MARGIN > self.max_latency_s:
             return (
-                f"{1e6 * cost.latency_s:.1f} us per token, {self.weights}; the limit is"
+                f"{1e6 * cost.latency_s:.1f} us per {per}, {self.weights}; the limit is"
                 f" {1e6 * self.max_latency_s:.1f} us, less a tenth for a busy moment"
             )
         if self.max_bytes is not None and cost.num_bytes > self.max_bytes:

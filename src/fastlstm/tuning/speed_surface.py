@@ -17,7 +17,7 @@ _NUM_CHECKED = 3
 
 
 class SpeedSurface:
-    """Seconds per token of every combination of a few axes.
+    """Seconds per token (or window) of every combination of a few axes.
 
     Args:
         axes: values by name of the axis; the first value of each is that of the base cell.
@@ -66,11 +66,11 @@ class SpeedSurface:
         best = min((c for c in cells if c in self.timed), key=lambda cell: self.timed[cell])
         return dict(zip(self.axes, best, strict=True))
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """Returns the timed cells for JSON, fastest first."""
+    def to_list(self, unit: str = "tokens") -> list[dict[str, Any]]:
+        """Returns the timed cells for JSON, fastest first, with the `unit` per second."""
         ordered = sorted(self.timed.items(), key=lambda item: item[1])
         return [
-            {**dict(zip(self.axes, cell, strict=True)), "tokens_per_s": 1.0 / seconds}
+            {**dict(zip(self.axes, cell, strict=True)), f"{unit}_per_s": 1.0 / seconds}
             for cell, seconds in ordered
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from fastlstm.errors import (
     UsageError,
 )
 from fastlstm.system import storage
-from fastlstm.text.size_plan import EMBED_SIZES
-from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
-from fastlstm.tuning.moves import FIELDS, Default
+from fastlstm.tuning.job import Default
 
 TUNE_FILE = "tune.json"
 TRIALS = "trials"
 LOCK = ".lock"
 _FORMAT = 1
+_NAMED = ("optimizer", "normalize")
+"""Axes whose values are names; those of others are numbers."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Trial:
         options: of the run, by field.
         seconds: its budget.
         seed: of the run.
-        bits: validation bits/char that it ended at; None where it failed.
-        expected: bits/char that the whole run is expected to end at; None where it failed.
+        bits: validation bits/char that it ended at, of a table its validation loss; None where it
+            failed.
+        expected: what the whole run is expected to end at; None where it failed.
         why: why it failed.
     """
 
@@ -119,7 +120,7 @@ class TrialStore:
             default = Default(**self.content["default"])
         except TypeError:
             raise self._foreign() from None
-        if not _is_default(default):
+        if not _is_default(default, self.content["about"].get("axes", ())):
             raise self._foreign()
         return default
 
@@ -169,13 +170,12 @@ def _is_trial(trial: Trial) -> bool:
     return (
         all(isinstance(text, str) for text in texts)
         and isinstance(trial.options, dict)
-        and _is_number(trial.options.get("rnn_size"))
         and all(map(_is_number, (trial.seconds, trial.seed)))
         and (results == (None, None) or all(map(_is_number, results)))
     )
 
 
-def _is_default(default: Default) -> bool:
+def _is_default(default: Default, axes: Collection[str]) -> bool:
     """Whether a default that was read has what a default has."""
     parts = (default.changes, default.speeds, default.sizes)
     is_sound = isinstance(default.options, dict) and all(
@@ -183,20 +183,18 @@ def _is_default(default: Default) -> bool:
     )
     return (
         is_sound
-        and all(_is_change(axis, v) for change in default.changes for axis, v in change.items())
+        and all(_is_change(n, v, axes) for change in default.changes for n, v in change.items())
         and all(
             _is_number(size.get(name))
             for size in default.sizes
-            for name in ("rnn_size", "latency_s", "num_bytes")
+            for name in ("latency_s", "num_bytes")
         )
     )
 
 
-def _is_change(axis: str, value: Any) -> bool:
-    if axis == "optimizer":
-        return isinstance(value, str) and value in DEFAULT_LEARNING_RATE
-    is_value = axis in FIELDS and _is_number(value)
-    return is_value and (axis != "size" or value in EMBED_SIZES)
+def _is_change(axis: str, value: Any, axes: Collection[str]) -> bool:
+    is_value = isinstance(value, str) if axis in _NAMED else _is_number(value)
+    return axis in axes and is_value
 
 
 def _as_json(value: Any) -> Any:

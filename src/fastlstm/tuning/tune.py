@@ -1,7 +1,8 @@
-"""Finds the settings of a text model that end best within a budget, by complete short runs.
+"""Finds the settings that end best within a budget, by complete short runs.
 
-Three stages: the speed of threads, precision, batch and sequence length; limits of latency and
-bytes, on random weights; then successive halving of complete short runs (`halving`).
+Three stages: the speed of threads, precision and the sizes of a step; limits of latency and bytes,
+on random weights; then successive halving of complete short runs (`halving`). What a `Job` is
+tells texts from tables.
 """
 
 from __future__ import annotations
@@ -15,26 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import Setting, Stopped, UsageError, counted
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
-from fastlstm.text.train import Source, train
+from fastlstm.text.config import TrainConfig
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving
+from fastlstm.tuning.job import Default, Job
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.moves import Default, label_of, options_of
 from fastlstm.tuning.planned_run import plan_run
-from fastlstm.tuning.predict import law_of
-from fastlstm.tuning.preparation import prepare
 from fastlstm.tuning.size_limits import SizeLimits
+from fastlstm.tuning.table_job import TableJob
+from fastlstm.tuning.text_job import TextJob
 from fastlstm.tuning.trials import Trial, TrialStore
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.text.config import TrainConfig
     from fastlstm.tuning.halving import Changes
 
-AXES = ("threads", "precision", "batch", "seq-length", "size", "optimizer", "lr")
-"""What is tuned; the first two by speed alone."""
+_Config = TrainConfig | ForecastConfig
+
+
+def job_of(config: _Config) -> Job:
+    """Returns the kind of training that a configuration is for."""
+    return TableJob() if isinstance(config, ForecastConfig) else TextJob()
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Search:
     Attributes:
         out: directory of the search.
         time_s: for the short runs; default is twice the budget, or the least that is enough.
-        axes: of `AXES`.
+        axes: of those of the job; empty means all.
         limits: that every model must keep.
         num_seeds: runs of every trial.
         resume: continue the search in `out`.
@@ -52,7 +57,7 @@ class Search:
 
     out: Path
     time_s: float | None = None
-    axes: tuple[str, ...] = AXES
+    axes: tuple[str, ...] = ()
     limits: SizeLimits = field(default_factory=SizeLimits)
     num_seeds: int = 1
     resume: bool = False
@@ -65,7 +70,7 @@ class Tuned:
     Attributes:
         options: of the best settings, by field, beside those that were given.
         label: what differs from the default.
-        expected: bits/char that a run of the budget is expected to end at.
+        expected: bits/char, of a table the loss, that a run of the budget is expected to end at.
         default_expected: the same of the default.
         trials: all short runs.
         facts: the content of tune.json.
@@ -80,8 +85,8 @@ class Tuned:
 
 
 def tune_run(
-    source: Source,
-    config: TrainConfig,
+    source: Any,
+    config: _Config,
     given: Collection[str],
     search: Search,
     show: Callable[[str, str], None] = lambda label, text: None,
@@ -102,8 +107,9 @@ def tune_run(
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is None:
         raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
-    if config.vocab == "bpe":
-        raise UsageError("tune needs a text of characters or bytes: --vocab is bpe")
+    job = job_of(config)
+    job.check(config)
+    search = search if search.axes else replace(search, axes=job.axes)
     least_s = halving.least_time_s(budget_s)
     time_s = search.time_s or max(2.0 * budget_s, least_s)
     if time_s < least_s:
@@ -118,14 +124,14 @@ def tune_run(
 
 
 def _search(
-    store: TrialStore, source: Source, config: TrainConfig, given: Collection[str],
+    store: TrialStore, source: Any, config: _Config, given: Collection[str],
     search: Search, time_s: float, budget_s: float, show: Callable[[str, str], None],
 ) -> Tuned:  # fmt: skip
     """Returns what the search finds; its results are kept in `store`."""
     default = _default(store, source, config, given, search, show)
     train_run = partial(_train, source, config, given, budget_s)
     seeds = range(config.seed, config.seed + search.num_seeds)
-    run = partial(_expected, store, train_run, default, seeds, show)
+    run = partial(_expected, job_of(config), store, train_run, default, seeds, show)
     try:
         best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
     except Stopped:
@@ -135,7 +141,8 @@ def _search(
         ) from None
     if math.isinf(bits):
         raise UsageError(f"every short run failed: {store.trials[-1].why}")
-    options, label = options_of(default.options, best), label_of(best)
+    job = job_of(config)
+    options, label = job.options_of(default.options, best), job.label_of(best)
     store.keep(best={
         "options": options, "label": label, "expected": bits, "default_expected": default_bits,
     })  # fmt: skip
@@ -143,7 +150,7 @@ def _search(
 
 
 def _about(
-    source: Source, config: TrainConfig, given: Collection[str], search: Search, time_s: float
+    source: Any, config: _Config, given: Collection[str], search: Search, time_s: float
 ) -> dict[str, Any]:
     """Returns what a search that continues must have in common with the first start."""
     machine = describe_machine()
@@ -157,23 +164,25 @@ def _about(
 
 
 def _default(
-    store: TrialStore, source: Source, config: TrainConfig, given: Collection[str],
+    store: TrialStore, source: Any, config: _Config, given: Collection[str],
     search: Search, show: Callable[[str, str], None],
 ) -> Default:  # fmt: skip
     """Returns the default with its changes, prepared now or when the search was started."""
     known = store.default()
     if known is not None:
         return known
-    found = list[Default]()
+    found, job = list[Default](), job_of(config)
     plan_run(
         source, config, given,
-        look=lambda trainer: found.append(prepare(trainer, given, search, show)),
+        look=lambda trainer: found.append(job.prepare(trainer, given, search, show)),
+        start=job.train,
     )  # fmt: skip
     store.keep(default=found[0].to_dict())
     return found[0]
 
 
 def _expected(
+    job: Job,
     store: TrialStore,
     run: Callable[[Mapping[str, Any], float, int, Path], tuple[float, float]],
     default: Default,
@@ -182,24 +191,24 @@ def _expected(
     changes: Changes,
     seconds: float,
 ) -> float:
-    """Returns the bits/char that the whole run with some changes is expected to end at."""
-    options, label = options_of(default.options, changes), label_of(changes)
+    """Returns what the whole run with some changes is expected to end at."""
+    options, label = job.options_of(default.options, changes), job.label_of(changes)
     values = []
     for seed in seeds:
         key: dict[str, Any] = {"options": options, "seconds": round(seconds, 1), "seed": seed}
         trial, is_new = store.run(key, label, partial(run, options, key["seconds"], seed))
         values.append(math.inf if trial.expected is None else trial.expected)
-        if trial.expected is None:
+        if trial.expected is None or trial.bits is None:
             text = f"failed: {trial.why}"
         else:
-            text = f"{trial.bits:.3f} bits/char, the whole run {trial.expected:.3f}"
+            text = job.told(trial.bits, trial.expected)
         known = "" if is_new else "; known"
         show(f"{trial.name} {clock(seconds)}", f"{label}: {text}{known}")
     return statistics.fmean(values)
 
 
 def _train(
-    source: Source, config: TrainConfig, given: Collection[str], budget_s: float,
+    source: Any, config: _Config, given: Collection[str], budget_s: float,
     options: Mapping[str, Any], seconds: float, seed: int, out: Path,
 ) -> tuple[float, float]:  # fmt: skip
     """Trains a complete short run; returns what it ended at, and what the whole run would."""
@@ -213,7 +222,6 @@ def _train(
         keep_checkpoints=1,
     )  # fmt: skip
     names = {*given, *options, "budget", "seed"}
-    train(source, out=out, config=short, given=names, as_text=True, observers=[keep])
-    # Steps of AdamW at another rate are worth more than the law's: all count like Muon's.
-    law = law_of(kept["start"], kept["end"], "muon")
-    return law.measured_bits, law.after(law.length_in(budget_s)).bits
+    job = job_of(config)
+    job.train(source, short, given=names, out=out, observers=[keep])
+    return job.result(kept["start"], kept["end"], budget_s)

@@ -54,11 +54,13 @@ class Candidate:
         make: makes it; an error of fastlstm leaves it out.
         base: what it is compared with, if not the base of the others.
         then: a further value of the same option, timed if this one is clearly faster.
+        may_be_slower: it may be worth it though it is slower, so it is timed on all the same.
     """
 
     make: Callable[[], TimedVariant]
     base: TimedVariant | None = None
     then: Candidate | None = None
+    may_be_slower: bool = False
 
 
 @dataclass
@@ -88,6 +90,8 @@ class Timed:
         most of four."""
         if len(self.base) >= _MAX_PAIRS:
             return True
+        if self.candidate.may_be_slower:
+            return False
         ratios = [base / other for base, other in zip(self.base, self.other, strict=True)]
         return (len(ratios) >= 2 and max(ratios) < 0.97) or (
             len(ratios) >= 4 and statistics.median(ratios) < 1.0
@@ -143,7 +147,8 @@ def time_in_turns(
 
 
 def _needs_more(timed: Timed) -> bool:
-    return len(timed.base) < _MIN_PAIRS and timed.ratio > _WORTH_GOING_ON
+    is_promising = timed.candidate.may_be_slower or timed.ratio > _WORTH_GOING_ON
+    return len(timed.base) < _MIN_PAIRS and is_promising
 
 
 def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s: float) -> None:

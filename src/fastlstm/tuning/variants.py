@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -142,7 +143,9 @@ def candidates(trainer: Trainer) -> list[Candidate]:
     def chain(cause: str, effect: str, values: list[dict[str, Any]]) -> list[Candidate]:
         following: Candidate | None = None
         for changed in reversed(values):
-            following = Candidate(_maker(trainer, cause, effect, changed), then=following)
+            may_be_slower = "optimizer" in changed or _is_less(changed, options)
+            make = _maker(trainer, cause, effect, changed)
+            following = Candidate(make, then=following, may_be_slower=may_be_slower)
         return [following] if following else []
 
     found = list[Candidate]()
@@ -196,6 +199,11 @@ def _towards_default(task: Any, options: TrainingOptions) -> dict[str, list[dict
         changed = {"optimizer": default.optimizer, "learning_rate": rates[default.optimizer]}
         found["optimizer"] = [changed]
     return found
+
+
+def _is_less(changed: dict[str, Any], options: TrainingOptions) -> bool:
+    """Returns whether a smaller batch is tried: slower steps, but more of them."""
+    return "accumulate" not in changed and changed.get("batch_size", math.inf) < options.batch_size
 
 
 def _output_share(task: TextTask) -> float:

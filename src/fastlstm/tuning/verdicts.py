@@ -153,6 +153,19 @@ def _steps_between(trainer: Trainer, step_s: float, evaluation_s: float) -> int:
     return max(1, round(steps))
 
 
+def steps_wanted(cost: float, now: int, total: float) -> int:
+    """Returns the steps between evaluations, or checkpoints, that leave them a small share of the
+    time; not more than the run has, as one comes at its end.
+
+    Args:
+        cost: of one, in steps.
+        now: steps between them.
+        total: steps of the run.
+    """
+    wanted = math.ceil(cost * (1.0 - _KEPT_SHARE) / _KEPT_SHARE)
+    return max(now, min(wanted, math.ceil(total)))
+
+
 @dataclass(frozen=True)
 class Between:
     """What comes between steps, in seconds per step of the run.
@@ -202,8 +215,7 @@ def between_steps(trainer: Trainer, step_s: float) -> Between:
     verdicts = []
     for cause, (option, steps, seconds, name) in about.items():
         share = per_step[cause] / total_s
-        wanted = math.ceil(seconds * (1.0 - _KEPT_SHARE) / _KEPT_SHARE / step_s)
-        wanted = max(wanted, steps)
+        wanted = steps_wanted(seconds / step_s, steps, training_seconds(trainer, step_s) / step_s)
         after_s = total_s - per_step[cause] + seconds / wanted
         gain = total_s / after_s - 1.0
         evidence = f"{name} takes {seconds:.2f} s, every {steps:,} steps of {step_s:.3f} s"

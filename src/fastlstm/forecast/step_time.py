@@ -1,0 +1,47 @@
+"""How long a training step of a forecaster takes."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+
+from fastlstm.forecast.closing import Closing
+from fastlstm.forecast.plan import training_loader
+from fastlstm.forecast.table_schema import apply_schema
+from fastlstm.forecast.task import ForecastTask
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import RunSession
+from fastlstm.training.step_time import fastest_step_s, ignore
+from fastlstm.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from fastlstm.forecast.data.dataset import SeriesDataset
+    from fastlstm.forecast.data.splits import Split
+    from fastlstm.forecast.files import StoredForecaster
+
+
+def step_seconds(stored: StoredForecaster, dataset: SeriesDataset, split: Split) -> float:
+    """Returns the seconds of the fastest of a few training steps on the CPU.
+
+    The network is thrown away; random numbers are left alone.
+
+    Args:
+        stored: an untrained forecaster with every choice made, and a precision that is not auto.
+        dataset: the table.
+        split: its parts.
+    """
+    config, device = stored.config, torch.device("cpu")
+    generator_state = torch.get_rng_state()
+    network = copy.deepcopy(stored.network)
+    inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+    loader = training_loader(config, network.config, dataset.table, split, None)
+    valid = split.windows(dataset.table, "valid", network.config.input_size, network.config.horizon)
+    closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
+    task = ForecastTask(config, network, inputs, loader, valid, device, closing)
+    plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
+    seconds = fastest_step_s(Trainer(task, plan, emit=ignore))
+    torch.set_rng_state(generator_state)
+    return seconds

@@ -1,0 +1,185 @@
+"""`fastlstm predict` of a table: what a run of a forecaster ends at, from two short ones."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import UsageError, counted
+from fastlstm.forecast.closing import Closing
+from fastlstm.forecast.task import ForecastTask
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.tuning.loss_law import PredictedLoss, loss_after
+from fastlstm.tuning.machine import describe_machine
+from fastlstm.tuning.planned_run import chosen_sizes, plan_run
+from fastlstm.tuning.predict import short_run_s
+from fastlstm.tuning.table_job import TableJob
+
+if TYPE_CHECKING:
+    from fastlstm.forecast.config import ForecastConfig
+    from fastlstm.runs.events import Event, Observer
+    from fastlstm.training.trainer import Trainer
+
+_FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""Lengths, in lengths of the run, that a prediction is shown for."""
+FEWEST_STEPS = 60
+"""Of the longer short run: the law was measured from 60 steps and half as many on."""
+_SHARE = 0.1
+"""Of the steps of a run that ends by steps, that the longer short run takes."""
+_LONGER = 0.65
+"""Share of the time of both short runs that the longer one takes."""
+_EVALUATED = 0.05
+"""Share of a budget that evaluations take."""
+
+
+@dataclass(frozen=True)
+class MeasuredRuns:
+    """A complete short run, and one of half as many steps.
+
+    Attributes:
+        steps: that the longer one took.
+        loss: the validation loss that it ended at.
+        half_loss: what the other one ended at.
+        seconds: that both took in all.
+        step_s: seconds per step.
+        setup_s: before the first step.
+    """
+
+    steps: int
+    loss: float
+    half_loss: float
+    seconds: float
+    step_s: float
+    setup_s: float
+
+
+@dataclass(frozen=True)
+class TablePrediction:
+    """What a run of a forecaster is expected to end at.
+
+    Attributes:
+        measured: the short runs.
+        steps: of the whole run.
+        budget_s: of it, or None where it ends by steps.
+        closing_s: of a budget, for calibration, the test part and the report.
+        fixed: the options that the budget chose, as names and values.
+        machine: CPU and versions.
+    """
+
+    measured: MeasuredRuns
+    steps: float
+    budget_s: float | None
+    closing_s: float
+    fixed: dict[str, Any]
+    machine: dict[str, object]
+
+    def after(self, steps: float) -> PredictedLoss:
+        """Returns what a run of so many steps ends at."""
+        measured = self.measured
+        return loss_after(steps, measured.steps, measured.half_loss, measured.loss)
+
+    def seconds_for(self, steps: float) -> float:
+        """Returns the seconds of a run of so many steps."""
+        training_s = steps * self.measured.step_s / (1.0 - _EVALUATED)
+        return training_s + self.measured.setup_s + self.closing_s
+
+    def others(self) -> list[tuple[float, PredictedLoss]]:
+        """Returns seconds and loss of shorter and longer runs of the same model."""
+        lengths = [self.steps * factor for factor in _FACTORS]
+        return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns all of it for JSON."""
+        lengths = [{"seconds": seconds, **asdict(loss)} for seconds, loss in self.others()]
+        return {
+            **asdict(self.after(self.steps)), "seconds": self.seconds_for(self.steps),
+            "steps": self.steps, "measured": asdict(self.measured), "chosen": self.fixed,
+            "lengths": lengths, "machine": self.machine,
+        }  # fmt: skip
+
+
+def predict_forecaster(
+    source: Any,
+    config: ForecastConfig,
+    given: Collection[str] = (),
+    measure_s: float | None = None,
+    observers: Sequence[Observer] = (),
+) -> TablePrediction:
+    """Trains two short complete runs and predicts what the whole run would end at.
+
+    Args:
+        source: as of `train_forecaster`.
+        config: options of the whole run.
+        given: names of those that were chosen.
+        measure_s: seconds of the short runs; default is a tenth of the whole one.
+        observers: get the events of the short runs.
+
+    Raises:
+        UsageError: the whole run is no longer than the short one.
+    """
+    job, closings, epochs = TableJob(), list[Closing](), list[int]()
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if budget_s is not None:
+        measure_s = short_run_s(measure_s, budget_s)
+
+    def look(trainer: Trainer) -> None:
+        assert isinstance(trainer.task, ForecastTask)
+        closings.append(trainer.task.closing)
+        epochs.append(trainer.task.loader.steps_per_epoch)
+
+    planned = plan_run(source, config, given, look, job.train)
+    fixed = chosen_sizes(config, planned.options)
+    total = StopCriterion.of(config, epochs[0]).total_steps
+    short = _short(replace(config, **fixed), total, measure_s)
+    names = {*given, "hidden_size"}
+    end = _end_of(source, short, names, observers)
+    half = replace(short, steps=max(1, end["step"] // 2), budget=None)
+    half_end = _end_of(source, half, names, observers)
+    measured = MeasuredRuns(
+        end["step"], end["best_loss"], half_end["best_loss"],
+        end["elapsed_s"] + half_end["elapsed_s"], end["train_s"] / end["step"],
+        end["spent_s"]["setup"],
+    )  # fmt: skip
+    window_s = end["train_s"] / max(end["units"], 1) / 3.0  # of a forecast: forward only
+    closing_s = closings[0].seconds(window_s)
+    steps = float(total or 0)
+    if budget_s is not None:
+        training_s = budget_s - measured.setup_s - closing_s
+        steps = max(measured.steps, (1.0 - _EVALUATED) * training_s / measured.step_s)
+    return TablePrediction(measured, steps, budget_s, closing_s, fixed, describe_machine())
+
+
+def _end_of(
+    source: Any, config: ForecastConfig, given: Collection[str], observers: Sequence[Observer]
+) -> Event:
+    """Trains a short run and returns the event that it ended with."""
+    ends = list[Any]()
+
+    def keep(event: Event) -> None:
+        if event["event"] == "end":
+            ends.append(event)
+
+    end_name = "steps" if config.budget is None else "budget"
+    with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
+        TableJob().train(
+            source, config, out=Path(folder, "run"), observers=[*observers, keep],
+            given={*given, end_name},
+        )  # fmt: skip
+    end: Event = ends[0]
+    return end
+
+
+def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:
+    """Returns the options of the longer short run of one that takes `total` steps, or a budget."""
+    if total is None or measure_s is not None:
+        return replace(config, steps=None, epochs=None, budget=f"{_LONGER * (measure_s or 0.0):g}s")
+    steps = max(FEWEST_STEPS, int(_SHARE * total))
+    if steps >= total:
+        raise UsageError(
+            f"the run takes {counted(total, 'step')} and the short run {counted(steps, 'step')}:"
+            " train it"
+        )
+    return replace(config, steps=steps, epochs=None, budget=None)

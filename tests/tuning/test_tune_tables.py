@@ -1,0 +1,150 @@
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.cli.main import main
+from fastlstm.errors import NonFiniteError
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.tuning import tune
+from fastlstm.tuning.job import open_axes
+from fastlstm.tuning.size_limits import SizeLimits
+from fastlstm.tuning.table_job import TableJob, forecast_cost
+from fastlstm.tuning.table_moves import FIELDS, in_turns, label_of, options_of, values_around
+
+BASE: dict[str, Any] = {
+    "hidden_size": 128, "batch_size": 32, "learning_rate": 2e-3, "dropout": 0.5, "input_size": 96,
+    "patch": 24, "normalize": "last", "threads": 1, "precision": "fp32",
+}  # fmt: skip
+SIZES = ["--target", "y", "--horizon", "4", "--input-size", "16", "--patch", "4"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.csv"
+    rows = (
+        f"2024-01-{1 + n // 24:02d} {n % 24:02d}:00,{math.sin(n / 4) + n % 7 / 20:.4f}"
+        for n in range(30 * 24)
+    )
+    path.write_text("\n".join(["ds,y", *rows]))
+    return path
+
+
+def test_options_of_changes():
+    assert options_of(BASE, {}) == BASE
+    changed = options_of(BASE, {"size": 64, "lr": 0.5, "normalize": "none"})
+    assert (changed["hidden_size"], changed["normalize"]) == (64, "none")
+    assert changed["learning_rate"] == pytest.approx(1e-3)
+    assert label_of({"size": 64, "dropout": 0.2}) == "64 units, dropout 0.2"
+    assert label_of({}) == "default"
+
+
+def test_an_input_is_a_multiple_of_the_patch_it_is_tried_with():
+    changed = options_of(BASE, {"input": 120, "patch": 48})
+    assert (changed["input_size"], changed["patch"]) == (96, 48)
+
+
+def test_what_was_given_is_not_tuned():
+    assert open_axes(("size", "patch", "lr"), {"hidden_size", "tbptt"}, FIELDS) == ["lr"]
+
+
+def test_values_fit_the_table():
+    config = ForecastConfig(horizon=24, input_size=96, patch=24, learning_rate=2e-3)
+    values = values_around(config, 8 * 32, 100)
+    assert values["batch"] == [32, 16]
+    assert values["input"] == [96, 48]
+    assert values["patch"] == [24, 12]
+    assert values["dropout"] == [0.5, 0.2, 0.7]
+    assert values["normalize"] == ["last", "standard", "none"]
+    counts = ForecastConfig(horizon=24, input_size=96, patch=24, output="negative_binomial")
+    assert values_around(counts, 256, 100)["normalize"] == ["last"]
+
+
+def test_the_first_change_of_every_axis_comes_before_second_ones():
+    values = {"lr": [1.0, 0.5, 2.0], "size": [128, 64, 256], "dropout": [0.5, 0.2]}
+    assert in_turns(values) == [
+        {"size": 64}, {"lr": 0.5}, {"dropout": 0.2}, {"size": 256}, {"lr": 2.0},
+    ]  # fmt: skip
+
+
+def test_limits_are_those_of_one_forecast():
+    small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
+    cost = forecast_cost(small, SizeLimits())
+    assert 2 < cost.num_bytes / forecast_cost(small, SizeLimits(weights="int8")).num_bytes < 4.1
+    refusal = SizeLimits(max_latency_s=0.5 * cost.latency_s).refusal(cost, "forecast")
+    assert "us per forecast" in str(refusal)
+
+
+def test_the_command_finds_settings_and_can_be_continued(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def short_run(*args: Any) -> tuple[float, float]:
+        options, out = args[4], args[-1]
+        out.mkdir(parents=True)
+        if options["learning_rate"] > 3e-3:
+            raise NonFiniteError("the loss is NaN")
+        loss = 0.5 - 0.01 * (options["hidden_size"] == 64) - 0.02 * (options["dropout"] == 0.2)
+        return loss, loss
+
+    monkeypatch.setattr(tune, "_train", short_run)
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", str(table), *SIZES, "--out", "search", "--budget", "10s", "--tune-time",
+             "300s", "--precision", "fp32", "--threads", "1", "--hidden-size", "64",
+             "--axes", "batch,lr,dropout,input,patch,normalize"]  # fmt: skip
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "dropout 0.2: 0.4700 validation loss of its longest run (default 0.4900" in shown
+    assert "learning rate x 2: failed: the loss is NaN" in shown
+    assert main([*words, "--resume", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {trial["options"]["hidden_size"] for trial in facts["trials"]} == {64}
+    assert {trial["options"]["input_size"] for trial in facts["trials"]} == {16}
+    command = shlex.split(facts["command"])
+    assert command[:3] == ["fastlstm", "train", str(table)]
+    assert "--dropout 0.2" in facts["command"]
+    assert main([*command[1:], "--eval-every", "5"]) == 0
+    config = ["train", str(table), "--config", "search/config.yaml", "--out", "second"]
+    assert main(config) == 0
+
+
+def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Path, tmp_path: Path):
+    config = ForecastConfig(
+        horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, steps=10, threads=1
+    )
+    events: list[dict[str, Any]] = []
+    TableJob().train(str(table), config, given={"horizon"}, out=tmp_path / "t",
+                     observers=[events.append])  # fmt: skip
+    kinds = {event["event"] for event in events}
+    assert "eval" in kinds
+    assert not kinds & {"test", "calibration", "forecast"}
+    assert (tmp_path / "t" / "model.safetensors").exists()
+    start, end = events[0], events[-1]
+    assert TableJob().result(start, end, 60.0) == (end["best_loss"], end["best_loss"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "60s", "--tune-time", "9s"], "expected at least 1:30"),
+        (["--steps", "10"], "tune needs a budget"),
+        (["--axes", "seq-length"], "expected some of threads,precision,size"),
+        (["--budget", "60s", "--max-bytes", "1k"], "no size keeps the limits"),
+    ],
+)
+def test_bad_input_is_refused(
+    table: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    out = str(tmp_path / "search")
+    assert main(["tune", str(table), *SIZES, "--out", out, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_without_a_horizon_says_so(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["tune", str(table), "--target", "y", "--out", str(tmp_path / "s")]) == 2
+    assert "--horizon" in capsys.readouterr().err
