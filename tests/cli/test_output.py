@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastlstm.cli import output
-from fastlstm.cli.output import print_json, print_result, say
+from fastlstm.cli.output import print_json, print_result, say, write_page
+from fastlstm.errors import UsageError
 
 ROWS = [("model", "runs/book"), ("bits/char", "1.5"), ("damage", "a\x1b[31mred")]
 
@@ -68,3 +71,14 @@ def test_a_message_to_a_closed_pipe_is_dropped(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(sys, "stderr", Closed())
     say("to nobody")
+
+
+def test_a_page_replaces_no_device_and_no_link(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "page.html")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=r"--html is .*expected a file"):
+            write_page(str(place), b"x", "--html")
+    write_page(str(tmp_path / "link"), b"x", "--html")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "page.html").read_bytes() == b"x"

@@ -3,9 +3,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +88,9 @@ def test_a_web_address_gets_the_alert_again_until_it_is_taken(
     assert [alert["rule"] for alert in received] == ["dead", "dead"]
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "nonsense", "http://"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "nonsense", "http://", "http://[::1", "http://host:99999"]
+)
 def test_an_address_that_is_none_is_refused(
     runs: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,3 +106,67 @@ def test_watching_ends_with_the_run(runs: Path) -> None:
     with (runs / NAME / "metrics.jsonl").open("a") as file:
         file.write('{"event":"end"}\n')
     assert main(["watch", str(runs / NAME)]) == 0
+
+
+def test_a_webhook_that_answers_garbage_is_told(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(alert_delivery, "_RETRIES_S", ())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def garbage() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"no http\r\n\r\n")
+
+        threading.Thread(target=garbage, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        assert main(["watch", str(runs), "--once", "--webhook", url]) == 3
+    assert "did not take an alert (no http" in capsys.readouterr().err
+
+
+def test_a_command_that_takes_too_long_is_ended_with_what_it_started(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(alert_delivery, "_TIMEOUT_S", 0.5)
+    command = "sleep 60 & echo $! > pid; wait"
+    assert main(["watch", str(runs), "--once", "--exec", command]) == 3
+    assert "--exec was ended" in capsys.readouterr().err
+    state = Path("/proc", Path("pid").read_text().strip(), "stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_run_that_is_removed_ends_the_watching(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs / NAME
+    looks = iter(range(10))
+
+    def sleep(seconds: float) -> None:
+        del seconds
+        if next(looks) == 4:
+            shutil.rmtree(run)
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    assert main(["watch", str(run)]) == 0
+    captured = capsys.readouterr()
+    assert "over (dead)" in captured.out
+    assert "was removed" in captured.err
+
+
+def test_a_directory_that_vanishes_while_runs_are_looked_for(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = runs / NAME / "checkpoint-5"
+    gone.mkdir()
+    scandir = os.scandir
+
+    def remove_first(path: str) -> Any:
+        if str(path) == str(gone) and gone.exists():
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", remove_first)
+    assert main(["watch", str(runs), "--once"]) == 3
+    assert not gone.exists()

@@ -52,3 +52,8 @@ def test_a_curve_is_stored_and_restored() -> None:
     for damaged in (b"", b"1", curve.stored()[:-8], b"\xff" * 56):
         with pytest.raises(ValueError, match=r"not a|multiple"):
             Curve.restored(damaged)
+
+
+def test_a_curve_of_huge_figures_is_restored() -> None:
+    curve = curve_of([1.7e308] * 9)
+    assert list(Curve.restored(curve.stored())) == list(curve)

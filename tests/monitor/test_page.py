@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.monitor.overlay import _ticks
+from fastlstm.monitor.overlay import _ticks, overlay
 from fastlstm.monitor.page import body, page
 from fastlstm.monitor.run_summary import RunSummary
 
@@ -76,3 +76,8 @@ def test_ticks_are_few_and_inside(low: float, high: float, count: int) -> None:
     ticks = _ticks(low, high)
     assert len(ticks) == count
     assert all(low <= tick <= high for tick in ticks)
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e17, 0.0])
+def test_a_constant_curve_is_drawn_however_large_it_is(value: float) -> None:
+    assert "<polyline" in overlay([[(1.0, value), (2.0, value)]], "t", "x", "y")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +74,27 @@ def test_a_port_that_is_taken_is_refused(server: MonitorServer) -> None:
     for port in (server.server_port, 70_000):
         with pytest.raises(ConfigError, match="cannot be used"):
             MonitorServer(server.live, port)
+
+
+def test_a_client_that_goes_away_is_no_traceback(
+    server: MonitorServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = socket.create_connection(server.server_address[:2])
+    client.sendall(b"GET / HT")
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()  # with a reset
+    assert answer(server, "/").status == 200
+    for thread in threading.enumerate():
+        if "process_request" in thread.name:
+            thread.join(5)
+    assert capfd.readouterr().err == ""
+
+
+def test_only_so_many_connections_have_a_thread(
+    server: MonitorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_MAX_THREADS", threading.active_count())
+    with pytest.raises((OSError, http.client.HTTPException)):
+        answer(server, "/")
+    monkeypatch.undo()
+    assert answer(server, "/").status == 200

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.report.events import current, measure_of, number, text_of, unit_of
+from fastlstm.report.events import current, decode_event, measure_of, number, text_of, unit_of
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
 from fastlstm.report.progress import PlainOutput
@@ -126,3 +126,9 @@ def test_a_text_is_one_line_without_control_characters() -> None:
     event = {"source": ["a\nb", "\x1b[2J\ud800 é"], "none": None}
     assert text_of(event, "source") == r"a\nb, \x1b[2J\ud800 é"
     assert (text_of(event, "none"), text_of(event, "missing")) == ("", "")
+
+
+def test_an_event_nested_too_deep_to_be_shown_is_damaged() -> None:
+    deep = b'{"event":"start","model":' + b"[" * 70 + b"]" * 70 + b"}"
+    assert decode_event(deep) is None
+    assert decode_event(b'{"event":"start","model":[' + b"[]," * 100 + b"[]]}") is not None

@@ -9,7 +9,7 @@ import pytest
 import fastlstm
 from fastlstm.cli.main import main
 from fastlstm.cli.predict import rows
-from fastlstm.errors import UsageError
+from fastlstm.errors import Stopped, UsageError
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import Length, QualityPrediction
 from fastlstm.tuning import predict
@@ -160,3 +160,15 @@ def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: boo
     found = predict.Prediction(law, law.length_in(600.0), TrainConfig(), {}, 10.0, 1, {})
     shown = " ".join(line for _, line in rows(found, "fastlstm train", None))
     assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said
+
+
+def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stopped(*args: Any, **more: Any) -> None:
+        raise Stopped("checkpoint-9 is saved, the same command with --resume continues it")
+
+    monkeypatch.setattr(predict, "train", stopped)
+    with pytest.raises(Stopped, match="nothing follows") as caught:
+        predict_run(str(text), TrainConfig(budget="60s"), {"budget"})
+    assert "resume" not in str(caught.value)

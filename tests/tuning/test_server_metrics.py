@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from fastlstm.errors import CommandError, UsageError
+from fastlstm.tuning import server_metrics
 from fastlstm.tuning.server_load import ServerLoad
 from fastlstm.tuning.server_metrics import Reading, ServerClient, change
 
@@ -18,11 +22,22 @@ fastlstm_requests_total{code="429"} 1.0
 fastlstm_tokens_written_total 40.0
 fastlstm_engine_seconds_total{phase="model"} 1.5
 fastlstm_engine_seconds_total{phase="idle"} 2.5e+01
+fastlstm_engine_seconds_total{phase="output"} 0.0
+fastlstm_engine_seconds_total{phase="blocked"} 0.0
 fastlstm_text_seconds_total{phase="queue"} 4.0
-fastlstm_model_info{name="a \"b} \\ c",weights="int8"} 1.0
+fastlstm_text_seconds_total{phase="model"} 0.0
+fastlstm_text_seconds_total{phase="output"} 0.0
+fastlstm_text_seconds_total{phase="client"} 0.0
+fastlstm_http_seconds_total{phase="parse"} 0.0
+fastlstm_http_seconds_total{phase="encode"} 0.0
+fastlstm_http_seconds_total{phase="other"} 0.0
+fastlstm_http_seconds_total{phase="idle"} 0.0
+fastlstm_request_seconds_total 0.0
+fastlstm_send_wait_seconds_total 0.0
+fastlstm_model_info{name="a \"b} \\ c",hash="ab",weights="int8",ABOUT} 1.0
 python_info{version="3"} 1.0
 fastlstm_broken nothing
-"""
+""".replace("ABOUT", 'threads="auto",threads_used="1",max_streams="4",max_queue="8"')
 
 
 @pytest.fixture
@@ -59,8 +74,9 @@ def answer() -> Iterator[Callable[..., ServerClient]]:
 def test_counters_are_summed_and_phases_kept_apart(answer: Callable[..., ServerClient]) -> None:
     found = answer().read()
     assert found.totals["requests"] == 4.0
-    assert found.phases["engine_seconds"] == {"model": 1.5, "idle": 25.0}
-    assert found.model == {"name": 'a "b} \\ c', "weights": "int8"}
+    engine = {"model": 1.5, "idle": 25.0, "output": 0.0, "blocked": 0.0}
+    assert found.phases["engine_seconds"] == engine
+    assert (found.model["name"], found.model["weights"]) == ('a "b} \\ c', "int8")
     assert "broken" not in found.totals
 
 
@@ -83,6 +99,13 @@ def test_the_key_is_sent_to_the_server_only(answer: Callable[..., ServerClient])
         ("fastlstm_requests_total 1.0\n", 200, "", "older fastlstm"),
         (GOOD.replace("fastlstm_model_info", "other"), 200, "", "serves no text model"),
         ("x" * (5 << 20), 200, "", "of another program"),
+        (GOOD.replace("tokens_written", "other"), 200, "", "is damaged or of another version"),
+        (GOOD.replace('phase="client"', 'phase="x"'), 200, "", "is damaged or of another version"),
+        (GOOD.replace(" 0.0", " NaN"), 200, "", "is damaged or of another version"),
+        (GOOD.replace(" 0.0", " 1e308"), 200, "", "is damaged or of another version"),
+        (GOOD.replace('hash="ab",', ""), 200, "", "is damaged or of another version"),
+        (GOOD.replace('streams="4"', 'streams="x"'), 200, "", "is damaged or of another version"),
+        (GOOD.replace('hash="ab"', 'hash="\0"'), 200, "", "is damaged or of another version"),
     ],
 )
 def test_what_cannot_be_profiled_is_said(
@@ -109,6 +132,44 @@ def test_a_key_that_no_header_can_have_is_refused() -> None:
 def test_nothing_there_is_said(answer: Callable[..., ServerClient]) -> None:
     with pytest.raises(UsageError, match=r"no answer at .*fastlstm serve RUN"):
         ServerClient("http://127.0.0.1:9").read()
+
+
+def serve_bytes(send: Callable[[socket.socket], None]) -> int:
+    """Answers every connection by a function, until the test process ends; returns the port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def work() -> None:
+        while True:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                send(connection)
+
+    threading.Thread(target=work, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+def test_a_server_that_never_ends_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_metrics, "_TIMEOUT_S", 0.3)
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+        for _ in range(50):
+            connection.sendall(b"x")
+            time.sleep(0.1)
+
+    with pytest.raises(UsageError, match=r"no answer at .*timed out"):
+        ServerClient(f"http://127.0.0.1:{serve_bytes(drip)}").read()
+
+
+@pytest.mark.parametrize("line", [b"x" * 200_000, b"HTTP/1.1 " + b"9" * 5000])
+def test_clients_go_on_where_the_answer_is_no_http(line: bytes) -> None:
+    port = serve_bytes(lambda connection: connection.sendall(line + b"\r\n\r\n"))
+    with ServerLoad(ServerClient(f"http://127.0.0.1:{port}"), 1) as load:
+        end_s = time.monotonic() + 10.0
+        while load.answers[0] < 2 and time.monotonic() < end_s:
+            time.sleep(0.02)
+    assert load.answers[0] >= 2
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "[2001:db8::1]", "0.0.0.0"])

@@ -253,3 +253,46 @@ def test_bad_input_is_refused(
 ):
     assert main(["tune", str(text), "--out", str(tmp_path / "search"), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("name", 1), ("label", ["x"]), ("options", [1]), ("seconds", "x"),
+        ("seed", None), ("bits", "x"), ("expected", None), ("why", 3),
+    ],
+)  # fmt: skip
+def test_a_damaged_trial_is_refused(tmp_path: Path, place: str, value: Any):
+    (tmp_path / "t").mkdir()
+    store = TrialStore(tmp_path / "t", {}, resume=False)
+    key = {"options": BASE, "seconds": 5.0, "seed": 0}
+    store.run(key, "default", lambda out: (2.0, 1.8))
+    TrialStore(tmp_path / "t", {}, resume=True)
+    content = json.loads((tmp_path / "t" / "tune.json").read_text())
+    content["trials"][0][place] = value
+    (tmp_path / "t" / "tune.json").write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="or is damaged"):
+        TrialStore(tmp_path / "t", {}, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("options", [1]), ("changes", "x"), ("changes", [5]), ("changes", [{"none": 1}]),
+        ("changes", [{"lr": "x"}]), ("changes", [{"size": []}]), ("changes", [{"optimizer": 1}]),
+        ("speeds", 7), ("sizes", [{"rnn_size": 128}]),
+    ],
+)  # fmt: skip
+def test_a_damaged_default_is_refused(tmp_path: Path, place: str, value: Any):
+    size = {"rnn_size": 128, "latency_s": 1e-5, "num_bytes": 1000}
+    sound: dict[str, Any] = {
+        "options": BASE, "changes": [{"lr": 0.5}, {"size": 128}], "speeds": [], "sizes": [size],
+    }  # fmt: skip
+    about = {"axes": ["lr", "size", "optimizer"]}
+    content = {"format": 1, "about": about, "trials": [], "default": sound}
+    (tmp_path / "tune.json").write_text(json.dumps(content))
+    assert TrialStore(tmp_path, about, resume=True).default() is not None
+    sound[place] = value
+    (tmp_path / "tune.json").write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="or is damaged"):
+        TrialStore(tmp_path, about, resume=True).default()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.options import json_option
-from fastlstm.cli.output import print_json
+from fastlstm.cli.output import print_json, write_page
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.markup import visible
@@ -54,9 +54,8 @@ def run(argv: list[str]) -> int:
     result = compare_runs([Path(path) for path in parsed.positionals])
     if parsed["html"] is not None:
         from fastlstm.monitor.comparison_page import comparison_page
-        from fastlstm.system.storage import write_file
 
-        write_file(Path(parsed["html"]), comparison_page(result))
+        write_page(parsed["html"], comparison_page(result), "--html")
     if parsed["json"]:
         print_json(result.to_dict())
     else:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.output import say
+from fastlstm.cli.output import say, write_page
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, counted
 from fastlstm.report.terminal import is_terminal
@@ -35,16 +35,16 @@ def run(argv: list[str]) -> int:
     from fastlstm.monitor.page import body, page
     from fastlstm.monitor.run_index import RunIndex
     from fastlstm.monitor.server import LivePage, MonitorServer
-    from fastlstm.system.storage import write_file
 
     index = RunIndex(directories)
     index.update(_show)
     root = Path(os.path.commonpath([os.path.abspath(path) for path in directories]))
     runs = list(index.runs.values())
     if parsed["export"] is not None:
-        path, alerts = Path(parsed["export"]), ActiveAlerts()
+        path, alerts = parsed["export"], ActiveAlerts()
         alerts.update(index.runs)
-        write_file(path, page(body(runs, root, alerts.of, index.searches), is_live=False))
+        html = page(body(runs, root, alerts.of, index.searches), is_live=False)
+        write_page(path, html, "--export")
         print(f"{path}: {counted(len(runs), 'run')}")
         return EXIT_OK
     live = LivePage(index, root)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.errors import UsageError
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
-from fastlstm.system.storage import finite
+from fastlstm.system.storage import finite, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,3 +46,16 @@ def say(text: str, details: Sequence[str] = ()) -> None:
     lines = [f"fastlstm: {visible(text)}", *(f"  {visible(line)}" for line in details)]
     with contextlib.suppress(BrokenPipeError, ValueError):
         print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def write_page(path: str, data: bytes, flag: str) -> None:
+    """Writes an HTML file, atomically; a link stays and its target is written.
+
+    Raises:
+        UsageError: a directory or a device is there.
+        StorageError: the write failed; an old file is intact.
+    """
+    place = Path(path)
+    if place.exists() and not place.is_file():
+        raise UsageError(f"{flag} is {path}, expected a file such as runs.html")
+    write_file(place.resolve(), data)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MAX_CLIENTS = 512
 _VARIANTS_S = 10.0
+_MAX_KEYS = 1 << 20
+"""Characters read of a file of API keys, which may be a device without end."""
 COMMAND = Command(
     verb="profile",
     summary="Say where the time of a server's requests goes, and which option gains how much.",
@@ -85,7 +87,7 @@ def _api_key(path: str | None) -> str:
         return environment.api_key()
     try:
         with open(path, encoding="utf-8") as file:
-            lines = [line.strip() for line in file if line.strip()]
+            lines = [line.strip() for line in file.read(_MAX_KEYS).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give a file with a key") from None
     if not lines:

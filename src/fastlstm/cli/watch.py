@@ -74,6 +74,9 @@ def run(argv: list[str]) -> int:
                     _tell(path, alert, parsed["json"])
                     delivery.send(as_dict(path, alert))
             if watcher.is_over or (parsed["once"] and looks == 3):
+                for path in paths:
+                    if not path.is_dir():
+                        say(f"{path} was removed")
                 break
             time.sleep(_EVERY_S)
     finally:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -34,10 +38,7 @@ class AlertDelivery:
 
     def __init__(self, command: str | None, url: str | None, say: Callable[[str], None]) -> None:
         self._command, self._url, self._say = command, url, say
-        parts = urlsplit(url or "http://none")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--webhook is {url!r}, expected an address as https://host/path")
-        self._host = parts.hostname
+        self._host = "" if url is None else _host_of(url)
         self._waiting: queue.Queue[dict[str, object] | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -70,19 +71,26 @@ class AlertDelivery:
     def _execute(self, command: str, alert: dict[str, object], data: bytes) -> None:
         values = {f"FASTLSTM_ALERT_{name.upper()}": _plain(part) for name, part in alert.items()}
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
-                input=data,
                 env=with_variables(values),
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                timeout=_TIMEOUT_S,
-                check=False,
+                start_new_session=True,  # so that what it starts can be ended with it
             )
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
+        except (OSError, ValueError) as error:
             self._say(f"--exec failed: {type(error).__name__}")
             return
-        if done.returncode:
-            self._say(f"--exec ended with exit status {done.returncode}")
+        try:
+            process.communicate(data, timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self._say(f"--exec was ended: it took more than {_TIMEOUT_S:g} s")
+            return
+        if process.returncode:
+            self._say(f"--exec ended with exit status {process.returncode}")
 
     def _post(self, url: str, data: bytes) -> None:
         headers = {"Content-Type": "application/json"}
@@ -92,11 +100,23 @@ class AlertDelivery:
                 request = urllib.request.Request(url, data, headers, method="POST")
                 with urllib.request.urlopen(request, timeout=_POST_TIMEOUT_S):
                     return
-            except (OSError, ValueError) as failure:  # an error status is an OSError too
-                error = str(failure)
+            except (OSError, ValueError, http.client.HTTPException) as failure:
+                error = str(failure) or type(failure).__name__  # an error status is an OSError
             if wait_s is not None:
                 time.sleep(wait_s)
         self._say(f"--webhook: {self._host} did not take an alert ({error})")
+
+
+def _host_of(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.port != 0
+        host = parts.hostname if is_address else None
+    except ValueError:  # of a port or of an IPv6 address
+        host = None
+    if not host:
+        raise UsageError(f"--webhook is {url!r}, expected an address as https://host/path")
+    return host
 
 
 def _plain(value: object) -> str:

@@ -112,7 +112,7 @@ class Curve:
         numbers = array("d")
         numbers.frombytes(data)
         length, rest = divmod(len(numbers) - 3, 4)
-        if length < 0 or rest or not math.isfinite(math.fsum(numbers)):
+        if length < 0 or rest or not all(map(math.isfinite, numbers)):
             raise ValueError("not a curve")
         curve = cls()
         curve._stride, curve._num_offered = max(int(numbers[0]), 1), int(numbers[1])

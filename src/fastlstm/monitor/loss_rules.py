@@ -66,7 +66,7 @@ class LossSpike(Rule):
         if z <= self.value and not self.is_active:
             self._losses.append(loss)
         if self._high >= 2 or z > 5 * self.value:
-            return f"step {event.get('step')}: the loss is {loss:.4g}, it was {middle:.4g}"
+            return f"step {text_of(event, 'step')}: the loss is {loss:.4g}, it was {middle:.4g}"
         return CLEAR if self._low >= 5 else None
 
 

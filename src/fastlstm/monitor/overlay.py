@@ -39,7 +39,7 @@ def overlay(
     low, high = min(y for _, y in points), max(y for _, y in points)
     is_log = 0 < low * _LOG_RATIO < high
     scale = math.log if is_log else float
-    first, last = scale(low), scale(high if high > low else low + 1.0)
+    first, last = scale(low), scale(high if high > low else low + max(1.0, abs(low)))
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = _LEFT + (_WIDTH - _LEFT - _RIGHT) * x / right

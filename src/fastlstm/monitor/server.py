@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import ConfigError
 from fastlstm.monitor.active_alerts import ActiveAlerts
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _POLL_S = 1.0
+_MAX_THREADS = 200
 _REFRESH_S = 15.0
 """States change without an event too: a process that was killed writes none."""
 
@@ -81,6 +83,16 @@ class MonitorServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"port {port} cannot be used ({reason}); choose another") from error
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is a thread for one more connection; each open page has one."""
+        del request, client_address
+        return threading.active_count() < _MAX_THREADS
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints what is wrong, unless it is a client that went away."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

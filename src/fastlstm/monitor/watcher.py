@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fastlstm.monitor.alerts import Alert, RunAlerts
@@ -27,7 +28,7 @@ class FollowedRun:
         self, path: Path, values: Mapping[str, float | None] | None, tail: EventTail | None = None
     ) -> None:
         self._tail = EventTail(path / "metrics.jsonl") if tail is None else tail
-        self._process = RunProcess(path)
+        self._path, self._process = path, RunProcess(path)
         self._values, self._num_replaced = values, 0
         self.alerts = RunAlerts(values)
 
@@ -35,7 +36,8 @@ class FollowedRun:
         """Returns what was raised or cleared by new events and a look at the process."""
         changes = self.read()
         if not self.alerts.is_ended:
-            changes += self.alerts.update(self._process.look())
+            is_there = self._path.is_dir()  # of a run that was removed nothing is wrong any more
+            changes += self.alerts.update(self._process.look() if is_there else {"event": "end"})
         return changes
 
     def read(self) -> list[Alert]:
@@ -94,8 +96,9 @@ class Watcher:
     def _find(self) -> None:
         for top in self._paths:
             for pattern in ("", "*/", "*/*/", "*/*/*/"):
-                for file in top.glob(f"{pattern}metrics.jsonl"):
-                    self._follow(file.parent)
+                with suppress(OSError):  # a directory was removed, such as an old checkpoint
+                    for file in top.glob(f"{pattern}metrics.jsonl"):
+                        self._follow(file.parent)
 
     def _follow(self, path: Path) -> None:
         if path in self._runs:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError, counted
+from fastlstm.errors import Stopped, UsageError, counted
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import (
@@ -100,6 +100,7 @@ def predict_run(
 
     Raises:
         UsageError: the whole run is no longer than the short one, or trains on BPE tokens.
+        Stopped: SIGTERM or Ctrl-C; nothing is kept.
     """
     if config.vocab == "bpe":
         raise UsageError("predict needs a text of characters or bytes: --vocab is bpe")
@@ -118,10 +119,13 @@ def predict_run(
             ends.append(event)
 
     with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
-        train(
-            source, out=Path(folder, "run"), config=short, given={*given, *fixed, *batches, *end},
-            as_text=True, observers=[*observers, keep],
-        )  # fmt: skip
+        try:
+            train(
+                source, out=Path(folder, "run"), config=short,
+                given={*given, *fixed, *batches, *end}, as_text=True, observers=[*observers, keep],
+            )  # fmt: skip
+        except Stopped:  # what it saved goes with the folder
+            raise Stopped("stopped: of a short run that was not finished nothing follows") from None
     return _predicted(planned, whole, fixed, ends[0])
 
 

@@ -89,7 +89,7 @@ class ServerLoad:
         while not self._error:
             try:
                 status, message = await self._ask(seed)
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except (OSError, ValueError, asyncio.IncompleteReadError) as error:  # or no HTTP
                 status, message = 0, str(error) or type(error).__name__
             self.answers[status] += 1
             seed += self._num_clients

@@ -18,6 +18,15 @@ from fastlstm.errors import CommandError, UsageError
 
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 4 << 20
+_MAX_COUNT = 1e18
+"""No server has counted so far; a larger number is damaged."""
+_TOTALS = ("requests", "tokens_written", "request_seconds", "send_wait_seconds")
+_PHASES = {
+    "engine_seconds": ("model", "output", "blocked", "idle"),
+    "http_seconds": ("parse", "encode", "other", "idle"),
+    "text_seconds": ("queue", "model", "output", "client"),
+}
+_ABOUT = ("name", "hash", "weights", "threads", "threads_used", "max_streams", "max_queue")
 _LABELS = r'(?:\w+="(?:[^"\\\n]|\\.)*",?)*'
 _SAMPLE = re.compile(rf"^fastlstm_(\w+?)(?:\{{({_LABELS})\}})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\\n]|\\.)*)"')
@@ -101,7 +110,7 @@ class ServerClient:
         request = urllib.request.Request(f"{self.url}/metrics", headers=self.headers)
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                data = answer.read(_MAX_BYTES + 1)
+                data = _read_all(answer)
         except urllib.error.HTTPError as error:
             error.close()
             raise self._refused(error.code) from None
@@ -136,6 +145,8 @@ class ServerClient:
                 number = float(value)
             except ValueError:
                 continue
+            if not 0.0 <= number <= _MAX_COUNT:  # NaN too
+                continue
             if name == "model_info":
                 model = found
             elif "phase" in found:
@@ -156,6 +167,15 @@ class ServerClient:
                 f"the server at {self.url} serves no text model, or has not loaded it yet; profile"
                 " measures servers of text models"
             )
+        totals.setdefault("requests", 0.0)  # it has no label before the first one
+        is_whole = all(name in totals for name in _TOTALS) and all(
+            part in phases[name] for name, parts in _PHASES.items() for part in parts
+        )
+        if not is_whole or not _is_known(model):
+            raise UsageError(
+                f"{self.url}/metrics is damaged or of another version of fastlstm; start the server"
+                " with this one"
+            )
         return Reading(now_s, dict(totals), dict(phases), model)
 
 
@@ -175,6 +195,24 @@ def change(first: Reading, last: Reading) -> tuple[dict[str, float], dict[str, d
     if first.model != last.model or totals["tokens_written"] < 0 or min(parts) < -1.0:
         raise CommandError("the server was started anew while it was measured; measure again")
     return totals, phases
+
+
+def _read_all(answer: http.client.HTTPResponse) -> bytes:
+    """Returns a body, one byte more than allowed of a longer one; raises OSError if it lasts."""
+    parts, end_s = list[bytes](), time.monotonic() + _TIMEOUT_S
+    while (part := answer.read1(_MAX_BYTES + 1)) and sum(map(len, parts)) <= _MAX_BYTES:
+        parts.append(part)
+        if time.monotonic() > end_s:
+            raise TimeoutError("timed out")
+    return b"".join(parts)
+
+
+def _is_known(model: dict[str, str]) -> bool:
+    """Whether the labels of a model's info have what they should."""
+    if not all(name in model and "\0" not in model[name] for name in _ABOUT):
+        return False
+    counts = [model["max_streams"], *(t for t in [model["threads_used"]] if t != "auto")]
+    return all(re.fullmatch(r"[0-9]{1,9}", count) for count in counts)
 
 
 def _plain(label: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ TUNE_FILE = "tune.json"
 TRIALS = "trials"
 LOCK = ".lock"
 _FORMAT = 1
+_NAMED = ("optimizer", "normalize")
+"""Axes whose values are names; those of others are numbers."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class TrialStore:
             self.trials = [Trial(**trial) for trial in self.content["trials"]]
         except (KeyError, TypeError):
             raise self._foreign() from None
+        if not all(map(_is_trial, self.trials)):
+            raise self._foreign()
 
     def _continue(self, about: Mapping[str, Any], resume: bool) -> None:
         if not resume:
@@ -113,9 +117,12 @@ class TrialStore:
         if "default" not in self.content:
             return None
         try:
-            return Default(**self.content["default"])
+            default = Default(**self.content["default"])
         except TypeError:
             raise self._foreign() from None
+        if not _is_default(default, self.content["about"].get("axes", ())):
+            raise self._foreign()
+        return default
 
     def keep(self, **values: Any) -> None:
         """Stores results by name."""
@@ -151,6 +158,43 @@ class TrialStore:
         self.trials.append(trial)
         self.keep(trials=[asdict(each) for each in self.trials])
         return trial, True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_trial(trial: Trial) -> bool:
+    """Whether a trial that was read has what a trial has."""
+    results, texts = (trial.bits, trial.expected), (trial.name, trial.label, trial.why or "")
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(trial.options, dict)
+        and all(map(_is_number, (trial.seconds, trial.seed)))
+        and (results == (None, None) or all(map(_is_number, results)))
+    )
+
+
+def _is_default(default: Default, axes: Collection[str]) -> bool:
+    """Whether a default that was read has what a default has."""
+    parts = (default.changes, default.speeds, default.sizes)
+    is_sound = isinstance(default.options, dict) and all(
+        isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts
+    )
+    return (
+        is_sound
+        and all(_is_change(n, v, axes) for change in default.changes for n, v in change.items())
+        and all(
+            _is_number(size.get(name))
+            for size in default.sizes
+            for name in ("latency_s", "num_bytes")
+        )
+    )
+
+
+def _is_change(axis: str, value: Any, axes: Collection[str]) -> bool:
+    is_value = isinstance(value, str) if axis in _NAMED else _is_number(value)
+    return axis in axes and is_value
 
 
 def _as_json(value: Any) -> Any:
