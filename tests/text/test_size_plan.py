@@ -162,6 +162,8 @@ def test_the_law_fits_the_recorded_runs():
         fields = row["fields"]
         if fields["batch_size"] < 32 and fields["steps"] < 900:
             continue
+        if fields["optimizer"] == "adamw" and "learning_rate" not in fields:
+            continue  # at half of today's default rate
         law = relative_bits(
             fields["rnn_size"], row["tokens"], fields["steps"], fields["optimizer"],
             row["train_tokens"],

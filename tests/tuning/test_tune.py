@@ -9,6 +9,7 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.errors import FormatError, NonFiniteError, RunDirectoryError, Stopped, UsageError
 from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.session import locked_run
 from fastlstm.tuning import halving, tune
 from fastlstm.tuning.halving import search
@@ -102,7 +103,7 @@ def test_a_short_search_tries_the_most_promising_changes():
 def test_options_of_changes():
     assert options_of(BASE, {}) == BASE
     changed = options_of(BASE, {"lr": 0.5, "optimizer": "adamw", "size": 256})
-    assert changed["learning_rate"] == pytest.approx(0.5 * 4e-3)
+    assert changed["learning_rate"] == pytest.approx(0.5 * DEFAULT_LEARNING_RATE["adamw"])
     assert (changed["rnn_size"], changed["embed_size"]) == (256, 128)
     assert label_of({"size": 256, "lr": 0.5}) == "256 units, learning rate x 0.5"
     assert open_axes(("size", "lr", "batch"), {"embed_size", "batch_size"}, FIELDS) == ["lr"]
