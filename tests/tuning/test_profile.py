@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 import fastlstm
 from fastlstm.cli import profile as cli
@@ -15,6 +17,8 @@ from fastlstm.cli.main import main
 from fastlstm.cli.profile_rows import gain_text, rows
 from fastlstm.cli.train_command import train_command
 from fastlstm.errors import CommandError, StorageError
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.train import train_forecaster
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
@@ -370,3 +374,25 @@ def test_no_more_steps_between_evaluations_than_the_run_has():
     assert steps_wanted(2.0, 5, 1e6) == 98  # 2 of 100 steps
     assert steps_wanted(2.0, 5, 60.0) == 60
     assert steps_wanted(2.0, 500, 60.0) == 500
+
+
+def test_variants_of_a_table_have_the_threads_of_the_run(tmp_path):
+    seen = list[int]()
+
+    class Look(fastlstm.Callback):
+        def on_begin(self, trainer):
+            assert trainer.plan.options.threads is None
+            torch.set_num_threads(3)
+            waiting = candidates(trainer)
+            torch.set_num_threads(1)  # as a variant with one thread leaves it
+            made = [candidate.make() for candidate in waiting]
+            seen.extend(v.threads for v in made if "threads" not in v.options)
+            for variant in made:
+                variant.close()
+            trainer.end("seen")
+
+    rows = np.stack([np.sin(np.arange(400) / 5), np.cos(np.arange(400) / 7)], 1)
+    sizes = {"hidden_size": 8, "batch_size": 4, "input_size": 16}
+    train_forecaster(rows, ForecastConfig(horizon=4, steps=50, **sizes), callbacks=[Look()])
+    assert seen
+    assert set(seen) == {3}

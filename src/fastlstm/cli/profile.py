@@ -116,7 +116,7 @@ def _profile_training(argv: list[str]) -> int:
     }
     verified = None
     if not parsed["no_verify"] and profile.recommended:
-        verified = _verified(command, argv, fixed, profile.recommended[0])
+        verified = _verified(command, argv, fixed, profile.recommended[0], profile.step_share)
     verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
     facts = {**profile.to_dict(), "verdicts": verdicts, "verified_gain": verified}
     found = rows(profile, commands, verified)
@@ -212,19 +212,23 @@ def _source_of(path: Path, kind: str | None) -> str:
 
 
 def _verified(
-    command: Command, argv: list[str], fixed: Mapping[str, Any], verdict: Verdict
-) -> float | None:
-    """Returns the gain that the commands themselves show, or None where steps do not show it."""
+    command: Command, argv: list[str], fixed: Mapping[str, Any], verdict: Verdict,
+    step_share: float,
+) -> float | None:  # fmt: skip
+    """Returns the gain of the whole run that the steps of the commands themselves show, or None
+    where steps do not show it."""
     if not verdict.is_in_steps or not verdict.options:
         return None
     from fastlstm.tuning.profile import measured_gain
+    from fastlstm.tuning.verdicts import of_whole
 
     words = [
         ["fastlstm", "train", *train_words(command, _OWN, argv, o)]
         for o in (fixed, {**fixed, **verdict.options})
     ]
     try:
-        return measured_gain(shlex.join(words[0]), shlex.join(words[1]))
+        gain = measured_gain(shlex.join(words[0]), shlex.join(words[1]))
     except FastLSTMError as error:  # such as of a text from standard input, which is used up
         say(f"note: the first recommendation was not verified: {error}")
         return None
+    return of_whole(1.0 + gain, step_share)

@@ -81,6 +81,11 @@ class Profile:
         """The verdicts with a gain of at least 5 % that surely is one."""
         return [verdict for verdict in self.verdicts if verdict.is_recommended]
 
+    @property
+    def step_share(self) -> float:
+        """The share of the time of the run that its steps take."""
+        return 1.0 - self.phases.get("evaluation", 0.0) - self.phases.get("checkpoint", 0.0)
+
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
         return {**asdict(self), "verdicts": [verdict.to_dict() for verdict in self.verdicts]}

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
@@ -103,11 +105,11 @@ def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict
         return None
     start = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     losses, lower = dict[float, list[float]](), rate / 4.0
-    count = _PROBE_STEPS
+    count, threads = _PROBE_STEPS, torch.get_num_threads()
     for value in (rate, lower):
         trainer.model.load_state_dict(start)
         options = {"learning_rate": value}
-        variant = changed_run(trainer, "learning rate", CHANGES_LEARNING, options)
+        variant = changed_run(trainer, "learning rate", CHANGES_LEARNING, options, threads)
         try:
             if value == rate:
                 variant.warm_up()

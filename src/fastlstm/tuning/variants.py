@@ -139,18 +139,19 @@ def candidates(trainer: Trainer) -> list[Candidate]:
     measured (docs/log.md), and no further.
     """
     task, options = trainer.task, trainer.plan.options
+    now = _threads(options)  # variants are made later, while another number may be set
 
     def chain(cause: str, effect: str, values: list[dict[str, Any]]) -> list[Candidate]:
         following: Candidate | None = None
         for changed in reversed(values):
             may_be_slower = "optimizer" in changed or _is_less(changed, options)
-            make = _maker(trainer, cause, effect, changed)
+            make = _maker(trainer, cause, effect, changed, now)
             following = Candidate(make, then=following, may_be_slower=may_be_slower)
         return [following] if following else []
 
     found = list[Candidate]()
     if task_is_on_cpu(trainer):
-        now, cores = _threads(options), hardware.cores()
+        cores = hardware.cores()
         for threads in sorted({1, max(1, cores // 2), cores} - {now}, reverse=True):
             found += chain("threads", SAME_QUALITY, [{"threads": threads}])
         if bf16_instructions() is not None:
@@ -214,16 +215,25 @@ def _output_share(task: TextTask) -> float:
 
 
 def _maker(
-    trainer: Trainer, cause: str, effect: str, options: dict[str, Any]
+    trainer: Trainer, cause: str, effect: str, options: dict[str, Any], threads: int
 ) -> Callable[[], Variant]:
-    return lambda: changed_run(trainer, cause, effect, options)
+    return lambda: changed_run(trainer, cause, effect, options, threads)
 
 
-def changed_run(trainer: Trainer, cause: str, effect: str, options: dict[str, Any]) -> Variant:
+def changed_run(
+    trainer: Trainer, cause: str, effect: str, options: dict[str, Any], threads: int
+) -> Variant:
     """Returns a variant with a loader, carried state and optimizers of its own, on the same model.
 
     The model is shared: what is timed does not depend on its values, and nothing of it is kept.
     Where an option changes the model, the variant has a new one.
+
+    Args:
+        trainer: of the run.
+        cause: as of `Variant`.
+        effect: as of `Variant`.
+        options: to change, by name.
+        threads: of torch, unless that is what changes.
     """
     changed = replace(trainer.plan.options, **options)
     task = trainer.task.changed(changed, trainer.stop)
@@ -232,4 +242,5 @@ def changed_run(trainer: Trainer, cause: str, effect: str, options: dict[str, An
         sizes = replace(task.model.config, output_rank=options["output_rank"])
         task = replace(task, model=LanguageModel(sizes).to(task.device))
     other = Trainer(task, replace(trainer.plan, options=changed), emit=lambda _: None)
-    return Variant(cause, effect, options, other, _threads(changed), steps_of(other))
+    threads = options.get("threads", threads)
+    return Variant(cause, effect, options, other, threads, steps_of(other))
