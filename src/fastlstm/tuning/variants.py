@@ -150,7 +150,7 @@ def candidates(trainer: Trainer) -> list[Candidate]:
         return [following] if following else []
 
     found = list[Candidate]()
-    if task_is_on_cpu(trainer):
+    if trainer.plan.device.type == "cpu":
         cores = hardware.cores()
         for threads in sorted({1, max(1, cores // 2), cores} - {now}, reverse=True):
             found += chain("threads", SAME_QUALITY, [{"threads": threads}])
@@ -168,11 +168,6 @@ def candidates(trainer: Trainer) -> list[Candidate]:
         rank = max(8, task.model.config.rnn_size // 4)
         found += chain("output layer", CHANGES_LEARNING, [{"output_rank": rank}])
     return found
-
-
-def task_is_on_cpu(trainer: Trainer) -> bool:
-    """Returns whether the run is on the CPU."""
-    return trainer.plan.device.type == "cpu"
 
 
 def _threads(options: TrainingOptions) -> int:
