@@ -112,10 +112,10 @@ class ServerLoad:
             await writer.drain()
             words = (await reader.readline()).split()
             status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-            first = b""
+            answer = b""
             while data := await reader.read(1 << 16):
-                first = first or data
-            text = first.rpartition(b"\r\n\r\n")[2].decode("utf-8", "replace")
+                answer += data if len(answer) < 1 << 16 else b""
+            text = answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
             return status, text[:_MAX_MESSAGE]
         finally:
             writer.close()
