@@ -413,9 +413,7 @@ def test_the_threads_of_the_run_are_back_after_the_turns(text, tmp_path, monkeyp
         return [], []
 
     monkeypatch.setattr(profile, "time_in_turns", last_turn_with_three_threads)
-    monkeypatch.setattr(
-        profile, "op_times", lambda *_: seen.append(torch.get_num_threads()) or []
-    )
+    monkeypatch.setattr(profile, "op_times", lambda *_: seen.append(torch.get_num_threads()) or [])
     with pytest.raises(Profiled):
         text_profile(text, tmp_path, Profiler(0.1, with_ops=True), threads=1)
     assert seen == [1]

@@ -68,7 +68,7 @@ class Variant:
                 break
 
     def turn(self, seconds: float) -> float:
-        """Returns the seconds per unit of the median step, of steps for so many seconds, which begin
+        """Returns the seconds per unit of the median step, of steps for so many seconds; they begin
         with no batches made ahead.
 
         Args:
