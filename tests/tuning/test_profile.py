@@ -188,8 +188,8 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     assert said["unit"] == "windows"
     verdicts = {v["cause"]: v for v in said["verdicts"]}
     assert "batch size" in verdicts
-    # 16 evaluations are spread over the 500 steps.
-    assert "every 31 steps" in verdicts["evaluation"]["evidence"]
+    # 500 steps of 4 windows have time for one evaluation of the 57 validation windows each 167.
+    assert "every 167 steps" in verdicts["evaluation"]["evidence"]
 
 
 def test_commands_without_the_forced_instruction_set(monkeypatch):

@@ -15,7 +15,7 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, json_option
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import parse, split_arguments
 from fastlstm.cli.profile_rows import rows
@@ -41,7 +41,7 @@ PROFILE_FILE = "profile.json"
 _OWN = ("measure", "no_verify", "ops", "trace", "json")
 _PROFILE_OPTIONS = (
     Option("out", str, None, "run directory that the printed commands name", "run"),
-    Option("config", str, None, "YAML file of the options below, or config.json of a run", "run"),
+    config_option(),
     Option("measure", str, "12s", "time for all measurements", value="TIME"),
     Option("no_verify", bool, False, "do not run the first recommendation", is_switch=True),
     Option("ops", bool, False, "list the operations of a step, with ceilings", is_switch=True),

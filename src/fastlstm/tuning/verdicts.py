@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.training.evaluations import EVALUATION_SHARE, EvaluationSchedule
+from fastlstm.training.evaluations import SPREAD_SHARE, EvaluationSchedule
 from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
 from fastlstm.tuning.turns import TimedVariant
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
@@ -149,7 +149,7 @@ def _steps_between(trainer: Trainer, step_s: float, evaluation_s: float) -> int:
     bounded share."""
     steps = training_seconds(trainer, step_s) / step_s / max(1, trainer.plan.evaluations)
     if trainer.plan.stop_criterion.budget_s is not None:
-        steps = max(steps, evaluation_s / (EVALUATION_SHARE * step_s))
+        steps = max(steps, evaluation_s / (SPREAD_SHARE * step_s))
     return max(1, round(steps))
 
 
