@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MIN_GAIN = 0.05
 """A smaller gain is no recommendation."""
+MIN_MENTIONED = 0.1
+"""A larger gain that is not recommended is printed with the reason."""
 _KEPT_SHARE = 0.02
 """Of the time, what evaluations or checkpoints may take after the change that is recommended."""
 _CHECKPOINT_S = 60.0
@@ -68,6 +70,17 @@ class Verdict:
         if self.effect == CHANGES_LEARNING:
             return self.quality_low is not None and self.quality_low >= MIN_GAIN
         return self.gain >= MIN_GAIN and self.low > 0.0
+
+    @property
+    def is_mentioned(self) -> bool:
+        """Whether it makes steps faster but is not recommended: the reason is printed."""
+        return not self.is_recommended and self.is_in_steps and self.gain > MIN_MENTIONED
+
+    @property
+    def may_be_noise(self) -> bool:
+        """Whether only the interval of the gain, which reaches 0, speaks against it."""
+        is_sure = math.isfinite(self.high) and self.low > 0.0
+        return self.is_mentioned and self.quality_low is None and not is_sure
 
     @property
     def worth(self) -> float:
