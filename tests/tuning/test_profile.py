@@ -22,10 +22,10 @@ from fastlstm.forecast.train import train_forecaster
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
-from fastlstm.tuning.op_times import _write_trace, check_trace
+from fastlstm.tuning.op_times import OpTime, _with_roof, _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
-from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates
+from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates, steps_of
 from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
@@ -410,3 +410,49 @@ def test_variants_of_a_table_have_the_threads_of_the_run(tmp_path):
     train_forecaster(rows, ForecastConfig(horizon=4, steps=50, **sizes), callbacks=[Look()])
     assert seen
     assert set(seen) == {3}
+
+
+def text_profile(text, tmp_path, callback, **options):
+    fastlstm.train(
+        str(text), out=tmp_path / "run", observers=[], callbacks=[callback],
+        cache_dir=str(tmp_path / "cache"), **{**SIZES, "steps": 50, "precision": "fp32", **options},
+    )  # fmt: skip
+
+
+def test_the_threads_of_the_run_are_back_after_the_turns(text, tmp_path, monkeypatch):
+    seen = list[int]()
+
+    def last_turn_with_three_threads(*_):
+        torch.set_num_threads(3)
+        return [], []
+
+    monkeypatch.setattr(profile, "time_in_turns", last_turn_with_three_threads)
+    monkeypatch.setattr(
+        profile, "op_times", lambda *_: seen.append(torch.get_num_threads()) or []
+    )
+    with pytest.raises(Profiled):
+        text_profile(text, tmp_path, Profiler(0.1, with_ops=True), threads=1)
+    assert seen == [1]
+
+
+def test_a_skipped_step_counts_as_much_work_as_others(text, tmp_path, monkeypatch):
+    found = list[int]()
+
+    class Look(fastlstm.Callback):
+        def on_begin(self, trainer):
+            step = steps_of(trainer)
+            found.append(step())
+            monkeypatch.setattr(trainer, "step", lambda *_: (math.nan, math.nan))
+            found.append(step())
+            trainer.end("seen")
+
+    text_profile(text, tmp_path, Look())
+    assert found == [SIZES["batch_size"] * SIZES["seq_length"]] * 2
+
+
+def test_no_operation_is_above_its_ceiling():
+    op = OpTime("LSTM forward", 1.0, 1.0, 0.5)
+    cached = _with_roof(op, (10e9, 50e9), 1, 20.0, 20.0)  # 50 GB in a second: not from memory
+    assert (cached.roof_share, cached.bound) == (0.5, "compute")
+    assert _with_roof(op, (10e9, 10e9), 1, 20.0, 15.0).bound == "memory"
+    assert _with_roof(op, (10e9, None), 1, 5.0, 15.0).roof_share is None
