@@ -122,6 +122,20 @@ def test_a_faster_change_that_is_not_advised_is_said():
     assert "healthy" in lines["verdict"]
 
 
+def test_a_gain_that_noise_hides_is_no_healthy_run():
+    noisy = Verdict("threads", 0.7, 2.0, -0.3, 9.0, "same quality expected")
+    profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
+    lines = dict(rows(profile, {}, None))
+    assert lines["verdict"].startswith("undecided: ")
+    assert "threads: +200 % speed, but the interval reaches 0" in lines["not advised"]
+    assert lines["noise"] == "other processes used 86 % of the cores; repeat on an idle machine"
+    assert profile.to_dict()["is_undecided"] is True
+    small = replace(profile, verdicts=(replace(noisy, gain=0.04),), others=0.05)
+    lines = dict(rows(small, {}, None))
+    assert "healthy" in lines["verdict"]
+    assert not {"noise", "not advised"} & set(lines)
+
+
 def test_the_time_to_a_quality_is_found_where_there_is_one():
     assert _seconds_until(lambda s: 10.0 - s, 3.0) == pytest.approx(10.0)
     assert _seconds_until(lambda s: 1.0, 3.0) == math.inf
@@ -188,8 +202,8 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     assert said["unit"] == "windows"
     verdicts = {v["cause"]: v for v in said["verdicts"]}
     assert "batch size" in verdicts
-    # 16 evaluations are spread over the 500 steps.
-    assert "every 31 steps" in verdicts["evaluation"]["evidence"]
+    # 500 steps of 4 windows have time for one evaluation of the 57 validation windows each 167.
+    assert "every 167 steps" in verdicts["evaluation"]["evidence"]
 
 
 def test_commands_without_the_forced_instruction_set(monkeypatch):

@@ -232,7 +232,7 @@ def test_a_search_that_was_stopped_says_how_to_continue(
     said = capsys.readouterr().err
     assert f"stopped; 1 finished short run kept in {out}, continue with --resume" in said
     assert main([*words, "--resume"]) == 0
-    assert "001 0:13    default: 2.000 bits/char, the whole run 1.800; known" in (
+    assert "001 0:13    default: 2.000 bits/char, whole run expected 1.800; done before" in (
         capsys.readouterr().out
     )
 

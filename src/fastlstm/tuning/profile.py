@@ -84,13 +84,19 @@ class Profile:
         return [verdict for verdict in self.verdicts if verdict.is_recommended]
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether nothing is recommended, but a change may gain much: the noise hides it."""
+        return not self.recommended and any(verdict.may_be_noise for verdict in self.verdicts)
+
+    @property
     def step_share(self) -> float:
         """The share of the time of the run that its steps take."""
         return 1.0 - self.phases.get("evaluation", 0.0) - self.phases.get("checkpoint", 0.0)
 
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
-        return {**asdict(self), "verdicts": [verdict.to_dict() for verdict in self.verdicts]}
+        verdicts = [verdict.to_dict() for verdict in self.verdicts]
+        return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 
 
 class Profiled(BudgetError):

@@ -65,7 +65,7 @@ class TextJob(Job):
         return law.measured_bits, law.after(law.length_in(budget_s)).bits
 
     def told(self, measured: float, expected: float) -> str:
-        return f"{measured:.3f} bits/char, the whole run {expected:.3f}"
+        return f"{measured:.3f} bits/char, whole run expected {expected:.3f}"
 
     def figure(self, value: float, has_unit: bool = True) -> str:
         return f"{value:.3f}" + " bits/char" * has_unit

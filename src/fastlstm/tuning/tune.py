@@ -202,7 +202,7 @@ def _expected(
             text = f"failed: {trial.why}"
         else:
             text = job.told(trial.bits, trial.expected)
-        known = "" if is_new else "; known"
+        known = "" if is_new else "; done before"
         show(f"{trial.name} {clock(seconds)}", f"{label}: {text}{known}")
     return statistics.fmean(values)
 

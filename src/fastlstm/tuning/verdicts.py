@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.training.evaluations import EVALUATION_SHARE, EvaluationSchedule
+from fastlstm.training.evaluations import SPREAD_SHARE, EvaluationSchedule
 from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
 from fastlstm.tuning.turns import TimedVariant
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MIN_GAIN = 0.05
 """A smaller gain is no recommendation."""
+MIN_MENTIONED = 0.1
+"""A larger gain that is not recommended is printed with the reason."""
 _KEPT_SHARE = 0.02
 """Of the time, what evaluations or checkpoints may take after the change that is recommended."""
 _CHECKPOINT_S = 60.0
@@ -68,6 +70,17 @@ class Verdict:
         if self.effect == CHANGES_LEARNING:
             return self.quality_low is not None and self.quality_low >= MIN_GAIN
         return self.gain >= MIN_GAIN and self.low > 0.0
+
+    @property
+    def is_mentioned(self) -> bool:
+        """Whether it makes steps faster but is not recommended: the reason is printed."""
+        return not self.is_recommended and self.is_in_steps and self.gain > MIN_MENTIONED
+
+    @property
+    def may_be_noise(self) -> bool:
+        """Whether only the interval of the gain, which reaches 0, speaks against it."""
+        is_sure = math.isfinite(self.high) and self.low > 0.0
+        return self.is_mentioned and self.quality_low is None and not is_sure
 
     @property
     def worth(self) -> float:
@@ -149,7 +162,7 @@ def _steps_between(trainer: Trainer, step_s: float, evaluation_s: float) -> int:
     bounded share."""
     steps = training_seconds(trainer, step_s) / step_s / max(1, trainer.plan.evaluations)
     if trainer.plan.stop_criterion.budget_s is not None:
-        steps = max(steps, evaluation_s / (EVALUATION_SHARE * step_s))
+        steps = max(steps, evaluation_s / (SPREAD_SHARE * step_s))
     return max(1, round(steps))
 
 
