@@ -11,10 +11,10 @@ from fastlstm.errors import NonFiniteError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.tuning import tune
-from fastlstm.tuning.job import open_axes
+from fastlstm.tuning.job import in_turns, open_axes
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob, forecast_cost
-from fastlstm.tuning.table_moves import FIELDS, in_turns, label_of, options_of, values_around
+from fastlstm.tuning.table_moves import FIELDS, label_of, options_of, values_around
 
 BASE: dict[str, Any] = {
     "hidden_size": 128, "batch_size": 32, "learning_rate": 2e-3, "dropout": 0.5, "input_size": 96,

@@ -114,6 +114,10 @@ def _profile_training(argv: list[str]) -> int:
         for v in profile.recommended
         if v.options or v.command_prefix
     }
+    for v in profile.to_try:
+        tuned = {**fixed, "budget": config.budget or config.default_budget, "axes": v.axis}
+        own = (*_OWN, "steps", "epochs")
+        commands[v.cause] = train_command(command, own, argv, tuned, verb="tune")
     verified = None
     if not parsed["no_verify"] and profile.recommended:
         verified = _verified(command, argv, fixed, profile.recommended[0], profile.step_share)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastlstm.tuning.verdicts import Verdict
 
 _NUM_OPS = 14
+_UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
 _MIN_OTHERS, _MIN_MENTIONED = 0.1, 0.1
 
 
@@ -33,7 +34,10 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
         ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
     ]
     if not profile.recommended:
-        found.append(("verdict", f"nothing above 5 %: this run is healthy{of_ceiling}"))
+        healthy = (
+            "nothing surely pays" if profile.to_try else "nothing above 5 %: this run is healthy"
+        )
+        found.append(("verdict", healthy + of_ceiling))
     for place, verdict in enumerate(profile.recommended):
         found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
         found.append(("", verdict.evidence))
@@ -41,6 +45,10 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
             found.append(("", f"verified by running it: {100 * verified:+.0f} %"))
         if verdict.cause in commands:
             found.append(("", commands[verdict.cause]))
+    for place, verdict in enumerate(profile.to_try, len(profile.recommended) + 1):
+        found.append((f"{place}. {verdict.cause}", f"{gain_text(verdict)}, {_UNKNOWN}"))
+        found.append(("", f"{100 * verdict.share:.0f} % of the time; {verdict.evidence}"))
+        found.append(("", commands[verdict.cause]))
     found += [("not advised", _not_advised(v)) for v in profile.verdicts if _is_mentioned(v)]
     found += [("not timed", text) for text in profile.not_timed]
     found += _op_rows(profile.ops)
@@ -66,7 +74,8 @@ def gain_text(verdict: Verdict) -> str:
 
 def _is_mentioned(verdict: Verdict) -> bool:
     """Returns whether a change is faster but not recommended: it is said why."""
-    return not verdict.is_recommended and verdict.is_in_steps and verdict.gain > _MIN_MENTIONED
+    is_shown = verdict.is_recommended or verdict.is_to_try
+    return not is_shown and verdict.is_in_steps and verdict.gain > _MIN_MENTIONED
 
 
 def _not_advised(verdict: Verdict) -> str:

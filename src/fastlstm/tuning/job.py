@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,12 +30,14 @@ class Default:
         changes: single changes, the most promising first.
         speeds: timed cells of the speed surface.
         sizes: of every size: its latency and bytes, and why it was refused.
+        rates: changes of the learning rate that are tried with the best of the others.
     """
 
     options: dict[str, Any]
     changes: list[dict[str, Any]]
     speeds: list[dict[str, Any]]
     sizes: list[dict[str, Any]]
+    rates: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,11 +58,10 @@ class Job(ABC):
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
     size: ClassVar[str]
     per: ClassVar[str]
-    ending: ClassVar[str]
 
-    @abstractmethod
-    def check(self, config: Any) -> None:
-        """Raises UsageError for options that cannot be tuned."""
+    @property
+    def ending(self) -> str:
+        return " of its longest run"
 
     @abstractmethod
     def train(
@@ -89,8 +91,18 @@ class Job(ABC):
         """Returns "384 units, batch 16", or "default"."""
 
     @abstractmethod
-    def result(self, start: Event, end: Event, budget_s: float) -> tuple[float, float]:
-        """Returns what a short run ended at, and what the whole run is expected to end at."""
+    def result(
+        self, start: Event, end: Event, options: Mapping[str, Any], seconds: float, budget_s: float
+    ) -> tuple[float, float]:
+        """Returns what a short run ended at, and what the whole run is expected to end at.
+
+        Args:
+            start: the event that the short run began with.
+            end: the event that it ended with.
+            options: those that `tune` chose.
+            seconds: its budget.
+            budget_s: of the whole run.
+        """
 
     @abstractmethod
     def told(self, measured: float, expected: float) -> str:
@@ -111,3 +123,11 @@ def open_axes(
 def names_of(options: TrainingOptions, names: Collection[str]) -> dict[str, Any]:
     """Returns some options by name."""
     return {name: getattr(options, name) for name in names}
+
+
+def in_turns(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns the single changes: the first of every axis, then the second ones."""
+    columns = itertools.zip_longest(
+        *([(axis, v) for v in found[1:]] for axis, found in values.items())
+    )
+    return [dict([pair]) for row in columns for pair in row if pair is not None]

@@ -44,6 +44,8 @@ _FIRST_TURNS = 3
 _VERIFYING_BLOCKS = 2
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
+_AXES = {"output layer": "output-rank"}
+"""Axis of `fastlstm tune` by cause, where the law of quality says nothing."""
 _MIN_WAIT = 0.02
 """Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
 
@@ -80,6 +82,11 @@ class Profile:
     def recommended(self) -> list[Verdict]:
         """The verdicts with a gain of at least 5 % that surely is one."""
         return [verdict for verdict in self.verdicts if verdict.is_recommended]
+
+    @property
+    def to_try(self) -> list[Verdict]:
+        """The verdicts that are faster, with a quality that `fastlstm tune` finds out."""
+        return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
     @property
     def step_share(self) -> float:
@@ -196,7 +203,7 @@ def _verdict(trainer: Trainer, timed: Timed, units_per_s: float, step_share: flo
     ratios = 1.0 + verdict.gain, 1.0 + verdict.low
     gains = quality_gain(trainer, units_per_s, verdict.options, ratios)
     if gains is None:
-        return verdict
+        return replace(verdict, axis=_AXES.get(verdict.cause, ""))
     return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
 
 

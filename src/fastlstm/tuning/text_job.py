@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError
 from fastlstm.text.train import train
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.tuning import moves
 from fastlstm.tuning.job import Default, Job, Show
 from fastlstm.tuning.predict import law_of
@@ -21,17 +23,28 @@ if TYPE_CHECKING:
     from fastlstm.tuning.halving import Changes
     from fastlstm.tuning.tune import Search
 
+_RATE_SHIFT = 0.029
+"""What twice the learning rate gains falls by 2 points in a run e times as long (docs/log.md)."""
 
+
+@dataclass(frozen=True)
 class TextJob(Job):
-    """Runs of a text are compared by what the law of quality expects of the whole run."""
+    """Runs of a text are compared by what the law of quality expects of the whole run.
+
+    Attributes:
+        has_law: whether the law was measured for such tokens; runs of others, which have the same
+            time, are compared by what they ended at.
+    """
+
+    has_law: bool = True
 
     axes = tuple(moves.FIELDS)
     fields = moves.FIELDS
-    size, per, ending = "rnn_size", "token", " expected"
+    size, per = "rnn_size", "token"
 
-    def check(self, config: TrainConfig) -> None:
-        if config.vocab == "bpe":
-            raise UsageError("tune needs a text of characters or bytes: --vocab is bpe")
+    @property
+    def ending(self) -> str:
+        return " expected" if self.has_law else super().ending
 
     def train(
         self,
@@ -59,13 +72,32 @@ class TextJob(Job):
     def label_of(self, changes: Changes) -> str:
         return moves.label_of(changes)
 
-    def result(self, start: Event, end: Event, budget_s: float) -> tuple[float, float]:
-        # Steps of AdamW at another rate are worth more than the law's: all count like Muon's.
-        law = law_of(start, end, "muon")
-        return law.measured_bits, law.after(law.length_in(budget_s)).bits
+    def result(
+        self, start: Event, end: Event, options: Mapping[str, Any], seconds: float, budget_s: float
+    ) -> tuple[float, float]:
+        setup_s = float(end["spent_s"]["setup"])
+        times = 1.0
+        if self.has_law and setup_s < seconds < budget_s:
+            times = (budget_s - setup_s) / (seconds - setup_s)
+        return float(end["best_bits_per_char"]), whole_run_bits(start, end, options, times)
 
     def told(self, measured: float, expected: float) -> str:
-        return f"{measured:.3f} bits/char, the whole run {expected:.3f}"
+        whole = "" if measured == expected else f", the whole run {expected:.3f}"
+        return self.figure(measured) + whole
 
     def figure(self, value: float, has_unit: bool = True) -> str:
         return f"{value:.3f}" + " bits/char" * has_unit
+
+
+def whole_run_bits(start: Event, end: Event, options: Mapping[str, Any], times: float) -> float:
+    """Returns what a run `times` as long as a complete short one is expected to end at.
+
+    The law is that of the default learning rate. A higher one gains less in a longer run.
+    """
+    if times == 1.0:
+        return float(end["best_bits_per_char"])
+    optimizer = options["optimizer"]
+    law = law_of(start, end, optimizer)
+    bits = law.after(law.measured.times(times)).bits
+    rate = options["learning_rate"] / DEFAULT_LEARNING_RATE.get(optimizer, options["learning_rate"])
+    return bits * math.exp(_RATE_SHIFT * math.log(rate) * math.log(times))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import Setting, Stopped, UsageError, counted
+from fastlstm.errors import FastLSTMError, Setting, Stopped, UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
@@ -28,7 +28,7 @@ from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob
 from fastlstm.tuning.text_job import TextJob
-from fastlstm.tuning.trials import Trial, TrialStore
+from fastlstm.tuning.trials import LOCK, Trial, TrialStore
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
@@ -39,7 +39,9 @@ _Config = TrainConfig | ForecastConfig
 
 def job_of(config: _Config) -> Job:
     """Returns the kind of training that a configuration is for."""
-    return TableJob() if isinstance(config, ForecastConfig) else TextJob()
+    if isinstance(config, ForecastConfig):
+        return TableJob()
+    return TextJob(has_law=config.vocab != "bpe")
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,13 @@ def tune_run(
         show: called with a label and a text of everything that was found.
 
     Raises:
-        UsageError: no budget, BPE tokens, too little time, or no size within the limits.
+        UsageError: no budget, nothing to try, too little time, or no size within the limits.
         Stopped: SIGTERM or Ctrl-C; finished runs are kept.
     """
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is None:
         raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
     job = job_of(config)
-    job.check(config)
     search = search if search.axes else replace(search, axes=job.axes)
     least_s = halving.least_time_s(budget_s)
     time_s = search.time_s or max(2.0 * budget_s, least_s)
@@ -117,10 +118,21 @@ def tune_run(
             f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
             f" {clock(budget_s)}; give a longer --tune-time"
         )
+    had_lock = (search.out / LOCK).exists()
     with locked_run(search.out):
         about = _about(source, config, given, search, time_s)
-        store = TrialStore(search.out, about, search.resume)
+        store = _store(search, about, had_lock)
         return _search(store, source, config, given, search, time_s, budget_s, show)
+
+
+def _store(search: Search, about: dict[str, Any], had_lock: bool) -> TrialStore:
+    """Returns the trials in a directory; one that is refused keeps no lock file of ours."""
+    try:
+        return TrialStore(search.out, about, search.resume)
+    except FastLSTMError:
+        if not had_lock:
+            (search.out / LOCK).unlink(missing_ok=True)
+        raise
 
 
 def _search(
@@ -133,7 +145,9 @@ def _search(
     seeds = range(config.seed, config.seed + search.num_seeds)
     run = partial(_expected, job_of(config), store, train_run, default, seeds, show)
     try:
-        best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
+        best, bits, default_bits = halving.search(
+            default.changes, default.rates, time_s, budget_s, run
+        )
     except Stopped:
         done = counted(len(store.trials), "finished short run")
         raise Stopped(
@@ -224,4 +238,4 @@ def _train(
     names = {*given, *options, "budget", "seed"}
     job = job_of(config)
     job.train(source, short, given=names, out=out, observers=[keep])
-    return job.result(kept["start"], kept["end"], budget_s)
+    return job.result(kept["start"], kept["end"], options, seconds, budget_s)
