@@ -190,7 +190,9 @@ class Campaign:
         used[0] += seconds
         steps, whole = self._steps(options, seconds), self._steps(options, self.budget_s)
         end = self._run(options, steps, SEEDS[0])
-        bits = whole_run_bits(end["start"], end["end"], options, whole / steps)
+        default = Default(**self._setup["default"])
+        lengths_s = seconds, seconds * whole / steps
+        bits = whole_run_bits(end["start"], end["end"], options, default, lengths_s)
         print(f"  {seconds:.1f} s, {steps} steps, {label_of(changes)}:"
               f" {end['end']['best_bits_per_char']:.3f},"
               f" whole {bits:.3f}", flush=True)  # fmt: skip

@@ -11,7 +11,7 @@ from fastlstm.errors import NonFiniteError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.tuning import tune
-from fastlstm.tuning.job import in_turns, open_axes
+from fastlstm.tuning.job import Default, in_turns, open_axes
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob, forecast_cost
 from fastlstm.tuning.table_moves import FIELDS, label_of, options_of, values_around
@@ -83,7 +83,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def short_run(*args: Any) -> tuple[float, float]:
-        options, out = args[4], args[-1]
+        options, out = args[5], args[-1]
         out.mkdir(parents=True)
         if options["learning_rate"] > 3e-3:
             raise NonFiniteError("the loss is NaN")
@@ -123,7 +123,10 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     assert not kinds & {"test", "calibration", "forecast"}
     assert (tmp_path / "t" / "model.safetensors").exists()
     start, end = events[0], events[-1]
-    assert TableJob().result(start, end, 60.0) == (end["best_loss"], end["best_loss"])
+    assert TableJob().result(start, end, {}, Default({}, [], [], []), 10.0, 60.0) == (
+        end["best_loss"],
+        end["best_loss"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
 """Successive halving over complete short runs of settings that differ from a default.
 
-The first rung tries the default and every single change of it. The next ones keep the best, add
-the changes that gained together and the best one with those that did not, and give each run more
-time. Runs are compared by what the whole
-run is expected to end at, so that a large model is not dropped for starting slowly. The default
-stays in until the end.
+The first rung tries the default and changes of it, the most promising first. The second one tries
+the best, alone, with the others that gained, and with other learning rates; the third the two best
+of these beside the default. Each has fewer and longer runs. Runs are compared by what the whole run
+is expected to end at, so that a large model is not dropped for starting slowly.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
 """Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
 _NUM_RUNGS = 3
-_SECOND, _LAST = 4, 2
+_SECOND, _LAST = 4, 3
 """Runs of the second and third rung."""
 MIN_RUNS = 3
 _WORTH_MERGING = 0.005
@@ -47,7 +46,7 @@ def search(
 
     Args:
         changes: of the default, the most promising first; what does not fit is left out.
-        rates: changes that are tried with the best of the others only.
+        rates: changes that are tried with the best of the others only, if there are any.
         time_s: for all runs; each rung gets a third of it.
         budget_s: of the whole run: no short run is longer.
         run: trains with some changes for so many seconds and returns the bits/char expected of the
@@ -55,7 +54,7 @@ def search(
     """
     rung_s = time_s / _NUM_RUNGS
     most = int(rung_s / _least_trial_s(budget_s))
-    candidates: list[Changes] = [{}, *changes][: max(MIN_RUNS, most)]
+    candidates: list[Changes] = [{}, *(changes or rates)][: max(MIN_RUNS, most)]
     found = _rung(candidates, rung_s, budget_s, run)
     candidates = _combined(found, rates)[: max(MIN_RUNS, min(_SECOND, most))]
     found = _rung(candidates, rung_s, budget_s, run)
@@ -77,7 +76,7 @@ def _rung(
 
 def _combined(found: list[tuple[Changes, float]], rates: Sequence[Changes]) -> list[Changes]:
     """Returns what to try next: the best, the changes that gained together, the best with other
-    learning rates, the second best, and the best with each of the others."""
+    learning rates beside the second best, and the best with each of the others."""
     default = found[0][1]
     ranked = [changes for changes, _ in sorted(found, key=lambda pair: pair[1])]
     gained = [c for c, bits in found if bits < (1.0 - _WORTH_MERGING) * default]
@@ -85,8 +84,8 @@ def _combined(found: list[tuple[Changes, float]], rates: Sequence[Changes]) -> l
     best = ranked[0]
     candidates: list[Changes] = []
     for together in (
-        best, _merged(gained), _merged(gained[:2]), *(_merged([best, rate]) for rate in rates),
-        *ranked[1:2], *(_merged([best, other]) for other in ranked[1:]),
+        best, _merged(gained), _merged(gained[:2]), *(ranked[1:2] if rates else ()),
+        *(_merged([best, other]) for other in (*rates, *ranked[1:])),
     ):  # fmt: skip
         if together not in candidates:
             candidates.append(together)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
     from fastlstm.training.callbacks import Callback
     from fastlstm.training.options import TrainingOptions
+    from fastlstm.training.signals import StopFlag
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.halving import Changes
     from fastlstm.tuning.tune import Search
@@ -31,6 +32,7 @@ class Default:
         speeds: timed cells of the speed surface.
         sizes: of every size: its latency and bytes, and why it was refused.
         rates: changes of the learning rate that are tried with the best of the others.
+        units_per_s: its speed; 0 where it was not timed.
     """
 
     options: dict[str, Any]
@@ -38,15 +40,18 @@ class Default:
     speeds: list[dict[str, Any]]
     sizes: list[dict[str, Any]]
     rates: list[dict[str, Any]] = field(default_factory=list)
+    units_per_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
+@dataclass(frozen=True)
 class Job(ABC):
     """A kind of training.
 
     Attributes:
+        stop: polled while runs train; when set, they are stopped.
         axes: what can be tuned; threads and precision by speed alone.
         fields: options that fix an axis when one of them is given.
         size: the option of the number of hidden units.
@@ -54,6 +59,7 @@ class Job(ABC):
         ending: words behind the figure of the best settings.
     """
 
+    stop: StopFlag | None = None
     axes: ClassVar[tuple[str, ...]]
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
     size: ClassVar[str]
@@ -92,14 +98,16 @@ class Job(ABC):
 
     @abstractmethod
     def result(
-        self, start: Event, end: Event, options: Mapping[str, Any], seconds: float, budget_s: float
-    ) -> tuple[float, float]:
+        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
+        seconds: float, budget_s: float,
+    ) -> tuple[float, float]:  # fmt: skip
         """Returns what a short run ended at, and what the whole run is expected to end at.
 
         Args:
             start: the event that the short run began with.
             end: the event that it ended with.
             options: those that `tune` chose.
+            default: the settings that are compared with.
             seconds: its budget.
             budget_s: of the whole run.
         """

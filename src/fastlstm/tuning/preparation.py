@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.job import Job
     from fastlstm.tuning.size_limits import ModelCost
-    from fastlstm.tuning.speed_surface import SpeedSurface
+    from fastlstm.tuning.speed_surface import Cell, SpeedSurface
     from fastlstm.tuning.text_job import TextJob
     from fastlstm.tuning.tune import Search
 
@@ -69,7 +69,8 @@ def prepare(
     changes = in_turns({axis: v for axis, v in values.items() if axis == "output-rank"})
     changes += _promising(values, default, config, len(task.loader.ids), surface)
     rates = [{"lr": value} for value in values.get("lr", [])[1:]]
-    return Default(default, changes[:_NUM_PROMISING], speeds, sizes, rates)
+    rate = 1.0 / surface.seconds(_cell(surface, default, {}))
+    return Default(default, changes[:_NUM_PROMISING], speeds, sizes, rates, rate)
 
 
 def _values(config: TrainConfig, task: TextTask) -> dict[str, list[Any]]:
@@ -124,6 +125,12 @@ def _speeds(
     return replace(config, **best), surface
 
 
+def _cell(surface: SpeedSurface, default: dict[str, Any], changes: dict[str, Any]) -> Cell:
+    """Returns the cell of a surface that belongs to some changes of a default."""
+    base = dict(zip(surface.axes, surface.base, strict=True))
+    return tuple({**base, **changes, **{n: default[n] for n in SPEED_AXES}}.values())
+
+
 def _promising(
     values: dict[str, list[Any]], default: dict[str, Any], config: TrainConfig, train_tokens: int,
     surface: SpeedSurface,
@@ -135,9 +142,7 @@ def _promising(
     axes = {axis: found for axis, found in values.items() if axis in LAW_AXES}
 
     def bits(changes: dict[str, Any]) -> float:
-        cell = {**dict(zip(surface.axes, surface.base, strict=True)), **changes}
-        cell |= {name: default[name] for name in SPEED_AXES}
-        tokens = budget_s / surface.seconds(tuple(cell.values()))
+        tokens = budget_s / surface.seconds(_cell(surface, default, changes))
         changed = replace(config, **options_of(default, changes))
         return expected_bits(changed, tokens, train_tokens, config.batch_size)
 

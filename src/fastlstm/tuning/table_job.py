@@ -74,7 +74,7 @@ class TableJob(Job):
     ) -> None:
         train_forecaster(
             source, config, out=out, given=given, observers=observers, callbacks=callbacks,
-            make_task=TrialTask,
+            make_task=TrialTask, stop=self.stop,
         )  # fmt: skip
 
     def prepare(
@@ -133,8 +133,9 @@ class TableJob(Job):
         return moves.label_of(changes)
 
     def result(
-        self, start: Event, end: Event, options: Mapping[str, Any], seconds: float, budget_s: float
-    ) -> tuple[float, float]:
+        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
+        seconds: float, budget_s: float,
+    ) -> tuple[float, float]:  # fmt: skip
         return end["best_loss"], end["best_loss"]
 
     def told(self, measured: float, expected: float) -> str:

@@ -183,6 +183,7 @@ def _is_default(default: Default, axes: Collection[str]) -> bool:
     )
     return (
         is_sound
+        and _is_number(default.units_per_s)
         and all(
             _is_change(n, v, axes)
             for change in (*default.changes, *default.rates)
