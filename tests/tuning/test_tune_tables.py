@@ -65,7 +65,7 @@ def test_values_fit_the_table():
 
 
 def test_the_first_change_of_every_axis_comes_before_second_ones():
-    values = {"lr": [1.0, 0.5, 2.0], "size": [128, 64, 256], "dropout": [0.5, 0.2]}
+    values = {"size": [128, 64, 256], "lr": [1.0, 0.5, 2.0], "dropout": [0.5, 0.2]}
     assert in_turns(values) == [
         {"size": 64}, {"lr": 0.5}, {"dropout": 0.2}, {"size": 256}, {"lr": 2.0},
     ]  # fmt: skip
