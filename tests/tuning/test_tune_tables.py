@@ -83,7 +83,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def short_run(*args: Any) -> tuple[float, float]:
-        options, out = args[5], args[-1]
+        options, out = args[-4], args[-1]
         out.mkdir(parents=True)
         if options["learning_rate"] > 3e-3:
             raise NonFiniteError("the loss is NaN")
