@@ -236,7 +236,6 @@ def test_a_ratio_without_an_interval_claims_none() -> None:
     assert dict(rows(sure))["B / A"] == "1.000 (0.900 to 1.100), 95 % interval over all looks"
 
 
-
 def test_more_pairs_than_are_taken_are_not_asked_for() -> None:
     found = Estimate(1.0, 0.9, 1.1, 192, 0, 96, 0.1)
     result = Comparison(

@@ -105,9 +105,7 @@ def doubt_ceilings(dtype: str, threads: int, *, device: str = "cpu") -> None:
         measurements.remember("ceilings", of, asdict(replace(known, is_busy=True)))
 
 
-def _about(
-    dtype: str, threads: int, device: str, shape: tuple[int, int, int]
-) -> dict[str, object]:
+def _about(dtype: str, threads: int, device: str, shape: tuple[int, int, int]) -> dict[str, object]:
     return {**hardware.machine(device, threads), "dtype": dtype, "shape": list(shape)}
 
 
