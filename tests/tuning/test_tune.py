@@ -81,11 +81,11 @@ def test_the_best_is_tried_with_other_learning_rates_and_beside_the_second_best(
     assert best == {"size": 192, "batch": 16, "lr": 2.0}
     tried = [changes for changes, _ in calls]
     assert {"lr": 2.0} not in tried[:4]
-    assert tried[4:8] == [
+    assert tried[4:9] == [
         {"size": 192, "batch": 16}, {"size": 128}, {"size": 192, "batch": 16, "lr": 2.0},
-        {"size": 192, "batch": 16, "lr": 0.5},
+        {"size": 128, "lr": 2.0}, {"size": 192, "batch": 16, "lr": 0.5},
     ]  # fmt: skip
-    assert tried[8:] == [{}, best, {"size": 192, "batch": 16}]
+    assert tried[9:] == [{}, best, {"size": 128, "lr": 2.0}]
 
 
 def test_a_better_rate_of_the_default_is_found_where_the_default_is_best():
@@ -307,7 +307,7 @@ def test_what_the_law_says_of_other_settings_is_corrected_to_the_default():
         start = {"model": {"rnn_size": 128}, "num_units": {"train": 1_003_854}}
         end = {**end_of(short, steps), "units": steps * batch * 64}
         expected = whole_run_bits(start, end, options, default, (1.8, 6.0))
-        assert expected == pytest.approx(whole, rel=0.015)
+        assert expected == pytest.approx(whole, rel=0.02)
 
 
 def test_tokens_that_the_law_does_not_know_are_compared_as_they_ended():

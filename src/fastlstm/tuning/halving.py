@@ -17,7 +17,7 @@ MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
 """Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
 _NUM_RUNGS = 3
-_SECOND, _LAST = 4, 3
+_SECOND, _LAST = 5, 3
 """Runs of the second and third rung."""
 MIN_RUNS = 3
 _WORTH_MERGING = 0.005
@@ -46,7 +46,7 @@ def search(
 
     Args:
         changes: of the default, the most promising first; what does not fit is left out.
-        rates: changes that are tried with the best of the others only, if there are any.
+        rates: changes that are tried with the two best of the others only, if there are any.
         time_s: for all runs; each rung gets a third of it.
         budget_s: of the whole run: no short run is longer.
         run: trains with some changes for so many seconds and returns the bits/char expected of the
@@ -75,8 +75,8 @@ def _rung(
 
 
 def _combined(found: list[tuple[Changes, float]], rates: Sequence[Changes]) -> list[Changes]:
-    """Returns what to try next: the best, the changes that gained together, the best with other
-    learning rates beside the second best, and the best with each of the others."""
+    """Returns what to try next: the best, the changes that gained together, the second best, both
+    with other learning rates, and the best with each of the others."""
     default = found[0][1]
     ranked = [changes for changes, _ in sorted(found, key=lambda pair: pair[1])]
     gained = [c for c, bits in found if bits < (1.0 - _WORTH_MERGING) * default]
@@ -85,7 +85,8 @@ def _combined(found: list[tuple[Changes, float]], rates: Sequence[Changes]) -> l
     candidates: list[Changes] = []
     for together in (
         best, _merged(gained), _merged(gained[:2]), *(ranked[1:2] if rates else ()),
-        *(_merged([best, other]) for other in (*rates, *ranked[1:])),
+        *(_merged([changes, rate]) for rate in rates for changes in ranked[:2]),
+        *(_merged([best, other]) for other in ranked[1:]),
     ):  # fmt: skip
         if together not in candidates:
             candidates.append(together)

@@ -31,7 +31,7 @@ class Default:
         changes: single changes, the most promising first.
         speeds: timed cells of the speed surface.
         sizes: of every size: its latency and bytes, and why it was refused.
-        rates: changes of the learning rate that are tried with the best of the others.
+        rates: changes of the learning rate that are tried with the two best of the others.
         units_per_s: its speed; 0 where it was not timed.
     """
 
