@@ -8,7 +8,7 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import TEXT_OPTIONS, json_option
+from fastlstm.cli.options import TEXT_OPTIONS, config_option, json_option, measure_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.predict_table import TABLE_COMMAND, run_table
@@ -30,13 +30,8 @@ COMMAND = Command(
     summary="Predict the quality of a training run from a short run of the same model.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
-        Option(
-            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-        ),
-        Option(
-            "measure", str, None, "length of the short run; default is a tenth of the budget,\n"
-            "5s to 2m", value="TIME",
-        ),
+        config_option(),
+        measure_option("length of the short run"),
         Option(
             "measure_steps", int, None, "length of the short run in steps; default with --steps"
             " or\n--epochs is a tenth, at least 120", value="N",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, require_horizon, require_tables
-from fastlstm.cli.options import FORECAST_OPTIONS, json_option
+from fastlstm.cli.options import FORECAST_OPTIONS, config_option, json_option, measure_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.train_command import train_command
@@ -26,13 +26,8 @@ TABLE_COMMAND = Command(
     summary="Predict the loss of a forecaster's training run from two short runs of it.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
-        Option(
-            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-        ),
-        Option(
-            "measure", str, None, "time of the short runs; default is a tenth of the budget,\n"
-            "5s to 2m", value="TIME",
-        ),
+        config_option(),
+        measure_option("time of the short runs"),
         json_option("one JSON object"),
         *FORECAST_OPTIONS,
     ),

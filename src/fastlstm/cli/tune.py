@@ -10,7 +10,7 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs, require_horizon, require_tables
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, json_option
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.train_command import train_command
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "resume",
         "json")  # fmt: skip
-_AXES = "threads,precision,batch,seq-length,size,optimizer,lr"
+_AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
 
 
@@ -38,9 +38,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
     """Returns the options of a search."""
     return (
         Option("out", str, None, "directory of the search", "run", value="DIR"),
-        Option(
-            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-        ),
+        config_option(),
         Option("resume", bool, False, "continue the search in DIR", "run", is_switch=True),
         json_option("one JSON object"),
         Option(
