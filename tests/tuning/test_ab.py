@@ -19,7 +19,7 @@ from fastlstm.cli.ab import rows, verdict_text
 from fastlstm.cli.main import main
 from fastlstm.errors import CommandError, ConfigError
 from fastlstm.tuning import ab
-from fastlstm.tuning.ab import Comparison, compare_commands
+from fastlstm.tuning.ab import Comparison, Pair, compare_commands
 from fastlstm.tuning.command import Command, parse_command
 from fastlstm.tuning.paired_times import LOOKS, Estimate, Verdict
 from fastlstm.tuning.process import StepWorker, run_whole
@@ -229,7 +229,17 @@ def test_detect_of_the_function_is_a_share() -> None:
 def test_a_ratio_without_an_interval_claims_none() -> None:
     found = Estimate(1.0, 0.0, float("inf"), 12, 0, 1, 0.1)
     result = Comparison(
-        ("a", "b"), 0.03, Verdict.UNDECIDED, found, "seconds", "s", (1.0, 1.0), None, None, 1.0
+        "a",
+        "b",
+        0.03,
+        "seconds",
+        found,
+        Verdict.UNDECIDED,
+        None,
+        (Pair(1.0, 1.0, 0),),
+        1.0,
+        None,
+        {},
     )
     assert dict(rows(result))["B / A"] == "1.000, no interval yet"
     sure = replace(result, found=replace(found, low=0.9, high=1.1))

@@ -62,7 +62,7 @@ _PROFILE_OPTIONS = (
 )
 COMMAND = Command(
     verb="profile",
-    summary="Find the bottlenecks of a training run and measure what removing each one gains.",
+    summary="Find the bottlenecks of a training run and measure what removing each gains.",
     positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
     options=(*_PROFILE_OPTIONS, *TEXT_OPTIONS),
     examples=(
@@ -76,7 +76,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="profile",
-    summary="Find the bottlenecks of the training of a forecaster, and what removing each gains.",
+    summary="Find the bottlenecks of training a forecaster, and what removing each gains.",
     positionals=(Positional("DATA", "a table, or the run of a forecaster", is_many=True),),
     options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
     examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
