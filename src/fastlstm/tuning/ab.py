@@ -225,11 +225,15 @@ class TrainingSteps:
     def _workers(self) -> Iterator[tuple[list[StepWorker], list[int]]]:
         """Starts both at once; returns them, warmed up, with their steps per turn."""
         with ExitStack() as stack:
-            workers = list[StepWorker]()
-            for command in self._commands:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastlstm-ab-"))
-                workers.append(StepWorker(command, folder, self._limit_s))
-                stack.callback(workers[-1].stop)
+            folders = [
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="fastlstm-ab-"))
+                for _ in self._commands
+            ]
+            stack.callback(stop_all)
+            workers = [
+                StepWorker(command, folder, self._limit_s)
+                for command, folder in zip(self._commands, folders, strict=True)
+            ]
             units = [worker.ready() for worker in workers]
             if units[0] != units[1]:
                 raise ConfigError(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import BudgetError
+from fastlstm.errors import BudgetError, Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.text.train import train
 from fastlstm.training.callbacks import Callback
@@ -54,6 +54,7 @@ def plan_run(
 
     Raises:
         UsageError: as `train`.
+        Stopped: SIGTERM or Ctrl-C while the run was set up.
     """
     planner, starts = _Planner(look), list[Any]()
 
@@ -102,6 +103,10 @@ class _Planner(Callback):
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
         self.steps_per_epoch = trainer.task.loader.steps_per_epoch
-        self._look(trainer)
-        trainer.task.loader.close()
+        try:
+            self._look(trainer)
+        finally:
+            trainer.task.loader.close()
+        if trainer.stop is not None and trainer.stop():  # else the signal is lost with this run
+            raise Stopped("stopped: nothing was measured yet")
         raise _Planned("planned")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError, counted
+from fastlstm.errors import Stopped, UsageError, counted
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.training.schedule import StopCriterion
@@ -119,6 +119,7 @@ def predict_forecaster(
 
     Raises:
         UsageError: the whole run is no longer than the short one.
+        Stopped: SIGTERM or Ctrl-C; nothing is kept.
     """
     job, closings, epochs = TableJob(), list[Closing](), list[int]()
     budget_s = StopCriterion.of(config, 1).budget_s
@@ -164,10 +165,13 @@ def _end_of(
 
     end_name = "steps" if config.budget is None else "budget"
     with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
-        TableJob().train(
-            source, config, out=Path(folder, "run"), observers=[*observers, keep],
-            given={*given, end_name},
-        )  # fmt: skip
+        try:
+            TableJob().train(
+                source, config, out=Path(folder, "run"), observers=[*observers, keep],
+                given={*given, end_name},
+            )  # fmt: skip
+        except Stopped:  # what it saved goes with the folder
+            raise Stopped("stopped: of short runs that were not finished nothing follows") from None
     end: Event = ends[0]
     return end
 
