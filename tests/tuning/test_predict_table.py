@@ -10,11 +10,12 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.cli.predict_table import rows
-from fastlstm.errors import UsageError
+from fastlstm.errors import Stopped, UsageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.tuning import predict_table
 from fastlstm.tuning.loss_law import KEPT_GAIN, loss_after
 from fastlstm.tuning.predict_table import MeasuredRuns, TablePrediction, predict_forecaster
+from fastlstm.tuning.table_job import TableJob
 
 SIZES = ["--target", "y", "--horizon", "4", "--input-size", "16", "--patch", "4",
          "--hidden-size", "16", "--threads", "1"]  # fmt: skip
@@ -125,3 +126,21 @@ def test_a_table_without_a_horizon_says_so(table: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     assert "give --horizon N" in said
     assert "--as-text" not in said
+
+
+def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+):
+    train = TableJob.train
+
+    def stopped(job: TableJob, source: Any, config: Any, **more: Any) -> Any:
+        if "callbacks" in more:  # the one that only plans
+            return train(job, source, config=config, **more)
+        raise Stopped("checkpoint-9 is saved, the same command with --resume continues it")
+
+    monkeypatch.setattr(TableJob, "train", stopped)
+    config = ForecastConfig(horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16)
+    given = {"horizon", "target", "input_size", "patch", "hidden_size", "steps"}
+    with pytest.raises(Stopped, match="nothing follows") as caught:
+        predict_forecaster(str(table), replace(config, steps=5000), given)
+    assert "resume" not in str(caught.value)

@@ -60,7 +60,6 @@ def run(argv: list[str]) -> int:
     from fastlstm.monitor.alert_delivery import AlertDelivery
     from fastlstm.monitor.alerts import chosen_rules
     from fastlstm.monitor.watcher import Watcher
-
     from fastlstm.training.signals import ended_like_ctrl_c
 
     watcher = Watcher(paths, chosen_rules(parsed["rule"]))

@@ -96,8 +96,8 @@ def _summary(path: Path) -> RunSummary:
     run.update()
     if not run.start and not run.training and not run.validation:
         raise RunDirectoryError(
-            f"{path}: has no events of a run (metrics.jsonl is missing, empty or damaged); name the"
-            " directory that a training wrote"
+            f"{path}: has no events of a run (metrics.jsonl is missing, empty, damaged or not"
+            " readable); name the directory that a training wrote"
         )
     return run
 
