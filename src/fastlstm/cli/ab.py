@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EXIT_SLOWER = 3
 EXIT_UNDECIDED = 4
+_MAX_LEFT = 5
 _EXITS = {"slower": EXIT_SLOWER, "not slower": EXIT_OK, "undecided": EXIT_UNDECIDED}
 
 COMMAND = Command(
@@ -60,7 +61,9 @@ def run(argv: list[str]) -> int:
             )
     finally:
         if left := still_running():
-            say(f"note: the commands left these processes running: {', '.join(left)}")
+            more = f" and {len(left) - _MAX_LEFT} more" if len(left) > _MAX_LEFT else ""
+            shown = ", ".join(left[:_MAX_LEFT])
+            say(f"note: the commands left these processes running: {shown}{more}")
     print_result(result.to_dict(), rows(result), parsed["json"])
     return _EXITS[result.verdict]
 

@@ -219,6 +219,8 @@ class TrainingSteps:
 
                 for _ in range(blocks):
                     yield _block(rng, group, turn)
+                    if time.perf_counter() >= end:
+                        break
             group_s, group = time.perf_counter() - started, group + 1
 
     @contextmanager
