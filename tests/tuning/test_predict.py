@@ -181,5 +181,5 @@ def test_a_signal_while_the_run_is_set_up_is_not_lost(text: Path):
     """The short run began in spite of it, and the exit code was 0."""
     config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
     given = {*SIZES, "budget", "precision"}
-    with pytest.raises(Stopped, match="nothing was measured"):
+    with pytest.raises(SystemExit):
         plan_run(str(text), config, given, lambda _: os.kill(os.getpid(), signal.SIGTERM))

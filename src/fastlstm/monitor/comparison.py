@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 By = Literal["seconds", "chars"]
 _NOT_SETTINGS = frozenset(
     (
-        *("event", "run", "resumed_from", "resumed_s", "precision_why"),
+        *("event", "time", "run", "resumed_from", "resumed_s", "precision_why"),
         *("flop_per_unit", "num_units", "unit", "task", "kernels", "device"),
         *("ceiling_gflops", "ceiling_how"),
     )
@@ -28,6 +28,8 @@ _CEILING_RATIO = 1.25
 """Ceilings that differ by more are not of one quiet machine."""
 _MIN_OTHERS = 0.1
 """Share of the machine that others took, from which it is said."""
+_MOST_OF_CEILING = 1.1
+"""Above this share a ceiling was measured too low."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,14 @@ def _common(runs: Sequence[RunSummary], by: str) -> float | None:
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """Returns what is not the same in all runs: name -> one value per run."""
+    """Returns what is not the same in all runs: name -> one value per run.
+
+    Of runs of different tasks only the settings that all of them have are compared.
+    """
     flat = [_settings(run.start) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
+    if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
+        names = {name: None for name in names if all(name in settings for settings in flat)}
     rows = {name: [settings.get(name) for settings in flat] for name in names}
     return {name: values for name, values in rows.items() if any(v != values[0] for v in values)}
 
@@ -136,6 +143,12 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
         notes.append("the runs read different sources: their figures are of different data")
     notes += [note for note in (_machines(runs), *map(_load, runs)) if note]
     for run in runs:
+        share = number(run.last, "ceiling_share")
+        if share is not None and share > _MOST_OF_CEILING:
+            notes.append(
+                f"{run.path} reached {100 * share:.0f} % of its ceiling: other processes slowed the"
+                " measurement of the ceiling"
+            )
         if run.state in ("running", "dead", "stopped"):
             notes.append(f"{run.path} is {run.state}: its figures are not those of a finished run")
         if run.best is None:
@@ -147,11 +160,12 @@ def _machines(runs: Sequence[RunSummary]) -> str:
     """Returns what to say of runs of different machines; empty where they are of one."""
     ceilings = [number(run.start, "ceiling_gflops") for run in runs]
     known = [ceiling for ceiling in ceilings if ceiling]
-    names = {f"{run.start.get('device')} {run.start.get('machine')}" for run in runs}
+    devices = {text_of(run.start, "device") for run in runs}
+    machines = {text_of(run.start, "machine") for run in runs} - {""}  # older runs do not say it
     # Of one machine too, each number of threads and each precision has a ceiling of its own.
     settings = {f"{run.start.get('threads')} {run.start.get('precision')}" for run in runs}
     differ = len(settings) == 1 and known and max(known) > _CEILING_RATIO * min(known)
-    if len(names) == 1 and not differ:
+    if len(devices) == 1 and len(machines) < 2 and not differ:
         return ""
     shown = ", ".join("unknown" if not c else f"{c:,.0f} GFLOP/s" for c in ceilings)
     return (
