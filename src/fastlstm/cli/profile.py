@@ -86,13 +86,13 @@ OTHER_COMMANDS = (profile_generation.COMMAND, profile_server.COMMAND)
 
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
-    if "--generation" in argv:
-        return profile_generation.run(argv)
-    if any(map(profile_server.is_url, argv)):
-        return profile_server.run(argv)
     from fastlstm.training.signals import ended_like_ctrl_c
 
     with ended_like_ctrl_c():
+        if "--generation" in argv:
+            return profile_generation.run(argv)
+        if any(map(profile_server.is_url, argv)):
+            return profile_server.run(argv)
         return _profile_training(argv)
 
 
