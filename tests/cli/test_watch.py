@@ -4,8 +4,10 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,29 @@ def test_a_directory_that_vanishes_while_runs_are_looked_for(
     monkeypatch.setattr(os, "scandir", remove_first)
     assert main(["watch", str(runs), "--once"]) == 3
     assert not gone.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_of_an_alert(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """SIGTERM left it running, Ctrl-C waited half a minute for it."""
+    monkeypatch.setattr(watch, "_INTERRUPTED_S", 0.1)
+    monkeypatch.setattr(alert_delivery, "_TIMEOUT_S", 600.0)
+    pids = tmp_path / "pid"
+    command = f"echo $$ > {pids}.new; mv {pids}.new {pids}; exec sleep 600"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 30
+        while not pids.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        watch.run([str(runs), "--exec", command])
+    deadline = time.monotonic() + 10
+    place = Path(f"/proc/{pids.read_text().strip()}/stat")
+    while place.exists() and ") Z " not in place.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not place.exists() or ") Z " in place.read_text()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,42 @@ def test_a_comparison_as_one_offline_file(write_run: Any, tmp_path: Path) -> Non
     assert "<script" not in html
     assert "<img" not in html
     assert main(["compare", *map(str, paths), "--html", str(tmp_path / "none" / "x.html")]) == 1
+
+
+def test_a_running_run_of_tokens_is_compared_by_its_characters(
+    write_run: Any, tmp_path: Path
+) -> None:
+    """A token of several characters counted as one until the run had ended."""
+    runs = [write_run(name, vocab="bpe", is_ended=False) for name in "ab"]
+    for run, tokens_per_char in zip(runs, (0.25, 0.5), strict=True):
+        path = run / "metrics.jsonl"
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in events:
+            if "bits_per_char" in event:
+                event["loss"] = event["bits_per_char"] * math.log(2.0) / tokens_per_char
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = compare_runs(runs)
+    assert result.at["chars"] == pytest.approx(20_000)
+    by_chars = [result.figure(run, "chars") for run in result.runs]
+    assert by_chars == pytest.approx([2.5, 2.0])
+
+
+def test_characters_that_are_not_known_are_not_guessed(write_run: Any) -> None:
+    run = write_run("a", vocab="bpe", is_ended=False)
+    path = run / "metrics.jsonl"
+    path.write_text("".join(line.replace('"loss"', '"x"') + "\n"
+                            for line in path.read_text().splitlines()))  # fmt: skip
+    assert compare_runs([run, write_run("b")]).at["chars"] is None
+
+
+def test_runs_of_two_machines_and_beside_load_are_said(write_run: Any) -> None:
+    one, two = write_run("a", machine="CPU X"), write_run("b", machine="CPU Y")
+    event = {"event": "machine", "elapsed_s": 10.0, "cores": 2, "own_cores": 1.0}
+    with (two / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({**event, "others_share": s}) + "\n" for s in (0.3, 0.5))
+    result = compare_runs([one, two])
+    first, second = result.notes
+    assert "different machines" in first
+    assert "b was trained beside others' load, 40% of the machine" in second
+    assert compare_runs([one, write_run("old")]).notes == []
+    assert [run["others_share"] for run in result.to_dict()["runs"]] == [None, pytest.approx(0.4)]

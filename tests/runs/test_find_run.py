@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastlstm.errors import FormatError, UsageError, in_flags
+from fastlstm.errors import FormatError, RunDirectoryError, StorageError, UsageError, in_flags
 from fastlstm.runs.find_run import require_run
 from test_light_import import loaded_by
 
@@ -114,3 +116,22 @@ def test_the_library_says_the_same() -> None:
 def test_the_command_line_needs_no_torch_to_say_so(argv: list[str]) -> None:
     code = f"from fastlstm.cli.main import main\nassert main({argv!r}) == 2"
     assert loaded_by(code) & {"torch"} == set()
+
+
+def test_a_directory_that_may_not_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an internal error of every verb that takes a run."""
+    closed, listed = tmp_path / "closed", Path.iterdir
+    closed.mkdir()
+
+    def refused(path: Path) -> Iterator[Path]:
+        if path == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(StorageError, match=r"closed: cannot read \(Permission denied\)"):
+        require_run(closed)
+    with pytest.raises(RunDirectoryError, match="no such run"):
+        require_run(tmp_path / "close")

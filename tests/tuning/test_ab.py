@@ -19,10 +19,10 @@ from fastlstm.cli.ab import rows, verdict_text
 from fastlstm.cli.main import main
 from fastlstm.errors import CommandError, ConfigError
 from fastlstm.tuning import ab
-from fastlstm.tuning.ab import Comparison, compare_commands
+from fastlstm.tuning.ab import Comparison, Pair, compare_commands
 from fastlstm.tuning.command import Command, parse_command
 from fastlstm.tuning.paired_times import LOOKS, Estimate, Verdict
-from fastlstm.tuning.process import StepWorker, run_whole
+from fastlstm.tuning.process import MeasuredProcess, StepWorker, run_whole, stop_all
 
 TRAIN = (
     f"{sys.executable} -m fastlstm train {{}} --preset tiny --rnn-size 16 --embed-size 8"
@@ -142,6 +142,51 @@ def test_a_signal_while_the_clock_starts_is_not_waited_out(monkeypatch: pytest.M
     assert not started[0].is_alive()
 
 
+def test_standard_error_takes_no_disk(temporary: Path) -> None:
+    """A file for it grew without bounds; only its end is kept."""
+    text = "i=0; while [ $i -lt 2000 ]; do echo xxxxxxxxx >&2; i=$((i+1)); done"
+    with pytest.raises(CommandError) as caught:
+        run_whole(parse_command("A", f"{text}; ls -l /proc/self/fd/2 >&2; exit 1"), 60)
+    *_, last = caught.value.lines()
+    assert "pipe:" in last
+    assert len(caught.value.lines()) == 9
+
+
+def test_workers_end_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was waited for in turn: Ctrl-C took 10 s."""
+    closed, stopped = list[int](), list[int]()
+    close, stop = MeasuredProcess.close_pipes, MeasuredProcess.stop
+
+    def closing(process: MeasuredProcess) -> None:
+        closed.append(process.pid)
+        close(process)
+
+    def stopping(process: MeasuredProcess) -> None:
+        stopped.append(len(set(closed)))
+        stop(process)
+
+    monkeypatch.setattr(MeasuredProcess, "close_pipes", closing)
+    monkeypatch.setattr(MeasuredProcess, "stop", stopping)
+    command = parse_command("A", "cat")
+    for _ in range(2):
+        MeasuredProcess(command, command.argv, 60, is_worker=True)
+    stop_all()
+    assert stopped == [2, 2]
+
+
+def test_a_process_in_a_session_of_its_own_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pids = tmp_path / "pid"
+    text = f"setsid sleep 60 & echo $! > {pids}; exit 7"
+    assert main(["ab", "--a", text, "--b", "true"]) == 1
+    pid = int(pids.read_text())
+    try:
+        assert f"left these processes running: sleep (pid {pid})" in capsys.readouterr().err
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
 def is_running(pid: int) -> bool:
     """Whether a process, which may have been killed just now, goes on."""
     deadline = time.monotonic() + 10
@@ -175,17 +220,15 @@ def test_training_steps(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> Non
         def step(self, count: int) -> list[tuple[float, int]]:
             return [(0.1, self._units)] * (count - 1) + [(9.0, self._units)]
 
-        def stop(self) -> None:
-            self.made.append("stopped")
-
     monkeypatch.setattr(ab, "StepWorker", Worker)
+    monkeypatch.setattr(ab, "stop_all", lambda: Worker.made.append("stopped"))
     monkeypatch.setattr(ab, "LOOKS", (6, 8))
     found = compare_commands("fastlstm train a", "fastlstm train b", max_time_s=60)
     assert found.measured == "seconds per 1,000 tokens in training steps, median step of a turn"
     assert [pair.group for pair in found.pairs] == [0] * 4 + [1] * 4
     for pair in found.pairs:
         assert (pair.a, pair.b) == (pytest.approx(1.0), pytest.approx(1 / 3))
-    assert Worker.made == ["A", "B", "stopped", "stopped"] * 2
+    assert Worker.made == [*["A", "B", "stopped"] * 2, "stopped"]
     assert list(temporary.iterdir()) == []
 
 
@@ -229,12 +272,21 @@ def test_detect_of_the_function_is_a_share() -> None:
 def test_a_ratio_without_an_interval_claims_none() -> None:
     found = Estimate(1.0, 0.0, float("inf"), 12, 0, 1, 0.1)
     result = Comparison(
-        ("a", "b"), 0.03, Verdict.UNDECIDED, found, "seconds", "s", (1.0, 1.0), None, None, 1.0
+        "a",
+        "b",
+        0.03,
+        "seconds",
+        found,
+        Verdict.UNDECIDED,
+        None,
+        (Pair(1.0, 1.0, 0),),
+        1.0,
+        None,
+        {},
     )
     assert dict(rows(result))["B / A"] == "1.000, no interval yet"
     sure = replace(result, found=replace(found, low=0.9, high=1.1))
     assert dict(rows(sure))["B / A"] == "1.000 (0.900 to 1.100), 95 % interval over all looks"
-
 
 
 def test_more_pairs_than_are_taken_are_not_asked_for() -> None:

@@ -126,7 +126,7 @@ def test_commands_keep_what_was_given(base: Generation) -> None:
     many = cli._command(argv, "runs/book", replace(verdict, options={"streams": 4}))
     assert many is not None
     assert many.startswith("""python -c 'from fastlstm import LM; print(LM.load("runs/book").""")
-    assert "[\"\"] * 4, max_tokens=500))'" in many
+    assert '[""] * 4, max_tokens=500))\'' in many
 
 
 def test_the_command_line_prints_it_and_verifies(

@@ -1,5 +1,7 @@
 import json
+import os
 import shlex
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fastlstm.errors import Stopped, UsageError
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import Length, QualityPrediction
 from fastlstm.tuning import predict
+from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.predict import predict_run
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
@@ -172,3 +175,11 @@ def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
     with pytest.raises(Stopped, match="nothing follows") as caught:
         predict_run(str(text), TrainConfig(budget="60s"), {"budget"})
     assert "resume" not in str(caught.value)
+
+
+def test_a_signal_while_the_run_is_set_up_is_not_lost(text: Path):
+    """The short run began in spite of it, and the exit code was 0."""
+    config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
+    given = {*SIZES, "budget", "precision"}
+    with pytest.raises(SystemExit):
+        plan_run(str(text), config, given, lambda _: os.kill(os.getpid(), signal.SIGTERM))

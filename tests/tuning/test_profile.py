@@ -3,7 +3,9 @@ import math
 import os
 import signal
 import time
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,6 +136,49 @@ def test_a_gain_that_noise_hides_is_no_healthy_run():
     lines = dict(rows(small, {}, None))
     assert "healthy" in lines["verdict"]
     assert not {"noise", "not advised"} & set(lines)
+
+
+def test_what_tune_is_to_try_comes_after_what_surely_pays():
+    wide = Verdict(
+        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
+        axis="output-rank",
+    )  # fmt: skip
+    sure = Verdict("threads", 0.1, 0.12, 0.1, 0.2, EXACT, {"threads": 2})
+    other = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING)
+    assert (wide.is_recommended, wide.is_to_try, sure.is_to_try) == (False, True, False)
+    assert not replace(wide, low=-0.1).is_to_try
+    assert not replace(wide, high=math.inf).is_to_try
+    order = [verdict.cause for verdict in ranked([other, wide, sure])]
+    assert order == ["threads", "output layer", "batch size"]
+    found = Profile("tokens", 1.0, None, {}, tuple(ranked([wide, sure])), (), 1.0, None, {})
+    lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"}, None)
+    place = [label for label, _ in lines].index("2. output layer")
+    assert "changes learning, and what the run ends at is not known" in lines[place][1]
+    assert lines[place + 1][1].startswith("45 % of the time; ")
+    assert lines[place + 2][1] == "fastlstm tune book.txt --axes output-rank"
+    assert "not advised" not in dict(lines)
+
+
+def test_the_command_of_a_search_has_a_budget_and_its_own_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wide = Verdict(
+        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
+        axis="output-rank",
+    )  # fmt: skip
+    found = Profile("tokens", 1.0, None, {}, (wide,), (), 1.0, None, {})
+
+    def set_up(sources, config, names, profiler):
+        profiler.result, profiler.options = found, config
+
+    monkeypatch.setattr(cli, "_set_up", set_up)
+    Path("my book.txt").write_text("It was the best of times. " * 100)
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["profile", "my book.txt", "--steps", "50", "--vocab", "bpe"]) == 0
+    assert (
+        "fastlstm tune 'my book.txt' --vocab bpe --budget 5m --axes output-rank"
+        " --out 'tuning/my book'"
+    ) in printed.getvalue()
 
 
 def test_the_time_to_a_quality_is_found_where_there_is_one():

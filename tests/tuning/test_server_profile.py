@@ -192,6 +192,7 @@ def test_commands_keep_the_options_of_the_server() -> None:
     assert cli._command("127.0.0.1", 8000, "runs/a b", about, verdict) == (
         "fastlstm serve 'runs/a b' --weights fp32 --threads 2 --max-streams 8"
     )
+    assert " ./-run " in cli._command("127.0.0.1", 8000, "-run", about, verdict)
     elsewhere = cli._command("::1", 81, "run", {**about, "threads": "0"}, verdict)
     assert elsewhere == "fastlstm serve run --host ::1 --port 81 --weights fp32 --max-streams 8"
 

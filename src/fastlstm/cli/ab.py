@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option
 from fastlstm.cli.options import json_option
-from fastlstm.cli.output import print_result
+from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.terminal import clip, clock, columns, is_terminal
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EXIT_SLOWER = 3
 EXIT_UNDECIDED = 4
+_MAX_LEFT = 5
 _EXITS = {"slower": EXIT_SLOWER, "not slower": EXIT_OK, "undecided": EXIT_UNDECIDED}
 
 COMMAND = Command(
@@ -51,11 +52,18 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.training.signals import ended_like_ctrl_c
     from fastlstm.tuning.ab import compare_commands
+    from fastlstm.tuning.process import still_running
 
-    with ended_like_ctrl_c(), closing(Progress()) as show:
-        result = compare_commands(
-            parsed["a"], parsed["b"], detect=detect, max_time_s=max_time_s, observer=show
-        )
+    try:
+        with ended_like_ctrl_c(), closing(Progress()) as show:
+            result = compare_commands(
+                parsed["a"], parsed["b"], detect=detect, max_time_s=max_time_s, observer=show
+            )
+    finally:
+        if left := still_running():
+            more = f" and {len(left) - _MAX_LEFT} more" if len(left) > _MAX_LEFT else ""
+            shown = ", ".join(left[:_MAX_LEFT])
+            say(f"note: the commands left these processes running: {shown}{more}")
     print_result(result.to_dict(), rows(result), parsed["json"])
     return _EXITS[result.verdict]
 

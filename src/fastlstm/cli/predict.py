@@ -55,6 +55,13 @@ _OWN = ("measure", "measure_steps", "target", "json")
 
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
+    from fastlstm.training.signals import ended_like_ctrl_c
+
+    with ended_like_ctrl_c():
+        return _predict(argv)
+
+
+def _predict(argv: list[str]) -> int:
     if command_for(argv, COMMAND, TABLE_COMMAND) is TABLE_COMMAND:
         return run_table(argv)
     parsed = parse(COMMAND, argv)

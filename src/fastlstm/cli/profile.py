@@ -33,7 +33,7 @@ from fastlstm.text.data.sources import open_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastlstm.tuning.profile import Profiler
+    from fastlstm.tuning.profile import Profile, Profiler
     from fastlstm.tuning.verdicts import Verdict
 
 PROFILE_FILE = "profile.json"
@@ -62,7 +62,7 @@ _PROFILE_OPTIONS = (
 )
 COMMAND = Command(
     verb="profile",
-    summary="Find the bottlenecks of a training run and measure what removing each one gains.",
+    summary="Find the bottlenecks of a training run and measure what removing each gains.",
     positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
     options=(*_PROFILE_OPTIONS, *TEXT_OPTIONS),
     examples=(
@@ -76,7 +76,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="profile",
-    summary="Find the bottlenecks of the training of a forecaster, and what removing each gains.",
+    summary="Find the bottlenecks of training a forecaster, and what removing each gains.",
     positionals=(Positional("DATA", "a table, or the run of a forecaster", is_many=True),),
     options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
     examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
@@ -86,13 +86,13 @@ OTHER_COMMANDS = (profile_generation.COMMAND, profile_server.COMMAND)
 
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
-    if "--generation" in argv:
-        return profile_generation.run(argv)
-    if any(map(profile_server.is_url, argv)):
-        return profile_server.run(argv)
     from fastlstm.training.signals import ended_like_ctrl_c
 
     with ended_like_ctrl_c():
+        if "--generation" in argv:
+            return profile_generation.run(argv)
+        if any(map(profile_server.is_url, argv)):
+            return profile_server.run(argv)
         return _profile_training(argv)
 
 
@@ -124,11 +124,7 @@ def _profile_training(argv: list[str]) -> int:
     fixed = chosen_sizes(config, profiler.options)
     words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
     profile = with_instruction_set(profiler.result, shlex.join(words))
-    commands = {
-        v.cause: v.command_prefix + train_command(command, _OWN, argv, {**fixed, **v.options})
-        for v in profile.recommended
-        if v.options or v.command_prefix
-    }
+    commands = _commands(profile, command, argv, config, fixed)
     verified = None
     if not parsed["no_verify"] and profile.recommended:
         verified = _verified(command, argv, fixed, profile.recommended[0], profile.step_share)
@@ -144,6 +140,23 @@ def _profile_training(argv: list[str]) -> int:
         except StorageError as error:
             say(f"note: this profile is not kept in the run: {error}")
     return EXIT_OK
+
+
+def _commands(
+    profile: Profile, command: Command, argv: list[str], config: TrainConfig | ForecastConfig,
+    fixed: Mapping[str, Any],
+) -> dict[str, str]:  # fmt: skip
+    """Returns the commands by cause: of what is recommended, and of what tune is to try."""
+    commands = {
+        v.cause: v.command_prefix + train_command(command, _OWN, argv, {**fixed, **v.options})
+        for v in profile.recommended
+        if v.options or v.command_prefix
+    }
+    for v in profile.to_try:
+        tuned = {**fixed, "budget": config.budget or config.default_budget, "axes": v.axis}
+        own = (*_OWN, "steps", "epochs")
+        commands[v.cause] = train_command(command, own, argv, tuned, verb="tune")
+    return commands
 
 
 def _set_up(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _NUM_OPS = 14
 _UNDECIDED = "undecided: a change may gain more than 10 %, or it is noise; give a longer --measure"
+_UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
 _MIN_OTHERS = 0.1
 
 
@@ -34,8 +35,7 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
         ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
     ]
     if not profile.recommended:
-        healthy = f"nothing above 5 %: this run is healthy{of_ceiling}"
-        found.append(("verdict", _UNDECIDED if profile.is_undecided else healthy))
+        found.append(("verdict", _nothing_sure(profile) + of_ceiling))
     for place, verdict in enumerate(profile.recommended):
         found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
         found.append(("", verdict.evidence))
@@ -43,6 +43,10 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
             found.append(("", f"verified by running it: {100 * verified:+.0f} %"))
         if verdict.cause in commands:
             found.append(("", commands[verdict.cause]))
+    for place, verdict in enumerate(profile.to_try, len(profile.recommended) + 1):
+        found.append((f"{place}. {verdict.cause}", f"{gain_text(verdict)}, {_UNKNOWN}"))
+        found.append(("", f"{100 * verdict.share:.0f} % of the time; {verdict.evidence}"))
+        found.append(("", commands[verdict.cause]))
     found += [("not advised", _not_advised(v)) for v in profile.verdicts if v.is_mentioned]
     found += [("not timed", text) for text in profile.not_timed]
     found += _op_rows(profile.ops)
@@ -74,6 +78,12 @@ def gain_text(verdict: Verdict) -> str:
         return text
     sooner = f"the same quality {100 * verdict.quality_gain:+.0f} % sooner"
     return f"{text}, {sooner}" if text else sooner
+
+
+def _nothing_sure(profile: Profile) -> str:
+    if profile.to_try:
+        return "nothing surely pays"
+    return _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
 
 
 def _not_advised(verdict: Verdict) -> str:

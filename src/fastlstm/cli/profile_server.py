@@ -134,7 +134,7 @@ def _command(
         options[name] = verdict.options.get(name, about[name])
     if host == "localhost":
         del options["host"]
-    words = ["fastlstm", "serve", str(path)]
+    words = ["fastlstm", "serve", f"./{path}" if str(path).startswith("-") else str(path)]
     for name, value in options.items():
         if str(value) != str(getattr(defaults, name)):
             words += [f"--{name.replace('_', '-')}", str(value)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "resume",
         "json")  # fmt: skip
-_AXES = "threads,precision,batch,seq-length,size,optimizer,lr"
+_AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
 
 

@@ -15,10 +15,14 @@ from fastlstm.errors import EXIT_OK, UsageError
 from fastlstm.report.markup import visible
 
 if TYPE_CHECKING:
+    from fastlstm.monitor.alert_delivery import AlertDelivery
     from fastlstm.monitor.alerts import Alert
+    from fastlstm.monitor.watcher import Watcher
 
 EXIT_ALERT = 3
-_EVERY_S = 1.0
+_EVERY_S, _LOOKS_ONCE = 1.0, 3
+_DELIVERY_S, _INTERRUPTED_S = 60.0, 3.0
+"""How long alerts may take to be delivered at the end, and after Ctrl-C or SIGTERM."""
 
 COMMAND = Command(
     verb="watch",
@@ -56,32 +60,43 @@ def run(argv: list[str]) -> int:
     from fastlstm.monitor.alert_delivery import AlertDelivery
     from fastlstm.monitor.alerts import chosen_rules
     from fastlstm.monitor.watcher import Watcher
+    from fastlstm.training.signals import ended_like_ctrl_c
 
     watcher = Watcher(paths, chosen_rules(parsed["rule"]))
-    delivery = AlertDelivery(parsed["exec"], parsed["webhook"], say)
+    delivery, wait_s = AlertDelivery(parsed["exec"], parsed["webhook"], say), _DELIVERY_S
     try:
-        looks = 0
-        while True:
-            changes = watcher.update()
-            if looks == 0:  # what was over before is of no interest
-                changes = watcher.active
-                if not watcher.runs:
-                    say("no run has written a metrics.jsonl there in the last 24 hours")
-            looks += 1
-            if not parsed["once"] or looks == 3:
-                changes = watcher.active if parsed["once"] else changes
-                for path, alert in changes:
-                    _tell(path, alert, parsed["json"])
-                    delivery.send(as_dict(path, alert))
-            if watcher.is_over or (parsed["once"] and looks == 3):
-                for path in paths:
-                    if not path.is_dir():
-                        say(f"{path} was removed")
-                break
-            time.sleep(_EVERY_S)
+        with ended_like_ctrl_c():
+            _follow(watcher, delivery, paths, parsed["once"], parsed["json"])
+    except (KeyboardInterrupt, SystemExit):
+        wait_s = _INTERRUPTED_S
+        raise
     finally:
-        delivery.close()
+        delivery.close(wait_s)
     return EXIT_ALERT if watcher.active else EXIT_OK
+
+
+def _follow(
+    watcher: Watcher, delivery: AlertDelivery, paths: list[Path], is_once: bool, use_json: bool
+) -> None:
+    """Tells and delivers alerts until all runs have ended; `is_once`: after three looks."""
+    looks = 0
+    while True:
+        changes = watcher.update()
+        if looks == 0:  # what was over before is of no interest
+            changes = watcher.active
+            if not watcher.runs:
+                say("no run has written a metrics.jsonl there in the last 24 hours")
+        looks += 1
+        if not is_once or looks == _LOOKS_ONCE:
+            for path, alert in watcher.active if is_once else changes:
+                _tell(path, alert, use_json)
+                delivery.send(as_dict(path, alert))
+        if watcher.is_over or (is_once and looks == _LOOKS_ONCE):
+            for path in paths:
+                if not path.is_dir():
+                    say(f"{path} was removed")
+            return
+        time.sleep(_EVERY_S)
 
 
 def as_dict(path: Path, alert: Alert) -> dict[str, object]:

@@ -40,6 +40,7 @@ class AlertDelivery:
         self._command, self._url, self._say = command, url, say
         self._host = "" if url is None else _host_of(url)
         self._waiting: queue.Queue[dict[str, object] | None] = queue.Queue(_MAX_WAITING)
+        self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -53,12 +54,14 @@ class AlertDelivery:
             self._say("an alert was not delivered: 1,000 others wait")
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Waits until all is delivered, at most so long."""
-        try:
+        """Waits until all is delivered, at most so long; then a command that runs is ended."""
+        with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=timeout_s)
-        except queue.Full:
-            return
-        self._thread.join(timeout_s)
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._say("not all alerts were delivered")
+            if self._process is not None:
+                _kill(self._process)
 
     def _work(self) -> None:
         while (alert := self._waiting.get()) is not None:
@@ -81,14 +84,16 @@ class AlertDelivery:
         except (OSError, ValueError) as error:
             self._say(f"--exec failed: {type(error).__name__}")
             return
+        self._process = process
         try:
             process.communicate(data, timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
             self._say(f"--exec was ended: it took more than {_TIMEOUT_S:g} s")
             return
+        finally:
+            self._process = None
         if process.returncode:
             self._say(f"--exec ended with exit status {process.returncode}")
 
@@ -105,6 +110,11 @@ class AlertDelivery:
             if wait_s is not None:
                 time.sleep(wait_s)
         self._say(f"--webhook: {self._host} did not take an alert ({error})")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _host_of(url: str) -> str:

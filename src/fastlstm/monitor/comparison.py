@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.errors import ConfigError, RunDirectoryError
 from fastlstm.monitor.run_summary import RunSummary
 from fastlstm.report.events import number, text_of
+from fastlstm.report.terminal import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,8 @@ _NOT_SETTINGS = frozenset(
 )
 _CEILING_RATIO = 1.25
 """Ceilings that differ by more are not of one quiet machine."""
+_MIN_OTHERS = 0.1
+"""Share of the machine that others took, from which it is said."""
 _MOST_OF_CEILING = 1.1
 """Above this share a ceiling was measured too low."""
 
@@ -72,6 +75,7 @@ class RunComparison:
             "unit": run.unit,
             "units_per_s": run.rate,
             "ceiling_share": run.last.get("ceiling_share"),
+            "others_share": run.machine.mean_others,
         }
 
 
@@ -94,8 +98,8 @@ def _summary(path: Path) -> RunSummary:
     run.update()
     if not run.start and not run.training and not run.validation:
         raise RunDirectoryError(
-            f"{path}: has no events of a run (metrics.jsonl is missing, empty or damaged); name the"
-            " directory that a training wrote"
+            f"{path}: has no events of a run (metrics.jsonl is missing, empty, damaged or not"
+            " readable); name the directory that a training wrote"
         )
     return run
 
@@ -137,18 +141,7 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
         notes.append("the runs are of different tasks: their figures cannot be compared")
     if len({text_of(run.start, "source") for run in runs}) > 1:
         notes.append("the runs read different sources: their figures are of different data")
-    ceilings = [number(run.start, "ceiling_gflops") for run in runs]
-    known = [ceiling for ceiling in ceilings if ceiling]
-    devices = {text_of(run.start, "device") for run in runs}
-    # Of one machine too, each number of threads and each precision has a ceiling of its own.
-    settings = {f"{run.start.get('threads')} {run.start.get('precision')}" for run in runs}
-    differ = len(settings) == 1 and known and max(known) > _CEILING_RATIO * min(known)
-    if len(devices) > 1 or differ:
-        shown = ", ".join("unknown" if not c else f"{c:,.0f} GFLOP/s" for c in ceilings)
-        notes.append(
-            f"different machines, or one that was busy (ceilings: {shown}): seconds and rates say"
-            " more about them than about the settings; compare at equal chars"
-        )
+    notes += [note for note in (_machines(runs), *map(_load, runs)) if note]
     for run in runs:
         share = number(run.last, "ceiling_share")
         if share is not None and share > _MOST_OF_CEILING:
@@ -161,3 +154,32 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
         if run.best is None:
             notes.append(f"{run.path} has no evaluation yet")
     return notes
+
+
+def _machines(runs: Sequence[RunSummary]) -> str:
+    """Returns what to say of runs of different machines; empty where they are of one."""
+    ceilings = [number(run.start, "ceiling_gflops") for run in runs]
+    known = [ceiling for ceiling in ceilings if ceiling]
+    devices = {text_of(run.start, "device") for run in runs}
+    machines = {text_of(run.start, "machine") for run in runs} - {""}  # older runs do not say it
+    # Of one machine too, each number of threads and each precision has a ceiling of its own.
+    settings = {f"{run.start.get('threads')} {run.start.get('precision')}" for run in runs}
+    differ = len(settings) == 1 and known and max(known) > _CEILING_RATIO * min(known)
+    if len(devices) == 1 and len(machines) < 2 and not differ:
+        return ""
+    shown = ", ".join("unknown" if not c else f"{c:,.0f} GFLOP/s" for c in ceilings)
+    return (
+        f"different machines, or one that was busy (ceilings: {shown}): seconds and rates say"
+        " more about them than about the settings; compare at equal chars"
+    )
+
+
+def _load(run: RunSummary) -> str:
+    """Returns what to say of a run that had not the machine for itself; empty where it had."""
+    others = run.machine.mean_others
+    if others is None or others < _MIN_OTHERS:
+        return ""
+    return (
+        f"{run.path} was trained beside others' load, {percent(others)} of the machine: its seconds"
+        " and rates say less; compare at equal chars"
+    )

@@ -57,6 +57,11 @@ class MachineStrip:
             if count
         ]
 
+    @property
+    def mean_others(self) -> float | None:
+        """The share of the machine that others took over the whole run; None: nothing is known."""
+        return sum(self._others) / sum(self._counts) if self else None
+
     def add(self, event: Event) -> None:
         """Adds a `machine` event."""
         at, share = number(event, "elapsed_s"), others_share(event)

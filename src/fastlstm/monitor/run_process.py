@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastlstm.report.events import Event
 from fastlstm.runs.lock_holder import lock_holder
-from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.system.machine_usage import MachineUsage, free_bytes
 
 
 class RunProcess:
@@ -20,7 +20,7 @@ class RunProcess:
 
     def __init__(self, run: Path) -> None:
         self._run, self._pid = run, -1
-        self._usage = MachineUsage(run)
+        self._usage: MachineUsage | None = None
 
     def look(self) -> Event:
         """Returns `time silent_s is_locked`, `pid state cpu_share` and what `MachineUsage` has.
@@ -30,16 +30,16 @@ class RunProcess:
         now = time.time()
         is_locked, pid = lock_holder(self._run / ".lock")
         if pid != self._pid:
-            self._pid, self._usage = pid, MachineUsage(self._run, pid if pid > 0 else None)
+            self._pid, self._usage = pid, MachineUsage(self._run, pid) if pid > 0 else None
         event: Event = {"event": "process", "time": now, "is_locked": is_locked}
         try:
             event["silent_s"] = max(now - os.stat(self._run / "metrics.jsonl").st_mtime, 0.0)
         except OSError:
             return event
+        if self._usage is None:
+            disk = free_bytes(self._run)
+            return event if disk is None else event | {"disk_free_bytes": disk}
         used = self._usage.read()
-        if pid <= 0:  # figures of this process, which writes no run
-            used = {name: used[name] for name in ("disk_free_bytes",) if name in used}
-            return event | used
         share = used.get("own_cores")
         return event | used | {"pid": pid, "state": _state(pid), "cpu_share": share}
 

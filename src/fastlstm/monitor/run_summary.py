@@ -25,7 +25,7 @@ _MAX_ALERTS = 20
 _MAX_PHASES = 12
 _LAST_KEYS = (
     *("step", "units", "progress", "units_per_s", "ceiling_share", "input_wait_share"),
-    *("elapsed_s", "eta_s"),
+    *("elapsed_s", "eta_s", "loss", "bits_per_char"),
 )
 _SLIP_FROM = 0.02
 """Share of the run after which its first prediction of the end counts."""
@@ -247,29 +247,30 @@ class RunSummary:
 
     @property
     def units_per_char(self) -> float | None:
-        """Tokens per character of a text, None of other runs and before the first figure."""
-        loss, bits = (
-            number(self.end or {}, "best_loss"),
-            number(self.end or {}, "best_bits_per_char"),
-        )
-        if not loss or not bits:
-            return 1.0 if text_of(self.start, "vocab") == "char" else None
-        return bits * math.log(2.0) / loss
+        """Tokens per character of a text, None before the first figure; 1 of other runs."""
+        if self.measure.key != "bits_per_char" or text_of(self.start, "vocab") == "char":
+            return 1.0
+        ends = ((number(self.end or {}, f"best_{key}") for key in ("loss", "bits_per_char")),)
+        for loss, bits in ((self.last.get("loss"), self.last.get("bits_per_char")), *ends):
+            if loss and bits:
+                return bits * math.log(2.0) / loss
+        return None
 
     def best_until(self, limit: float, by: str) -> float | None:
         """Returns the lowest validation figure up to a limit of `seconds` or `chars`."""
         if by == "seconds":
             return self.validation.lowest_until(limit, self.validation.seconds)
-        per_char = self.units_per_char or 1.0
-        return self.validation.lowest_until(limit * per_char, self.validation.units)
+        limit *= self.units_per_char or math.nan
+        return self.validation.lowest_until(limit, self.validation.units)
 
     def reach(self, by: str) -> float | None:
-        """Returns the seconds or the characters at the last evaluation."""
+        """Returns the seconds or the characters at the last evaluation; None: not known."""
         if not self.validation:
             return None
         if by == "seconds":
             return self.validation.seconds[-1]
-        return self.validation.units[-1] / (self.units_per_char or 1.0)
+        per_char = self.units_per_char
+        return None if per_char is None else self.validation.units[-1] / per_char
 
 
 _STORED: dict[str, type | tuple[type, ...]] = {

@@ -6,7 +6,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastlstm.errors import FormatError, Message, RunDirectoryError, Setting, nearest_hint
+from fastlstm.errors import (
+    FormatError,
+    Message,
+    RunDirectoryError,
+    Setting,
+    StorageError,
+    nearest_hint,
+)
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TRAINER_FILE, Kind, RunDirectory, kind_of_run
 
@@ -132,6 +139,7 @@ def _is_run(directory: Path) -> bool:
 
 def _runs_in(directory: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in os.scandir(directory) if _is_run(Path(entry.path)))
-    except OSError:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if _is_run(Path(entry.path)))
+    except (OSError, StorageError):
         return []

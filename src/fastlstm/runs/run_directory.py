@@ -236,9 +236,15 @@ class RunDirectory:
         storage.rename(aside, successor)
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoint directories, largest step first, unverified."""
+        """Returns the checkpoint directories, largest step first, unverified.
+
+        Raises:
+            StorageError: the directory cannot be read.
+        """
         by_name: dict[str, Path] = {}
-        for path in sorted(self.path.iterdir()) if os.path.isdir(self.path) else []:
+        with storage.storage_errors(self.path, "read"):
+            places = sorted(self.path.iterdir()) if os.path.isdir(self.path) else []
+        for path in places:
             aside = _SET_ASIDE.fullmatch(path.name)
             name = aside[1] if aside else path.name
             if not _CHECKPOINT.fullmatch(name) or path.is_symlink() or not path.is_dir():

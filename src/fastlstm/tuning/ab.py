@@ -219,17 +219,23 @@ class TrainingSteps:
 
                 for _ in range(blocks):
                     yield _block(rng, group, turn)
+                    if time.perf_counter() >= end:
+                        break
             group_s, group = time.perf_counter() - started, group + 1
 
     @contextmanager
     def _workers(self) -> Iterator[tuple[list[StepWorker], list[int]]]:
         """Starts both at once; returns them, warmed up, with their steps per turn."""
         with ExitStack() as stack:
-            workers = list[StepWorker]()
-            for command in self._commands:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastlstm-ab-"))
-                workers.append(StepWorker(command, folder, self._limit_s))
-                stack.callback(workers[-1].stop)
+            folders = [
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="fastlstm-ab-"))
+                for _ in self._commands
+            ]
+            stack.callback(stop_all)
+            workers = [
+                StepWorker(command, folder, self._limit_s)
+                for command, folder in zip(self._commands, folders, strict=True)
+            ]
             units = [worker.ready() for worker in workers]
             if units[0] != units[1]:
                 raise ConfigError(

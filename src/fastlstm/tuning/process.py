@@ -7,17 +7,21 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from pathlib import Path
 
 from fastlstm.errors import CommandError
+from fastlstm.system.environment import with_variables
 from fastlstm.tuning.command import Command
 
 _TAIL_LINES, _TAIL_BYTES = 8, 4_000
+_TAIL_S = 0.5
+"""The end of standard error may be late when another process has it too."""
+_MARK = "FASTLSTM_AB", f"{os.getpid()}.{time.time_ns()}"
+"""In the environment of all that is started here."""
 _EXIT_S = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _started = set["MeasuredProcess"]()
@@ -25,9 +29,25 @@ _started = set["MeasuredProcess"]()
 
 
 def stop_all() -> None:
-    """Ends every process that was started here and was not stopped."""
+    """Ends every process that was started here and was not stopped; they end at the same time."""
+    for process in list(_started):
+        process.close_pipes()
     for process in list(_started):
         process.stop()
+
+
+def still_running() -> list[str]:
+    """Returns "name (pid 9)" of each process that outlives the command that started it: one in a
+    session of its own."""
+    found, own = list[str](), {process.pid for process in _started}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{'='.join(_MARK)}\0".encode() not in (place / "environ").read_bytes():
+                continue
+            if int(place.name) not in own:
+                name = (place / "comm").read_bytes().decode(errors="replace").strip()
+                found.append(f"{name} (pid {place.name})")
+    return found
 
 
 @contextmanager
@@ -66,17 +86,24 @@ class MeasuredProcess:
         self, command: Command, argv: Sequence[str], limit_s: float, *, is_worker: bool = False
     ) -> None:
         self._command, self._limit_s, self._is_late = command, limit_s, False
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._tail = b""
         pipe = subprocess.PIPE if is_worker else subprocess.DEVNULL
         try:
             with _signals_held():
                 self._process = subprocess.Popen(
-                    argv, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
-                )
+                    argv, stdin=pipe, stdout=pipe, stderr=subprocess.PIPE, start_new_session=True,
+                    env=with_variables(dict([_MARK])),
+                )  # fmt: skip
                 _started.add(self)
         except OSError as error:
-            self._errors.close()
             raise CommandError(f"{command.name} cannot be started: {error}") from None
+        self._reader = threading.Thread(target=self._keep_tail, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
 
     @contextmanager
     def limited(self) -> Iterator[None]:
@@ -129,20 +156,23 @@ class MeasuredProcess:
             what = f"was killed by {_signal_name(-status)}"
         else:
             what = f"failed with exit status {status}"
-        return CommandError(f"{name} {what}: {self._command.text}", *self._tail())
+        return CommandError(f"{name} {what}: {self._command.text}", *self._last_lines())
 
-    def stop(self) -> None:
-        """Ends the process and all it started; a worker ends when its input does."""
+    def close_pipes(self) -> None:
+        """Has a worker end, without waiting for it."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+
+    def stop(self) -> None:
+        """Ends the process and all it started; a worker ends when its input does."""
+        self.close_pipes()
         if self._process.stdin is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_EXIT_S)
         self._kill()
         self._process.wait()
-        self._errors.close()
         _started.discard(self)
 
     def _kill_late(self) -> None:
@@ -153,11 +183,17 @@ class MeasuredProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _tail(self) -> list[str]:
-        end = self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, end - _TAIL_BYTES))
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        return [line for line in lines if line.strip()][-_TAIL_LINES:]
+    def _keep_tail(self) -> None:
+        """Reads standard error to its end: a command may write gigabytes."""
+        assert self._process.stderr is not None
+        with self._process.stderr as errors:
+            while data := os.read(errors.fileno(), 1 << 16):
+                self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+    def _last_lines(self) -> list[str]:
+        self._reader.join(_TAIL_S)
+        lines = self._tail.decode(errors="replace").splitlines()
+        return [line.rstrip() for line in lines if line.strip()][-_TAIL_LINES:]
 
 
 def _signal_name(number: int) -> str:

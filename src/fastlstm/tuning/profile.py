@@ -46,6 +46,8 @@ _FIRST_TURNS = 3
 _VERIFYING_BLOCKS = 2
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
+_AXES = {"output layer": "output-rank"}
+"""Axis of `fastlstm tune` by cause, where the law of quality says nothing."""
 _MIN_WAIT = 0.02
 """Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
 
@@ -87,6 +89,11 @@ class Profile:
     def is_undecided(self) -> bool:
         """Whether nothing is recommended, but a change may gain much: the noise hides it."""
         return not self.recommended and any(verdict.may_be_noise for verdict in self.verdicts)
+
+    @property
+    def to_try(self) -> list[Verdict]:
+        """The verdicts that are faster, with a quality that `fastlstm tune` finds out."""
+        return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
     @property
     def step_share(self) -> float:
@@ -216,7 +223,7 @@ def _verdict(trainer: Trainer, timed: Timed, units_per_s: float, step_share: flo
     ratios = 1.0 + verdict.gain, 1.0 + verdict.low
     gains = quality_gain(trainer, units_per_s, verdict.options, ratios)
     if gains is None:
-        return verdict
+        return replace(verdict, axis=_AXES.get(verdict.cause, ""))
     return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
 
 

@@ -21,6 +21,7 @@ from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.step_time import use_up_batches
 from fastlstm.training.trainer import Trainer
+from fastlstm.tuning.moves import narrow_rank
 from fastlstm.tuning.turns import Candidate
 
 EXACT = "exact"
@@ -68,8 +69,7 @@ class Variant:
                 break
 
     def turn(self, seconds: float) -> float:
-        """Returns the seconds per unit of the median step, of steps for so many seconds; they begin
-        with no batches made ahead.
+        """Returns the seconds per unit of the median step; no batch was made ahead of the first.
 
         Args:
             seconds: of the turn, about; at least one step is taken.
@@ -166,8 +166,8 @@ def candidates(trainer: Trainer) -> list[Candidate]:
         found += chain("accumulation", EXACT, [{"accumulate": 1, "batch_size": rows}])
     for cause, values in _towards_default(task, options).items():
         found += chain(cause, CHANGES_LEARNING, values)
-    if isinstance(task, TextTask) and _output_share(task) > _WIDE_OUTPUT:
-        rank = max(8, task.model.config.rnn_size // 4)
+    if isinstance(task, TextTask) and has_wide_output(task):
+        rank = narrow_rank(task.model.config.rnn_size)
         found += chain("output layer", CHANGES_LEARNING, [{"output_rank": rank}])
     return found
 
@@ -204,11 +204,14 @@ def _is_less(changed: dict[str, Any], options: TrainingOptions) -> bool:
     return "accumulate" not in changed and changed.get("batch_size", math.inf) < options.batch_size
 
 
-def _output_share(task: TextTask) -> float:
-    """Returns the share of the operations of a step that the output matrix takes."""
+def has_wide_output(task: TextTask) -> bool:
+    """Returns whether the output matrix of a text model, one that can be made narrower, takes a
+    large share of the operations of a step."""
     config = task.model.config
+    if config.output_rank or config.tie_weights:
+        return False
     output = 6 * config.output_width * config.vocab_size
-    return output / task.flop_per_unit if not (config.output_rank or config.tie_weights) else 0.0
+    return output > _WIDE_OUTPUT * task.flop_per_unit
 
 
 def _maker(
