@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from fastlstm.system.prefetch import Prefetcher
+from fastlstm.training import step_time
 from fastlstm.training.step_time import use_up_batches
 from fastlstm.tuning.step_server import _timed_steps
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
@@ -29,6 +32,12 @@ class SlowRows:
 
     def state_dict(self) -> dict[str, int]:
         return self._rows.state_dict()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All five batches are taken, however busy the machine is."""
+    monkeypatch.setattr(step_time, "_WAITED_S", math.inf)
 
 
 def slow_task() -> Any:
