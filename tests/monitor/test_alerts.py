@@ -29,7 +29,8 @@ def stream(rule: str | None, seconds: int = 400) -> list[Event]:
         }  # fmt: skip
         process: Event = {
             "event": "process", "time": 1e9 + now, "is_locked": True, "silent_s": 0.5,
-            "state": "R", "cpu_share": 1.9, "others_share": 0.02, "waiting_threads": 0.05, "seconds": 1.0,
+            "state": "R", "cpu_share": 1.9, "others_share": 0.02,
+            "waiting_threads": 0.05, "seconds": 1.0,
             "anonymous_bytes": 5e8 + rng.gauss(0.0, 1e6), "available_bytes": 2e10,
             "disk_free_bytes": 5e10,
         }  # fmt: skip
