@@ -2,7 +2,10 @@
 
 usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--tokens 0.5,1,2,4] [--batch 32]
                                   [--optimizer muon] [--seq-length 128] [--seed 0] [--threads 1]
-    [--results DIR]
+       [--seconds 23,105,535]  of training steps on 2 threads, in place of --tokens: what budgets of
+                               30 s, 2 min and 10 min have for them
+       [--rates]               only time the steps; to be run on a quiet machine
+       [--results DIR]
 Every run is one JSON line of sizes.jsonl in DIR (benchmarks/results/<machine>); a run that is
 there is not repeated. The number of steps ends a run, so that quality does not depend on speed.
 """
@@ -15,11 +18,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from machine import describe_machine, results_folder
 
 import fastlstm
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.text import prepare_text
 from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS
+from fastlstm.text.size_plan import step_seconds
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+
+RATE_THREADS = 2
 
 
 def main() -> None:
@@ -29,6 +38,8 @@ def main() -> None:
     parser.add_argument("text")
     parser.add_argument("--sizes", default="128,192,256,384,512")
     parser.add_argument("--tokens", default="0.5,1,2,4", help="millions")
+    parser.add_argument("--seconds", default="")
+    parser.add_argument("--rates", action="store_true")
     parser.add_argument("--batch", default="32")
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--seq-length", type=int, help="default is that of a plan")
@@ -37,6 +48,9 @@ def main() -> None:
     parser.add_argument("--results")
     options = parser.parse_args()
     path = Path(options.results or results_folder()) / "sizes.jsonl"
+    if options.seconds or options.rates:
+        for_seconds(options, path)
+        return
     for tokens in map(float, options.tokens.split(",")):
         for size in map(int, options.sizes.split(",")):
             for batch in map(int, options.batch.split(",")):
@@ -46,6 +60,35 @@ def main() -> None:
                     )
                     fields |= {"seed": options.seed, "threads": options.threads}
                     run(options.text, fields, path)
+
+
+def for_seconds(options: argparse.Namespace, path: Path) -> None:
+    """Trains each size for as many steps as fit into the times."""
+    sizes = list(map(int, options.sizes.split(",")))
+    rates = [tokens_per_s(options.text, size, path.with_name("size_rates.jsonl")) for size in sizes]
+    for seconds in () if options.rates else map(float, options.seconds.split(",")):
+        for size, rate in zip(sizes, rates, strict=True):
+            fields = fields_of(int(seconds * rate), size, 32, "muon", options.seq_length)
+            fields |= {"seed": options.seed, "threads": options.threads}
+            run(options.text, fields, path)
+
+
+def tokens_per_s(text: str, size: int, path: Path) -> float:
+    """Returns the speed of training steps of a size on 2 threads, measured now or earlier."""
+    if path.exists():
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            if (row["text"], row["rnn_size"]) == (Path(text).name, size):
+                return float(row["tokens_per_s"])
+    torch.set_num_threads(RATE_THREADS)
+    data = prepare_text(text)
+    config = TrainConfig(**{**fields_of(32 * LONG, size, 32, "muon", LONG), "precision": "fp32"})
+    seconds = min(step_seconds(config, data.ids, data.tokenizer) for _ in range(3))
+    rate = 32 * LONG / seconds
+    row = {"text": Path(text).name, "rnn_size": size, "tokens_per_s": rate}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**row, "machine": describe_machine()}) + "\n")
+    print(f"{size} units: {rate:,.0f} tokens/s", flush=True)
+    return rate
 
 
 def fields_of(

@@ -1,4 +1,5 @@
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,12 @@ import torch
 
 from fastlstm.forecast import size_plan
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.files import StoredForecaster
-from fastlstm.forecast.size_plan import ENOUGH_STEPS, can_choose_size
+from fastlstm.forecast.size_plan import ENOUGH_STEPS, can_choose_size, choose_size
 from fastlstm.forecast.train import train_forecaster
+from fastlstm.system import measurements
 
 CPU = torch.device("cpu")
 
@@ -25,7 +29,7 @@ def table(tmp_path: Path) -> Path:
 def trained(table: Path, out: Path, given: set[str], **changes: Any) -> list[dict[str, Any]]:
     """Sets a run up within a budget and returns its events; it trains few steps."""
     values: dict[str, Any] = {
-        "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1, "budget": "10s",
+        "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1, "budget": "100s",
         "patience": 1, "eval_every": 1, "learning_rate": 0.0, "ignore": ("n",),
         "tensorboard": False,
     }  # fmt: skip
@@ -46,7 +50,7 @@ def test_the_largest_size_with_enough_steps_is_taken_and_it_is_said(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
-    slow, fast = 20.0 / ENOUGH_STEPS, 1.0 / ENOUGH_STEPS
+    slow, fast = 200.0 / ENOUGH_STEPS, 10.0 / ENOUGH_STEPS
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 128: slow, 64: fast}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
     start = next(event for event in events if event["event"] == "start")
@@ -60,7 +64,7 @@ def test_sizes_that_cannot_be_fast_enough_are_not_timed(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
-    slow = 5.0  # one step in the budget
+    slow = 50.0  # one step in the budget
     monkeypatch.setattr(size_plan, "step_seconds", step_of({256: slow, 32: slow}))
     events = trained(table, tmp_path / "run", {"horizon", "budget"})
     said = [event["text"] for event in events if event["event"] == "message"]
@@ -94,3 +98,41 @@ def test_only_a_budget_on_the_cpu_chooses():
     assert not can_choose_size(ForecastConfig(budget="9s"), {"budget"}, CPU)
     assert not can_choose_size(ForecastConfig(budget="30s"), {"num_layers"}, CPU)
     assert not can_choose_size(ForecastConfig(budget="30s"), (), torch.device("cuda"))
+
+
+def chosen_size(table: Path, spent_s: float) -> tuple[int, list[str]]:
+    """Returns the units that a budget of 10 s chooses when so much of it is over, and why."""
+    config = ForecastConfig(
+        horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",)
+    )
+    dataset = prepare(str(table), config, lambda done, total: None)
+    split = split_table(dataset.table, dataset.frequency, config.split)
+    sized, notes = choose_size(config, dataset, split, time.perf_counter() - spent_s)
+    return sized.hidden_size, notes
+
+
+def test_steps_are_those_of_the_time_that_is_left(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    # 65 % of 10 s are 250 steps of 26 ms, 65 % of 4 s of 10.4 ms.
+    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.02, 128: 1e-4}))
+    assert chosen_size(table, 0.0)[0] == 256
+    assert chosen_size(table, 6.0)[0] == 128
+    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.03, 128: 1e-4}))
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "another"))
+    assert chosen_size(table, 0.0)[0] == 128
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_each_size_has_its_own_time_in_the_cache_unless_the_machine_was_busy(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: is_busy)
+    monkeypatch.setattr(size_plan, "step_seconds", step_of({256: 0.1, 128: 0.1, 64: 1e-4}))
+    assert chosen_size(table, 0.0)[0] == 64
+    monkeypatch.setattr(size_plan, "step_seconds", step_of(dict.fromkeys((256, 128, 64), 1e-4)))
+    size, notes = chosen_size(table, 0.0)
+    assert size == (256 if is_busy else 64)
+    assert any("times of steps were" in note for note in notes) is not is_busy

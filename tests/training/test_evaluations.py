@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from fastlstm.training.evaluations import EvaluationSchedule
+import pytest
+
+from fastlstm.training.evaluations import EvaluationSchedule, default_evaluations
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import Progress
 
@@ -16,7 +18,8 @@ def test_set_up_gives_evaluations_no_time() -> None:
     progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 1.0})
     schedule = EvaluationSchedule(None, 5, BUDGET)
     assert not schedule.is_due(progress, 0.5, 60.0)
-    assert schedule.is_due(progress, 0.5, 75.0)
+    assert not schedule.is_due(progress, 0.5, 75.0)
+    assert schedule.is_due(progress, 0.5, 84.0)
 
 
 STEPS = StopCriterion("steps", 100, None, "100 steps")
@@ -55,27 +58,56 @@ def test_half_way_through_a_budget_the_first_evaluation_is_due() -> None:
     assert not EvaluationSchedule(10**6, 16, STEPS).is_due(Progress(step=50), 0.5, 50.0)
 
 
-def test_evaluations_take_at_most_a_twentieth_of_a_budget() -> None:
+def test_spread_evaluations_take_a_share_of_a_budget() -> None:
     schedule = EvaluationSchedule(None, 5, BUDGET)
-    for spent_s, is_due in ((2.5, True), (2.6, False)):
+    for spent_s, is_due in ((1.5, True), (1.6, False)):
         assert (
             schedule.is_due(Progress(step=5, spent={"evaluations": spent_s}), 0.5, 50.0) is is_due
         )
 
 
 def test_how_much_an_evaluation_scores() -> None:
-    task: Any = SimpleNamespace(num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0)
+    task: Any = SimpleNamespace(
+        num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0, forward_share=0.5
+    )
     limit = EvaluationSchedule(10, 16, STEPS).limit
     assert limit(task, Progress(), 1e-3) == 10**6, "every so many steps: all"
-    assert EvaluationSchedule(None, 4, STEPS).limit(task, Progress(), 1e-3) == 4 * 100 * 8 // 4
+    # 100 steps of 8 are worth the time of 1600 scored, of which 3 % are 48.
+    assert EvaluationSchedule(None, 4, STEPS).limit(task, Progress(), 1e-3) == 12
     task.max_scored = 500
     assert limit(task, Progress(), 1e-3) == 500
     task.max_scored, setup = None, Progress(spent={"setup": 20.0})
     assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 1e-3) == 8000, "a tenth of 80 s"
-    assert EvaluationSchedule(None, 4, BUDGET).limit(task, setup, 1e-3) == 1000, (
-        "a twentieth over four"
-    )
+    assert EvaluationSchedule(None, 4, BUDGET).limit(task, setup, 1e-3) == 600, "3 % over four"
     assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 10, "the least"
     assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 0.0) == 10**6, "not known yet"
     task.num_valid = 7
     assert EvaluationSchedule(10, 16, BUDGET).limit(task, setup, 10.0) == 7
+
+
+def steps_of(total: int) -> StopCriterion:
+    return StopCriterion("steps", total, None, f"{total} steps")
+
+
+@pytest.mark.parametrize(("steps", "count"), [(1, 1), (100, 2), (240, 5), (2000, 16), (10**6, 16)])
+def test_as_many_evaluations_as_the_steps_have_time_for(steps: int, count: int) -> None:
+    task: Any = SimpleNamespace(
+        num_valid=10**6, min_scored=256, max_scored=None, step_units=64.0, forward_share=1 / 3
+    )
+    end = steps_of(steps)
+    assert default_evaluations(task, end, 0) == count
+    scored = count * EvaluationSchedule(None, count, end).limit(task, Progress(), 0.0)
+    assert scored / 3 <= max(256 / 3, 0.03 * 64 * steps), "the time of 3 % of the steps, or of one"
+
+
+def test_patience_has_the_evaluations_that_it_counts() -> None:
+    task: Any = SimpleNamespace(num_valid=500, min_scored=256, step_units=1.0, forward_share=0.5)
+    assert default_evaluations(task, steps_of(10), 3) == 16
+    assert default_evaluations(task, BUDGET, 0) == 16, "of a budget their time is measured"
+
+
+def test_a_small_validation_part_is_evaluated_more_often() -> None:
+    task: Any = SimpleNamespace(num_valid=10, min_scored=256, step_units=32.0, forward_share=0.5)
+    assert default_evaluations(task, steps_of(100), 0) == 16
+    task.num_valid = 100
+    assert default_evaluations(task, steps_of(100), 0) == 1

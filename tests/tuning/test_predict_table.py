@@ -11,6 +11,7 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.cli.predict_table import rows
 from fastlstm.errors import UsageError
+from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.tuning import predict_table
 from fastlstm.tuning.loss_law import KEPT_GAIN, loss_after
@@ -87,6 +88,35 @@ def test_the_command_prints_the_prediction_and_what_trains_it(
     assert "finished" in capsys.readouterr().out
 
 
+def test_two_short_runs_and_the_time_left_say_how_many_steps(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+):
+    runs = []
+
+    def ended(source: Any, config: ForecastConfig, given: Any, *_: Any) -> dict[str, Any]:
+        runs.append((config.budget, config.steps, "hidden_size" in given))
+        steps = config.steps or 100
+        return {
+            "step": steps, "best_loss": {100: 0.4, 50: 0.5}[steps], "elapsed_s": 0.05 * steps,
+            "train_s": 0.02 * steps, "units": 32 * steps, "spent_s": {"setup": 1.0},
+        }  # fmt: skip
+
+    monkeypatch.setattr(predict_table, "end_of_run", ended)
+    monkeypatch.setattr(Closing, "seconds", lambda closing, window_s: 1e5 * window_s)
+    config = ForecastConfig(
+        horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, budget="100s"
+    )
+    found = predict_forecaster(str(table), config, {"horizon", "budget"}, 10.0)
+    assert runs == [("6.5s", None, True), (None, 50, True)]
+    assert (found.measured.steps, found.measured.seconds) == (100, 7.5)
+    assert (found.measured.half_loss, found.measured.loss) == (0.5, 0.4)
+    assert found.after(200.0).loss < 0.4
+    # A step of 32 windows takes 20 ms; a forecast of one a third of its part of that.
+    assert found.closing_s == pytest.approx(1e5 * 0.02 / 32 / 3)
+    assert found.seconds_for(found.steps) == pytest.approx(100.0)
+    assert found.steps < (100.0 - 1.0 - found.closing_s) / 0.02
+
+
 def shown(half: float, **changes: Any) -> str:
     measured = MeasuredRuns(100, 0.5, half, seconds=30.0, step_s=0.2, setup_s=3.0)
     values: dict[str, Any] = {"budget_s": 300.0, "closing_s": 40.0, "fixed": {}, "machine": {}}
@@ -99,6 +129,8 @@ def test_a_longer_run_that_gains_nothing_is_said():
     assert "any length ends alike" in shown(0.499)
     assert "a longer run" not in shown(0.6)
     assert "give a longer --measure" not in shown(0.6)
+    assert "0.5000 validation loss after 100 steps, 0.6000 after 50 steps: 0:30" in shown(0.6)
+    assert "10 times the short run" in shown(0.6)
     assert "--hidden-size 64" in shown(0.6, fixed={"hidden_size": 64})
 
 

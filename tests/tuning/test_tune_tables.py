@@ -1,6 +1,8 @@
+import itertools
 import json
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ from fastlstm.cli.main import main
 from fastlstm.errors import NonFiniteError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.tuning import tune
-from fastlstm.tuning.job import open_axes
-from fastlstm.tuning.size_limits import SizeLimits
+from fastlstm.training.trainer import Trainer
+from fastlstm.tuning import table_job, tune
+from fastlstm.tuning.job import Default, in_turns, open_axes
+from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.size_limits import ModelCost, SizeLimits
 from fastlstm.tuning.table_job import TableJob, forecast_cost
-from fastlstm.tuning.table_moves import FIELDS, in_turns, label_of, options_of, values_around
+from fastlstm.tuning.table_moves import FIELDS, label_of, options_of, values_around
+from fastlstm.tuning.tune import Search
 
 BASE: dict[str, Any] = {
     "hidden_size": 128, "batch_size": 32, "learning_rate": 2e-3, "dropout": 0.5, "input_size": 96,
@@ -60,12 +65,17 @@ def test_values_fit_the_table():
     assert values["patch"] == [24, 12]
     assert values["dropout"] == [0.5, 0.2, 0.7]
     assert values["normalize"] == ["last", "standard", "none"]
+    assert values_around(config, 16 * 32, 191)["batch"] == [32, 64, 16]
+    assert values_around(config, 15 * 32, 192)["batch"] == [32, 16], "an epoch has eight steps"
+    assert values_around(config, 15 * 32, 191)["input"] == [96, 48]
+    assert values_around(config, 15 * 32, 192)["input"] == [96, 48, 192]
+    assert values_around(replace(config, horizon=48), 256, 100)["patch"] == [24, 12, 48]
     counts = ForecastConfig(horizon=24, input_size=96, patch=24, output="negative_binomial")
     assert values_around(counts, 256, 100)["normalize"] == ["last"]
 
 
 def test_the_first_change_of_every_axis_comes_before_second_ones():
-    values = {"lr": [1.0, 0.5, 2.0], "size": [128, 64, 256], "dropout": [0.5, 0.2]}
+    values = {"size": [128, 64, 256], "lr": [1.0, 0.5, 2.0], "dropout": [0.5, 0.2]}
     assert in_turns(values) == [
         {"size": 64}, {"lr": 0.5}, {"dropout": 0.2}, {"size": 256}, {"lr": 2.0},
     ]  # fmt: skip
@@ -79,11 +89,66 @@ def test_limits_are_those_of_one_forecast():
     assert "us per forecast" in str(refusal)
 
 
+def prepared(
+    table: Path, monkeypatch: pytest.MonkeyPatch, search: Search, **changes: Any
+) -> Default:
+    """Returns what is tuned of a table of which 504 rows are trained on; a step takes a second."""
+    values: dict[str, Any] = {
+        "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "hidden_size": 64,
+        "steps": 10, "threads": 1,
+    }  # fmt: skip
+    found = list[Default]()
+
+    def look(trainer: Trainer) -> None:
+        found.append(TableJob().prepare(trainer, {"horizon"}, search, lambda *_: None))
+
+    monkeypatch.setattr(table_job, "step_seconds", lambda *_: 1.0)
+    plan_run(str(table), ForecastConfig(**{**values, **changes}), {"horizon"}, look,
+             TableJob().train)  # fmt: skip
+    return found[0]
+
+
+def test_speeds_are_in_windows(table: Path, monkeypatch: pytest.MonkeyPatch):
+    search = Search(Path("unused"), axes=("batch",))
+    default = prepared(table, monkeypatch, search, batch_size=8, accumulate=2)
+    rates = {cell["batch"]: cell["windows_per_s"] for cell in default.speeds}
+    assert rates == pytest.approx({8: 16.0, 16: 32.0, 4: 8.0})
+    assert default.changes == [{"batch": 16}, {"batch": 4}]
+
+
+def test_the_longest_input_has_its_horizon_behind_it(table: Path, monkeypatch: pytest.MonkeyPatch):
+    search = Search(Path("unused"), axes=("input",))
+    for length, tried in ((248, [124, 496]), (252, [124])):
+        default = prepared(table, monkeypatch, search, input_size=length)
+        assert [change["input"] for change in default.changes] == tried, length
+
+
+def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(table_job.moves, "sizes_around", lambda size: [size])
+    monkeypatch.setattr(
+        table_job, "forecast_cost",
+        lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size),
+    )  # fmt: skip
+    search = Search(Path("unused"), axes=("size",), limits=SizeLimits(max_bytes=100_000))
+    default = prepared(table, monkeypatch, search, hidden_size=512)
+    assert default.options["hidden_size"] == 64
+    assert default.changes == [{"size": 32}]
+    assert [size["refusal"] is None for size in default.sizes][-2:] == [True, True]
+
+
+def test_the_latency_is_of_one_forecast(monkeypatch: pytest.MonkeyPatch):
+    small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
+    ticks = itertools.count(0.0, 0.03)
+    monkeypatch.setattr(table_job.time, "perf_counter", lambda: next(ticks))
+    # 30 ms pass from each look at the clock to the next: three forecasts take 0.12 s.
+    assert forecast_cost(small, SizeLimits()).latency_s == pytest.approx(0.04)
+
+
 def test_the_command_finds_settings_and_can_be_continued(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def short_run(*args: Any) -> tuple[float, float]:
-        options, out = args[4], args[-1]
+        options, out = args[-4], args[-1]
         out.mkdir(parents=True)
         if options["learning_rate"] > 3e-3:
             raise NonFiniteError("the loss is NaN")
@@ -123,7 +188,10 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     assert not kinds & {"test", "calibration", "forecast"}
     assert (tmp_path / "t" / "model.safetensors").exists()
     start, end = events[0], events[-1]
-    assert TableJob().result(start, end, 60.0) == (end["best_loss"], end["best_loss"])
+    assert TableJob().result(start, end, {}, Default({}, [], [], []), 10.0, 60.0) == (
+        end["best_loss"],
+        end["best_loss"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,19 @@ def json_option(shown: str = "one JSON object") -> Option:
     return Option("json", bool, False, f"print {shown}", is_switch=True)
 
 
+def config_option() -> Option:
+    """Returns the file of options of a verb that takes those of train."""
+    return Option(
+        "config", str, None, "YAML file of the options below, or config.json of a run", "run"
+    )
+
+
+def measure_option(what: str) -> Option:
+    """Returns the time that predict measures for; `what` is the length of what it trains."""
+    text = f"{what}; default is a tenth of the budget,\n5s to 2m"
+    return Option("measure", str, None, text, value="TIME")
+
+
 def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
     options = options_from_dataclass(cls, {name: text.split() for name, text in groups.items()})
     return tuple(map(_as_flag, options))

@@ -8,7 +8,7 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import TEXT_OPTIONS, json_option
+from fastlstm.cli.options import TEXT_OPTIONS, config_option, json_option, measure_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.predict_table import TABLE_COMMAND, run_table
@@ -27,16 +27,11 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     verb="predict",
-    summary="Say what a training run will end at, from a short run of the model.",
+    summary="Predict the quality of a training run from a short run of the same model.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
-        Option(
-            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-        ),
-        Option(
-            "measure", str, None, "length of the short run; default is a tenth of the budget,\n"
-            "5s to 2m", value="TIME",
-        ),
+        config_option(),
+        measure_option("length of the short run"),
         Option(
             "measure_steps", int, None, "length of the short run in steps; default with --steps"
             " or\n--epochs is a tenth, at least 120", value="N",
@@ -91,7 +86,7 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
     sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
     shown: list[Row] = [
         ("prediction", f"{bits_text(found.bits)} after {clock(law.seconds_for(length))}"),
-        ("", f"{short_count(length.tokens)} characters, {times:.3g} times those measured"),
+        ("", f"{short_count(length.tokens)} characters, {times:.3g} times the short run"),
         (
             "measured",
             f"{law.measured_bits:.3f} bits/char after {clock(found.measured_s)}:"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, require_horizon, require_tables
-from fastlstm.cli.options import FORECAST_OPTIONS, json_option
+from fastlstm.cli.options import FORECAST_OPTIONS, config_option, json_option, measure_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.train_command import train_command
@@ -23,16 +23,11 @@ if TYPE_CHECKING:
 
 TABLE_COMMAND = Command(
     verb="predict",
-    summary="Say what a training run of a forecaster will end at, from two short runs of it.",
+    summary="Predict the loss of a forecaster's training run from two short runs of it.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
-        Option(
-            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-        ),
-        Option(
-            "measure", str, None, "time of the short runs; default is a tenth of the budget,\n"
-            "5s to 2m", value="TIME",
-        ),
+        config_option(),
+        measure_option("time of the short runs"),
         json_option("one JSON object"),
         *FORECAST_OPTIONS,
     ),
@@ -69,11 +64,12 @@ def rows(found: TablePrediction, command: str) -> list[Row]:
     times = found.steps / measured.steps
     shown: list[Row] = [
         ("prediction", f"{_text(found.after(found.steps))} after {clock(others[1][0])}"),
-        ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times those measured"),
+        ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times the short run"),
         (
             "measured",
             f"{measured.loss:.4f} validation loss after {counted(measured.steps, 'step')},"
-            f" {measured.half_loss:.4f} after half of them: {clock(measured.seconds)} in all",
+            f" {measured.half_loss:.4f} after {counted(max(1, measured.steps // 2), 'step')}:"
+            f" {clock(measured.seconds)} in all",
         ),
         *(
             ("this model" if place == 0 else "", f"{clock(seconds)}: {_text(loss)}")

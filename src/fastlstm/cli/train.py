@@ -17,7 +17,7 @@ from fastlstm.cli.inputs import (
     require_tables,
 )
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, Stopped, in_flags
 from fastlstm.forecast.config import ForecastConfig
@@ -41,7 +41,7 @@ def _switch(name: str, text: str) -> Option:
 _RUN_OPTIONS = (
     Option("out", str, None, "run directory to write", "run"),
     _switch("resume", "continue from the newest checkpoint in RUN; start anew without one"),
-    Option("config", str, None, "YAML file of the options below, or config.json of a run", "run"),
+    config_option(),
     _switch("json", "print one JSON object per event"),
 )
 COMMAND = Command(

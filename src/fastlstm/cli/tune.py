@@ -10,7 +10,7 @@ from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, refuse_runs, require_horizon, require_tables
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, json_option
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.train_command import train_command
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "resume",
         "json")  # fmt: skip
-_AXES = "threads,precision,batch,seq-length,size,optimizer,lr"
+_AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
 
 
@@ -38,9 +38,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
     """Returns the options of a search."""
     return (
         Option("out", str, None, "directory of the search", "run", value="DIR"),
-        Option(
-            "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-        ),
+        config_option(),
         Option("resume", bool, False, "continue the search in DIR", "run", is_switch=True),
         json_option("one JSON object"),
         Option(
@@ -54,7 +52,10 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
             "max_latency", str, None, f"time that {latency} may take, such as 1ms", "limits",
             value="TIME",
         ),
-        Option("max_bytes", str, None, "size of the weights, such as 500k or 2M", "limits"),
+        Option(
+            "max_bytes", str, None, "size of the weights, such as 500k or 2M", "limits",
+            value="SIZE",
+        ),
         Option(
             "weights", Literal["fp32", "fp16", "int8", "int4"], "fp32",
             f"format of the weights that {weights} for", "limits",
@@ -64,7 +65,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
 
 COMMAND = Command(
     verb="tune",
-    summary="Find the settings that end best within a budget, by complete short runs.",
+    summary="Find the settings with the best result within a budget, by complete short runs.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
         *_options(_AXES, "a token of one stream", "the limits are"),
@@ -80,7 +81,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="tune",
-    summary="Find the settings of a forecaster that end best within a budget.",
+    summary="Find the settings of a forecaster with the best result within a budget.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
         *_options(_TABLE_AXES, "the forecast of one window", "the limit of bytes is"),

@@ -59,7 +59,7 @@ class ForecastTask(Task):
     """
 
     name, unit = "forecast", "windows"
-    min_scored, max_scored = 512, 20_000
+    min_scored, max_scored = 256, 20_000
     forward_share = 1 / 3
     may_be_nan = frozenset({"level"})  # where a target had no value yet
     model: ForecastNetwork

@@ -33,6 +33,7 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.evaluations import default_evaluations
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
@@ -160,12 +161,13 @@ class _Session(RunSession):
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
-        plan = TrainingPlan(
-            config, stop_criterion, device, config.eval_every, config.evaluations,
-            ceiling.get("ceiling_gflops", 0.0), self.started,
-        )  # fmt: skip
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         task = make_task(config, network, inputs, loader, valid, device, closing)
+        plan = TrainingPlan(
+            config, stop_criterion, device, config.eval_every,
+            config.evaluations or default_evaluations(task, stop_criterion, config.patience),
+            ceiling.get("ceiling_gflops", 0.0), self.started,
+        )  # fmt: skip
         self.notes += dataset.notes
         with self.files(checkpoint, config.tensorboard):
             about = _about(task, stored, dataset)

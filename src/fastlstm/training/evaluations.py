@@ -11,11 +11,28 @@ from fastlstm.training.task import Task
 _FIRST = 0.5
 """Of a budget, at most, before the first evaluation: what it takes is kept for the last one. Until
 then that is a guess from steps, often twice too much on a busy machine."""
-EVALUATION_SHARE, _SHARE_OF_ONE = 0.05, 0.1
-"""Of a budget, at most, for all evaluations that are spread evenly over the run (docs/log.md); for
-one of those that come every so many steps."""
-_SCORED_PER_TRAINED = 4
-"""Units that all evaluations score, at most, per unit trained on: forward alone is a third."""
+EVALUATION_SHARE, SPREAD_SHARE, _SHARE_OF_ONE = 0.05, 0.03, 0.1
+"""Of the time, at most: all evaluations that come every so many steps; all that are spread evenly
+over the run, but for the last (docs/log.md); of a budget, one that comes every so many steps."""
+_MOST = 16
+"""Evaluations that are spread over a run where no number is asked for."""
+
+
+def default_evaluations(task: Task, stop_criterion: StopCriterion, patience: int) -> int:
+    """Returns how many evaluations to spread over a run: as many as its steps have time for.
+
+    Patience counts evaluations, so with it none is left out. Of a budget the time that they take
+    is measured; see `EvaluationSchedule.is_due`.
+    """
+    if stop_criterion.total_steps is None or patience:
+        return _MOST
+    least = max(1, min(task.min_scored, task.num_valid))
+    return max(1, min(_MOST, int(_fitting_steps(task, stop_criterion.total_steps) / least)))
+
+
+def _fitting_steps(task: Task, total_steps: int) -> float:
+    """Returns the validation units that all evaluations of so many steps may score."""
+    return SPREAD_SHARE * total_steps * task.step_units / task.forward_share
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,7 @@ class EvaluationSchedule:
         if self.stop_criterion.budget_s is None:
             return True
         spent_s = progress.spent.get("evaluations", 0.0)
-        return spent_s <= EVALUATION_SHARE * (elapsed_s - progress.setup_s)
+        return spent_s <= SPREAD_SHARE * (elapsed_s - progress.setup_s)
 
     def left(self, progress: Progress) -> int:
         """Returns how many evaluations are still to come, about."""
@@ -60,11 +77,10 @@ class EvaluationSchedule:
         """Returns how many validation units an evaluation scores; `unit_s` is 0 where unknown."""
         if self.stop_criterion.budget_s is not None:
             left_s = max(self.stop_criterion.budget_s - progress.setup_s, 0.0)
-            share = EVALUATION_SHARE / self.count if self.every is None else _SHARE_OF_ONE
+            share = SPREAD_SHARE / self.count if self.every is None else _SHARE_OF_ONE
             fitting = share * left_s / unit_s if unit_s else float(task.num_valid)
         elif self.every is None:
-            trained = (self.stop_criterion.total_steps or 0) * task.step_units
-            fitting = _SCORED_PER_TRAINED * trained / self.count
+            fitting = _fitting_steps(task, self.stop_criterion.total_steps or 0) / self.count
         else:
             fitting = float(task.num_valid)
         limit = task.num_valid if task.max_scored is None else min(task.num_valid, task.max_scored)

@@ -1,21 +1,22 @@
-"""What `train` would do, without training: a run is set up and ended before its first step."""
+"""Runs of which nothing is kept: one that is only set up, and a short one that is trained."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import BudgetError
+from fastlstm.errors import BudgetError, Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.text.train import train
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event
+    from fastlstm.runs.events import Event, Observer
     from fastlstm.training.trainer import Trainer
 
 _TRAIN_TEXT = partial(train, as_text=True)
@@ -54,6 +55,7 @@ def plan_run(
 
     Raises:
         UsageError: as `train`.
+        KeyboardInterrupt: Ctrl-C, while it is set up or looked at.
     """
     planner, starts = _Planner(look), list[Any]()
 
@@ -70,6 +72,43 @@ def plan_run(
         except _Planned:
             pass
     return PlannedRun(planner.options, starts[0], planner.steps_per_epoch)
+
+
+def end_of_run(
+    source: Any,
+    config: Any,
+    given: Collection[str],
+    observers: Sequence[Observer],
+    start: Callable[..., object],
+) -> Event:
+    """Trains a run of which nothing is kept, and returns the event that it ended with.
+
+    Args:
+        source: as of `train`.
+        config: the options.
+        given: names of those that were chosen.
+        observers: get the events of the run.
+        start: as of `plan_run`.
+
+    Raises:
+        Stopped: SIGTERM or Ctrl-C.
+    """
+    ends = list[Any]()
+
+    def keep(event: Event) -> None:
+        if event["event"] == "end":
+            ends.append(event)
+
+    with tempfile.TemporaryDirectory(prefix="fastlstm-short-") as folder:
+        try:
+            start(
+                source, out=Path(folder, "run"), config=config, given=given,
+                observers=[*observers, keep],
+            )  # fmt: skip
+        except Stopped:  # what it saved goes with the folder
+            raise Stopped("stopped: of a short run that was not finished nothing follows") from None
+    end: Event = ends[0]
+    return end
 
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
@@ -102,6 +141,11 @@ class _Planner(Callback):
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
         self.steps_per_epoch = trainer.task.loader.steps_per_epoch
-        self._look(trainer)
-        trainer.task.loader.close()
+        try:
+            with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
+                if trainer.stop is not None and trainer.stop():
+                    raise KeyboardInterrupt
+                self._look(trainer)
+        finally:
+            trainer.task.loader.close()
         raise _Planned("planned")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import Stopped, UsageError, counted
+from fastlstm.errors import UsageError, counted
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import (
@@ -22,7 +21,7 @@ from fastlstm.text.task import TextTask
 from fastlstm.text.train import Source, train
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.planned_run import PlannedRun, chosen_sizes, plan_run
+from fastlstm.tuning.planned_run import PlannedRun, chosen_sizes, end_of_run, plan_run
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
@@ -32,7 +31,7 @@ MIN_MEASURED_S, _MAX_DEFAULT_S = 5.0, 120.0
 _DEFAULT_SHARE, _MAX_SHARE = 0.1, 0.25
 _STEPS_SHARE = 0.8
 """Of a short run's time, when set-up and evaluations are done."""
-_FACTORS = (0.5, 1.0, 2.0, 4.0)
+FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths, in lengths of the run, that a prediction is shown for."""
 
 
@@ -65,7 +64,7 @@ class Prediction:
 
     def others(self) -> list[tuple[float, PredictedBits]]:
         """Returns seconds and bits of shorter and longer runs of the same model."""
-        lengths = [self.length.times(factor) for factor in _FACTORS]
+        lengths = [self.length.times(factor) for factor in FACTORS]
         return [(self.law.seconds_for(length), self.law.after(length)) for length in lengths]
 
     def to_dict(self) -> dict[str, object]:
@@ -112,21 +111,9 @@ def predict_run(
     # A short run would choose a shorter sequence length than the whole one.
     batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
     short = replace(whole, **{**batches, "budget": None, "steps": None, "epochs": None, **end})
-    ends = list[Any]()
-
-    def keep(event: Event) -> None:
-        if event["event"] == "end":
-            ends.append(event)
-
-    with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
-        try:
-            train(
-                source, out=Path(folder, "run"), config=short,
-                given={*given, *fixed, *batches, *end}, as_text=True, observers=[*observers, keep],
-            )  # fmt: skip
-        except Stopped:  # what it saved goes with the folder
-            raise Stopped("stopped: of a short run that was not finished nothing follows") from None
-    return _predicted(planned, whole, fixed, ends[0])
+    names = {*given, *fixed, *batches, *end}
+    ended = end_of_run(source, short, names, observers, partial(train, as_text=True))
+    return _predicted(planned, whole, fixed, ended)
 
 
 def _plan(

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.task import ForecastTask
+from fastlstm.training.evaluations import SPREAD_SHARE
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.loss_law import PredictedLoss, loss_after
 from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.planned_run import chosen_sizes, plan_run
-from fastlstm.tuning.predict import short_run_s
+from fastlstm.tuning.planned_run import chosen_sizes, end_of_run, plan_run
+from fastlstm.tuning.predict import FACTORS, short_run_s
 from fastlstm.tuning.table_job import TableJob
 
 if TYPE_CHECKING:
     from fastlstm.forecast.config import ForecastConfig
-    from fastlstm.runs.events import Event, Observer
+    from fastlstm.runs.events import Observer
     from fastlstm.training.trainer import Trainer
 
-_FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Lengths, in lengths of the run, that a prediction is shown for."""
 FEWEST_STEPS = 60
 """Of the longer short run: the law was measured from 60 steps and half as many on."""
 _SHARE = 0.1
 """Of the steps of a run that ends by steps, that the longer short run takes."""
 _LONGER = 0.65
 """Share of the time of both short runs that the longer one takes."""
-_EVALUATED = 0.05
-"""Share of a budget that evaluations take."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +78,12 @@ class TablePrediction:
 
     def seconds_for(self, steps: float) -> float:
         """Returns the seconds of a run of so many steps."""
-        training_s = steps * self.measured.step_s / (1.0 - _EVALUATED)
+        training_s = steps * self.measured.step_s / (1.0 - SPREAD_SHARE)
         return training_s + self.measured.setup_s + self.closing_s
 
     def others(self) -> list[tuple[float, PredictedLoss]]:
         """Returns seconds and loss of shorter and longer runs of the same model."""
-        lengths = [self.steps * factor for factor in _FACTORS]
+        lengths = [self.steps * factor for factor in FACTORS]
         return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
 
     def to_dict(self) -> dict[str, object]:
@@ -135,9 +130,10 @@ def predict_forecaster(
     total = StopCriterion.of(config, epochs[0]).total_steps
     short = _short(replace(config, **fixed), total, measure_s)
     names = {*given, "hidden_size"}
-    end = _end_of(source, short, names, observers)
+    ended_by = "steps" if short.budget is None else "budget"
+    end = end_of_run(source, short, {*names, ended_by}, observers, job.train)
     half = replace(short, steps=max(1, end["step"] // 2), budget=None)
-    half_end = _end_of(source, half, names, observers)
+    half_end = end_of_run(source, half, {*names, "steps"}, observers, job.train)
     measured = MeasuredRuns(
         end["step"], end["best_loss"], half_end["best_loss"],
         end["elapsed_s"] + half_end["elapsed_s"], end["train_s"] / end["step"],
@@ -148,28 +144,8 @@ def predict_forecaster(
     steps = float(total or 0)
     if budget_s is not None:
         training_s = budget_s - measured.setup_s - closing_s
-        steps = max(measured.steps, (1.0 - _EVALUATED) * training_s / measured.step_s)
+        steps = max(measured.steps, (1.0 - SPREAD_SHARE) * training_s / measured.step_s)
     return TablePrediction(measured, steps, budget_s, closing_s, fixed, describe_machine())
-
-
-def _end_of(
-    source: Any, config: ForecastConfig, given: Collection[str], observers: Sequence[Observer]
-) -> Event:
-    """Trains a short run and returns the event that it ended with."""
-    ends = list[Any]()
-
-    def keep(event: Event) -> None:
-        if event["event"] == "end":
-            ends.append(event)
-
-    end_name = "steps" if config.budget is None else "budget"
-    with tempfile.TemporaryDirectory(prefix="fastlstm-predict-") as folder:
-        TableJob().train(
-            source, config, out=Path(folder, "run"), observers=[*observers, keep],
-            given={*given, end_name},
-        )  # fmt: skip
-    end: Event = ends[0]
-    return end
 
 
 def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:

@@ -14,9 +14,10 @@ namespace fastlstm {
 namespace {
 
 constexpr int64_t kInterval_ns = 500'000'000;
-// Shares of the threads' time. Alone 0.03, beside one busy process on two cores 0.5 as libgomp
-// spins by default and 0.3 when it spins shortly.
-constexpr double kCrowded = 0.1, kFree = 0.05;
+// Shares of the threads' time. Alone 0.03; beside niced processes, where spinning keeps the core
+// and is faster, 0.11; beside one busy process on two cores 0.5 as libgomp spins by default, then
+// 0.3.
+constexpr double kCrowded = 0.25, kFree = 0.15;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
