@@ -90,6 +90,7 @@ class Profile:
         """Whether nothing is recommended, but a change may gain much: the noise hides it."""
         return not self.recommended and any(verdict.may_be_noise for verdict in self.verdicts)
 
+    @property
     def to_try(self) -> list[Verdict]:
         """The verdicts that are faster, with a quality that `fastlstm tune` finds out."""
         return [verdict for verdict in self.verdicts if verdict.is_to_try]

@@ -69,8 +69,7 @@ class Variant:
                 break
 
     def turn(self, seconds: float) -> float:
-        """Returns the seconds per unit of the median step, of steps for so many seconds, which begin
-        with no batches made ahead.
+        """Returns the seconds per unit of the median step; no batch was made ahead of the first.
 
         Args:
             seconds: of the turn, about; at least one step is taken.

@@ -88,6 +88,7 @@ class Verdict:
         is_sure = math.isfinite(self.high) and self.low > 0.0
         return self.is_mentioned and self.quality_low is None and not is_sure
 
+    @property
     def is_to_try(self) -> bool:
         """Whether the change surely makes the run faster, and `fastlstm tune` must say what it
         ends at."""
