@@ -30,6 +30,7 @@ def stream(rule: str | None, seconds: int = 400) -> list[Event]:
         process: Event = {
             "event": "process", "time": 1e9 + now, "is_locked": True, "silent_s": 0.5,
             "state": "R", "cpu_share": 1.9, "others_share": 0.02,
+            "waiting_threads": 0.05, "seconds": 1.0,
             "anonymous_bytes": 5e8 + rng.gauss(0.0, 1e6), "available_bytes": 2e10,
             "disk_free_bytes": 5e10,
         }  # fmt: skip
@@ -55,6 +56,7 @@ PLANTED: dict[str, Event] = {
     "input": {"step": {"input_wait_share": 0.5}},
     "eta": {"step": {}, "process": {"others_share": 0.9}},
     "speed": {"step": {"units_per_s": 700.0}},
+    "cores": {"process": {"waiting_threads": 0.6, "others_share": 0.5}},
     "memory": {"process": {"anonymous_bytes": lambda late: 5e8 + 2e7 * late}},
     "disk": {"process": {"disk_free_bytes": 5e7}},
     "overfitting": {"eval": True},
@@ -81,7 +83,9 @@ def test_a_healthy_run_raises_none() -> None:
     assert alerts_of(stream(None, 4000)) == []
 
 
-@pytest.mark.parametrize("rule", ["nan", "spike", "input", "speed", "disk", "dead", "hang"])
+@pytest.mark.parametrize(
+    "rule", ["nan", "spike", "input", "speed", "cores", "disk", "dead", "hang"]
+)
 def test_an_alert_is_over_when_its_trouble_is(rule: str) -> None:
     sick, healthy = stream(rule, 220), stream(None, 400)
     rest = [event for event in healthy if event.get("elapsed_s", event.get("time", 0)) % 1e9 >= 220]
@@ -105,6 +109,16 @@ def test_others_are_named_where_they_slow_a_run_down() -> None:
     assert "fastlstm profile" in alert.advice
     (alert,) = alerts_of(stream("speed"))
     assert "others use 2 % of the machine" in alert.text
+
+
+def test_a_run_that_waits_for_cores_is_told_how_many_threads_have_one() -> None:
+    events = [{**e, "threads": 2} if e["event"] == "start" else e for e in stream("cores")]
+    (alert,) = alerts_of(events, "cores")
+    assert alert.text == "0.3 of 2 threads wait for a core; others use 20 % of the machine"
+    assert alert.advice.endswith("continue with --resume --threads 1")
+    machine = {"event": "machine", "time": 1.0, "seconds": 10.0, "waiting_threads": 0.6}
+    (alert,) = alerts_of([{"event": "start", "threads": 1}, machine], "cores")  # no watcher
+    assert "--threads" not in alert.advice
 
 
 def test_waits_that_the_load_of_others_explains_are_no_stall() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.system.machine_usage import MachineUsage, threads_with_cores
 
 
 @pytest.fixture
@@ -86,3 +86,16 @@ def test_a_quota_that_holds_back_is_seen(root: Path) -> None:
     usage = MachineUsage(root=root)
     _write(root, {stat: "usage_usec 5\nthrottled_usec 900000000\n"})
     assert usage.read()["throttled_share"] == 1.0
+
+
+def test_threads_without_a_core_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr("time.monotonic", clock.__next__)
+    _write(root, {f"proc/self/task/{n}/schedstat": "7000000000 1000000000 5\n" for n in (1, 2)})
+    usage = MachineUsage(root=root)
+    _write(root, {"proc/self/task/1/schedstat": "9000000000 5000000000 6\n"})
+    _write(root, {"proc/self/task/2/schedstat": "9000000000 3000000000 6\n"})
+    assert usage.read()["waiting_threads"] == 0.6
+    (root / "proc/self/task/1/schedstat").unlink()  # it has ended
+    assert usage.read()["waiting_threads"] == 0.0
+    assert [threads_with_cores(2, waiting) for waiting in (0.0, 0.6, 1.2, 3.0)] == [2, 1, 1, 1]

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import fastlstm
+from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.training import machine_events
 
 OPTIONS = {
@@ -32,3 +33,20 @@ def test_events_come_when_due_and_leave_the_weights_alone(
     others = [[k for k in run if k not in ("machine", "message")] for run in kinds]
     assert others[0] == others[1]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[1])
+
+
+@pytest.mark.parametrize(("waiting", "is_told"), [(0.6, True), (0.1, False), (None, False)])
+def test_a_run_that_waits_for_cores_says_so_once(
+    waiting: float | None, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    used = {} if waiting is None else {"waiting_threads": waiting}
+    monkeypatch.setattr(machine_events, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(MachineUsage, "read", lambda _: used)
+    run, options = tmp_path / "run", {**OPTIONS, "threads": 2}
+    fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **options)
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = [e["text"] for e in events if "wait for a core" in str(e.get("text"))]
+    end = "so steps take longer: end them, or give the run --threads 1"
+    assert told == [f"0.6 of 2 threads wait for a core that others use, {end}"] * is_told

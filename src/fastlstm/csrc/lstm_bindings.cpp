@@ -196,6 +196,8 @@ void bind_lstm(nb::module_& m) {
       "library"_a);
   m.def("has_openmp", &has_openmp);
   m.def("libraries_loaded", &libraries_loaded);
+  m.def("is_crowded", &is_crowded);
+  m.def("note_core_wait", &note_core_wait, "share"_a, "threads"_a);
 }
 
 }  // namespace fastlstm

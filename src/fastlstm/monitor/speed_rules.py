@@ -8,6 +8,7 @@ from statistics import median
 from fastlstm.monitor.alert_rule import CLEAR, OthersLoad, Rule
 from fastlstm.report.events import Event, number
 from fastlstm.report.terminal import clock
+from fastlstm.system.machine_usage import CORE_WAIT, threads_with_cores
 
 _OTHERS_ADVICE = "others slow the run down (top shows them): end them, or accept the later end"
 
@@ -122,3 +123,42 @@ class Slowdown(Rule):
             told = f"{now:,.0f} a second now, {before:,.0f} before; {self._others.told}"
             return f"training is {100 * lost:.0f} % slower: {told}"
         return CLEAR if lost < self.value / 2 else None
+
+
+class CoreWait(Rule):
+    """Threads of the run that are ready to run and have no core, in the mean of 15 s."""
+
+    name, default = "cores", CORE_WAIT
+    advice = _OTHERS_ADVICE
+
+    def __init__(self, value: float | None = None) -> None:
+        super().__init__(value)
+        self._parts: deque[tuple[float, float, float]] = deque(maxlen=200)
+        self._threads = 1
+        self._others = OthersLoad(15.0)
+
+    def update(self, event: Event) -> str | None:
+        self._others.add(event)
+        if event.get("event") == "start":
+            self._parts.clear()
+            self._threads = int(number(event, "threads") or 1)
+        if event.get("event") not in ("machine", "process"):
+            return None
+        waiting, now = number(event, "waiting_threads"), number(event, "time")
+        seconds = number(event, "seconds")
+        if waiting is None or now is None or seconds is None:
+            return None
+        self._parts.append((now, seconds, waiting))
+        while self._parts[0][0] < now - 15.0:
+            self._parts.popleft()
+        span = sum(seconds for _, seconds, _ in self._parts)
+        if span < 8.0:
+            return None
+        mean = sum(seconds * waiting for _, seconds, waiting in self._parts) / span
+        if mean > self.value:
+            fewer = threads_with_cores(self._threads, mean)
+            how = f", or continue with --resume --threads {fewer}" * (fewer < self._threads)
+            self.advice = f"end what else uses the cores (top shows it){how}"
+            told = f"{mean:.1f} of {self._threads} threads wait for a core"
+            return f"{told}; {self._others.told}" if self._others.told else told
+        return CLEAR if mean < self.value / 2 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any
 from fastlstm.system import cgroup, hardware
 
 _PRESSURES = ("cpu", "io", "memory")
+CORE_WAIT = 0.25
+"""Threads of a process that wait for a core, in the mean, above which it is slow for that reason.
+
+Two training threads: 0.05 alone, 0.6 beside one busy process on two cores.
+"""
 
 
 class MachineUsage:
@@ -38,6 +44,7 @@ class MachineUsage:
             seconds: since the last reading.
             cores: that this process may use.
             own_cores: cores that the process kept busy.
+            waiting_threads: its threads that were ready to run and had no core, in the mean.
             others_share: share of all cores that other processes used, 0..1.
             steal_share: share of all cores that a virtual machine's host kept for others.
             cpu_pressure, io_pressure, memory_pressure: share of the time that some process of the
@@ -67,6 +74,9 @@ class MachineUsage:
         words = _text(self._process / "stat").rpartition(")")[2].split()[11:15]
         if len(words) == 4:
             found["own"] = sum(int(word) / tick for word in words)
+        waits = [_words(path, 3) for path in self._process.glob("task/*/schedstat")]
+        if known := [int(words[1]) for words in waits if len(words) == 3]:
+            found["waiting"] = sum(known) / 1e9
         for name in _PRESSURES:
             total = _text(self._root / "proc/pressure" / name).partition("\n")[0]
             total = total.rpartition("total=")[2]
@@ -92,6 +102,11 @@ class MachineUsage:
         return found
 
 
+def threads_with_cores(threads: int, waiting: float) -> int:
+    """Returns how many of so many threads have a core when `waiting` of them wait for one."""
+    return max(1, threads - math.ceil(waiting))
+
+
 def free_bytes(directory: Path) -> int | None:
     """Returns the bytes that may still be written to the disk of a directory."""
     try:
@@ -105,6 +120,8 @@ def _shares(change: dict[str, float], seconds: float) -> dict[str, float]:
     found = {}
     if "own" in change:
         found["own_cores"] = change["own"] / seconds
+    if "waiting" in change:  # a thread that has ended takes its wait with it
+        found["waiting_threads"] = max(change["waiting"] / seconds, 0.0)
     if change.get("all", 0.0) > 0.0:
         busy = change["all"] - change["idle"] - change["steal"]
         found["others_share"] = min(max((busy - change.get("own", 0.0)) / change["all"], 0.0), 1.0)

@@ -6,8 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from fastlstm.errors import counted
 from fastlstm.system.gpu_usage import gpu_usage
-from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.system.machine_usage import CORE_WAIT, MachineUsage, threads_with_cores
 from fastlstm.training.task import Watch
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ class MachineEvents:
         self._trainer = trainer
         self._usage = MachineUsage(None if run_path is None else Path(run_path))
         self._due_s = time.monotonic() + INTERVAL_S
+        self._is_told = False
 
     def emit_if_due(self) -> None:
         """Emits an event when the last one is 10 s old."""
@@ -36,16 +40,29 @@ class MachineEvents:
         self._due_s = time.monotonic() + INTERVAL_S
         trainer = self._trainer
         gpus = gpu_usage() if trainer.plan.device.type == "cuda" else {}
+        used = self._usage.read()
         trainer.emit(
             {
                 "event": "machine",
                 "step": trainer.progress.step,
                 "time": round(time.time(), 1),
-                **self._usage.read(),
+                **used,
                 **gpus,
                 "elapsed_s": round(trainer.elapsed_s(), 3),
             }
         )
+        self._tell_of_waits(used.get("waiting_threads", 0.0))
+
+    def _tell_of_waits(self, waiting: float) -> None:
+        """Says once that steps wait for threads without a core."""
+        if waiting <= CORE_WAIT or self._is_told:
+            return
+        self._is_told = True
+        threads = torch.get_num_threads()
+        fewer = threads_with_cores(threads, waiting)
+        advice = "end them" if fewer == threads else f"end them, or give the run --threads {fewer}"
+        text = f"{waiting:.1f} of {counted(threads, 'thread')} wait for a core that others use"
+        self._trainer.say("warning", f"{text}, so steps take longer: {advice}")
 
     def watching(self, watch: Watch | None) -> Watch:
         """Returns a function for the progress of an evaluation that also emits what is due."""

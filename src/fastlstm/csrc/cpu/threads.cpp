@@ -1,5 +1,7 @@
 #include "cpu/threads.h"
 
+#include "cpu/crowding.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -46,13 +48,9 @@ void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) { word.wait(
 void wake_all(std::atomic<uint32_t>& word) { word.notify_all(); }
 #endif
 
-// The entry points of an OpenMP runtime that is already in the process.
-struct OpenMP {
-  void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
-  int (*thread_num)();
-  int (*num_threads)();
-};
 std::atomic<const OpenMP*> openmp{nullptr};
+// Never destroyed, as below.
+std::atomic<Crowding*> crowding{new Crowding};
 
 struct Call {
   void (*body)(void*, Member);
@@ -119,6 +117,7 @@ std::atomic<bool> is_forked{false};
 // begins with a new pool, and stays with it: libgomp would wait for its workers for ever.
 void start_anew() {
   pool = new Pool;
+  crowding = new Crowding;
   openmp = nullptr;
   is_forked = true;
 }
@@ -150,6 +149,7 @@ void run_team(int threads, void (*body)(void*, Member), void* context) {
   if (threads <= 1) {
     body(context, {0, 1, &call.barrier});
   } else if (runtime != nullptr) {
+    crowding.load()->look(*runtime, threads);
     runtime->parallel(
         [](void* data) {
           auto& shared = *static_cast<Call*>(data);
@@ -171,6 +171,8 @@ bool use_openmp(const char* library) {
   found.parallel = reinterpret_cast<decltype(found.parallel)>(dlsym(handle, "GOMP_parallel"));
   found.thread_num = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_thread_num"));
   found.num_threads = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_num_threads"));
+  const auto num_cores = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_num_procs"));
+  found.num_cores = num_cores == nullptr ? 0 : num_cores();
   if (!found.parallel || !found.thread_num || !found.num_threads) return false;
   openmp = new OpenMP(found);  // never deleted: a team may still run on the one before
   return true;
@@ -189,5 +191,11 @@ uint64_t libraries_loaded() {
 }
 
 bool has_openmp() { return openmp.load() != nullptr; }
+
+bool is_crowded() { return crowding.load()->is_crowded(); }
+
+void note_core_wait(double share, int threads) {
+  if (const OpenMP* const runtime = openmp) crowding.load()->note(*runtime, threads, share);
+}
 
 }  // namespace fastlstm

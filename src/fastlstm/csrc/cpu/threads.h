@@ -39,6 +39,11 @@ void run_team(int threads, Body&& body) {
 bool use_openmp(const char* library);
 bool has_openmp();
 
+// Whether the threads of this process lately waited for cores that others use; see cpu/crowding.h.
+bool is_crowded();
+// Says so, or the opposite, as a measurement would: for tests.
+void note_core_wait(double share, int threads);
+
 // How many libraries this process has loaded so far, those at its start included; 0 where the
 // system does not say. While it stays, a library that was not found is still not there.
 uint64_t libraries_loaded();
