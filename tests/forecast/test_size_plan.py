@@ -29,8 +29,8 @@ def table(tmp_path: Path) -> Path:
 def trained(table: Path, out: Path, given: set[str], **changes: Any) -> list[dict[str, Any]]:
     """Sets a run up within a budget and returns its events; it trains few steps."""
     values: dict[str, Any] = {
-        "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1, "budget": "100s",
-        "patience": 1, "eval_every": 1, "learning_rate": 0.0, "ignore": ("n",),
+        "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1,
+        "budget": "100s", "patience": 1, "eval_every": 1, "learning_rate": 0.0, "ignore": ("n",),
         "tensorboard": False,
     }  # fmt: skip
     events: list[dict[str, Any]] = []
