@@ -1,8 +1,9 @@
 """Fits the law of `fastlstm.text.quality_law` to the runs of `sizes.py`; needs SciPy.
 
 usage: python benchmarks/fit_sizes.py SIZES.jsonl...
-Prints the constants, the error of the fit, and the errors of `fastlstm predict` by cross-validation
-by text: a run predicted from a shorter one by the law of the other texts.
+Prints the constants, the error of the fit, and the errors of `fastlstm predict` by
+cross-validation: a run predicted from a shorter one by a law that was fitted without its text, or
+without long runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,15 @@ from scipy.optimize import least_squares
 
 from fastlstm.text.quality_prediction import interval_factor
 
-FIRST = (0.9, -0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0)
-"""E, log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon,
-log of the first steps s, AdamW's log of the factor of the bits."""
+FLOOR = 0.6
+"""E, which is given and not fitted: runs of these lengths do not tell it (any from 0 to 0.8
+predicts about as well), and a fit that is free puts it below 0. Shannon's lower estimate of printed
+English (Bell System Technical Journal 30, 1951)."""
+FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0)
+"""log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon, log
+of the first steps s, AdamW's log of the factor of the bits."""
+LONG = (2.5e6, 4.5e6, 9e6)
+"""Tokens from which runs are left out."""
 MIN_STEPS_MEASURED = 120
 """Of a short run; `fastlstm predict` says so of shorter ones."""
 DISTANCES = {"2x": 3.0, "4x": 6.0, "8x": 12.0, "16x and 32x": math.inf}
@@ -36,47 +44,69 @@ def main() -> None:
     rows = [row for row in rows if is_usable(row["fields"])]
     texts = sorted({name_of(row) for row in rows})
     values, error = fit(rows, texts)
-    names = ("E", "A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first",
-             "adamw factor")  # fmt: skip
+    names = ("A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first", "adamw factor")
     shown = dict(zip(names, values, strict=False))
     shown |= {
         name: np.exp(shown[name])
         for name in ("A", "C", "G", "repeats", "adamw", "first", "adamw factor")
     }
-    print({name: round(float(value), 4) for name, value in shown.items()})
+    print({"E": FLOOR} | {name: round(float(value), 4) for name, value in shown.items()})
     print(dict(zip(texts[1:], np.exp(values[len(names) :]).round(4), strict=True)))
     print(f"{len(rows)} runs, error {100 * np.sqrt((error**2).mean()):.2f} %")
     for row, off in sorted(zip(rows, error, strict=True), key=lambda pair: -abs(pair[1]))[:5]:
         print(f"{100 * off:+.1f} %", row["text"], row["fields"])
-    cross_validate(rows)
+    own = {text: [row for row in rows if row["text"] == text] for text in texts_of(rows)}
+    print("without the text:")
+    told(found for text in own for found in errors_of(
+        [row for row in rows if row["text"] != text], own[text]
+    ))  # fmt: skip
+    for tokens in LONG:
+        print(f"without runs of {tokens / 1e6:g} M characters and more, of which:")
+        short = [row for row in rows if row["tokens"] < tokens]
+        told(errors_of(short, rows, tokens))
 
 
-def cross_validate(rows: list[dict[str, Any]]) -> None:
-    """Prints the errors of runs predicted from shorter ones by the law of the other texts."""
+def texts_of(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted({row["text"] for row in rows})
+
+
+def errors_of(
+    known: list[dict[str, Any]], rows: list[dict[str, Any]], tokens: float = 0.0
+) -> Iterator[tuple[float, float]]:
+    """Yields (times the tokens, predicted over measured) of runs predicted from shorter ones.
+
+    Args:
+        known: runs that the law is fitted to.
+        rows: runs of which each is predicted from every shorter one.
+        tokens: predict only runs of so many, from runs of fewer.
+    """
+    values, _ = fit(known, sorted({name_of(row) for row in known}))
+    for (short, short_law), (long, long_law) in itertools.permutations(
+        zip(rows, law(values, rows), strict=True), 2
+    ):
+        if short["fields"]["steps"] < MIN_STEPS_MEASURED or not is_longer(short, long):
+            continue
+        if not tokens or short["tokens"] < tokens <= long["tokens"]:
+            off = short["bits_per_char"] * long_law / short_law / long["bits_per_char"]
+            yield long["tokens"] / short["tokens"], off
+
+
+def told(found: Iterable[tuple[float, float]]) -> None:
+    """Prints errors by distance, and how many of the 90 % intervals hold."""
     errors: dict[str, list[float]] = {name: [] for name in DISTANCES}
     num_held = 0
-    for text in sorted({row["text"] for row in rows}):
-        others = [row for row in rows if row["text"] != text]
-        values, _ = fit(others, sorted({name_of(row) for row in others}))
-        own = [row for row in rows if row["text"] == text]
-        expected = law(values, own)
-        for (short, short_law), (long, long_law) in itertools.permutations(
-            zip(own, expected, strict=True), 2
-        ):
-            if short["fields"]["steps"] < MIN_STEPS_MEASURED or not is_longer(short, long):
-                continue
-            times = long["tokens"] / short["tokens"]
-            off = short["bits_per_char"] * long_law / short_law / long["bits_per_char"]
-            width = interval_factor(times)
-            num_held += 1 / width <= off <= width
-            next(found for name, found in errors.items() if times < DISTANCES[name]).append(off - 1)
-    for name, found in errors.items():
-        off = 100 * np.array(found)
+    for times, off in found:
+        width = interval_factor(times)
+        num_held += 1 / width <= off <= width
+        next(own for name, own in errors.items() if times < DISTANCES[name]).append(off - 1)
+    everything = list(itertools.chain(*errors.values()))
+    for name, own in {**errors, "all": everything}.items():
+        off = 100 * np.array(own)
         print(
-            f"{name}: {len(off)} predictions of another text, error {np.sqrt((off**2).mean()):.2f}"
+            f"  {name}: {len(off)} predictions, error {np.sqrt((off**2).mean()):.2f}"
             f" %, mean {off.mean():+.2f} %, largest {abs(off).max():.1f} %"
         )
-    print(f"90 % intervals hold {num_held} of {sum(map(len, errors.values()))}")
+    print(f"  90 % intervals hold {num_held} of {len(everything)}")
 
 
 def is_longer(short: dict[str, Any], long: dict[str, Any]) -> bool:
@@ -103,7 +133,7 @@ def is_usable(fields: dict[str, Any]) -> bool:
 
 
 def fit(rows: list[dict[str, Any]], texts: list[str]) -> tuple[Any, Any]:
-    """Returns constants, then the log of each further text's factor; and relative errors."""
+    """Returns constants as in FIRST, then logs of further texts' factors; and relative errors."""
     text = np.array([texts.index(name_of(row)) for row in rows])
     bits = np.array([row["bits_per_char"] for row in rows])
 
@@ -124,13 +154,13 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     is_adamw = np.array([f["optimizer"] == "adamw" for f in fields], float)
     tokens = np.array([row["tokens"] for row in rows], float)
     train = np.array([row["train_tokens"] for row in rows], float)
-    repeats = np.exp(p[8])
+    repeats = np.exp(p[7])
     again = np.maximum(tokens / train - 1, 0)
     fresh = np.minimum(tokens, train) + train * repeats * (1 - np.exp(-again / repeats))
-    bits = p[0] + np.exp(p[1]) * size ** -p[2]
-    bits += np.exp(p[3]) * (fresh / 1e6) ** -p[4] * size ** p[5]
-    bits += np.exp(p[6]) * (steps * np.exp(p[9] * is_adamw) + np.exp(p[10])) ** -p[7]
-    return bits * np.exp(p[11] * is_adamw)
+    bits = FLOOR + np.exp(p[0]) * size ** -p[1]
+    bits += np.exp(p[2]) * (fresh / 1e6) ** -p[3] * size ** p[4]
+    bits += np.exp(p[5]) * (steps * np.exp(p[8] * is_adamw) + np.exp(p[9])) ** -p[6]
+    return bits * np.exp(p[10] * is_adamw)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,8 @@ def one(name: str, text_file: str, table_file: str) -> None:
     if status:
         sys.exit(status)
     said = json.loads(printed.getvalue().splitlines()[-1])
-    ranked = [v["cause"] for v in said["verdicts"] if v["is_recommended"]]
+    # In the order printed: what is recommended, then what tune is to try.
+    ranked = [v["cause"] for v in said["verdicts"] if v["is_recommended"] or v["is_to_try"]]
     gains = {v["cause"]: v["gain"] for v in said["verdicts"]}
     wanted = [cause for part in causes for cause in part.split("&") if cause]
     print(json.dumps({

@@ -37,10 +37,11 @@ from fastlstm.text.size_plan import EMBED_SIZES
 from fastlstm.text.train import train
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.tuning import halving
-from fastlstm.tuning.moves import Default, label_of, options_of
+from fastlstm.tuning.job import Default
+from fastlstm.tuning.moves import FIELDS, label_of, options_of
 from fastlstm.tuning.planned_run import plan_run
-from fastlstm.tuning.predict import law_of
 from fastlstm.tuning.preparation import prepare
+from fastlstm.tuning.text_job import TextJob, whole_run_bits
 from fastlstm.tuning.tune import Search
 
 SHARE = 0.15
@@ -48,7 +49,7 @@ _SHORTEST = 1 / 12
 SEEDS = (0, 1, 2)
 GRID: dict[str, list[Any]] = {
     "rnn_size": [96, 128, 192, 256], "batch_size": [16, 32], "seq_length": [64, 128],
-    "optimizer": [("muon", 1.0), ("muon", 2.0), ("adamw", 2.0)],
+    "optimizer": [("muon", 1.0), ("muon", 2.0), ("adamw", 1.0)],
 }  # fmt: skip
 """The 48 settings; with the optimizer, its learning rate over the default one."""
 NAMES = ("rnn_size", "embed_size", "batch_size", "seq_length", "optimizer", "learning_rate")
@@ -96,7 +97,9 @@ class Campaign:
             names = {*given, "rnn_size", "embed_size", "batch_size", "seq_length", "optimizer"}
             plan_run(
                 str(self.text), config, names,
-                look=lambda trainer: found.append(prepare(trainer, given, Search(Path()), print)),
+                look=lambda trainer: found.append(
+                    prepare(TextJob(), trainer, given, Search(Path(), axes=tuple(FIELDS)), print)
+                ),
             )  # fmt: skip
             default = found[0]
             rates = {}
@@ -112,9 +115,13 @@ class Campaign:
         halving.MIN_TRIAL_S = _SHORTEST * self.budget_s
         used = [0.0]
         run = partial(self._expected, used)
-        changes = self._setup["default"]["changes"]
+        setup = self._setup["default"]
         best, bits, default = halving.search(
-            changes, SHARE * len(settings()) * self.budget_s, self.budget_s, run
+            setup["changes"],
+            setup["rates"],
+            SHARE * len(settings()) * self.budget_s,
+            self.budget_s,
+            run,
         )
         print(f"search: {label_of(best)}, {bits:.3f} bits/char expected beside {default:.3f};"
               f" {used[0]:.0f} s of training")  # fmt: skip
@@ -183,9 +190,11 @@ class Campaign:
         used[0] += seconds
         steps, whole = self._steps(options, seconds), self._steps(options, self.budget_s)
         end = self._run(options, steps, SEEDS[0])
-        law = law_of(end["start"], end["end"], "muon")
-        bits = law.after(law.measured.times(whole / steps)).bits
-        print(f"  {seconds:.1f} s, {steps} steps, {label_of(changes)}: {law.measured_bits:.3f},"
+        default = Default(**self._setup["default"])
+        lengths_s = seconds, seconds * whole / steps
+        bits = whole_run_bits(end["start"], end["end"], options, default, lengths_s)
+        print(f"  {seconds:.1f} s, {steps} steps, {label_of(changes)}:"
+              f" {end['end']['best_bits_per_char']:.3f},"
               f" whole {bits:.3f}", flush=True)  # fmt: skip
         return bits
 

@@ -43,6 +43,26 @@ def test_other_data_tasks_and_unfinished_runs_are_said(write_run: Any) -> None:
     assert "b is dead" in text
 
 
+def test_runs_of_different_tasks_differ_in_what_both_have(write_run: Any) -> None:
+    one = write_run("a", time=1.5, seq_length=128, seed=1)
+    two = write_run("b", time=2.5, task="forecast", horizon=24, seed=2)
+    found = compare_runs([one, two]).differences
+    assert found["seed"] == [1, 2]
+    assert not {"time", "horizon"} & set(found)
+    assert "horizon" in compare_runs([write_run("c"), write_run("d", horizon=24)]).differences
+
+
+def test_a_share_above_the_ceiling_is_said(write_run: Any) -> None:
+    run = write_run("b")
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    steps = [{**line, "ceiling_share": 1.55} if "progress" in line else line for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in steps), "utf-8")
+    notes = compare_runs([write_run("a"), run]).notes
+    assert [note for note in notes if "155 % of its ceiling" in note]
+    assert len(notes) == 1
+
+
 def test_bad_input(write_run: Any, tmp_path: Path) -> None:
     good = write_run("a")
     with pytest.raises(ConfigError, match="two runs or more"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,28 @@ def test_an_unchanged_file_is_not_opened(path: Path, monkeypatch: pytest.MonkeyP
     tail.read()
     monkeypatch.setattr(event_tail, "open_regular", None)
     assert tail.read() == []
+
+
+def test_a_file_of_the_same_size_and_time_of_change_is_read_again(path: Path) -> None:
+    add(path, line(1))
+    tail = EventTail(path)
+    tail.read()
+    before = path.stat()
+    time.sleep(0.05)  # the file system's clock has ticks
+    path.write_bytes(line(2))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert steps(tail) == [2]
+
+
+def test_another_run_that_ends_the_same_is_noticed(path: Path) -> None:
+    end = json.dumps({"event": "end", "reason": "as planned " * 9}).encode() + b"\n"
+    add(path, line(1) + end)
+    first = EventTail(path)
+    first.read()
+    path.write_bytes(line(2) + end)  # of as many bytes, under the same inode
+    second = EventTail(path, first.position)
+    assert (steps_of(second.read()), second.num_replaced) == ([2], 1)
+
+
+def steps_of(events: Any) -> list[int]:
+    return [event["step"] for event in events if event["event"] == "step"]

@@ -93,6 +93,8 @@ def test_verdicts_of_a_profile_are_cards_with_their_commands(write_run: Any) -> 
     assert "batch" not in html
     (run / PROFILE_FILE).write_text('{"verdicts": []}', "utf-8")
     assert "healthy" in profile_cards(run)
+    (run / PROFILE_FILE).write_text('{"verdicts": [], "is_undecided": true}', "utf-8")
+    assert "undecided: " in profile_cards(run)
 
 
 @pytest.mark.parametrize(

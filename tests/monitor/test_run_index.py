@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,20 @@ def test_a_cache_that_cannot_be_written_is_done_without(write_run: Any, tmp_path
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no such directory"):
         RunIndex([tmp_path / "none"])
+
+
+def test_a_cache_that_another_monitor_has_locked_is_kept(
+    write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run("a")
+    cache = tmp_path / "c.sqlite"
+    RunIndex([tmp_path], cache).update()
+    inode = cache.stat().st_ino
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(path, timeout=0.0))
+    with closing(connect(cache)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        index = RunIndex([tmp_path], cache)
+        index.update()
+        assert names(index) == ["a"]
+    assert cache.stat().st_ino == inode

@@ -36,6 +36,13 @@ def test_sizes_by_latency_with_their_best_trial(tmp_path: Path) -> None:
     assert len(line.split()) == 2  # 512 units are slower and worse than 256
 
 
+def test_one_size_is_a_row_without_a_chart(tmp_path: Path) -> None:
+    write(tmp_path, [trial(256, 1.8)])
+    html = tune_front(tmp_path, "search")
+    assert "1.8000" in html
+    assert "<figure>" not in html
+
+
 @pytest.mark.parametrize("content", ["", "[]", "7", "{}", '{"default": 3, "trials": {"a": 1}}'])
 def test_a_damaged_search_is_left_out(tmp_path: Path, content: str) -> None:
     (tmp_path / TUNE_FILE).write_text(content, "utf-8")

@@ -91,7 +91,7 @@ def test_the_end_of_a_run() -> None:
     test = {"bits_per_char": 1.75, "perplexity": 3.36, "num_units": 500, "of_units": 1000}
     spent = {"setup": 2.0, "evaluations": 3.5, "saving": 0.01}
     end = {**END, "test": test, "spent_s": spent, "peak_memory_bytes": 2e9}
-    rows = dict(lines.end_rows(end, START))
+    rows = dict(lines.end_rows(end, {**START, "ceiling_gflops": 1e5}))
     assert rows["best"] == "1.7123 validation bits/char at step 123,456,789"
     assert rows["test"] == "1.7500 bits/char, perplexity 3.36, 500 of 1,000 tokens"
     assert rows["trained"] == "123,456,789 steps, 987,654,321 tokens, peak memory 2.00 GB"
@@ -99,8 +99,10 @@ def test_the_end_of_a_run() -> None:
         "2:01 total, setup 2.0 s, steps 114.2 s, evaluations 3.5 s, other 1.6 s"
     )
     rate = 987_654_321 / 114.2
-    share = f"{100 * rate * 8_250_000 / 412.3e9:.0f}%"
+    share = f"{100 * rate * 8_250_000 / 1e14:.0f}%"
     assert rows["speed"].split(", ")[1] == f"{share} of the ceiling"
+    rows = dict(lines.end_rows(end, START))
+    assert "ceiling" not in rows["speed"], "no run is faster than the ceiling: it was wrong"
 
 
 @pytest.mark.parametrize(

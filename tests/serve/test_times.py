@@ -48,14 +48,14 @@ def test_texts_count_as_often_as_there_are_of_them(monkeypatch: pytest.MonkeyPat
 def test_requests_count_while_they_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     http = HttpTimes()
-    http.change_texts(2)
+    http.texts.change(2)
     clock.now_s += 1.0
-    http.change_texts(-1)
+    http.texts.change(-1)
     clock.now_s += 3.0
-    assert http.text_s == 5.0
-    http.change_texts(-1)
+    assert http.texts.seconds == 5.0
+    http.texts.change(-1)
     clock.now_s += 9.0
-    assert http.text_s == 5.0
+    assert http.texts.seconds == 5.0
     assert http.read() == dict.fromkeys(times.HTTP_PHASES, 0.0)  # of no measured loop
 
 
@@ -76,3 +76,17 @@ def test_an_event_loop_knows_how_long_it_waited() -> None:
         found = http.read()
     assert found["idle"] >= 0.2 * 0.9
     assert found["other"] >= 0.1 * 0.9
+
+
+def test_a_send_that_is_not_over_yet_counts_and_only_since_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    http = HttpTimes()
+    http.sends.change(1)
+    clock.now_s += 30.0
+    before_s = http.sends.seconds
+    clock.now_s += 2.0
+    http.sends.change(-1)
+    clock.now_s += 1.0
+    assert (before_s, http.sends.seconds - before_s) == (30.0, 2.0)

@@ -13,7 +13,7 @@ import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.system import ceilings
-from fastlstm.system.ceilings import Ceilings, measured_ceilings
+from fastlstm.system.ceilings import Ceilings, doubt_ceilings, measured_ceilings
 
 
 @pytest.fixture
@@ -149,3 +149,38 @@ def test_unknown_dtype_names_the_known_ones(quick: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_a_gpu_is_measured(quick: Path) -> None:
     assert measured_ceilings("bf16", 1, device="cuda", shape=(512, 512, 512)).gemm_gflops > 0
+
+
+def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Ceilings(gflops, "oneDNN", 9.0) for gflops in (40.0, 90.0)]
+    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    doubt_ceilings("fp32", 1)  # of nothing
+    assert measured_ceilings("fp32", 1).gemm_gflops == 40.0
+    doubt_ceilings("fp32", 1)
+    seen = [measured_ceilings("fp32", 1) for _ in range(2)]
+    assert [(c.gemm_gflops, c.is_recalled) for c in seen] == [(90.0, False), (90.0, True)]
+
+
+def test_what_another_process_measured_meanwhile_is_not_lost(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beside(*_: Any) -> Ceilings:
+        monkeypatch.setattr(ceilings, "_measure", lambda *_: Ceilings(100.0, "oneDNN", 9.0))
+        measured_ceilings("fp32", 1)
+        return Ceilings(40.0, "oneDNN", 9.0, is_busy=True)
+
+    monkeypatch.setattr(ceilings, "_measure", beside)
+    found = measured_ceilings("fp32", 1)
+    assert (found.gemm_gflops, found.is_busy) == (100.0, False)
+
+
+@pytest.mark.parametrize("changed", ["cores", "_build_of_kernels"])
+def test_other_cores_and_other_kernels_are_measured_again(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    measured_ceilings("fp32", 1, shape=SMALL)
+    assert measured_ceilings("fp32", 1, shape=SMALL).is_recalled
+    monkeypatch.setattr(ceilings.hardware, changed, lambda: 999)
+    assert not measured_ceilings("fp32", 1, shape=SMALL).is_recalled

@@ -52,7 +52,8 @@ def test_the_order_of_calls() -> None:
     recorder = Recorder()
     trainer_of(LinearTask(), callbacks=[recorder], steps=2, eval_every=2).fit()
     step = ["gradients", "update", "event step"]
-    assert recorder.calls == ["begin", *step, *step, "evaluate", "event eval", "event end", "end"]
+    ending = ["evaluate", "event eval", "event phase", "event end", "end"]
+    assert recorder.calls == ["begin", *step, *step, *ending]
 
 
 def test_gradients_are_seen_whole_and_before_clipping() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 
+from fastlstm.errors import Stopped
 from fastlstm.training import phases
 from fastlstm.training.phases import PhaseTimes
 from linear_task import LinearTask, trainer_of
@@ -26,18 +28,47 @@ def test_the_phases_add_up_to_the_time_and_a_slow_one_is_seen() -> None:
     assert times.take()["checkpoint"] == 0.0
 
 
-@pytest.mark.parametrize(("interval", "is_emitted"), [(0.0, True), (1e9, False)])
+def test_the_phases_of_a_run_reach_to_its_end() -> None:
+    task, events = LinearTask(), list[dict[str, Any]]()
+    slow = task.evaluate
+
+    def evaluate(*args: Any) -> Any:
+        time.sleep(0.1)
+        return slow(*args)
+
+    task.evaluate = evaluate  # type: ignore[method-assign]
+    trainer = trainer_of(task, events, eval_every=1000)  # a short run, evaluated at its end only
+    trainer.fit()
+    found = [event["seconds"] for event in events if event["event"] == "phase"]
+    assert sum(seconds["evaluation"] for seconds in found) >= 0.1
+    spent = trainer.progress.spent
+    assert sum(seconds["evaluation"] for seconds in found) == pytest.approx(spent["evaluations"])
+    assert sum(seconds["checkpoint"] for seconds in found) == pytest.approx(spent["saving"])
+
+
+def test_the_phases_of_a_stopped_run_reach_to_the_stop() -> None:
+    events, trainer = list[dict[str, Any]](), None
+    trainer = trainer_of(
+        LinearTask(), events, stop=lambda: trainer.progress.step >= 3, run_path="run"
+    )
+    with pytest.raises(Stopped):
+        trainer.fit()
+    (phase,) = (event for event in events if event["event"] == "phase")
+    assert phase["step"] == 3
+    assert phase["seconds"]["forward_backward"] > 0.0
+
+
+@pytest.mark.parametrize("interval", [0.0, 1e9])
 def test_events_come_at_intervals_and_change_no_weight(
-    monkeypatch: pytest.MonkeyPatch, interval: float, is_emitted: bool
+    monkeypatch: pytest.MonkeyPatch, interval: float
 ) -> None:
     weights = []
     for interval_s in (1e9, interval):
         monkeypatch.setattr(phases, "INTERVAL_S", interval_s)
         task, events = LinearTask(), list[dict[str, object]]()
-        trainer = trainer_of(task)
-        trainer._emit = events.append
+        trainer = trainer_of(task, events)
         trainer.fit()
         weights.append(task.weight.detach().clone())
     found = [event for event in events if event["event"] == "phase"]
-    assert bool(found) is is_emitted
+    assert len(found) == (1 if interval else trainer.progress.step + 1)
     assert torch.equal(*weights)

@@ -12,8 +12,10 @@ import torch
 
 from fastlstm.errors import BudgetError, Stopped
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training import trainer as trainer_module
 from fastlstm.training.checkpoint import find_checkpoint
 from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots
+from fastlstm.training.throughput import ThroughputMeter
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 
 
@@ -67,7 +69,7 @@ def test_a_run_says_what_it_does() -> None:
     found = [f"{event['event']} {event['step']}" for event in events]
     assert found == [
         *(f"step {n}" for n in range(1, 5)), "eval 4", *(f"step {n}" for n in range(5, 9)),
-        "eval 8", "step 9", "step 10", "eval 10", "end 10",
+        "eval 8", "step 9", "step 10", "eval 10", "phase 10", "end 10",
     ]  # fmt: skip
     end = events[-1]
     assert (end["task"], end["units"], end["finished"]) == ("linear", 10 * ROWS, True)
@@ -144,7 +146,7 @@ def test_a_finished_run_that_is_resumed_evaluates_and_changes_nothing(run: RunDi
     trainer_of(LinearTask(), snapshots=RunSnapshots(run, 2)).fit()
     (found, _), events, task = find_checkpoint(run), list[Any](), LinearTask()
     result = trainer_of(task, events, snapshots=RunSnapshots(run, 2)).fit(found)
-    assert [event["event"] for event in events] == ["eval", "checkpoint", "end"]
+    assert [event["event"] for event in events] == ["eval", "checkpoint", "phase", "end"]
     assert result.steps == 10
     assert not of_kind(events, "eval")[0]["is_best"]
 
@@ -194,3 +196,16 @@ def test_the_first_reason_to_end_counts() -> None:
     trainer.end("first")
     trainer.end("second")
     assert trainer.fit().reason == "first"
+
+
+def test_a_ceiling_that_steps_exceed_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    doubted = list[Any]()
+    monkeypatch.setattr(
+        trainer_module, "doubt_ceilings", lambda *args, **more: doubted.append((args, more))
+    )
+    for gflops, expected in ((1e9, []), (1e-9, [(("fp32", 1), {"device": "cpu"})])):
+        trainer = trainer_of(LinearTask())
+        trainer.meter = ThroughputMeter(trainer.task, gflops)
+        torch.set_num_threads(1)
+        trainer.fit()
+        assert doubted == expected

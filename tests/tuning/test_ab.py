@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pytest
 
-from fastlstm.cli.ab import verdict_text
+from fastlstm.cli.ab import rows, verdict_text
 from fastlstm.cli.main import main
 from fastlstm.errors import CommandError, ConfigError
 from fastlstm.tuning import ab
@@ -224,6 +224,16 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
 def test_detect_of_the_function_is_a_share() -> None:
     with pytest.raises(ConfigError, match="detect is 3, expected a share above 0, at most 1"):
         compare_commands("true", "true", detect=3)
+
+
+def test_a_ratio_without_an_interval_claims_none() -> None:
+    found = Estimate(1.0, 0.0, float("inf"), 12, 0, 1, 0.1)
+    result = Comparison(
+        ("a", "b"), 0.03, Verdict.UNDECIDED, found, "seconds", "s", (1.0, 1.0), None, None, 1.0
+    )
+    assert dict(rows(result))["B / A"] == "1.000, no interval yet"
+    sure = replace(result, found=replace(found, low=0.9, high=1.1))
+    assert dict(rows(sure))["B / A"] == "1.000 (0.900 to 1.100), 95 % interval over all looks"
 
 
 def test_more_pairs_than_are_taken_are_not_asked_for() -> None:

@@ -125,7 +125,8 @@ def test_commands_keep_what_was_given(base: Generation) -> None:
     assert text == "fastlstm generate runs/book --temperature 0.8 --weights int8"
     many = cli._command(argv, "runs/book", replace(verdict, options={"streams": 4}))
     assert many is not None
-    assert many.startswith("python -c")
+    assert many.startswith("""python -c 'from fastlstm import LM; print(LM.load("runs/book").""")
+    assert '[""] * 4, max_tokens=500))\'' in many
 
 
 def test_the_command_line_prints_it_and_verifies(

@@ -129,6 +129,8 @@ def test_a_longer_run_that_gains_nothing_is_said():
     assert "any length ends alike" in shown(0.499)
     assert "a longer run" not in shown(0.6)
     assert "give a longer --measure" not in shown(0.6)
+    assert "0.5000 validation loss after 100 steps, 0.6000 after 50 steps: 0:30" in shown(0.6)
+    assert "10 times the short run" in shown(0.6)
     assert "--hidden-size 64" in shown(0.6, fixed={"hidden_size": 64})
 
 

@@ -3,7 +3,9 @@ import math
 import os
 import signal
 import time
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,10 +24,10 @@ from fastlstm.forecast.train import train_forecaster
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
-from fastlstm.tuning.op_times import _write_trace, check_trace
+from fastlstm.tuning.op_times import OpTime, _with_roof, _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
-from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates
+from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates, steps_of
 from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
@@ -120,6 +122,63 @@ def test_a_faster_change_that_is_not_advised_is_said():
     lines = dict(rows(profile, {}, None))
     assert "not expected to reach the same quality sooner" in lines["not advised"]
     assert "healthy" in lines["verdict"]
+
+
+def test_a_gain_that_noise_hides_is_no_healthy_run():
+    noisy = Verdict("threads", 0.7, 2.0, -0.3, 9.0, "same quality expected")
+    profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
+    lines = dict(rows(profile, {}, None))
+    assert lines["verdict"].startswith("undecided: ")
+    assert "threads: +200 % speed, but the interval reaches 0" in lines["not advised"]
+    assert lines["noise"] == "other processes used 86 % of the cores; repeat on an idle machine"
+    assert profile.to_dict()["is_undecided"] is True
+    small = replace(profile, verdicts=(replace(noisy, gain=0.04),), others=0.05)
+    lines = dict(rows(small, {}, None))
+    assert "healthy" in lines["verdict"]
+    assert not {"noise", "not advised"} & set(lines)
+
+
+def test_what_tune_is_to_try_comes_after_what_surely_pays():
+    wide = Verdict(
+        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
+        axis="output-rank",
+    )  # fmt: skip
+    sure = Verdict("threads", 0.1, 0.12, 0.1, 0.2, EXACT, {"threads": 2})
+    other = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING)
+    assert (wide.is_recommended, wide.is_to_try, sure.is_to_try) == (False, True, False)
+    assert not replace(wide, low=-0.1).is_to_try
+    assert not replace(wide, high=math.inf).is_to_try
+    order = [verdict.cause for verdict in ranked([other, wide, sure])]
+    assert order == ["threads", "output layer", "batch size"]
+    found = Profile("tokens", 1.0, None, {}, tuple(ranked([wide, sure])), (), 1.0, None, {})
+    lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"}, None)
+    place = [label for label, _ in lines].index("2. output layer")
+    assert "changes learning, and what the run ends at is not known" in lines[place][1]
+    assert lines[place + 1][1].startswith("45 % of the time; ")
+    assert lines[place + 2][1] == "fastlstm tune book.txt --axes output-rank"
+    assert "not advised" not in dict(lines)
+
+
+def test_the_command_of_a_search_has_a_budget_and_its_own_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wide = Verdict(
+        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32}, "10 -> 18",
+        axis="output-rank",
+    )  # fmt: skip
+    found = Profile("tokens", 1.0, None, {}, (wide,), (), 1.0, None, {})
+
+    def set_up(sources, config, names, profiler):
+        profiler.result, profiler.options = found, config
+
+    monkeypatch.setattr(cli, "_set_up", set_up)
+    Path("my book.txt").write_text("It was the best of times. " * 100)
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main(["profile", "my book.txt", "--steps", "50", "--vocab", "bpe"]) == 0
+    assert (
+        "fastlstm tune 'my book.txt' --vocab bpe --budget 5m --axes output-rank"
+        " --out 'tuning/my book'"
+    ) in printed.getvalue()
 
 
 def test_the_time_to_a_quality_is_found_where_there_is_one():
@@ -396,3 +455,47 @@ def test_variants_of_a_table_have_the_threads_of_the_run(tmp_path):
     train_forecaster(rows, ForecastConfig(horizon=4, steps=50, **sizes), callbacks=[Look()])
     assert seen
     assert set(seen) == {3}
+
+
+def text_profile(text, tmp_path, callback, **options):
+    fastlstm.train(
+        str(text), out=tmp_path / "run", observers=[], callbacks=[callback],
+        cache_dir=str(tmp_path / "cache"), **{**SIZES, "steps": 50, "precision": "fp32", **options},
+    )  # fmt: skip
+
+
+def test_the_threads_of_the_run_are_back_after_the_turns(text, tmp_path, monkeypatch):
+    seen = list[int]()
+
+    def last_turn_with_three_threads(*_):
+        torch.set_num_threads(3)
+        return [], []
+
+    monkeypatch.setattr(profile, "time_in_turns", last_turn_with_three_threads)
+    monkeypatch.setattr(profile, "op_times", lambda *_: seen.append(torch.get_num_threads()) or [])
+    with pytest.raises(Profiled):
+        text_profile(text, tmp_path, Profiler(0.1, with_ops=True), threads=1)
+    assert seen == [1]
+
+
+def test_a_skipped_step_counts_as_much_work_as_others(text, tmp_path, monkeypatch):
+    found = list[int]()
+
+    class Look(fastlstm.Callback):
+        def on_begin(self, trainer):
+            step = steps_of(trainer)
+            found.append(step())
+            monkeypatch.setattr(trainer, "step", lambda *_: (math.nan, math.nan))
+            found.append(step())
+            trainer.end("seen")
+
+    text_profile(text, tmp_path, Look())
+    assert found == [SIZES["batch_size"] * SIZES["seq_length"]] * 2
+
+
+def test_no_operation_is_above_its_ceiling():
+    op = OpTime("LSTM forward", 1.0, 1.0, 0.5)
+    cached = _with_roof(op, (10e9, 50e9), 1, 20.0, 20.0)  # 50 GB in a second: not from memory
+    assert (cached.roof_share, cached.bound) == (0.5, "compute")
+    assert _with_roof(op, (10e9, 10e9), 1, 20.0, 15.0).bound == "memory"
+    assert _with_roof(op, (10e9, None), 1, 5.0, 15.0).roof_share is None

@@ -14,11 +14,11 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning import table_job, tune
-from fastlstm.tuning.job import Default, open_axes
+from fastlstm.tuning.job import Default, in_turns, open_axes
 from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.size_limits import ModelCost, SizeLimits
 from fastlstm.tuning.table_job import TableJob, forecast_cost
-from fastlstm.tuning.table_moves import FIELDS, in_turns, label_of, options_of, values_around
+from fastlstm.tuning.table_moves import FIELDS, label_of, options_of, values_around
 from fastlstm.tuning.tune import Search
 
 BASE: dict[str, Any] = {
@@ -75,7 +75,7 @@ def test_values_fit_the_table():
 
 
 def test_the_first_change_of_every_axis_comes_before_second_ones():
-    values = {"lr": [1.0, 0.5, 2.0], "size": [128, 64, 256], "dropout": [0.5, 0.2]}
+    values = {"size": [128, 64, 256], "lr": [1.0, 0.5, 2.0], "dropout": [0.5, 0.2]}
     assert in_turns(values) == [
         {"size": 64}, {"lr": 0.5}, {"dropout": 0.2}, {"size": 256}, {"lr": 2.0},
     ]  # fmt: skip
@@ -148,7 +148,7 @@ def test_the_command_finds_settings_and_can_be_continued(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def short_run(*args: Any) -> tuple[float, float]:
-        options, out = args[4], args[-1]
+        options, out = args[-4], args[-1]
         out.mkdir(parents=True)
         if options["learning_rate"] > 3e-3:
             raise NonFiniteError("the loss is NaN")
@@ -188,7 +188,10 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     assert not kinds & {"test", "calibration", "forecast"}
     assert (tmp_path / "t" / "model.safetensors").exists()
     start, end = events[0], events[-1]
-    assert TableJob().result(start, end, 60.0) == (end["best_loss"], end["best_loss"])
+    assert TableJob().result(start, end, {}, Default({}, [], [], []), 10.0, 60.0) == (
+        end["best_loss"],
+        end["best_loss"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,24 @@ def test_one_that_may_be_worth_it_though_slower_is_timed_on():
     base, slow = Work("base", 1.0, log), Work("slow", 1.5, log)
     (found,), _ = timed(base, Candidate(lambda: slow, may_be_slower=True))
     assert len(found.other) >= 6
+
+
+def test_neither_side_comes_first_more_often():
+    log = list[str]()
+    base, same = Work("base", 1.0, log), Work("same", 1.0, log)
+    (found,), _ = timed(base, Candidate(lambda: same, may_be_slower=True))
+    turns = [turn for turn in log if not turn.startswith("warm")]
+    first = turns[::2]
+    assert len(found.base) == len(found.other) == 16
+    assert 4 <= first.count("base") <= 12
+
+
+def test_one_that_cannot_be_warmed_up_is_closed():
+    class Refusing(Work):
+        def warm_up(self) -> None:
+            raise ConfigError("no")
+
+    log = list[str]()
+    bad = Refusing("bad", 1.0, log)
+    _, not_timed = timed(Work("base", 1.0, log), Candidate(lambda: bad))
+    assert (not_timed, bad.is_closed) == (["no"], True)

@@ -93,9 +93,13 @@ class Progress:
 
 def ratio_text(found: Estimate) -> str:
     """Returns "1.049 (1.031 to 1.068)"; without an interval where there is none yet."""
-    if not math.isfinite(found.high) or found.low <= 0.0:
-        return f"{found.ratio:.3f} (no interval yet)"
+    if not _has_interval(found):
+        return f"{found.ratio:.3f}, no interval yet"
     return f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _has_interval(found: Estimate) -> bool:
+    return math.isfinite(found.high) and found.low > 0.0
 
 
 def rows(result: Comparison) -> list[Row]:
@@ -106,9 +110,10 @@ def rows(result: Comparison) -> list[Row]:
         noise += f"; other processes used {100 * result.others:.0f} % of the cores"
     dropped = f", {found.dropped} left out as disturbed" if found.dropped else ""
     pairs = f"{counted(found.pairs + found.dropped, 'pair')}{dropped}"
+    looks = ", 95 % interval over all looks" if _has_interval(found) else ""
     return [
         ("verdict", verdict_text(result)),
-        ("B / A", f"{ratio_text(found)}, 95 % interval over all looks"),
+        ("B / A", f"{ratio_text(found)}{looks}"),
         ("measured", f"{result.measured}; {median_text(result)}"),
         (
             "pairs",

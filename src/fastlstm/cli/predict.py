@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     verb="predict",
-    summary="Say what a training run will end at, from a short run of the model.",
+    summary="Predict the quality of a training run from a short run of the same model.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
         config_option(),
@@ -86,7 +86,7 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
     sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
     shown: list[Row] = [
         ("prediction", f"{bits_text(found.bits)} after {clock(law.seconds_for(length))}"),
-        ("", f"{short_count(length.tokens)} characters, {times:.3g} times those measured"),
+        ("", f"{short_count(length.tokens)} characters, {times:.3g} times the short run"),
         (
             "measured",
             f"{law.measured_bits:.3f} bits/char after {clock(found.measured_s)}:"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TABLE_COMMAND = Command(
     verb="predict",
-    summary="Say what a training run of a forecaster will end at, from two short runs of it.",
+    summary="Predict the loss of a forecaster's training run from two short runs of it.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
         config_option(),
@@ -64,11 +64,12 @@ def rows(found: TablePrediction, command: str) -> list[Row]:
     times = found.steps / measured.steps
     shown: list[Row] = [
         ("prediction", f"{_text(found.after(found.steps))} after {clock(others[1][0])}"),
-        ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times those measured"),
+        ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times the short run"),
         (
             "measured",
             f"{measured.loss:.4f} validation loss after {counted(measured.steps, 'step')},"
-            f" {measured.half_loss:.4f} after half of them: {clock(measured.seconds)} in all",
+            f" {measured.half_loss:.4f} after {counted(max(1, measured.steps // 2), 'step')}:"
+            f" {clock(measured.seconds)} in all",
         ),
         *(
             ("this model" if place == 0 else "", f"{clock(seconds)}: {_text(loss)}")

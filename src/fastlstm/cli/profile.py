@@ -33,7 +33,7 @@ from fastlstm.text.data.sources import open_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastlstm.tuning.profile import Profiler
+    from fastlstm.tuning.profile import Profile, Profiler
     from fastlstm.tuning.verdicts import Verdict
 
 PROFILE_FILE = "profile.json"
@@ -44,24 +44,39 @@ _PROFILE_OPTIONS = (
     config_option(),
     Option("measure", str, "12s", "time for all measurements", value="TIME"),
     Option("no_verify", bool, False, "do not run the first recommendation", is_switch=True),
-    Option("ops", bool, False, "list the operations of a step, with ceilings", is_switch=True),
-    Option("trace", str | None, None, "record some steps for Perfetto", value="FILE"),
+    Option(
+        "ops",
+        bool,
+        False,
+        "list the operations of a step with their time and share of the ceiling",
+        is_switch=True,
+    ),
+    Option(
+        "trace",
+        str | None,
+        None,
+        "write a trace of three steps as Chrome trace JSON (opens in Perfetto)",
+        value="FILE",
+    ),
     json_option("one JSON object"),
 )
 COMMAND = Command(
     verb="profile",
-    summary="Say what holds a training run back, and which command gains how much.",
+    summary="Find the bottlenecks of a training run and measure what removing each one gains.",
     positionals=(Positional("SOURCE", "what the run trains on, or a run", is_many=True),),
     options=(*_PROFILE_OPTIONS, *TEXT_OPTIONS),
     examples=(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --ops",
     ),
-    other="With --help, too: --horizon N, RUN --generation, http://HOST:PORT",
+    other="Other subjects have options of their own:\n"
+    "  fastlstm profile --horizon N --help    training a forecaster on a table\n"
+    "  fastlstm profile --generation --help   writing text\n"
+    "  fastlstm profile http://127.0.0.1:8000 --help   a running server",
 )
 TABLE_COMMAND = Command(
     verb="profile",
-    summary="Say what holds the training of a forecaster back, and which command gains how much.",
+    summary="Find the bottlenecks of the training of a forecaster, and what removing each gains.",
     positionals=(Positional("DATA", "a table, or the run of a forecaster", is_many=True),),
     options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
     examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
@@ -109,11 +124,7 @@ def _profile_training(argv: list[str]) -> int:
     fixed = chosen_sizes(config, profiler.options)
     words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
     profile = with_instruction_set(profiler.result, shlex.join(words))
-    commands = {
-        v.cause: v.command_prefix + train_command(command, _OWN, argv, {**fixed, **v.options})
-        for v in profile.recommended
-        if v.options or v.command_prefix
-    }
+    commands = _commands(profile, command, argv, config, fixed)
     verified = None
     if not parsed["no_verify"] and profile.recommended:
         verified = _verified(command, argv, fixed, profile.recommended[0], profile.step_share)
@@ -129,6 +140,23 @@ def _profile_training(argv: list[str]) -> int:
         except StorageError as error:
             say(f"note: this profile is not kept in the run: {error}")
     return EXIT_OK
+
+
+def _commands(
+    profile: Profile, command: Command, argv: list[str], config: TrainConfig | ForecastConfig,
+    fixed: Mapping[str, Any],
+) -> dict[str, str]:  # fmt: skip
+    """Returns the commands by cause: of what is recommended, and of what tune is to try."""
+    commands = {
+        v.cause: v.command_prefix + train_command(command, _OWN, argv, {**fixed, **v.options})
+        for v in profile.recommended
+        if v.options or v.command_prefix
+    }
+    for v in profile.to_try:
+        tuned = {**fixed, "budget": config.budget or config.default_budget, "axes": v.axis}
+        own = (*_OWN, "steps", "epochs")
+        commands[v.cause] = train_command(command, own, argv, tuned, verb="tune")
+    return commands
 
 
 def _set_up(

@@ -29,7 +29,7 @@ _OWN = ("generation", "measure", "no_verify", "json")
 _VERIFY_S, _LIMIT_S = 1.0, 120.0
 COMMAND = Command(
     verb="profile",
-    summary="Say what holds the writing of text back, and which command gains how much.",
+    summary="Find the bottlenecks of writing text and measure what removing each one gains.",
     positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
     options=(
         Option("generation", bool, False, "profile the writing of text", is_switch=True),
@@ -87,7 +87,8 @@ def _command(argv: list[str], path: str, verdict: Verdict) -> str | None:
     """Returns the command that does what a verdict found, or None where no option does it."""
     options = verdict.options
     if "streams" in options:
-        call = f"LM.load({path!r}).generate_batch([''] * {options['streams']}, max_tokens=500)"
+        load = f"LM.load({json.dumps(path, ensure_ascii=False)})"  # double quotes: the shell has '
+        call = f'{load}.generate_batch([""] * {options["streams"]}, max_tokens=500)'
         return shlex.join(["python", "-c", f"from fastlstm import LM; print({call})"])
     if "threads" in options:
         return f"OMP_NUM_THREADS={options['threads']} " + shlex.join(
@@ -140,7 +141,7 @@ def rows(
     profile: GenerationProfile, commands: Mapping[str, str | None], verified: float | None
 ) -> list[Row]:
     """Returns the lines of the result."""
-    from fastlstm.cli.profile_rows import gain_text
+    from fastlstm.cli.profile_rows import gain_text, noise_rows
 
     speed = f"{profile.chars_per_s:,.0f} characters/s"
     if abs(profile.tokens_per_s / profile.chars_per_s - 1.0) > 0.01:
@@ -166,6 +167,4 @@ def rows(
         text = f"{one.chars_per_s:,.0f} characters/s, {one.chars_per_s_each:,.0f} each"
         found.append((f"{one.count} at once", text))
     found += [("not timed", reason) for reason in profile.not_timed]
-    if profile.others is not None and profile.others > 0.1:
-        found.append(("noise", f"other processes used {100 * profile.others:.0f} % of the cores"))
-    return found
+    return found + noise_rows(profile.others)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from fastlstm.tuning.verdicts import Verdict
 
 _NUM_OPS = 14
-_MIN_OTHERS, _MIN_MENTIONED = 0.1, 0.1
+_UNDECIDED = "undecided: a change may gain more than 10 %, or it is noise; give a longer --measure"
+_UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
+_MIN_OTHERS = 0.1
 
 
 def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) -> list[Row]:
@@ -33,7 +35,7 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
         ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
     ]
     if not profile.recommended:
-        found.append(("verdict", f"nothing above 5 %: this run is healthy{of_ceiling}"))
+        found.append(("verdict", _nothing_sure(profile) + of_ceiling))
     for place, verdict in enumerate(profile.recommended):
         found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
         found.append(("", verdict.evidence))
@@ -41,12 +43,26 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
             found.append(("", f"verified by running it: {100 * verified:+.0f} %"))
         if verdict.cause in commands:
             found.append(("", commands[verdict.cause]))
-    found += [("not advised", _not_advised(v)) for v in profile.verdicts if _is_mentioned(v)]
+    for place, verdict in enumerate(profile.to_try, len(profile.recommended) + 1):
+        found.append((f"{place}. {verdict.cause}", f"{gain_text(verdict)}, {_UNKNOWN}"))
+        found.append(("", f"{100 * verdict.share:.0f} % of the time; {verdict.evidence}"))
+        found.append(("", commands[verdict.cause]))
+    found += [("not advised", _not_advised(v)) for v in profile.verdicts if v.is_mentioned]
     found += [("not timed", text) for text in profile.not_timed]
     found += _op_rows(profile.ops)
-    if profile.others is not None and profile.others > _MIN_OTHERS:
-        found.append(("noise", f"other processes used {100 * profile.others:.0f} % of the cores"))
-    return found
+    return found + noise_rows(profile.others)
+
+
+def noise_rows(others: float | None) -> list[Row]:
+    """Returns a line where other processes used more than a tenth of the cores.
+
+    Args:
+        others: the share that they used, 0..1, or None.
+    """
+    if others is None or others <= _MIN_OTHERS:
+        return []
+    text = f"other processes used {100 * others:.0f} % of the cores; repeat on an idle machine"
+    return [("noise", text)]
 
 
 def gain_text(verdict: Verdict) -> str:
@@ -64,18 +80,19 @@ def gain_text(verdict: Verdict) -> str:
     return f"{text}, {sooner}" if text else sooner
 
 
-def _is_mentioned(verdict: Verdict) -> bool:
-    """Returns whether a change is faster but not recommended: it is said why."""
-    return not verdict.is_recommended and verdict.is_in_steps and verdict.gain > _MIN_MENTIONED
+def _nothing_sure(profile: Profile) -> str:
+    if profile.to_try:
+        return "nothing surely pays"
+    return _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
 
 
 def _not_advised(verdict: Verdict) -> str:
     text = f"{verdict.cause}: {100 * verdict.gain:+.0f} % speed, "
     if verdict.quality_low is not None:
         return f"{text}but the run is not expected to reach the same quality sooner"
-    if math.isfinite(verdict.high) and verdict.low > 0.0:
-        return f"{text}but it changes learning, and what the run ends at is not known"
-    return f"{text}but that may be noise"
+    if verdict.may_be_noise:
+        return f"{text}but the interval reaches 0: it may be noise"
+    return f"{text}but it changes learning, and what the run ends at is not known"
 
 
 def _op_rows(ops: tuple[OpTime, ...]) -> list[Row]:

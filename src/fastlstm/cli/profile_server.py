@@ -32,7 +32,7 @@ _MAX_KEYS = 1 << 20
 """Characters read of a file of API keys, which may be a device without end."""
 COMMAND = Command(
     verb="profile",
-    summary="Say where the time of a server's requests goes, and which option gains how much.",
+    summary="Show where a server spends the time of requests, and what each option gains.",
     positionals=(Positional("URL", "a running fastlstm serve, such as http://127.0.0.1:8000"),),
     options=(
         Option("measure", str, "15s", "time to watch the server", value="TIME"),

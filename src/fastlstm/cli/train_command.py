@@ -14,6 +14,8 @@ from fastlstm.cli.parser import split_arguments, typed
 if TYPE_CHECKING:
     from fastlstm.cli.command import Command
 
+_FOLDERS = {"train": "runs", "tune": "tuning"}
+
 
 def train_words(
     command: Command, own: Collection[str], argv: list[str], options: Mapping[str, Any]
@@ -45,16 +47,16 @@ def train_words(
 
 
 def train_command(
-    command: Command, own: Collection[str], argv: list[str], options: Mapping[str, Any]
-) -> str:
-    """Returns the command that trains with other options; its run directory does not exist yet."""
+    command: Command, own: Collection[str], argv: list[str], options: Mapping[str, Any],
+    verb: str = "train",
+) -> str:  # fmt: skip
+    """Returns the command that trains, or tunes, with other options; its directory does not exist
+    yet."""
     arguments = split_arguments(command.options, argv)
     names = {"out"} - set(own)
     given = [value for option, value in arguments.options if option.name in names]
     name = Path(arguments.positionals[0]).name.split(".")[0] or "run"
-    first = given[-1] if given else f"runs/{name}"
+    first = given[-1] if given else f"{_FOLDERS[verb]}/{name}"
     places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
     out = next(place for place in places if not os.path.exists(place))
-    return shlex.join(
-        ["fastlstm", "train", *train_words(command, own, argv, options), "--out", out]
-    )
+    return shlex.join(["fastlstm", verb, *train_words(command, own, argv, options), "--out", out])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "resume",
         "json")  # fmt: skip
-_AXES = "threads,precision,batch,seq-length,size,optimizer,lr"
+_AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
 
 
@@ -52,7 +52,10 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
             "max_latency", str, None, f"time that {latency} may take, such as 1ms", "limits",
             value="TIME",
         ),
-        Option("max_bytes", str, None, "size of the weights, such as 500k or 2M", "limits"),
+        Option(
+            "max_bytes", str, None, "size of the weights, such as 500k or 2M", "limits",
+            value="SIZE",
+        ),
         Option(
             "weights", Literal["fp32", "fp16", "int8", "int4"], "fp32",
             f"format of the weights that {weights} for", "limits",
@@ -62,7 +65,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
 
 COMMAND = Command(
     verb="tune",
-    summary="Find the settings that end best within a budget, by complete short runs.",
+    summary="Find the settings with the best result within a budget, by complete short runs.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
         *_options(_AXES, "a token of one stream", "the limits are"),
@@ -78,7 +81,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="tune",
-    summary="Find the settings of a forecaster that end best within a budget.",
+    summary="Find the settings of a forecaster with the best result within a budget.",
     positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
     options=(
         *_options(_TABLE_AXES, "the forecast of one window", "the limit of bytes is"),

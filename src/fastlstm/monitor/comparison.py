@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 By = Literal["seconds", "chars"]
 _NOT_SETTINGS = frozenset(
     (
-        *("event", "run", "resumed_from", "resumed_s", "precision_why"),
+        *("event", "time", "run", "resumed_from", "resumed_s", "precision_why"),
         *("flop_per_unit", "num_units", "unit", "task", "kernels", "device"),
         *("ceiling_gflops", "ceiling_how"),
     )
 )
 _CEILING_RATIO = 1.25
 """Ceilings that differ by more are not of one quiet machine."""
+_MOST_OF_CEILING = 1.1
+"""Above this share a ceiling was measured too low."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,14 @@ def _common(runs: Sequence[RunSummary], by: str) -> float | None:
 
 
 def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """Returns what is not the same in all runs: name -> one value per run."""
+    """Returns what is not the same in all runs: name -> one value per run.
+
+    Of runs of different tasks only the settings that all of them have are compared.
+    """
     flat = [_settings(run.start) for run in runs]
     names = dict.fromkeys(name for settings in flat for name in settings)
+    if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
+        names = {name: None for name in names if all(name in settings for settings in flat)}
     rows = {name: [settings.get(name) for settings in flat] for name in names}
     return {name: values for name, values in rows.items() if any(v != values[0] for v in values)}
 
@@ -143,6 +150,12 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
             " more about them than about the settings; compare at equal chars"
         )
     for run in runs:
+        share = number(run.last, "ceiling_share")
+        if share is not None and share > _MOST_OF_CEILING:
+            notes.append(
+                f"{run.path} reached {100 * share:.0f} % of its ceiling: other processes slowed the"
+                " measurement of the ceiling"
+            )
         if run.state in ("running", "dead", "stopped"):
             notes.append(f"{run.path} is {run.state}: its figures are not those of a finished run")
         if run.best is None:

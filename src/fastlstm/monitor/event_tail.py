@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from fastlstm.report.events import Event
 
 _MARK_BYTES = 64
-"""Bytes before the position that are compared to notice a file that was cut and written on."""
+"""First bytes of a file, and bytes before the position, that are compared to notice another run and
+a file that was cut and written on."""
 
 Position = tuple[int, int, str]
-"""Inode, bytes read, and the last of these bytes as hexadecimal digits."""
+"""Inode, bytes read, and the first and the last of these bytes as hexadecimal digits."""
 _START: Position = (0, 0, "")
 
 
@@ -54,7 +55,7 @@ class EventTail:
             with open_regular(path) as (descriptor, size):
                 offset = size - num_bytes
                 if offset > 0:
-                    mark = cls._bytes_before(descriptor, offset)
+                    mark = cls._bytes_around(descriptor, offset)
                     return cls(path, (os.fstat(descriptor).st_ino, offset, mark))
         except (FastLSTMError, OSError):
             pass
@@ -78,7 +79,7 @@ class EventTail:
         """
         try:
             info = os.lstat(self._path)
-            if not self.has_more and self._seen == (info.st_ino, info.st_size, info.st_mtime_ns):
+            if not self.has_more and self._seen == (info.st_ino, info.st_size, info.st_ctime_ns):
                 return []
             self.has_more = False
             with open_regular(self._path) as (descriptor, size):
@@ -92,7 +93,7 @@ class EventTail:
         except (FastLSTMError, OSError):
             self._seen = None
             return []
-        self._seen = info.st_ino, size, info.st_mtime_ns
+        self._seen = info.st_ino, size, info.st_ctime_ns
         return lines
 
     def _is_replaced(self, descriptor: int, inode: int, size: int) -> bool:
@@ -100,12 +101,13 @@ class EventTail:
             return False
         if inode != self._inode or size < self._offset:
             return True
-        return self._bytes_before(descriptor, self._offset) != self._mark
+        return self._bytes_around(descriptor, self._offset) != self._mark
 
     @staticmethod
-    def _bytes_before(descriptor: int, offset: int) -> str:
+    def _bytes_around(descriptor: int, offset: int) -> str:
         length = min(_MARK_BYTES, offset)
-        return os.pread(descriptor, length, offset - length).hex()
+        ends = (os.pread(descriptor, length, place) for place in (0, offset - length))
+        return b"".join(ends).hex()
 
     def _new_lines(self, descriptor: int, size: int) -> list[bytes]:
         data = os.pread(descriptor, min(size - self._offset, MAX_JSON_BYTES), self._offset)
@@ -122,7 +124,7 @@ class EventTail:
         self.has_more = is_full
         if num_complete:
             self._offset += num_complete
-            self._mark = self._bytes_before(descriptor, self._offset)
+            self._mark = self._bytes_around(descriptor, self._offset)
         return lines
 
 

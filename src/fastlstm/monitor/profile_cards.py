@@ -34,8 +34,10 @@ def profile_cards(run: Path) -> str:
         _card(verdict, verified if place == 0 else "")
         for place, verdict in enumerate(chosen[:_MAX_CARDS])
     ]
+    if not cards and found.get("is_undecided") is True:
+        return '<p class="quiet">undecided: a change may gain more than 10 %, or it is noise.</p>'
     if not cards:
-        return '<p class="quiet">profile: nothing above 5 %, this run is healthy.</p>'
+        return '<p class="quiet">nothing above 5 %, this run is healthy.</p>'
     return f'<div class="verdicts">{"".join(cards)}</div>'
 
 

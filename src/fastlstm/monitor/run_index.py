@@ -109,13 +109,16 @@ class RunIndex:
         return database
 
     def _stored(self) -> dict[str, Any]:
-        """Returns the stored summaries; a cache that cannot be read is no cache."""
+        """Returns the stored summaries; a damaged cache is removed, one that is locked is not."""
         try:
             with closing(self._open()) as database:
                 rows = database.execute(f"SELECT * FROM runs_{_FORMAT}").fetchall()
-        except (sqlite3.Error, OSError):
-            with suppress(OSError):
-                self._cache.unlink()
+        except (sqlite3.OperationalError, OSError):
+            return {}
+        except sqlite3.Error:
+            for name in (self._cache.name, f"{self._cache.name}-journal"):
+                with suppress(OSError):
+                    self._cache.with_name(name).unlink()
             return {}
         return {path: stored for path, *stored in rows}
 

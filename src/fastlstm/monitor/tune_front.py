@@ -33,10 +33,13 @@ def tune_front(directory: Path, name: str) -> str:
             front.append((latency, bits))
             best = bits
     curves = [front, [(latency, bits) for latency, bits, _, _ in rows]]
-    svg = overlay(
-        [curves[0], *[[point] for point in curves[1] if point not in front][:7]],
-        "Bits per character by latency", "us per token", "bits/char", has_marks=True,
-    )  # fmt: skip
+    chart = ""
+    if len(rows) > 1:  # one size makes no curve
+        svg = overlay(
+            [curves[0], *[[point] for point in curves[1] if point not in front][:7]],
+            "Bits per character by latency", "us per token", "bits/char", has_marks=True,
+        )  # fmt: skip
+        chart = f"<figure>{svg}</figure>"
     lines = "".join(
         f"<tr><td>{size:,.0f} units</td><td>{latency:,.1f}</td><td>{bits:.4f}</td>"
         f"<td>{to_html(label)}</td></tr>"
@@ -44,7 +47,7 @@ def tune_front(directory: Path, name: str) -> str:
     )
     return (
         f"<h2>Quality and latency: {to_html(clipped(name, 60))}</h2>\n"
-        f'<div class="charts"><figure>{svg}</figure><div class="scroll"><table><tr><th>size</th>'
+        f'<div class="charts">{chart}<div class="scroll"><table><tr><th>size</th>'
         "<th>us/token</th><th>expected bits/char</th><th>best trial</th></tr>"
         f"{lines}</table></div></div>\n"
     )

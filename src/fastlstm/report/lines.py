@@ -12,6 +12,7 @@ from fastlstm.errors import counted
 from fastlstm.report.events import SPLITS, Event, measure_of, metrics_of, number, text_of, unit_of
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
+from fastlstm.system import hardware
 
 Row = tuple[str, str]
 """A label and a text; a row without a label belongs to the one above."""
@@ -319,7 +320,7 @@ def rate_of(end: Event) -> float | None:
 def ceiling_share(start: Event, rate: float | None) -> float | None:
     """Returns the share of the ceiling that so many units per second reach, where it is known."""
     flop, ceiling = number(start, "flop_per_unit"), number(start, "ceiling_gflops")
-    return rate * flop / 1e9 / ceiling if rate and flop and ceiling else None
+    return hardware.ceiling_share(rate * flop / 1e9, ceiling) if rate and flop and ceiling else None
 
 
 def end_rows(end: Event, start: Event) -> list[Row]:

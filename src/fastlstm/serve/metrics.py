@@ -89,12 +89,12 @@ class _Times(Collector):
         yield CounterMetricFamily(
             "fastlstm_request_seconds",
             "Texts of requests under way times seconds",
-            metrics.http.text_s,
+            metrics.http.texts.seconds,
         )
         yield CounterMetricFamily(
             "fastlstm_send_wait_seconds",
             "Seconds that answers waited for their clients to read",
-            metrics.http.send_wait_s,
+            metrics.http.sends.seconds,
         )
         about = {**metrics.model, "version": __version__} if metrics.model else {}
         info = GaugeMetricFamily("fastlstm_model_info", "The model served", labels=list(about))

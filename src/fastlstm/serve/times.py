@@ -64,31 +64,39 @@ class EngineTimes:
         self._texts["client"] += seconds * self._num_held
 
 
+class Concurrent:
+    """Things under way at the same time: their number times seconds, up to now."""
+
+    def __init__(self) -> None:
+        self._count, self._seconds, self._since_s = 0, 0.0, time.monotonic()
+
+    def change(self, by: int) -> None:
+        """Counts some that begin, or end."""
+        now_s = time.monotonic()
+        self._seconds += self._count * (now_s - self._since_s)
+        self._count, self._since_s = self._count + by, now_s
+
+    @property
+    def seconds(self) -> float:
+        """Their number times seconds."""
+        return self._seconds + self._count * (time.monotonic() - self._since_s)
+
+
 class HttpTimes:
     """Seconds of the event loop, and of requests; to be used on the loop only.
 
     Attributes:
         parse_s: requests of a usual length were parsed.
         encode_s: answers were encoded.
-        send_wait_s: answers waited for their clients to read, added up.
+        texts: of requests under way.
+        sends: answers that wait for their clients to read.
         idle: of the loop; None where it is not measured.
     """
 
     def __init__(self) -> None:
-        self.parse_s = self.encode_s = self.send_wait_s = 0.0
+        self.parse_s = self.encode_s = 0.0
+        self.texts, self.sends = Concurrent(), Concurrent()
         self.idle: TimedSelector | None = None
-        self._began_s = self._since_s = time.monotonic()
-        self._num_texts, self._text_s = 0, 0.0
-
-    def change_texts(self, by: int) -> None:
-        """Counts texts of requests that begin or end."""
-        self._text_s, self._since_s = self.text_s, time.monotonic()
-        self._num_texts += by
-
-    @property
-    def text_s(self) -> float:
-        """Texts of requests under way, times seconds."""
-        return self._text_s + self._num_texts * (time.monotonic() - self._since_s)
 
     def read(self) -> dict[str, float]:
         """Returns seconds of the event loop by phase."""

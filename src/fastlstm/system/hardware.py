@@ -22,6 +22,9 @@ from fastlstm.system import cgroup, environment
 if TYPE_CHECKING:
     import torch
 
+_CEILING_ERROR = 1.05
+"""A rate this many times a measured ceiling shows that the ceiling is too low."""
+
 
 @dataclass(frozen=True)
 class CpuInfo:
@@ -222,15 +225,27 @@ def machine_name(device: str) -> str:
 
 
 def machine(device: str, threads: int) -> dict[str, object]:
-    """Returns what every measurement depends on: device ("cpu" or "cuda"), threads, versions."""
+    """Returns what every measurement depends on: device ("cpu" or "cuda"), cores, threads, versions
+    and the build of the kernels, of which there may be several of one version."""
     import torch
 
     return {
         "device": _device_name(device),
+        "cores": cores(),
         "threads": threads,
         "torch": torch.__version__,
         "fastlstm": fastlstm.__version__,
+        "kernels": _build_of_kernels(),
     }
+
+
+def _build_of_kernels() -> list[int]:
+    """Returns size and time of change of the native module's file; no numbers where it has none."""
+    try:
+        info = Path(str(native().__file__)).stat()
+    except OSError:
+        return []
+    return [info.st_size, info.st_mtime_ns]
 
 
 def _device_name(device: str) -> str:
@@ -241,6 +256,18 @@ def _device_name(device: str) -> str:
     if first_gpu is None:
         raise ConfigError("device is 'cuda', but torch finds no GPU")
     return first_gpu.name
+
+
+def ceiling_share(gflops: float, ceiling_gflops: float) -> float | None:
+    """Returns the share of a measured ceiling that a rate reaches, 0..1.
+
+    Returns:
+        None where the ceiling is unknown (0), and where the rate is so far above it that the
+        ceiling must be wrong: it was measured while the machine was busy.
+    """
+    if not ceiling_gflops or gflops > _CEILING_ERROR * ceiling_gflops:
+        return None
+    return min(gflops / ceiling_gflops, 1.0)
 
 
 def join_openmp() -> bool:

@@ -193,16 +193,11 @@ class SizePlan:
 
     def _predict(self, config: TrainConfig) -> Candidate:
         assert config.seq_length is not None
-        assert config.rnn_size is not None
         step_tokens = config.batch_size * config.accumulate * config.seq_length
         self._last_step_s = self._step_s(config)
         rate = step_tokens / self._last_step_s
-        tokens = rate * self._train_s
-        steps, optimizer = tokens / step_tokens, config.optimizer
-        known = optimizer if optimizer in OPTIMIZERS else "adamw"
-        bits = relative_bits(config.rnn_size, tokens, steps, known, len(self._ids))
-        if config.batch_size < self._config.batch_size and steps < _MIN_STEPS_OF_SMALL:
-            bits = math.inf
+        tokens, batch_size = rate * self._train_s, self._config.batch_size
+        bits = expected_bits(config, tokens, len(self._ids), batch_size)
         return Candidate(config, rate, bits)
 
     def _step_s(self, config: TrainConfig) -> float:
@@ -224,6 +219,24 @@ class SizePlan:
         if not timer.was_busy(_QUIET_SHARE):
             measurements.remember("step", of, {"seconds": seconds})
         return seconds
+
+
+def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:
+    """Returns what a run is expected to end at, comparable between runs on one text only.
+
+    Args:
+        config: with sizes and sequence length.
+        tokens: that it trains on.
+        train_tokens: of the training split.
+        batch_size: the default; of a smaller one too few steps are worth nothing.
+    """
+    assert config.rnn_size is not None
+    assert config.seq_length is not None
+    steps = tokens / (config.batch_size * config.accumulate * config.seq_length)
+    if config.batch_size < batch_size and steps < _MIN_STEPS_OF_SMALL:
+        return math.inf
+    known = config.optimizer if config.optimizer in OPTIMIZERS else "adamw"
+    return relative_bits(config.rnn_size, tokens, steps, known, train_tokens)
 
 
 def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fastlstm.training.task import Loader
     from fastlstm.training.trainer import Trainer
 
 TIMED_S, MIN_TIMED = 0.2, 3
@@ -15,6 +16,10 @@ TIMED_S, MIN_TIMED = 0.2, 3
 LONG_STEP_S = 1.0
 """The first step of a model is a little slower than others; one this long is the only one timed."""
 _MAX_TIMED = 8
+_MADE_AHEAD = 5
+"""One more than the batches that a loader makes ahead."""
+_WAITED_S = 0.001
+"""A batch that is there takes less."""
 
 
 def fastest_step_s(trainer: Trainer) -> float:
@@ -41,6 +46,19 @@ def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+def use_up_batches(loader: Loader) -> None:
+    """Takes the batches that a loader made ahead, up to the first one that it has to be waited for.
+
+    Steps that are timed after a pause would else find batches that were made within it, and a run
+    that waits for its loader would seem faster than it is.
+    """
+    for _ in range(_MADE_AHEAD):
+        before_s = loader.wait_s
+        loader.next()
+        if loader.wait_s - before_s > _WAITED_S:
+            break
 
 
 def ignore(*_: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fastlstm.system import hardware
 from fastlstm.training.task import Task
 
 _LOG_INTERVAL_S = 1.0
@@ -17,12 +18,13 @@ class ThroughputMeter:
         evaluation_s: seconds of the newest evaluation, 0 before the first.
         save_s: seconds of the newest checkpoint.
         seconds_per_step: a moving mean; 0 before the first.
+        is_ceiling_wrong: steps were faster than the ceiling, so it says nothing from then on.
     """
 
     def __init__(self, task: Task, ceiling_gflops: float) -> None:
         self._task, self._ceiling_gflops = task, ceiling_gflops
         self.evaluation_s, self.save_s, self.seconds_per_step = 0.0, 0.5, 0.0
-        self._scored, self._wait_s = 0, 0.0
+        self._scored, self._wait_s, self.is_ceiling_wrong = 0, 0.0, False
         self._clear()
 
     def _clear(self) -> None:
@@ -61,14 +63,17 @@ class ThroughputMeter:
         """Returns the rates since the last call; `wait_s` is what `Loader.wait_s` is now."""
         units, seconds = max(self._units, 1), max(self._seconds, 1e-9)
         gflops = units / seconds * self._task.flop_per_unit / 1e9
-        ceiling = self._ceiling_gflops
+        share = hardware.ceiling_share(gflops, self._ceiling_gflops)
+        if share is None and self._ceiling_gflops:
+            self._ceiling_gflops, self.is_ceiling_wrong = 0.0, True
         rates = {
             "loss": self._loss / units,
             "grad_norm": self._norm / max(self._steps, 1),
             "units_per_s": units / seconds,
             "gflops": gflops,
-            "ceiling_share": gflops / ceiling if ceiling else None,
-            "input_wait_share": max(wait_s - self._wait_s, 0.0) / seconds,
+            "ceiling_share": share,
+            # Skipped steps wait too, and their seconds are not counted.
+            "input_wait_share": min(max(wait_s - self._wait_s, 0.0) / seconds, 1.0),
         }
         self._wait_s = wait_s
         self._clear()

@@ -12,6 +12,7 @@ import torch
 
 from fastlstm.errors import FastLSTMError, Message, NonFiniteError, Stopped
 from fastlstm.runs.events import Event, Observer
+from fastlstm.system.ceilings import doubt_ceilings
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.best_weights import BestWeights
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
@@ -140,6 +141,10 @@ class Trainer:
                     self.saver.save_if_possible()
                 self._train()
                 self.saver.save_last()
+            self.emit(self._phases.event())
+            if self.meter.is_ceiling_wrong:
+                threads, device = torch.get_num_threads(), self.plan.device.type
+                doubt_ceilings(self.plan.options.precision, threads, device=device)
             self._warn_without_best()
             self.best.into_model()
             finish = self.task.finish(self)
@@ -209,6 +214,7 @@ class Trainer:
 
     def _stopped(self) -> None:
         """Saves the state after a stop and raises Stopped."""
+        self.emit(self._phases.event())  # first: what is written later is cut by a resumed run
         self.saver.save()
         if self._run_path is None:
             raise Stopped("stopped while training") from None

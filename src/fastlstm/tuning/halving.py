@@ -1,10 +1,9 @@
 """Successive halving over complete short runs of settings that differ from a default.
 
-The first rung tries the default and every single change of it. The next ones keep the best, add
-the changes that gained together and the best one with those that did not, and give each run more
-time. Runs are compared by what the whole
-run is expected to end at, so that a large model is not dropped for starting slowly. The default
-stays in until the end.
+The first rung tries the default and changes of it, the most promising first. The second one tries
+the best, alone, with the others that gained, and with other learning rates; the third the two best
+of these beside the default. Each has fewer and longer runs. Runs are compared by what the whole run
+is expected to end at, so that a large model is not dropped for starting slowly.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
 """Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
 _NUM_RUNGS = 3
-_SECOND, _LAST = 4, 2
+_SECOND, _LAST = 4, 3
 """Runs of the second and third rung."""
 MIN_RUNS = 3
 _WORTH_MERGING = 0.005
@@ -38,6 +37,7 @@ def _least_trial_s(budget_s: float) -> float:
 
 def search(
     changes: Sequence[Changes],
+    rates: Sequence[Changes],
     time_s: float,
     budget_s: float,
     run: Callable[[Changes, float], float],
@@ -45,21 +45,21 @@ def search(
     """Returns the best changes of the default with what they and the default are expected to reach.
 
     Args:
-        changes: single changes, the most promising first; what does not fit is left out.
+        changes: of the default, the most promising first; what does not fit is left out.
+        rates: changes that are tried with the best of the others only, if there are any.
         time_s: for all runs; each rung gets a third of it.
         budget_s: of the whole run: no short run is longer.
         run: trains with some changes for so many seconds and returns the bits/char expected of the
             whole run; infinite where the run failed. A run that it knows costs nothing.
     """
-    rung_s, least_s = time_s / _NUM_RUNGS, _least_trial_s(budget_s)
-    first = max(MIN_RUNS, min(len(changes) + 1, int(rung_s / least_s)))
-    candidates: list[Changes] = [{}, *changes[: first - 1]]
+    rung_s = time_s / _NUM_RUNGS
+    most = int(rung_s / _least_trial_s(budget_s))
+    candidates: list[Changes] = [{}, *(changes or rates)][: max(MIN_RUNS, most)]
     found = _rung(candidates, rung_s, budget_s, run)
-    count = min(_SECOND, max(2, int(rung_s / least_s)))
-    found = _rung(_combined(found, count), rung_s, budget_s, run)
-    ranked = sorted(found[1:], key=lambda pair: pair[1])
-    last: list[Changes] = [{}, *(changes for changes, _ in ranked[: _LAST - 1])]
-    found = _rung(last, rung_s, budget_s, run)
+    candidates = _combined(found, rates)[: max(MIN_RUNS, min(_SECOND, most))]
+    found = _rung(candidates, rung_s, budget_s, run)
+    ranked = [changes for changes, _ in sorted(found, key=lambda pair: pair[1]) if changes]
+    found = _rung([{}, *ranked[: _LAST - 1]], rung_s, budget_s, run)
     default = found[0][1]
     best, bits = min(found, key=lambda pair: pair[1])
     return (best, bits, default) if bits < (1.0 - CLEAR_GAIN) * default else ({}, default, default)
@@ -69,33 +69,33 @@ def _rung(
     candidates: list[Changes], rung_s: float, budget_s: float,
     run: Callable[[Changes, float], float],
 ) -> list[tuple[Changes, float]]:  # fmt: skip
-    """Returns candidates, the default first, with what each is expected to reach."""
+    """Returns candidates with what each is expected to reach."""
     seconds = min(rung_s / len(candidates), budget_s)
     return [(changes, run(changes, seconds)) for changes in candidates]
 
 
-def _combined(found: list[tuple[Changes, float]], count: int) -> list[Changes]:
-    """Returns the default, the changes that gained together, and the best of those tried.
-
-    Where the best one gained, the next ones are tried with it, not alone.
-    """
+def _combined(found: list[tuple[Changes, float]], rates: Sequence[Changes]) -> list[Changes]:
+    """Returns what to try next: the best, the changes that gained together, the best with other
+    learning rates beside the second best, and the best with each of the others."""
     default = found[0][1]
-    ranked = sorted(found[1:], key=lambda pair: pair[1])
-    gained = [changes for changes, bits in ranked if bits < (1.0 - _WORTH_MERGING) * default]
-    candidates: list[Changes] = [{}]
-    for together in (_merged(gained), _merged(gained[:2]), *gained[:1]):
-        if together and together not in candidates:
+    ranked = [changes for changes, _ in sorted(found, key=lambda pair: pair[1])]
+    gained = [c for c, bits in found if bits < (1.0 - _WORTH_MERGING) * default]
+    gained.sort(key=ranked.index)
+    best = ranked[0]
+    candidates: list[Changes] = []
+    for together in (
+        best, _merged(gained), _merged(gained[:2]), *(ranked[1:2] if rates else ()),
+        *(_merged([best, other]) for other in (*rates, *ranked[1:])),
+    ):  # fmt: skip
+        if together not in candidates:
             candidates.append(together)
-    for changes, _ in ranked:
-        together = _merged([*gained[:1], changes])
-        if len(candidates) < count and together not in candidates:
-            candidates.append(together)
-    return candidates[:count]
+    return candidates
 
 
 def _merged(gained: Sequence[Changes]) -> Changes:
-    """Returns all changes in one; of two on one axis, the one that gained more."""
+    """Returns changes in one; of two on one axis, only the first."""
     together: dict[str, Any] = {}
     for changes in gained:
-        together = {**changes, **together}
+        if not together.keys() & changes.keys():
+            together |= changes
     return together

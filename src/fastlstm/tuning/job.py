@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
     from fastlstm.training.callbacks import Callback
     from fastlstm.training.options import TrainingOptions
+    from fastlstm.training.signals import StopFlag
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.halving import Changes
     from fastlstm.tuning.tune import Search
@@ -29,21 +31,27 @@ class Default:
         changes: single changes, the most promising first.
         speeds: timed cells of the speed surface.
         sizes: of every size: its latency and bytes, and why it was refused.
+        rates: changes of the learning rate that are tried with the best of the others.
+        units_per_s: its speed; 0 where it was not timed.
     """
 
     options: dict[str, Any]
     changes: list[dict[str, Any]]
     speeds: list[dict[str, Any]]
     sizes: list[dict[str, Any]]
+    rates: list[dict[str, Any]] = field(default_factory=list)
+    units_per_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
+@dataclass(frozen=True)
 class Job(ABC):
     """A kind of training.
 
     Attributes:
+        stop: polled while runs train; when set, they are stopped.
         axes: what can be tuned; threads and precision by speed alone.
         fields: options that fix an axis when one of them is given.
         size: the option of the number of hidden units.
@@ -51,15 +59,15 @@ class Job(ABC):
         ending: words behind the figure of the best settings.
     """
 
+    stop: StopFlag | None = None
     axes: ClassVar[tuple[str, ...]]
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
     size: ClassVar[str]
     per: ClassVar[str]
-    ending: ClassVar[str]
 
-    @abstractmethod
-    def check(self, config: Any) -> None:
-        """Raises UsageError for options that cannot be tuned."""
+    @property
+    def ending(self) -> str:
+        return " of its longest run"
 
     @abstractmethod
     def train(
@@ -89,8 +97,20 @@ class Job(ABC):
         """Returns "384 units, batch 16", or "default"."""
 
     @abstractmethod
-    def result(self, start: Event, end: Event, budget_s: float) -> tuple[float, float]:
-        """Returns what a short run ended at, and what the whole run is expected to end at."""
+    def result(
+        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
+        seconds: float, budget_s: float,
+    ) -> tuple[float, float]:  # fmt: skip
+        """Returns what a short run ended at, and what the whole run is expected to end at.
+
+        Args:
+            start: the event that the short run began with.
+            end: the event that it ended with.
+            options: those that `tune` chose.
+            default: the settings that are compared with.
+            seconds: its budget.
+            budget_s: of the whole run.
+        """
 
     @abstractmethod
     def told(self, measured: float, expected: float) -> str:
@@ -111,3 +131,11 @@ def open_axes(
 def names_of(options: TrainingOptions, names: Collection[str]) -> dict[str, Any]:
     """Returns some options by name."""
     return {name: getattr(options, name) for name in names}
+
+
+def in_turns(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Returns the single changes: the first of every axis, then the second ones."""
+    columns = itertools.zip_longest(
+        *([(axis, v) for v in found[1:]] for axis, found in values.items())
+    )
+    return [dict([pair]) for row in columns for pair in row if pair is not None]

@@ -21,13 +21,20 @@ FIELDS = {
     "size": ("preset", "rnn_size", "embed_size", "num_layers", "tie_weights", "output_rank"),
     "optimizer": ("optimizer", "learning_rate"),
     "lr": ("learning_rate",),
+    "output-rank": (),  # open where the output matrix is wide, whatever was given
 }
 """Options that fix an axis when one of them is given."""
 _NAMES = {"size": "{} units", "batch": "batch {}", "seq-length": "sequences of {}",
-          "optimizer": "{}", "lr": "learning rate x {:g}"}  # fmt: skip
+          "optimizer": "{}", "lr": "learning rate x {:g}",
+          "output-rank": "output rank 1/{} of the units"}  # fmt: skip
 _SIZES_AROUND = 2
 _MIN_STEPS_PER_EPOCH = 8
-_SEQ_LENGTHS = (32, 512)
+_RANKS = (4, 2)
+"""Hidden units over the width of a projection before the output matrix."""
+_SEQ_LENGTHS = (64, 512)
+"""Shorter ones ended worse at equal time (docs/log.md)."""
+LAW_AXES = ("batch", "seq-length", "size", "optimizer")
+"""Axes of which the law of quality says what they are worth."""
 
 
 def sizes_around(rnn_size: int) -> list[int]:
@@ -40,12 +47,15 @@ def sizes_around(rnn_size: int) -> list[int]:
     return [ladder[i] for i in sorted(near, key=lambda i: abs(i - at))]
 
 
-def values_around(options: TrainConfig, train_tokens: int) -> dict[str, list[Any]]:
+def values_around(
+    options: TrainConfig, train_tokens: int, has_wide_output: bool = False
+) -> dict[str, list[Any]]:
     """Returns the values to try of every axis but size, the default's first.
 
     Args:
         options: of the default, resolved.
         train_tokens: of the training split: a batch is at most an eighth of it.
+        has_wide_output: whether a narrower output matrix is worth trying.
     """
     batch, length, optimizer = options.batch_size, options.seq_length, options.optimizer
     assert length is not None
@@ -56,7 +66,8 @@ def values_around(options: TrainConfig, train_tokens: int) -> dict[str, list[Any
     others = [name for name in OPTIMIZERS if name != optimizer] if optimizer in OPTIMIZERS else []
     return {
         "batch": [batch, *batches], "seq-length": [length, *lengths],
-        "optimizer": [optimizer, *others], "lr": [1.0, 0.5, 2.0],
+        "optimizer": [optimizer, *others], "lr": [1.0, 2.0, 0.5],
+        "output-rank": [0, *(_RANKS if has_wide_output else ())],
     }  # fmt: skip
 
 
@@ -64,7 +75,8 @@ def options_of(default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """Returns options, those of the default, with some changes."""
     options = dict(default)
     if "size" in changes:
-        options |= {"rnn_size": changes["size"], "embed_size": EMBED_SIZES[changes["size"]]}
+        embed_size = EMBED_SIZES.get(changes["size"], default["embed_size"])
+        options |= {"rnn_size": changes["size"], "embed_size": embed_size}
     if "batch" in changes:
         options["batch_size"] = changes["batch"]
     if "seq-length" in changes:
@@ -74,7 +86,14 @@ def options_of(default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         options |= {"optimizer": name, "learning_rate": DEFAULT_LEARNING_RATE[name]}
     if "lr" in changes:
         options["learning_rate"] *= changes["lr"]
+    if changes.get("output-rank"):
+        options["output_rank"] = narrow_rank(options["rnn_size"], changes["output-rank"])
     return options
+
+
+def narrow_rank(rnn_size: int, part: int = _RANKS[0]) -> int:
+    """Returns the width of a projection that is a part of the hidden units."""
+    return max(8, rnn_size // part)
 
 
 def label_of(changes: Changes) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from fastlstm.errors import StorageError
 from fastlstm.ops.custom_op import lstm_flop
-from fastlstm.system import environment
+from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import measured_ceilings
 from fastlstm.system.storage import open_regular
 
@@ -178,8 +178,9 @@ def _with_roof(
     if moved:
         gbytes = moved / steps / 1e9
         by_memory = gflop / gbytes * gb_s
-        roof, bound = min((gflops, "compute"), (by_memory, "memory"))
+        if rate < by_memory < gflops:  # faster than memory: its data come from the caches
+            roof, bound = by_memory, "memory"
     return OpTime(
-        op.name, op.calls, op.seconds, op.share, gflop, gbytes, rate, rate / roof,
-        bound if moved else None,
+        op.name, op.calls, op.seconds, op.share, gflop, gbytes, rate,
+        hardware.ceiling_share(rate, roof), bound if moved else None,
     )  # fmt: skip

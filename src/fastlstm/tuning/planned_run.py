@@ -13,6 +13,7 @@ from fastlstm.errors import BudgetError, Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.text.train import train
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
@@ -54,6 +55,7 @@ def plan_run(
 
     Raises:
         UsageError: as `train`.
+        KeyboardInterrupt: Ctrl-C, while it is set up or looked at.
     """
     planner, starts = _Planner(look), list[Any]()
 
@@ -139,6 +141,11 @@ class _Planner(Callback):
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
         self.steps_per_epoch = trainer.task.loader.steps_per_epoch
-        self._look(trainer)
-        trainer.task.loader.close()
+        try:
+            with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
+                if trainer.stop is not None and trainer.stop():
+                    raise KeyboardInterrupt
+                self._look(trainer)
+        finally:
+            trainer.task.loader.close()
         raise _Planned("planned")

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.errors import Setting, UsageError
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
-from fastlstm.text.size_plan import EMBED_SIZES, step_seconds
+from fastlstm.text.size_plan import EMBED_SIZES, expected_bits, step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.tuning.job import Default, Show, names_of, open_axes
-from fastlstm.tuning.moves import FIELDS, options_of, sizes_around, values_around
-from fastlstm.tuning.stages import fastest_settings, sizes_within_limits
+from fastlstm.tuning.job import Default, Show, in_turns, names_of, open_axes
+from fastlstm.tuning.moves import (
+    FIELDS,
+    LAW_AXES,
+    options_of,
+    sizes_around,
+    values_around,
+)
+from fastlstm.tuning.stages import SPEED_AXES, fastest_settings, sizes_within_limits
+from fastlstm.tuning.variants import has_wide_output
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.job import Job
     from fastlstm.tuning.size_limits import ModelCost
-    from fastlstm.tuning.speed_surface import SpeedSurface
+    from fastlstm.tuning.speed_surface import Cell, SpeedSurface
+    from fastlstm.tuning.text_job import TextJob
     from fastlstm.tuning.tune import Search
+
+_NUM_PROMISING = 7
+"""Changes that are tried, of all that the law can rank."""
 
 
 def prepare(
-    job: Job, trainer: Trainer, given: Collection[str], search: Search, show: Show
+    job: TextJob, trainer: Trainer, given: Collection[str], search: Search, show: Show
 ) -> Default:
     """Returns the default of a run that was set up, and the changes of it to try.
 
     Raises:
-        UsageError: no size keeps the limits.
+        UsageError: no size keeps the limits, or the axes leave nothing to try.
     """
     task, config = trainer.task, trainer.plan.options
     assert isinstance(task, TextTask)
@@ -38,20 +50,31 @@ def prepare(
     model = task.model.config
     config = replace(config, rnn_size=model.rnn_size, embed_size=model.embed_size)
     config, sizes = _within_limits(job, config, task, "size" in axes, search, show)
-    values = {axis: v for axis, v in values_around(config, len(task.loader.ids)).items()
-              if axis in axes}  # fmt: skip
+    values = {axis: v for axis, v in _values(config, task).items() if axis in axes}
     if "size" in axes:
         fit = [size["rnn_size"] for size in sizes if size["refusal"] is None]
         values["size"] = [config.rnn_size, *(size for size in fit if size != config.rnn_size)]
+    if not set(axes) & {*SPEED_AXES} and all(len(found) == 1 for found in values.values()):
+        raise UsageError(
+            f"--axes {','.join(search.axes)} leaves nothing to try: the options given fix it, or"
+            " the output matrix is narrow beside the layers; give other ", Setting("axes"),
+        )  # fmt: skip
     surface = None
     if task.device.type == "cpu":
         config, surface = _speeds(config, task, axes, values, show)
-    single = [{axis: value} for axis, found in values.items() for value in found[1:]]
-    default = Default(
-        _tuned_options(config), _ordered(single, config, len(task.loader.ids), surface),
-        [] if surface is None else surface.to_list(), sizes,
-    )  # fmt: skip
-    return default
+    default = _tuned_options(config)
+    speeds = [] if surface is None else surface.to_list()
+    if surface is None or not job.has_law:
+        return Default(default, in_turns(values), speeds, sizes)
+    changes = in_turns({axis: v for axis, v in values.items() if axis == "output-rank"})
+    changes += _promising(values, default, config, len(task.loader.ids), surface)
+    rates = [{"lr": value} for value in values.get("lr", [])[1:]]
+    rate = 1.0 / surface.seconds(_cell(surface, default, {}))
+    return Default(default, changes[:_NUM_PROMISING], speeds, sizes, rates, rate)
+
+
+def _values(config: TrainConfig, task: TextTask) -> dict[str, list[Any]]:
+    return values_around(config, len(task.loader.ids), has_wide_output(task))
 
 
 def _tuned_options(config: TrainConfig) -> dict[str, Any]:
@@ -102,22 +125,29 @@ def _speeds(
     return replace(config, **best), surface
 
 
-def _ordered(
-    single: list[dict[str, Any]], config: TrainConfig, train_tokens: int,
-    surface: SpeedSurface | None,
+def _cell(surface: SpeedSurface, default: dict[str, Any], changes: dict[str, Any]) -> Cell:
+    """Returns the cell of a surface that belongs to some changes of a default."""
+    base = dict(zip(surface.axes, surface.base, strict=True))
+    return tuple({**base, **changes, **{n: default[n] for n in SPEED_AXES}}.values())
+
+
+def _promising(
+    values: dict[str, list[Any]], default: dict[str, Any], config: TrainConfig, train_tokens: int,
+    surface: SpeedSurface,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Returns the single changes, those first of which law and speed promise most."""
+    """Returns changes of size, batch, sequence length and optimizer, together and single, those
+    first of which law and speed promise most."""
     budget_s = StopCriterion.of(config, 1).budget_s
-    if surface is None or budget_s is None:
-        return single
-    default, base_s = _tuned_options(config), surface.seconds(surface.base)
+    assert budget_s is not None
+    axes = {axis: found for axis, found in values.items() if axis in LAW_AXES}
 
     def bits(changes: dict[str, Any]) -> float:
-        ((axis, value),) = changes.items()
-        options = options_of(default, changes)
-        tokens = budget_s / (base_s * surface.factors.get(axis, {}).get(value, 1.0))
-        steps = tokens / (options["batch_size"] * config.accumulate * options["seq_length"])
-        known = options["optimizer"] if options["optimizer"] in OPTIMIZERS else "adamw"
-        return relative_bits(options["rnn_size"], tokens, steps, known, train_tokens)
+        tokens = budget_s / surface.seconds(_cell(surface, default, changes))
+        changed = replace(config, **options_of(default, changes))
+        return expected_bits(changed, tokens, train_tokens, config.batch_size)
 
-    return sorted(single, key=bits)
+    every = [
+        {axis: value for axis, value in zip(axes, cell, strict=True) if value != axes[axis][0]}
+        for cell in itertools.product(*axes.values())
+    ]
+    return sorted(filter(None, every), key=bits)

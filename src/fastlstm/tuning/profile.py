@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fastlstm.errors import BudgetError
 from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system import environment, hardware
+from fastlstm.system.ceilings import measured_ceilings
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
 from fastlstm.training.callbacks import Callback
@@ -44,6 +46,8 @@ _FIRST_TURNS = 3
 _VERIFYING_BLOCKS = 2
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
+_AXES = {"output layer": "output-rank"}
+"""Axis of `fastlstm tune` by cause, where the law of quality says nothing."""
 _MIN_WAIT = 0.02
 """Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
 
@@ -82,13 +86,24 @@ class Profile:
         return [verdict for verdict in self.verdicts if verdict.is_recommended]
 
     @property
+    def is_undecided(self) -> bool:
+        """Whether nothing is recommended, but a change may gain much: the noise hides it."""
+        return not self.recommended and any(verdict.may_be_noise for verdict in self.verdicts)
+
+    @property
+    def to_try(self) -> list[Verdict]:
+        """The verdicts that are faster, with a quality that `fastlstm tune` finds out."""
+        return [verdict for verdict in self.verdicts if verdict.is_to_try]
+
+    @property
     def step_share(self) -> float:
         """The share of the time of the run that its steps take."""
         return 1.0 - self.phases.get("evaluation", 0.0) - self.phases.get("checkpoint", 0.0)
 
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
-        return {**asdict(self), "verdicts": [verdict.to_dict() for verdict in self.verdicts]}
+        verdicts = [verdict.to_dict() for verdict in self.verdicts]
+        return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 
 
 class Profiled(BudgetError):
@@ -150,16 +165,28 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     makers = candidates(trainer)
     if _waits(step_phases) > _MIN_WAIT:
         makers.insert(0, without_loader(trainer))
-    timed, not_timed = time_in_turns(base, makers, started + seconds, random.Random(0), TURN_S)
+    try:
+        timed, not_timed = time_in_turns(base, makers, started + seconds, random.Random(0), TURN_S)
+    finally:
+        torch.set_num_threads(base.threads)  # the last turn may have been a variant's
     verdicts = [*between.verdicts, *([of_rate] if of_rate else [])]
     verdicts += [_verdict(trainer, each, units_per_s, step_share) for each in timed]
-    flops = trainer.task.flop_per_unit * units_per_s / 1e9
-    ceiling = trainer.plan.ceiling_gflops
     return Profile(
-        trainer.task.unit, units_per_s, flops / ceiling if ceiling else None,
+        trainer.task.unit, units_per_s, _ceiling_share(trainer, units_per_s),
         _shares(step_phases, between, step_s), tuple(ranked(verdicts)), tuple(not_timed),
         time.perf_counter() - started, usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
+
+
+def _ceiling_share(trainer: Trainer, units_per_s: float) -> float | None:
+    """Returns the share of the ceiling, which is measured again where steps are faster than it."""
+    gflops, plan = trainer.task.flop_per_unit * units_per_s / 1e9, trainer.plan
+    share = hardware.ceiling_share(gflops, plan.ceiling_gflops)
+    if share is None and plan.ceiling_gflops:
+        threads, device = torch.get_num_threads(), plan.device.type
+        found = measured_ceilings(plan.options.precision, threads, device=device, fresh=True)
+        share = hardware.ceiling_share(gflops, found.gemm_gflops)
+    return share
 
 
 def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float], float]:
@@ -196,7 +223,7 @@ def _verdict(trainer: Trainer, timed: Timed, units_per_s: float, step_share: flo
     ratios = 1.0 + verdict.gain, 1.0 + verdict.low
     gains = quality_gain(trainer, units_per_s, verdict.options, ratios)
     if gains is None:
-        return verdict
+        return replace(verdict, axis=_AXES.get(verdict.cause, ""))
     return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
 
 

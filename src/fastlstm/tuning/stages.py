@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fastlstm.tuning.job import Job, Show
     from fastlstm.tuning.size_limits import ModelCost, SizeLimits
 
+SPEED_AXES = ("threads", "precision")
+"""Axes that are chosen by speed alone."""
+
 
 def sizes_within_limits(
     job: Job,
@@ -96,7 +99,7 @@ def fastest_settings(
 
     began = time.perf_counter()
     surface = SpeedSurface(grid, timed)
-    best = surface.fastest(("threads", "precision"))
+    best = surface.fastest(SPEED_AXES)
     taken_s = time.perf_counter() - began
     rate = 1.0 / surface.seconds(tuple(best.values()))
     show(
@@ -104,4 +107,4 @@ def fastest_settings(
         f"{counted(best['threads'], 'thread')}, {best['precision']}: {rate:,.0f} {unit}/s"
         f" ({counted(len(surface.timed), 'setting')} timed in {taken_s:.1f} s)",
     )
-    return {name: best[name] for name in ("threads", "precision")}, surface
+    return {name: best[name] for name in SPEED_AXES}, surface

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.step_time import use_up_batches
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -41,6 +42,7 @@ class StepServer(Callback):
 
 
 def _timed_steps(trainer: Trainer, count: int) -> dict[str, list[float] | list[int]]:
+    use_up_batches(trainer.task.loader)
     seconds, units = list[float](), list[int]()
     for _ in range(count):
         before, started = trainer.progress.tokens, time.perf_counter()

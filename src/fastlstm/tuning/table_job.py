@@ -19,7 +19,7 @@ from fastlstm.forecast.train import train_forecaster
 from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.runs.weight_formats import encode_weights
 from fastlstm.tuning import table_moves as moves
-from fastlstm.tuning.job import Default, Job, Show, names_of, open_axes
+from fastlstm.tuning.job import Default, Job, Show, in_turns, names_of, open_axes
 from fastlstm.tuning.stages import fastest_settings, sizes_within_limits
 
 if TYPE_CHECKING:
@@ -60,10 +60,7 @@ class TableJob(Job):
 
     axes = tuple(moves.FIELDS)
     fields = moves.FIELDS
-    size, per, ending = "hidden_size", "forecast", " of its longest run"
-
-    def check(self, config: ForecastConfig) -> None:
-        """Takes every configuration."""
+    size, per = "hidden_size", "forecast"
 
     def train(
         self,
@@ -77,7 +74,7 @@ class TableJob(Job):
     ) -> None:
         train_forecaster(
             source, config, out=out, given=given, observers=observers, callbacks=callbacks,
-            make_task=TrialTask,
+            make_task=TrialTask, stop=self.stop,
         )  # fmt: skip
 
     def prepare(
@@ -106,7 +103,8 @@ class TableJob(Job):
             timed = {axis: v for axis, v in values.items() if axis in moves.TIMED}
             best, surface = fastest_settings(default, axes, timed, window_s, "windows", show)
             default, speeds = {**default, **best}, surface.to_list("windows")
-        return Default(default, moves.in_turns(values), speeds, sizes)
+        ordered = {axis: values[axis] for axis in moves.FIELDS if axis in values}
+        return Default(default, in_turns(ordered), speeds, sizes)
 
     def _sizes(
         self, config: ForecastConfig, network: ForecasterConfig, axes: Collection[str],
@@ -134,7 +132,10 @@ class TableJob(Job):
     def label_of(self, changes: Changes) -> str:
         return moves.label_of(changes)
 
-    def result(self, start: Event, end: Event, budget_s: float) -> tuple[float, float]:
+    def result(
+        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
+        seconds: float, budget_s: float,
+    ) -> tuple[float, float]:  # fmt: skip
         return end["best_loss"], end["best_loss"]
 
     def told(self, measured: float, expected: float) -> str:

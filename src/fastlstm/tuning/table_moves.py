@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +76,6 @@ def values_around(
             *(k for k in kinds if k != config.normalize and (k != "standard" or not config.tbptt)),
         ],
     }  # fmt: skip
-
-
-def in_turns(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Returns the single changes: the first of every axis, then the second ones."""
-    axes = [axis for axis in FIELDS if axis in values]
-    columns = itertools.zip_longest(*([(axis, v) for v in values[axis][1:]] for axis in axes))
-    return [dict([pair]) for row in columns for pair in row if pair is not None]
 
 
 def options_of(default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:

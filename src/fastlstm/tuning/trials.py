@@ -177,13 +177,18 @@ def _is_trial(trial: Trial) -> bool:
 
 def _is_default(default: Default, axes: Collection[str]) -> bool:
     """Whether a default that was read has what a default has."""
-    parts = (default.changes, default.speeds, default.sizes)
+    parts = (default.changes, default.rates, default.speeds, default.sizes)
     is_sound = isinstance(default.options, dict) and all(
         isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts
     )
     return (
         is_sound
-        and all(_is_change(n, v, axes) for change in default.changes for n, v in change.items())
+        and _is_number(default.units_per_s)
+        and all(
+            _is_change(n, v, axes)
+            for change in (*default.changes, *default.rates)
+            for n, v in change.items()
+        )
         and all(
             _is_number(size.get(name))
             for size in default.sizes

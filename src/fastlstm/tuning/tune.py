@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import Setting, Stopped, UsageError, counted
+from fastlstm.errors import FastLSTMError, Setting, Stopped, UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import locked_run
+from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import halving
 from fastlstm.tuning.job import Default, Job
 from fastlstm.tuning.machine import describe_machine
@@ -28,7 +29,7 @@ from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob
 from fastlstm.tuning.text_job import TextJob
-from fastlstm.tuning.trials import Trial, TrialStore
+from fastlstm.tuning.trials import LOCK, Trial, TrialStore
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
 _Config = TrainConfig | ForecastConfig
 
 
-def job_of(config: _Config) -> Job:
-    """Returns the kind of training that a configuration is for."""
-    return TableJob() if isinstance(config, ForecastConfig) else TextJob()
+def job_of(config: _Config, stop: StopFlag | None = None) -> Job:
+    """Returns the kind of training that a configuration is for; `stop` is polled by its runs."""
+    if isinstance(config, ForecastConfig):
+        return TableJob(stop)
+    return TextJob(stop, has_law=config.vocab != "bpe")
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,13 @@ def tune_run(
         show: called with a label and a text of everything that was found.
 
     Raises:
-        UsageError: no budget, BPE tokens, too little time, or no size within the limits.
+        UsageError: no budget, nothing to try, too little time, or no size within the limits.
         Stopped: SIGTERM or Ctrl-C; finished runs are kept.
     """
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is None:
         raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
     job = job_of(config)
-    job.check(config)
     search = search if search.axes else replace(search, axes=job.axes)
     least_s = halving.least_time_s(budget_s)
     time_s = search.time_s or max(2.0 * budget_s, least_s)
@@ -117,31 +119,43 @@ def tune_run(
             f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
             f" {clock(budget_s)}; give a longer --tune-time"
         )
-    with locked_run(search.out):
+    had_lock = (search.out / LOCK).exists()
+    with StopFlag() as stop, locked_run(search.out):
         about = _about(source, config, given, search, time_s)
-        store = TrialStore(search.out, about, search.resume)
-        return _search(store, source, config, given, search, time_s, budget_s, show)
+        store = _store(search, about, had_lock)
+        try:
+            return _search(
+                job_of(config, stop), store, source, config, given, search, time_s, budget_s, show
+            )
+        except (Stopped, KeyboardInterrupt):
+            done = counted(len(store.trials), "finished short run")
+            raise Stopped(
+                f"stopped; {done} kept in {search.out}, continue with ", Setting("resume", True)
+            ) from None
+
+
+def _store(search: Search, about: dict[str, Any], had_lock: bool) -> TrialStore:
+    """Returns the trials in a directory; one that is refused keeps no lock file of ours."""
+    try:
+        return TrialStore(search.out, about, search.resume)
+    except FastLSTMError:
+        if not had_lock:
+            (search.out / LOCK).unlink(missing_ok=True)
+        raise
 
 
 def _search(
-    store: TrialStore, source: Any, config: _Config, given: Collection[str],
+    job: Job, store: TrialStore, source: Any, config: _Config, given: Collection[str],
     search: Search, time_s: float, budget_s: float, show: Callable[[str, str], None],
 ) -> Tuned:  # fmt: skip
     """Returns what the search finds; its results are kept in `store`."""
-    default = _default(store, source, config, given, search, show)
-    train_run = partial(_train, source, config, given, budget_s)
+    default = _default(job, store, source, config, given, search, show)
+    train_run = partial(_train, job, source, config, given, default, budget_s)
     seeds = range(config.seed, config.seed + search.num_seeds)
-    run = partial(_expected, job_of(config), store, train_run, default, seeds, show)
-    try:
-        best, bits, default_bits = halving.search(default.changes, time_s, budget_s, run)
-    except Stopped:
-        done = counted(len(store.trials), "finished short run")
-        raise Stopped(
-            f"stopped; {done} kept in {search.out}, continue with ", Setting("resume", True)
-        ) from None
+    run = partial(_expected, job, store, train_run, default, seeds, show)
+    best, bits, default_bits = halving.search(default.changes, default.rates, time_s, budget_s, run)
     if math.isinf(bits):
         raise UsageError(f"every short run failed: {store.trials[-1].why}")
-    job = job_of(config)
     options, label = job.options_of(default.options, best), job.label_of(best)
     store.keep(best={
         "options": options, "label": label, "expected": bits, "default_expected": default_bits,
@@ -164,14 +178,14 @@ def _about(
 
 
 def _default(
-    store: TrialStore, source: Any, config: _Config, given: Collection[str],
+    job: Job, store: TrialStore, source: Any, config: _Config, given: Collection[str],
     search: Search, show: Callable[[str, str], None],
 ) -> Default:  # fmt: skip
     """Returns the default with its changes, prepared now or when the search was started."""
     known = store.default()
     if known is not None:
         return known
-    found, job = list[Default](), job_of(config)
+    found = list[Default]()
     plan_run(
         source, config, given,
         look=lambda trainer: found.append(job.prepare(trainer, given, search, show)),
@@ -195,6 +209,8 @@ def _expected(
     options, label = job.options_of(default.options, changes), job.label_of(changes)
     values = []
     for seed in seeds:
+        if job.stop is not None and job.stop():
+            raise Stopped("stopped between two short runs")
         key: dict[str, Any] = {"options": options, "seconds": round(seconds, 1), "seed": seed}
         trial, is_new = store.run(key, label, partial(run, options, key["seconds"], seed))
         values.append(math.inf if trial.expected is None else trial.expected)
@@ -202,14 +218,14 @@ def _expected(
             text = f"failed: {trial.why}"
         else:
             text = job.told(trial.bits, trial.expected)
-        known = "" if is_new else "; known"
+        known = "" if is_new else "; done before"
         show(f"{trial.name} {clock(seconds)}", f"{label}: {text}{known}")
     return statistics.fmean(values)
 
 
 def _train(
-    source: Any, config: _Config, given: Collection[str], budget_s: float,
-    options: Mapping[str, Any], seconds: float, seed: int, out: Path,
+    job: Job, source: Any, config: _Config, given: Collection[str], default: Default,
+    budget_s: float, options: Mapping[str, Any], seconds: float, seed: int, out: Path,
 ) -> tuple[float, float]:  # fmt: skip
     """Trains a complete short run; returns what it ended at, and what the whole run would."""
     kept = dict[str, Any]()
@@ -222,6 +238,5 @@ def _train(
         keep_checkpoints=1,
     )  # fmt: skip
     names = {*given, *options, "budget", "seed"}
-    job = job_of(config)
     job.train(source, short, given=names, out=out, observers=[keep])
-    return job.result(kept["start"], kept["end"], budget_s)
+    return job.result(kept["start"], kept["end"], options, default, seconds, budget_s)

@@ -126,12 +126,9 @@ def time_in_turns(
     while live or waiting:
         for candidate in waiting:
             try:
-                variant = candidate.make()
-                variant.warm_up()
+                live.append(Timed(_warmed_up(candidate), candidate))
             except FastLSTMError as error:
                 not_timed.append(error.lines()[0])
-                continue
-            live.append(Timed(variant, candidate))
         waiting = []
         _round(base, live, rng, turn_s)
         now = time.perf_counter()
@@ -146,25 +143,35 @@ def time_in_turns(
     return found, not_timed
 
 
+def _warmed_up(candidate: Candidate) -> TimedVariant:
+    variant = candidate.make()
+    try:
+        variant.warm_up()
+    except FastLSTMError:
+        variant.close()
+        raise
+    return variant
+
+
 def _needs_more(timed: Timed) -> bool:
     is_promising = timed.candidate.may_be_slower or timed.ratio > _WORTH_GOING_ON
     return len(timed.base) < _MIN_PAIRS and is_promising
 
 
 def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s: float) -> None:
-    """Gives every variant a turn beside one of its base."""
-    own = [timed for timed in live if timed.candidate.base is not None]
+    """Gives every variant a turn beside one of its base; neither comes first more often."""
+    alone = [timed for timed in live if timed.candidate.base is not None]
     shared = [timed for timed in live if timed.candidate.base is None]
-    for timed in own:
-        assert timed.candidate.base is not None
-        for side in rng.sample((0, 1), 2):
-            worker = (timed.candidate.base, timed.variant)[side]
-            (timed.base, timed.other)[side].append(worker.turn(turn_s))
     rng.shuffle(shared)
-    for before, after in zip(shared[::2], [*shared[1::2], None], strict=False):
+    if len(shared) % 2:
+        alone.append(shared.pop())
+    for timed in alone:
+        for side in rng.sample((0, 1), 2):
+            worker = (timed.candidate.base or base, timed.variant)[side]
+            (timed.base, timed.other)[side].append(worker.turn(turn_s))
+    for before, after in zip(shared[::2], shared[1::2], strict=True):
         before.other.append(before.variant.turn(turn_s))
         base_s = base.turn(turn_s)
         before.base.append(base_s)
-        if after is not None:
-            after.base.append(base_s)
-            after.other.append(after.variant.turn(turn_s))
+        after.base.append(base_s)
+        after.other.append(after.variant.turn(turn_s))

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ from fastlstm.text.plan import LONG
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import TrainingOptions
+from fastlstm.training.step_time import use_up_batches
 from fastlstm.training.trainer import Trainer
+from fastlstm.tuning.moves import narrow_rank
 from fastlstm.tuning.turns import Candidate
 
 EXACT = "exact"
 SAME_QUALITY = "same quality expected"
 CHANGES_LEARNING = "changes learning"
-_QUEUED = 5
-"""One more than the batches that the loader makes ahead."""
 _LONG_STEP_S = 0.5
 """One step of this length is warming up enough."""
 _WIDE_OUTPUT = 0.3
@@ -44,7 +44,6 @@ class Variant:
         trainer: takes its steps.
         threads: of torch.
         step: takes one step and returns its units.
-        prepare: called before a turn; not timed.
         use_mean: a turn's time is that of the mean step, which counts a wait in every fifth one,
             instead of the median.
         step_s: seconds of one step, about.
@@ -56,7 +55,6 @@ class Variant:
     trainer: Trainer
     threads: int
     step: Callable[[], int]
-    prepare: Callable[[], None] = field(default=lambda: None)
     use_mean: bool = False
     step_s: float = 0.0
 
@@ -71,13 +69,13 @@ class Variant:
                 break
 
     def turn(self, seconds: float) -> float:
-        """Returns the seconds per unit of the median step, of steps for so many seconds.
+        """Returns the seconds per unit of the median step; no batch was made ahead of the first.
 
         Args:
             seconds: of the turn, about; at least one step is taken.
         """
         torch.set_num_threads(self.threads)
-        self.prepare()
+        self._prepare()
         times = []
         for _ in range(max(1, round(seconds / max(self.step_s, 1e-6)))):
             started = time.perf_counter()
@@ -88,6 +86,9 @@ class Variant:
     def close(self) -> None:
         self.trainer.task.loader.close()
 
+    def _prepare(self) -> None:
+        use_up_batches(self.trainer.task.loader)
+
 
 def steps_of(trainer: Trainer) -> Callable[[], int]:
     """Returns what takes the next step of a run and returns its units."""
@@ -95,7 +96,9 @@ def steps_of(trainer: Trainer) -> Callable[[], int]:
     def step() -> int:
         before = trainer.progress.tokens
         trainer.take_step()
-        return max(1, trainer.progress.tokens - before)
+        taken = trainer.progress.tokens - before
+        # A step that was skipped, as its loss is not finite, counts no units but did the work.
+        return taken or max(1, round(trainer.task.step_units))
 
     return step
 
@@ -106,8 +109,8 @@ def as_it_is(trainer: Trainer) -> Variant:
 
 
 def without_loader(trainer: Trainer) -> Candidate:
-    """Returns the run with one batch in memory instead of the loader, to be compared with the run
-    whose turns begin with no batches made ahead."""
+    """Returns the run with one batch in memory instead of the loader, to be compared with the
+    run."""
     task, threads = trainer.task, _threads(trainer.plan.options)
     batch = task.loader.next()
 
@@ -115,20 +118,19 @@ def without_loader(trainer: Trainer) -> Candidate:
         trainer.step(batch)
         return task.size(batch)
 
-    def drain() -> None:
-        for _ in range(_QUEUED):
-            task.loader.next()
-
-    base = Variant("", EXACT, {}, trainer, threads, steps_of(trainer), drain, use_mean=True)
+    base = Variant("", EXACT, {}, trainer, threads, steps_of(trainer), use_mean=True)
     base.warm_up()
     variant = _InMemory("input", EXACT, {}, trainer, threads, cached, use_mean=True)
     return Candidate(lambda: variant, base)
 
 
 class _InMemory(Variant):
-    """Has no loader of its own to close."""
+    """Has no loader of its own."""
 
     def close(self) -> None:
+        pass
+
+    def _prepare(self) -> None:
         pass
 
 
@@ -164,8 +166,8 @@ def candidates(trainer: Trainer) -> list[Candidate]:
         found += chain("accumulation", EXACT, [{"accumulate": 1, "batch_size": rows}])
     for cause, values in _towards_default(task, options).items():
         found += chain(cause, CHANGES_LEARNING, values)
-    if isinstance(task, TextTask) and _output_share(task) > _WIDE_OUTPUT:
-        rank = max(8, task.model.config.rnn_size // 4)
+    if isinstance(task, TextTask) and has_wide_output(task):
+        rank = narrow_rank(task.model.config.rnn_size)
         found += chain("output layer", CHANGES_LEARNING, [{"output_rank": rank}])
     return found
 
@@ -202,11 +204,14 @@ def _is_less(changed: dict[str, Any], options: TrainingOptions) -> bool:
     return "accumulate" not in changed and changed.get("batch_size", math.inf) < options.batch_size
 
 
-def _output_share(task: TextTask) -> float:
-    """Returns the share of the operations of a step that the output matrix takes."""
+def has_wide_output(task: TextTask) -> bool:
+    """Returns whether the output matrix of a text model, one that can be made narrower, takes a
+    large share of the operations of a step."""
     config = task.model.config
+    if config.output_rank or config.tie_weights:
+        return False
     output = 6 * config.output_width * config.vocab_size
-    return output / task.flop_per_unit if not (config.output_rank or config.tie_weights) else 0.0
+    return output > _WIDE_OUTPUT * task.flop_per_unit
 
 
 def _maker(

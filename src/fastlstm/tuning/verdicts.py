@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MIN_GAIN = 0.05
 """A smaller gain is no recommendation."""
+MIN_MENTIONED = 0.1
+"""A larger gain that is not recommended is printed with the reason."""
 _KEPT_SHARE = 0.02
 """Of the time, what evaluations or checkpoints may take after the change that is recommended."""
 _CHECKPOINT_S = 60.0
@@ -46,6 +48,7 @@ class Verdict:
         quality_gain, quality_low: of a change that changes learning: how much sooner the run is
             expected to reach what it ends at, and at least; None where nothing is known.
         command_prefix: goes before the command that makes the change.
+        axis: of `fastlstm tune`, which finds out what a change of learning ends at.
     """
 
     cause: str
@@ -60,6 +63,7 @@ class Verdict:
     quality_gain: float | None = None
     quality_low: float | None = None
     command_prefix: str = ""
+    axis: str = ""
 
     @property
     def is_recommended(self) -> bool:
@@ -70,13 +74,36 @@ class Verdict:
         return self.gain >= MIN_GAIN and self.low > 0.0
 
     @property
+    def is_mentioned(self) -> bool:
+        """Whether it makes steps faster but is not recommended: the reason is printed."""
+        return (
+            not (self.is_recommended or self.is_to_try)
+            and self.is_in_steps
+            and self.gain > MIN_MENTIONED
+        )
+
+    @property
+    def may_be_noise(self) -> bool:
+        """Whether only the interval of the gain, which reaches 0, speaks against it."""
+        is_sure = math.isfinite(self.high) and self.low > 0.0
+        return self.is_mentioned and self.quality_low is None and not is_sure
+
+    @property
+    def is_to_try(self) -> bool:
+        """Whether the change surely makes the run faster, and `fastlstm tune` must say what it
+        ends at."""
+        is_faster = self.gain >= MIN_GAIN and self.low > 0.0 and math.isfinite(self.high)
+        return bool(self.axis) and is_faster and not self.is_recommended
+
+    @property
     def worth(self) -> float:
         """What verdicts are ranked by: the gain of the time to the same quality."""
         return self.gain if self.quality_gain is None else self.quality_gain
 
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
-        return {**asdict(self), "is_recommended": self.is_recommended}
+        flags = {"is_recommended": self.is_recommended, "is_to_try": self.is_to_try}
+        return {**asdict(self), **flags}
 
 
 def of_pairs(
@@ -121,7 +148,8 @@ def _pairs_text(found: Estimate) -> str:
 
 
 def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verdict]:
-    """Returns the best verdict of each cause: recommended ones first, by what they are worth.
+    """Returns the best verdict of each cause: recommended ones first, then those that
+    `fastlstm tune` is to try, each by what they are worth.
 
     Args:
         verdicts: on all variants.
@@ -132,7 +160,10 @@ def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verd
         known = best.get(verdict.cause)
         if known is None or verdict.worth > known.worth:
             best[verdict.cause] = verdict
-    return sorted(best.values(), key=lambda v: (not v.is_recommended, v.effect in last, -v.worth))
+    return sorted(
+        best.values(),
+        key=lambda v: (not v.is_recommended, not v.is_to_try, v.effect in last, -v.worth),
+    )
 
 
 def training_seconds(trainer: Trainer, step_s: float) -> float:

@@ -35,11 +35,8 @@ class Sender:
         state = scope["state"]
         self._connection, self._record = state.get("connection"), state["record"]
         self._receive, self._send, self._on_left = receive, send, on_left
-        self._times, self._metrics, self._stalls = (
-            service.metrics.http,
-            service.metrics,
-            service.stalls,
-        )
+        self._metrics, self._stalls = service.metrics, service.stalls
+        self._sends = service.metrics.http.sends
         self._watch: asyncio.Task[None] | None = None
         self._last_s = 0.0
         self.waits_since_s: float | None = None
@@ -84,13 +81,14 @@ class Sender:
             self._metrics.between.observe(now_s - self._last_s)
         self._last_s = now_s
         for data, is_end in _slices(parts):
-            self.waits_since_s = since_s = time.monotonic()
+            self.waits_since_s = time.monotonic()
+            self._sends.change(1)
             message = {"type": "http.response.body", "body": data}
             try:
                 await self._send({**message, "more_body": not (is_last and is_end)})
             finally:
                 self.waits_since_s = None
-                self._times.send_wait_s += time.monotonic() - since_s
+                self._sends.change(-1)
             if not is_end:
                 await asyncio.sleep(0)
 

@@ -38,15 +38,15 @@ class Completions:
         # A place is taken before the body is read: so the memory of bodies is bounded, too.
         engine.admission.reserve(channel)
         num_scored, num_texts = 0, 1
-        times = service.metrics.http
-        times.change_texts(num_texts)
+        texts = service.metrics.http.texts
+        texts.change(num_texts)
         try:
             with Sender(scope, receive, send, channel.leave, service) as sender:
                 body = await service.bodies.read_json(scope, receive)
                 sender.watch_client()
                 request, generations = await engine.read(channel, body)
                 del body
-                times.change_texts(request.num_choices - num_texts)
+                texts.change(request.num_choices - num_texts)
                 num_texts = request.num_choices
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
                 usage = Usage(sum(len(generation.prompt) for generation in generations))
@@ -58,7 +58,7 @@ class Completions:
                 engine.submit(channel, generations)
                 await (answer.stream() if request.stream else answer.whole())
         finally:
-            times.change_texts(-num_texts)
+            texts.change(-num_texts)
             engine.release_scores(num_scored, channel.tenant)
             engine.scheduler.release(channel)
 

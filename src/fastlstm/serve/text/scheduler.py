@@ -306,6 +306,7 @@ class Scheduler(ModelThread):
                 self._free(sequence)
             for request in self._waiting:
                 chunks += _failures(request, ENDING)
+                self.times.add_queue(_queue_s(request, time.monotonic()))
                 self.admission.release(request.channel, len(request.indices))
             self._active.clear()
             self._waiting.clear()
