@@ -412,12 +412,12 @@ def test_the_input_that_is_chosen_is_for_most_series() -> None:
 
 def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_path: Path) -> None:
     pq.write_table(long_table(2400), path)
-    quick = {**QUICK, "evaluations": 2, "steps": 1, "checkpoint_every": 1}
+    quick = {**QUICK, "evaluations": 1, "steps": 1, "checkpoint_every": 16}
     for given, num in (
-        ({"batch_size": 16}, 512),
-        ({"batch_size": 400}, 800),
+        ({"batch_size": 16}, 256),
+        ({"batch_size": 400, "steps": 10}, 360),
         ({"batch_size": 16, "steps": None, "budget": "6s"}, None),
-        ({"batch_size": 1000}, 1425),
+        ({"batch_size": 1000, "steps": 16}, 1425),
     ):
         out = tmp_path / str(given)
         events: list[dict[str, Any]] = []

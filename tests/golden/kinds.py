@@ -82,7 +82,7 @@ def table_twice(folder: Path) -> Outcome:
     config = {**TABLE, "target": ("y",), "past": (), "ignore": _COLUMNS_BUT_Y}
     config = {name: value for name, value in config.items() if name not in _OF_RUNS}
     model = fastlstm.Forecaster(**config).fit(material.table())
-    model.set_params(observers=(found.observe,), steps=10, learning_rate=1e-3)
+    model.set_params(observers=(found.observe,), steps=10, learning_rate=1e-3, eval_every=1)
     model.partial_fit(material.table(110))
     found.kept = model.network_.state_dict()
     return found
