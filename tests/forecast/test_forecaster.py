@@ -407,7 +407,7 @@ def test_a_path_is_a_table(tmp_path: Path) -> None:
 
 def test_events_tell_what_happens() -> None:
     events: list[dict[str, Any]] = []
-    Forecaster(**{**QUICK, "steps": 8}, observers=[events.append]).fit(waves(120))
+    Forecaster(**{**QUICK, "steps": 8}, eval_every=1, observers=[events.append]).fit(waves(120))
     kinds = [event["event"] for event in events]
     assert "message" in kinds
     assert kinds.count("eval") >= 8

@@ -178,10 +178,11 @@ def test_a_stop_without_a_run_is_raised_and_no_end_is_said() -> None:
 def test_of_many_units_an_evaluation_scores_some_and_says_so() -> None:
     task, events = LinearTask(), list[Any]()
     task.num_valid = 1000
-    trainer_of(task, events, eval_every=None, evaluations=2).fit()
-    told = f"each evaluation scores {4 * 10 * ROWS // 2} of 1,000 validation rows"
+    trainer_of(task, events, eval_every=None, evaluations=2, steps=200).fit()
+    num = int(0.03 * 200 * ROWS / task.forward_share / 2)
+    told = f"each evaluation scores {num} of 1,000 validation rows"
     assert [event["text"] for event in of_kind(events, "message")] == [told]
-    assert {event["num_units"] for event in of_kind(events, "eval")} == {160}
+    assert {event["num_units"] for event in of_kind(events, "eval")} == {num}
 
 
 def test_what_is_drawn_follows_from_the_seed() -> None:
