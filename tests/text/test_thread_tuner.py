@@ -1,41 +1,59 @@
 """How many threads a call of the decoder runs on."""
 
+import pytest
+
 from fastlstm.text.thread_tuner import ThreadTuner
 
+CALL_S = 0.004
 
-def test_the_faster_number_is_chosen_and_the_other_tried_again(monkeypatch):
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Returns a function that makes calls of some tuner and returns their threads."""
     now = [0.0]
     monkeypatch.setattr("fastlstm.text.thread_tuner.time.perf_counter", lambda: now[0])
-    seconds = {1: 1e-5, 4: 0.5e-5}
-    tuner = ThreadTuner(4)
 
-    def calls(count):
+    def calls_of(tuner, count, token_s):
         chosen = []
         for _ in range(count):
-            now[0] += 0.01
             chosen.append(tuner.choose())
-            tuner.record(chosen[-1], seconds[chosen[-1]])
+            now[0] += CALL_S
+            tuner.record(chosen[-1], token_s(chosen))
         return chosen
 
-    assert calls(6) == [4, 1, 4, 1, 4, 4]
-    quiet = calls(1000)
-    assert quiet.count(4) > 990
-    assert quiet.count(1) >= 3, "the other is tried now and then"
-    seconds[4] = 1e-3  # the other cores are busy
-    assert calls(20)[-15:] == [1] * 15
-    busy = calls(3000)
-    assert 1 <= busy.count(4) <= 5, "what is far slower is tried rarely"
-    seconds[4] = 0.5e-5
-    assert calls(2000)[-10:] == [4] * 10
-    assert {ThreadTuner(1).choose() for _ in range(5)} == {1}
+    return calls_of
 
 
-def test_a_slow_first_call_does_not_decide(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("fastlstm.text.thread_tuner.time.perf_counter", lambda: now[0])
-    tuner, chosen = ThreadTuner(2), []
-    for call in range(20):
-        now[0] += 0.01
-        chosen.append(tuner.choose())
-        tuner.record(chosen[-1], 1e-3 if call == 0 else {1: 1e-4, 2: 0.5e-4}[chosen[-1]])
-    assert chosen[4:] == [2] * 16
+def test_the_faster_number_is_chosen_and_the_other_tried_again(calls):
+    tuner = ThreadTuner(4)
+    quiet = {1: 1e-5, 4: 0.5e-5}
+    assert calls(tuner, 8, lambda c: quiet[c[-1]]) == [4, 4, 4, 1, 1, 1, 4, 4]
+    chosen = calls(tuner, 5000, lambda c: quiet[c[-1]])
+    assert chosen.count(4) > 4900
+    assert chosen.count(1) >= 9, "the other is tried now and then"
+    busy = {1: 1e-5, 4: 1e-3}  # others keep the other cores
+    assert calls(tuner, 20, lambda c: busy[c[-1]])[-12:] == [1] * 12
+    chosen = calls(tuner, 15_000, lambda c: busy[c[-1]])
+    assert 9 <= chosen.count(4) <= 45, "what is far slower is tried rarely"
+    assert calls(tuner, 5000, lambda c: quiet[c[-1]])[-10:] == [4] * 10
+    assert set(calls(ThreadTuner(1), 5, lambda c: 1e-5)) == {1}
+
+
+def test_threads_that_wake_slowly_are_not_taken_for_slow_ones(calls):
+    def token_s(chosen):
+        has_slept = chosen[-3:] != [2] * 3  # the second thread has its core at the third call
+        return 1e-4 if chosen[-1] == 1 else 1e-3 if has_slept else 0.5e-4
+
+    chosen = calls(ThreadTuner(2), 2000, token_s)
+    assert chosen[:8] == [2, 2, 2, 1, 1, 1, 2, 2]
+    assert chosen.count(2) > 1900
+
+
+def test_a_core_that_is_not_free_at_first_is_soon_used(calls):
+    tuner = ThreadTuner(2)
+
+    def token_s(chosen):
+        is_taken = len(chosen) * CALL_S < 0.1
+        return 1e-4 if chosen[-1] == 1 else 1e-3 if is_taken else 0.5e-4
+
+    assert calls(tuner, 300, token_s)[70:].count(2) > 215
