@@ -67,6 +67,7 @@ def limits() -> None:
 
 def speed(path: Path) -> None:
     """Compares the cell that the surface chooses with the fastest of all cells."""
+    hardware.keep_freed_memory()  # as every command does that trains
     text = path.read_text(encoding="utf-8")
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     ids = tokenizer.encode(text)
