@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
+from fastlstm.cli.tune import rows
 from fastlstm.errors import FormatError, NonFiniteError, RunDirectoryError, Stopped, UsageError
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -21,6 +22,7 @@ from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.speed_surface import SpeedSurface
 from fastlstm.tuning.text_job import TextJob, whole_run_bits
 from fastlstm.tuning.trials import TrialStore
+from fastlstm.tuning.tune import Tuned
 
 BASE: dict[str, Any] = {
     "rnn_size": 96, "embed_size": 64, "batch_size": 4, "seq_length": 32, "optimizer": "muon",
@@ -409,3 +411,15 @@ def test_a_damaged_default_is_refused(tmp_path: Path, place: str, value: Any):
     (tmp_path / "tune.json").write_text(json.dumps(content))
     with pytest.raises(FormatError, match="or is damaged"):
         TrialStore(tmp_path, about, resume=True).default()
+
+
+def test_a_small_gain_is_said_to_be_unproven(tmp_path: Path) -> None:
+    def printed(expected: float) -> str:
+        found = Tuned({}, "adamw", expected, 2.0, [], {"default": {"sizes": []}})
+        return dict(rows(found, TextJob(), "", tmp_path))["best"]
+
+    assert printed(1.99) == (
+        "adamw: 1.990 bits/char expected (default 2.000, -0.5 %; not proven: seeds differ by as"
+        " much)"
+    )
+    assert printed(1.9).endswith("(default 2.000, -5.0 %)")

@@ -180,10 +180,15 @@ def _write_config(
     return path
 
 
+PROVEN = 1.0
+"""Percent from which a gain is more than two seeds of one setting differ by (docs/log.md)."""
+
+
 def rows(found: Tuned, job: Job, command: str, path: Path) -> list[Row]:
     """Returns the lines of the result."""
     change = 100 * (found.expected / found.default_expected - 1)
     against = f"default {job.figure(found.default_expected, False)}, {change:+.1f} %"
+    against += "; not proven: seeds differ by as much" * (change > -PROVEN)
     if math.isinf(found.default_expected):
         against = "runs of the default failed"
     elif found.label == "default":
