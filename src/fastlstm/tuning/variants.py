@@ -74,7 +74,9 @@ class Variant:
         Args:
             seconds: of the turn, about; at least one step is taken.
         """
-        torch.set_num_threads(self.threads)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+            self.step()  # threads that have slept take up to 10 ms to get a core
         self._prepare()
         times = []
         for _ in range(max(1, round(seconds / max(self.step_s, 1e-6)))):
