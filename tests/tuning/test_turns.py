@@ -1,12 +1,15 @@
 import random
 import time
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fastlstm.errors import ConfigError
 from fastlstm.tuning.turns import Candidate, TimedVariant, time_in_turns
+from fastlstm.tuning.variants import SAME_QUALITY, Variant
 
 
 class Work:
@@ -118,3 +121,25 @@ def test_one_that_cannot_be_warmed_up_is_closed():
     bad = Refusing("bad", 1.0, log)
     _, not_timed = timed(Work("base", 1.0, log), Candidate(lambda: bad))
     assert (not_timed, bad.is_closed) == (["no"], True)
+
+
+def test_a_turn_with_another_number_of_threads_begins_with_a_step_that_does_not_count():
+    steps = []
+
+    def step() -> int:
+        steps.append(torch.get_num_threads())
+        time.sleep(0.05 if steps == [2] else 0.0)
+        return 1
+
+    loader = SimpleNamespace(wait_s=0.0, next=lambda: setattr(loader, "wait_s", loader.wait_s + 1))
+    trainer: Any = SimpleNamespace(task=SimpleNamespace(loader=loader))
+    variant = Variant("threads", SAME_QUALITY, {}, trainer, 2, step, step_s=1.0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert variant.turn(0.1) < 0.04
+        assert steps == [2, 2]
+        variant.turn(0.1)
+        assert steps == [2, 2, 2]
+    finally:
+        torch.set_num_threads(before)
