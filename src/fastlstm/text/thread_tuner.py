@@ -9,8 +9,9 @@ class ThreadTuner:
     """Chooses one thread or `limit`, whichever was faster, and tries the other now and then.
 
     The threads of NumPy's BLAS spin for 0.1 s after a model was prepared, and threads that have
-    slept take some ms to get a core: a token on two threads takes 10 times as long then. So a change
-    lasts some calls, and more threads that have lost are tried again soon, then less and less often.
+    slept take some ms to get a core: a token on two threads takes 10 times as long then. So a
+    change lasts some calls, and more threads that have lost are tried again soon, then less and
+    less often.
 
     Args:
         limit: threads that a call may use.
