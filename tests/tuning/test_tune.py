@@ -224,7 +224,9 @@ def test_the_command_finds_settings_and_can_be_continued(
     ]  # fmt: skip
     assert main(words) == 0
     shown = capsys.readouterr().out
-    best = "learning rate x 0.5: 1.805 bits/char expected (default 1.810, -0.3 %; not proven: seeds"
+    best = (
+        "learning rate x 0.5: 1.805 bits/char expected (default 1.810, -0.3 %; not proven: it may"
+    )
     assert best in shown
     assert "learning rate x 2: failed: the loss is NaN" in shown
     assert main([*words, "--resume", "--json"]) == 0
@@ -420,7 +422,6 @@ def test_a_small_gain_is_said_to_be_unproven(tmp_path: Path) -> None:
         return dict(rows(found, TextJob(), "", tmp_path))["best"]
 
     assert printed(1.99) == (
-        "adamw: 1.990 bits/char expected (default 2.000, -0.5 %; not proven: seeds differ by as"
-        " much)"
+        "adamw: 1.990 bits/char expected (default 2.000, -0.5 %; not proven: it may be chance)"
     )
     assert printed(1.9).endswith("(default 2.000, -5.0 %)")

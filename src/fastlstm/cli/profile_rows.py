@@ -82,7 +82,7 @@ def gain_text(verdict: Verdict) -> str:
 
 def _nothing_sure(profile: Profile) -> str:
     if profile.to_try:
-        return "nothing surely pays"
+        return "no change is a sure gain"
     return _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
 
 

@@ -32,6 +32,8 @@ _OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seed
         "json")  # fmt: skip
 _AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
+_PROVEN = 1.0
+"""Percent from which a gain of the best settings is more than chance (docs/log.md)."""
 
 
 def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
@@ -180,15 +182,11 @@ def _write_config(
     return path
 
 
-PROVEN = 1.0
-"""Percent from which a gain is more than two seeds of one setting differ by (docs/log.md)."""
-
-
 def rows(found: Tuned, job: Job, command: str, path: Path) -> list[Row]:
     """Returns the lines of the result."""
     change = 100 * (found.expected / found.default_expected - 1)
     against = f"default {job.figure(found.default_expected, False)}, {change:+.1f} %"
-    against += "; not proven: seeds differ by as much" * (change > -PROVEN)
+    against += "; not proven: it may be chance" * (change > -_PROVEN)
     if math.isinf(found.default_expected):
         against = "runs of the default failed"
     elif found.label == "default":

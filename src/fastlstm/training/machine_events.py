@@ -60,7 +60,8 @@ class MachineEvents:
         self._is_told = True
         threads = torch.get_num_threads()
         fewer = threads_with_cores(threads, waiting)
-        advice = "end them" if fewer == threads else f"end them, or give the run --threads {fewer}"
+        advice = "end the other processes"
+        advice += f", or give the run --threads {fewer}" if fewer < threads else ""
         text = f"{waiting:.1f} of {counted(threads, 'thread')} wait for a core that others use"
         self._trainer.say("warning", f"{text}, so steps take longer: {advice}")
 
