@@ -250,8 +250,8 @@ class RunSummary:
         """Tokens per character of a text, None before the first figure; 1 of other runs."""
         if self.measure.key != "bits_per_char" or text_of(self.start, "vocab") == "char":
             return 1.0
-        ends = ((number(self.end or {}, f"best_{key}") for key in ("loss", "bits_per_char")),)
-        for loss, bits in ((self.last.get("loss"), self.last.get("bits_per_char")), *ends):
+        for event, best in ((self.last, ""), (self.end or {}, "best_")):
+            loss, bits = number(event, f"{best}loss"), number(event, f"{best}bits_per_char")
             if loss and bits:
                 return bits * math.log(2.0) / loss
         return None

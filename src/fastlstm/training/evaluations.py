@@ -27,10 +27,10 @@ def default_evaluations(task: Task, stop_criterion: StopCriterion, patience: int
     if stop_criterion.total_steps is None or patience:
         return _MOST
     least = max(1, min(task.min_scored, task.num_valid))
-    return max(1, min(_MOST, int(_fitting_steps(task, stop_criterion.total_steps) / least)))
+    return max(1, min(_MOST, int(_fitting_units(task, stop_criterion.total_steps) / least)))
 
 
-def _fitting_steps(task: Task, total_steps: int) -> float:
+def _fitting_units(task: Task, total_steps: int) -> float:
     """Returns the validation units that all evaluations of so many steps may score."""
     return SPREAD_SHARE * total_steps * task.step_units / task.forward_share
 
@@ -80,7 +80,7 @@ class EvaluationSchedule:
             share = SPREAD_SHARE / self.count if self.every is None else _SHARE_OF_ONE
             fitting = share * left_s / unit_s if unit_s else float(task.num_valid)
         elif self.every is None:
-            fitting = _fitting_steps(task, self.stop_criterion.total_steps or 0) / self.count
+            fitting = _fitting_units(task, self.stop_criterion.total_steps or 0) / self.count
         else:
             fitting = float(task.num_valid)
         limit = task.num_valid if task.max_scored is None else min(task.num_valid, task.max_scored)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,21 +58,11 @@ def plan_run(
         UsageError: as `train`.
         KeyboardInterrupt: Ctrl-C, while it is set up or looked at.
     """
-    planner, starts = _Planner(look), list[Any]()
-
-    def keep(event: Event) -> None:
-        if event["event"] == "start":
-            starts.append(event)
-
-    with tempfile.TemporaryDirectory(prefix="fastlstm-plan-") as folder:
-        try:
-            start(
-                source, out=Path(folder, "run"), config=config, given=given, observers=[keep],
-                callbacks=[planner],
-            )  # fmt: skip
-        except _Planned:
-            pass
-    return PlannedRun(planner.options, starts[0], planner.steps_per_epoch)
+    planner = _Planner(look)
+    events: list[Event] = []
+    with suppress(_Planned):
+        _run_in_passing(source, config, given, [events.append], start, [planner])
+    return PlannedRun(planner.options, _first(events, "start"), planner.steps_per_epoch)
 
 
 def end_of_run(
@@ -93,22 +84,28 @@ def end_of_run(
     Raises:
         Stopped: SIGTERM or Ctrl-C.
     """
-    ends = list[Any]()
+    events: list[Event] = []
+    try:
+        _run_in_passing(source, config, given, [*observers, events.append], start)
+    except Stopped:  # what it saved is gone
+        raise Stopped("stopped: of a short run that was not finished nothing follows") from None
+    return _first(events, "end")
 
-    def keep(event: Event) -> None:
-        if event["event"] == "end":
-            ends.append(event)
 
+def _run_in_passing(
+    source: Any, config: Any, given: Collection[str], observers: Sequence[Observer],
+    start: Callable[..., object], callbacks: Sequence[Callback] = (),
+) -> None:  # fmt: skip
+    """Trains a run in a directory that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="fastlstm-short-") as folder:
-        try:
-            start(
-                source, out=Path(folder, "run"), config=config, given=given,
-                observers=[*observers, keep],
-            )  # fmt: skip
-        except Stopped:  # what it saved goes with the folder
-            raise Stopped("stopped: of a short run that was not finished nothing follows") from None
-    end: Event = ends[0]
-    return end
+        start(
+            source, out=Path(folder, "run"), config=config, given=given, observers=observers,
+            callbacks=callbacks,
+        )  # fmt: skip
+
+
+def _first(events: Sequence[Event], kind: str) -> Event:
+    return next(event for event in events if event["event"] == kind)
 
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:

@@ -13,13 +13,7 @@ from fastlstm.text.size_plan import EMBED_SIZES, expected_bits, step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.job import Default, Show, in_turns, names_of, open_axes
-from fastlstm.tuning.moves import (
-    FIELDS,
-    LAW_AXES,
-    options_of,
-    sizes_around,
-    values_around,
-)
+from fastlstm.tuning.moves import FIELDS, LAW_AXES, options_of, sizes_around, values_around
 from fastlstm.tuning.stages import SPEED_AXES, fastest_settings, sizes_within_limits
 from fastlstm.tuning.variants import has_wide_output
 
@@ -50,7 +44,8 @@ def prepare(
     model = task.model.config
     config = replace(config, rnn_size=model.rnn_size, embed_size=model.embed_size)
     config, sizes = _within_limits(job, config, task, "size" in axes, search, show)
-    values = {axis: v for axis, v in _values(config, task).items() if axis in axes}
+    values = values_around(config, len(task.loader.ids), has_wide_output(task))
+    values = {axis: found for axis, found in values.items() if axis in axes}
     if "size" in axes:
         fit = [size["rnn_size"] for size in sizes if size["refusal"] is None]
         values["size"] = [config.rnn_size, *(size for size in fit if size != config.rnn_size)]
@@ -71,10 +66,6 @@ def prepare(
     rates = [{"lr": value} for value in values.get("lr", [])[1:]]
     rate = 1.0 / surface.seconds(_cell(surface, default, {}))
     return Default(default, changes[:_NUM_PROMISING], speeds, sizes, rates, rate)
-
-
-def _values(config: TrainConfig, task: TextTask) -> dict[str, list[Any]]:
-    return values_around(config, len(task.loader.ids), has_wide_output(task))
 
 
 def _tuned_options(config: TrainConfig) -> dict[str, Any]:

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 _Config = TrainConfig | ForecastConfig
 
 
-def job_of(config: _Config, stop: StopFlag | None = None) -> Job:
-    """Returns the kind of training that a configuration is for; `stop` is polled by its runs."""
+def job_of(config: _Config) -> Job:
+    """Returns the kind of training that a configuration is for."""
     if isinstance(config, ForecastConfig):
-        return TableJob(stop)
-    return TextJob(stop, has_law=config.vocab != "bpe")
+        return TableJob()
+    return TextJob(has_law=config.vocab != "bpe")
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,8 @@ def tune_run(
         about = _about(source, config, given, search, time_s)
         store = _store(search, about, had_lock)
         try:
-            return _search(
-                job_of(config, stop), store, source, config, given, search, time_s, budget_s, show
-            )
+            job = replace(job, stop=stop)
+            return _search(job, store, source, config, given, search, time_s, budget_s, show)
         except (Stopped, KeyboardInterrupt):
             done = counted(len(store.trials), "finished short run")
             raise Stopped(

@@ -85,15 +85,18 @@ class Verdict:
     @property
     def may_be_noise(self) -> bool:
         """Whether only the interval of the gain, which reaches 0, speaks against it."""
-        is_sure = math.isfinite(self.high) and self.low > 0.0
-        return self.is_mentioned and self.quality_low is None and not is_sure
+        return self.is_mentioned and self.quality_low is None and not self._is_surely_faster
 
     @property
     def is_to_try(self) -> bool:
         """Whether the change surely makes the run faster, and `fastlstm tune` must say what it
         ends at."""
-        is_faster = self.gain >= MIN_GAIN and self.low > 0.0 and math.isfinite(self.high)
+        is_faster = self.gain >= MIN_GAIN and self._is_surely_faster
         return bool(self.axis) and is_faster and not self.is_recommended
+
+    @property
+    def _is_surely_faster(self) -> bool:
+        return self.low > 0.0 and math.isfinite(self.high)
 
     @property
     def worth(self) -> float:
