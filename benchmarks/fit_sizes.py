@@ -25,9 +25,9 @@ FLOOR = 0.6
 """E, which is given and not fitted: runs of these lengths do not tell it (any from 0 to 0.8
 predicts about as well), and a fit that is free puts it below 0. Shannon's lower estimate of printed
 English (Bell System Technical Journal 30, 1951)."""
-FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0)
+FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0, 0.6)
 """log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon, log
-of the first steps s, AdamW's log of the factor of the bits."""
+of the first steps s, AdamW's log of the factor of the bits, l."""
 LONG = (2.5e6, 4.5e6, 9e6)
 """Tokens from which runs are left out."""
 MIN_STEPS_MEASURED = 120
@@ -44,7 +44,7 @@ def main() -> None:
     rows = [row for row in rows if is_usable(row["fields"])]
     texts = sorted({name_of(row) for row in rows})
     values, error = fit(rows, texts)
-    names = ("A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first", "adamw factor")
+    names = ("A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first", "adamw factor", "l")
     shown = dict(zip(names, values, strict=False))
     shown |= {
         name: np.exp(shown[name])
@@ -111,10 +111,10 @@ def told(found: Iterable[tuple[float, float]]) -> None:
 
 def is_longer(short: dict[str, Any], long: dict[str, Any]) -> bool:
     """Returns whether one run is a longer one of the same model and batches."""
-    same = ("rnn_size", "batch_size", "seq_length", "optimizer", "seed")
+    same = ("rnn_size", "num_layers", "batch_size", "seq_length", "optimizer", "seed")
     return bool(
         name_of(short) == name_of(long)
-        and all(short["fields"][name] == long["fields"][name] for name in same)
+        and all(short["fields"].get(name) == long["fields"].get(name) for name in same)
         and long["tokens"] > short["tokens"]
     )
 
@@ -150,6 +150,7 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     """Returns the bits/char of runs of the first text, by constants as in FIRST."""
     fields = [row["fields"] for row in rows]
     size = np.array([f["rnn_size"] / 256 for f in fields])
+    layers = np.array([f.get("num_layers", 1) for f in fields], float)
     steps = np.array([f["steps"] / 500 for f in fields])
     is_adamw = np.array([f["optimizer"] == "adamw" for f in fields], float)
     tokens = np.array([row["tokens"] for row in rows], float)
@@ -157,7 +158,7 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     repeats = np.exp(p[7])
     again = np.maximum(tokens / train - 1, 0)
     fresh = np.minimum(tokens, train) + train * repeats * (1 - np.exp(-again / repeats))
-    bits = FLOOR + np.exp(p[0]) * size ** -p[1]
+    bits = FLOOR + np.exp(p[0]) * (layers ** p[11] * size) ** -p[1]
     bits += np.exp(p[2]) * (fresh / 1e6) ** -p[3] * size ** p[4]
     bits += np.exp(p[5]) * (steps * np.exp(p[8] * is_adamw) + np.exp(p[9])) ** -p[6]
     return bits * np.exp(p[10] * is_adamw)

@@ -1,10 +1,12 @@
 """What a model of each size learns from a number of tokens: complete runs, the data of plans.
 
-usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--tokens 0.5,1,2,4] [--batch 32]
+usage: python benchmarks/sizes.py TEXT [--sizes 128,256,512] [--layers 1,2] [--tokens 0.5,1,2,4]
+                                  [--batch 32]
                                   [--optimizer muon] [--seq-length 128] [--seed 0] [--threads 1]
        [--seconds 23,105,535]  of training steps on 2 threads, in place of --tokens: what budgets of
                                30 s, 2 min and 10 min have for them
        [--rates]               only time the steps; to be run on a quiet machine
+       [--precision bf16]      of the timed steps, default fp32; runs choose their own
        [--results DIR]
 Every run is one JSON line of sizes.jsonl in DIR (benchmarks/results/<machine>); a run that is
 there is not repeated. The number of steps ends a run, so that quality does not depend on speed.
@@ -13,6 +15,7 @@ there is not repeated. The number of steps ends a run, so that quality does not 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -37,9 +40,11 @@ def main() -> None:
     )
     parser.add_argument("text")
     parser.add_argument("--sizes", default="128,192,256,384,512")
+    parser.add_argument("--layers", default="1")
     parser.add_argument("--tokens", default="0.5,1,2,4", help="millions")
     parser.add_argument("--seconds", default="")
     parser.add_argument("--rates", action="store_true")
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--batch", default="32")
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--seq-length", type=int, help="default is that of a plan")
@@ -51,55 +56,61 @@ def main() -> None:
     if options.seconds or options.rates:
         for_seconds(options, path)
         return
-    for tokens in map(float, options.tokens.split(",")):
-        for size in map(int, options.sizes.split(",")):
-            for batch in map(int, options.batch.split(",")):
-                for optimizer in options.optimizer.split(","):
-                    fields = fields_of(
-                        int(tokens * 1e6), size, batch, optimizer, options.seq_length
-                    )
-                    fields |= {"seed": options.seed, "threads": options.threads}
-                    run(options.text, fields, path)
+    for tokens, size, layers, batch, optimizer in itertools.product(
+        map(float, options.tokens.split(",")),
+        map(int, options.sizes.split(",")),
+        map(int, options.layers.split(",")),
+        map(int, options.batch.split(",")),
+        options.optimizer.split(","),
+    ):
+        fields = fields_of(int(tokens * 1e6), size, layers, batch, optimizer, options.seq_length)
+        run(options.text, fields | {"seed": options.seed, "threads": options.threads}, path)
 
 
 def for_seconds(options: argparse.Namespace, path: Path) -> None:
     """Trains each size for as many steps as fit into the times."""
-    sizes = list(map(int, options.sizes.split(",")))
-    rates = [tokens_per_s(options.text, size, path.with_name("size_rates.jsonl")) for size in sizes]
+    sizes = list(
+        itertools.product(map(int, options.sizes.split(",")), map(int, options.layers.split(",")))
+    )
+    stored = path.with_name("size_rates.jsonl")
+    rates = [tokens_per_s(options.text, *size, options.precision, stored) for size in sizes]
     for seconds in () if options.rates else map(float, options.seconds.split(",")):
         for size, rate in zip(sizes, rates, strict=True):
-            fields = fields_of(int(seconds * rate), size, 32, "muon", options.seq_length)
+            fields = fields_of(int(seconds * rate), *size, 32, "muon", options.seq_length)
             fields |= {"seed": options.seed, "threads": options.threads}
             run(options.text, fields, path)
 
 
-def tokens_per_s(text: str, size: int, path: Path) -> float:
+def tokens_per_s(text: str, size: int, layers: int, precision: str, path: Path) -> float:
     """Returns the speed of training steps of a size on 2 threads, measured now or earlier."""
+    key = {"text": Path(text).name, "rnn_size": size, "num_layers": layers, "precision": precision}
     if path.exists():
         for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-            if (row["text"], row["rnn_size"]) == (Path(text).name, size):
+            if {"precision": "fp32", "num_layers": 1, **row}.items() >= key.items():
                 return float(row["tokens_per_s"])
     torch.set_num_threads(RATE_THREADS)
     data = prepare_text(text)
-    config = TrainConfig(**{**fields_of(32 * LONG, size, 32, "muon", LONG), "precision": "fp32"})
+    fields = fields_of(32 * LONG, size, layers, 32, "muon", LONG)
+    config = TrainConfig(**{**fields, "precision": precision})
     seconds = min(step_seconds(config, data.ids, data.tokenizer) for _ in range(3))
     rate = 32 * LONG / seconds
-    row = {"text": Path(text).name, "rnn_size": size, "tokens_per_s": rate}
+    row = {**key, "tokens_per_s": rate}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**row, "machine": describe_machine()}) + "\n")
-    print(f"{size} units: {rate:,.0f} tokens/s", flush=True)
+    print(f"{layers} x {size} units: {rate:,.0f} tokens/s", flush=True)
     return rate
 
 
 def fields_of(
-    tokens: int, size: int, batch: int, optimizer: str, length: int | None
+    tokens: int, size: int, layers: int, batch: int, optimizer: str, length: int | None
 ) -> dict[str, Any]:
     """Returns the options of one run."""
     length = length or (SHORT if tokens < SHORT_RUN_TOKENS else LONG)
     width = 64 if size < 256 else 128 if size <= 640 else 256
     rate = {} if optimizer == "muon" else {"learning_rate": DEFAULT_LEARNING_RATE[optimizer]}
+    depth = {} if layers == 1 else {"num_layers": layers}
     return {
-        **rate,
+        **rate, **depth,
         "split": "90/5/5", "rnn_size": size, "embed_size": width, "batch_size": batch,
         "seq_length": length, "optimizer": optimizer, "steps": tokens // (batch * length),
     }  # fmt: skip

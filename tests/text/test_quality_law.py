@@ -25,10 +25,11 @@ def test_the_constants_are_those_of_the_fit_to_the_stored_runs() -> None:
     values, errors = fit_sizes.fit(rows, sorted({fit_sizes.name_of(row) for row in rows}))
     stored = [
         relative_bits(
-            row["fields"]["rnn_size"], row["tokens"], row["fields"]["steps"],
-            row["fields"]["optimizer"], row["train_tokens"],
+            fields["rnn_size"], fields.get("num_layers", 1), row["tokens"], fields["steps"],
+            fields["optimizer"], row["train_tokens"],
         )
         for row in rows
+        for fields in [row["fields"]]
     ]  # fmt: skip
     assert np.array(stored) == pytest.approx(
         fit_sizes.law(values, rows), rel=1e-2

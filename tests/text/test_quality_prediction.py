@@ -9,8 +9,8 @@ MEASURED = Length(1e6, 250.0)
 
 def prediction(**changes: object) -> QualityPrediction:
     facts = {
-        "rnn_size": 256, "optimizer": "muon", "train_tokens": 3_000_000, "measured": MEASURED,
-        "measured_bits": 2.0, "tokens_per_s": 50_000.0, "setup_s": 2.0,
+        "rnn_size": 256, "num_layers": 1, "optimizer": "muon", "train_tokens": 3_000_000,
+        "measured": MEASURED, "measured_bits": 2.0, "tokens_per_s": 50_000.0, "setup_s": 2.0,
     }  # fmt: skip
     return QualityPrediction(**{**facts, **changes})  # type: ignore[arg-type]
 

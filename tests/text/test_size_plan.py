@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import time
@@ -35,11 +36,16 @@ def data(text: Path, tmp_path: Path):
     return prepare_text(source, vocab="char", cache_dir=str(tmp_path / "cache"))
 
 
-def on_a_machine(monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: float = 0.0) -> None:
+def on_a_machine(
+    monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: float = 0.0,
+    beyond_caches: float = 0.0,
+) -> None:  # fmt: skip
     """Makes steps take what they would at so many GFLOP/s; nothing is remembered."""
 
     def seconds(config: TrainConfig, *_: object) -> float:
-        flop = 24.0 * config.rnn_size * (config.rnn_size + config.embed_size)
+        deeper = 2.0 * (config.num_layers - 1) * config.rnn_size
+        flop = 24.0 * config.rnn_size * (config.rnn_size + config.embed_size + deeper)
+        flop *= 1.0 + beyond_caches * (config.rnn_size / 512) ** 2
         cost = optimizer_s if config.optimizer == "muon" else 0.0
         return flop * config.batch_size * config.seq_length / gflops / 1e9 + cost
 
@@ -67,15 +73,25 @@ def test_a_longer_budget_gets_a_larger_model(monkeypatch, data):
     assert sizes == sorted(set(sizes)), sizes
 
 
-def test_the_search_finds_the_best_of_all_sizes(monkeypatch, data):
-    on_a_machine(monkeypatch, 60)
+@pytest.mark.parametrize("gflops", [5, 60, 600])
+def test_the_search_finds_the_best_of_all_sizes(monkeypatch, data, gflops):
+    on_a_machine(monkeypatch, gflops)
     names = ("batch_size", "optimizer")
     bits = {}
-    for size in size_plan.EMBED_SIZES:
+    for size, layers in itertools.product(size_plan.EMBED_SIZES, (1, 2, 3)):
         ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
         plan = SizePlan(CONFIG, names, ids, data.tokenizer, time.perf_counter())
-        bits[size] = plan._try_size(size).bits
-    assert chosen(CONFIG, data, names).rnn_size == min(bits, key=bits.get)
+        bits[size, layers] = plan._try_size(size, layers).bits
+    config = chosen(CONFIG, data, names)
+    assert (config.rnn_size, config.num_layers) == min(bits, key=bits.get)
+
+
+def test_a_long_budget_gets_more_layers(monkeypatch, data):
+    """Where a larger layer takes more than its operations, as one beyond the caches does."""
+    on_a_machine(monkeypatch, 100, beyond_caches=1.0)
+    layers = [chosen(replace(CONFIG, budget=b), data).num_layers for b in ("15s", "1h")]
+    assert layers[0] == 1
+    assert layers[1] > 1
 
 
 def test_a_slow_optimizer_is_paid_less_often_or_replaced(monkeypatch, data):
@@ -165,8 +181,8 @@ def test_the_law_fits_the_recorded_runs():
         if fields["optimizer"] == "adamw" and "learning_rate" not in fields:
             continue  # at half of today's default rate
         law = relative_bits(
-            fields["rnn_size"], row["tokens"], fields["steps"], fields["optimizer"],
-            row["train_tokens"],
+            fields["rnn_size"], fields.get("num_layers", 1), row["tokens"], fields["steps"],
+            fields["optimizer"], row["train_tokens"],
         )  # fmt: skip
         scale = {"tinyshakespeare.txt": 1.115}.get(row["text"], 1.0)
         errors.append(law * scale / row["bits_per_char"] - 1)

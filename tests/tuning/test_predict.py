@@ -159,7 +159,9 @@ def test_a_target_that_is_no_quality_is_refused(
 
 @pytest.mark.parametrize(("steps", "is_said"), [(119.0, True), (120.0, False)])
 def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: bool):
-    law = QualityPrediction(256, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0)
+    law = QualityPrediction(
+        256, 1, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0
+    )
     found = predict.Prediction(law, law.length_in(600.0), TrainConfig(), {}, 10.0, 1, {})
     shown = " ".join(line for _, line in rows(found, "fastlstm train", None))
     assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said

@@ -18,6 +18,7 @@ from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
+from fastlstm.text.quality_law import MOST_LAYERS
 from fastlstm.text.quality_prediction import FEWEST_STEPS
 
 if TYPE_CHECKING:
@@ -111,8 +112,9 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
     if (steps := law.measured.steps) < FEWEST_STEPS:
         had = f"the short run had {counted(int(steps), 'step')}"
         shown.append(("", f"{had}, fewer than {FEWEST_STEPS}: give a longer --measure"))
-    if found.num_layers > 1:
-        shown.append(("", "the law was measured with one layer: the interval may be too narrow"))
+    if law.num_layers > MOST_LAYERS:
+        text = f"the law was measured with at most {MOST_LAYERS} layers"
+        shown.append(("", f"{text}: the interval may be too narrow"))
     shown.append(("command", command))
     return shown
 

@@ -45,11 +45,12 @@ class Outlook(Callback):
 
     Args:
         rnn_size: units of a layer of the model.
+        num_layers: of the model.
         train_tokens: of the training split.
     """
 
-    def __init__(self, rnn_size: int, train_tokens: int) -> None:
-        self._rnn_size = rnn_size
+    def __init__(self, rnn_size: int, num_layers: int, train_tokens: int) -> None:
+        self._size = rnn_size, num_layers
         self._train_tokens = train_tokens
 
     def on_event(self, trainer: Trainer, event: Event) -> None:
@@ -69,7 +70,7 @@ class Outlook(Callback):
         progress, options = trainer.progress, trainer.plan.options
         end = Length(progress.tokens / share, progress.step / share)
         law = QualityPrediction(
-            self._rnn_size, options.optimizer, self._train_tokens, end, bits,
+            *self._size, options.optimizer, self._train_tokens, end, bits,
             progress.tokens / progress.train_s, 0.0,
         )  # fmt: skip
         return law.after(law.length_in(law.seconds_for(end) + _HOUR_S)).bits

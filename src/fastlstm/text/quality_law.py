@@ -1,12 +1,12 @@
 """How good a language model gets: bits per character by size, characters read and steps.
 
-The law was fitted to 131 complete runs of three texts (`benchmarks/sizes.py`, fit in
+The law was fitted to 148 complete runs of three texts (`benchmarks/sizes.py`, fit in
 `benchmarks/fit_sizes.py`, errors in docs/log.md), all but E, which runs of these lengths do not
 tell::
 
-    L = E + A (H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
+    L = E + A (n^l H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
 
-with H hidden units of one layer, S' steps worth a step of Muon, and D' characters worth as much as
+with n layers of H hidden units, S' steps worth a step of Muon, and D' characters worth as much as
 fresh ones (repeated ones count for less and less: Muennighoff et al., "Scaling Data-Constrained
 Language Models", 2023). E differs from text to text by a factor common to all terms, so the law
 compares models on one text; it does not say what a text's figure will be.
@@ -17,24 +17,33 @@ from __future__ import annotations
 import math
 from typing import Final
 
-_FLOOR, _SIZE, _SIZE_POWER = 0.6, 0.5886, 0.4193
-_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.7103, 0.2039, 0.1151
-_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1008, 1.5411, 0.2014
-_REPEATS = 1.2335
+_FLOOR, _SIZE, _SIZE_POWER = 0.6, 0.584, 0.4072
+_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.7042, 0.2033, 0.1084
+_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1066, 1.3753, 0.1684
+_REPEATS = 1.2167
 """Epochs after the first one that count before further ones add little."""
-OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.043, 2.1497)}
+_LAYERS_POWER = 0.6415
+MOST_LAYERS = 3
+"""Of the runs."""
+OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0456, 2.2263)}
 """Of each optimizer at its default rate: factor of the bits per character, and steps of Muon that a
 step of it is worth. AdamW needs fewer steps and ends higher (16 of the runs). Of those not listed
 nothing is known."""
 
 
 def relative_bits(
-    rnn_size: int, tokens: float, steps: float, optimizer: str, train_tokens: int
+    rnn_size: int,
+    num_layers: int,
+    tokens: float,
+    steps: float,
+    optimizer: str,
+    train_tokens: int,
 ) -> float:
     """Returns what a run ends at, in units that are the same for every model on one text.
 
     Args:
-        rnn_size: hidden units of the one layer, H.
+        rnn_size: hidden units of a layer, H.
+        num_layers: n.
         tokens: characters that are trained on, with repetitions.
         steps: of the optimizer.
         optimizer: one of `OPTIMIZERS`.
@@ -47,7 +56,7 @@ def relative_bits(
     factor, step_worth = OPTIMIZERS[optimizer]
     bits: float = factor * (
         _FLOOR
-        + _SIZE * size**-_SIZE_POWER
+        + _SIZE * (num_layers**_LAYERS_POWER * size) ** -_SIZE_POWER
         + _DATA * (fresh / 1e6) ** -_DATA_POWER * size**_DATA_SIZE_POWER
         + _STEPS * (steps * step_worth / 500 + _FIRST_STEPS) ** -_STEPS_POWER
     )

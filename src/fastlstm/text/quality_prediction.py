@@ -64,6 +64,7 @@ class QualityPrediction:
 
     Attributes:
         rnn_size: hidden units of a layer.
+        num_layers: of the model.
         optimizer: of the run; one that `OPTIMIZERS` lacks counts as AdamW.
         train_tokens: characters of the training split.
         measured: length of the complete run that was measured.
@@ -73,6 +74,7 @@ class QualityPrediction:
     """
 
     rnn_size: int
+    num_layers: int
     optimizer: str
     train_tokens: int
     measured: Length
@@ -108,4 +110,6 @@ class QualityPrediction:
 
     def _law(self, length: Length) -> float:
         name = self.optimizer if self.optimizer in OPTIMIZERS else "adamw"
-        return relative_bits(self.rnn_size, length.tokens, length.steps, name, self.train_tokens)
+        return relative_bits(
+            self.rnn_size, self.num_layers, length.tokens, length.steps, name, self.train_tokens
+        )

@@ -2,7 +2,8 @@
 
 Training steps of a few candidates are timed on the real text, with loader and optimizer; a law of
 quality (`quality_law`) compares what each would end at. The search climbs from 256 units while the
-next size ends better, then tries the batches and the other optimizer at the best size.
+next size ends better, does so with two and three layers, then tries the batches and the other
+optimizer at the best size.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fastlstm.system import hardware, measurements
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches
-from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
+from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
@@ -76,7 +77,9 @@ class Candidate:
     @property
     def name(self) -> str:
         config = self.config
-        return f"{config.rnn_size} units, batch {config.batch_size}, {config.optimizer}"
+        assert config.num_layers is not None
+        layers = "" if config.num_layers == 1 else f"{config.num_layers} layers of "
+        return f"{layers}{config.rnn_size} units, batch {config.batch_size}, {config.optimizer}"
 
 
 def can_choose_size(
@@ -151,16 +154,30 @@ class SizePlan:
         best = self._try_size(sizes[at])
         # What torch loads for the first step of a process is no planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - TIMED_S
-        above = self._climb(best, sizes[at + 1 :], growth=2.5)
-        return above if above is not best else self._climb(best, sizes[:at][::-1], growth=0.7)
+        best = self._best_around(best, sizes, at)
+        for num_layers in range(2, MOST_LAYERS + 1):
+            assert best.config.rnn_size is not None
+            smaller = max(0, sizes.index(best.config.rnn_size) - 1)
+            if not self._fits(1.0):
+                break
+            deep = self._best_around(self._try_size(sizes[smaller], num_layers), sizes, smaller)
+            if deep.bits >= best.bits:
+                break
+            best = deep
+        return best
+
+    def _best_around(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
+        """Returns the best of the sizes above the first one, or of those below it."""
+        above = self._climb(first, sizes[at + 1 :], growth=2.5)
+        return above if above is not first else self._climb(first, sizes[:at][::-1], growth=0.7)
 
     def _climb(self, best: Candidate, sizes: list[int], growth: float) -> Candidate:
         """Tries sizes in turn until two end worse than the best: a single timing may be off."""
-        num_worse = 0
+        num_worse, num_layers = 0, best.config.num_layers or 1
         for size in sizes:
             if num_worse == 2 or not self._fits(growth):
                 break
-            candidate = self._try_size(size)
+            candidate = self._try_size(size, num_layers)
             num_worse = 0 if candidate.bits < best.bits else num_worse + 1
             best = min(best, candidate, key=lambda c: c.bits)
         return best
@@ -180,8 +197,9 @@ class SizePlan:
             steps_s *= 1 + MIN_TIMED
         return time.perf_counter() + max(TIMED_S, steps_s) + _SETUP_S < self._until
 
-    def _try_size(self, size: int) -> Candidate:
-        return self._try(replace(self._config, rnn_size=size, embed_size=EMBED_SIZES[size]))
+    def _try_size(self, size: int, num_layers: int = 1) -> Candidate:
+        config = replace(self._config, rnn_size=size, num_layers=num_layers)
+        return self._try(replace(config, embed_size=EMBED_SIZES[size]))
 
     def _try(self, config: TrainConfig) -> Candidate:
         candidate = self._predict(replace(config, seq_length=config.seq_length or LONG))
@@ -236,7 +254,9 @@ def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_s
     if config.batch_size < batch_size and steps < _MIN_STEPS_OF_SMALL:
         return math.inf
     known = config.optimizer if config.optimizer in OPTIMIZERS else "adamw"
-    return relative_bits(config.rnn_size, tokens, steps, known, train_tokens)
+    return relative_bits(
+        config.rnn_size, config.num_layers or 1, tokens, steps, known, train_tokens
+    )
 
 
 def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:

@@ -120,7 +120,7 @@ def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
         return {} if is_same else {"hidden_size": used.hidden_size}
     if given.rnn_size == used.rnn_size:
         return {}
-    names = ("rnn_size", "embed_size", "batch_size", "optimizer", "seq_length")
+    names = ("rnn_size", "num_layers", "embed_size", "batch_size", "optimizer", "seq_length")
     return {name: getattr(used, name) for name in names}
 
 

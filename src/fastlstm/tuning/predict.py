@@ -45,7 +45,6 @@ class Prediction:
         config: of the run, with the size that its budget chose.
         fixed: the options that the budget chose, as names and values.
         measured_s: seconds that the short run took.
-        num_layers: LSTM layers of the model; the law was measured with one.
         machine: CPU and versions.
     """
 
@@ -54,7 +53,6 @@ class Prediction:
     config: TrainConfig
     fixed: dict[str, Any]
     measured_s: float
-    num_layers: int
     machine: dict[str, object]
 
     @property
@@ -163,7 +161,8 @@ def _step_s(trainer: Trainer) -> list[float]:
     if task.device.type != "cpu":
         return []
     model = task.model.config
-    options = replace(options, rnn_size=model.rnn_size, embed_size=model.embed_size)
+    size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
+    options = replace(options, **size)
     return [step_seconds(options, task.loader.ids, task.tokenizer)]
 
 
@@ -195,6 +194,7 @@ def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
     setup_s = float(end["spent_s"]["setup"])
     return QualityPrediction(
         rnn_size=int(start["model"]["rnn_size"]),
+        num_layers=int(start["model"]["num_layers"]),
         optimizer=optimizer,
         train_tokens=int(start["num_units"]["train"]),
         measured=Length(float(end["units"]), float(end["step"])),
@@ -216,7 +216,5 @@ def _predicted(
         assert stop.budget_s is not None
         length = law.length_in(stop.budget_s)
     return Prediction(
-        law, length, config, fixed, float(end["elapsed_s"]),
-        int(planned.start["model"]["num_layers"]),
-        describe_machine(),
+        law, length, config, fixed, float(end["elapsed_s"]), describe_machine()
     )  # fmt: skip

@@ -42,7 +42,8 @@ def prepare(
     assert isinstance(config, TrainConfig)
     axes = open_axes(search.axes, given, FIELDS)
     model = task.model.config
-    config = replace(config, rnn_size=model.rnn_size, embed_size=model.embed_size)
+    size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
+    config = replace(config, **size)
     config, sizes = _within_limits(job, config, task, "size" in axes, search, show)
     values = values_around(config, len(task.loader.ids), has_wide_output(task))
     values = {axis: found for axis, found in values.items() if axis in axes}
@@ -70,8 +71,8 @@ def prepare(
 
 def _tuned_options(config: TrainConfig) -> dict[str, Any]:
     """Returns the options that the axes may change, as the default has them."""
-    names = ("rnn_size", "embed_size", "batch_size", "seq_length", "optimizer", "learning_rate",
-             "threads", "precision")  # fmt: skip
+    names = ("rnn_size", "num_layers", "embed_size", "batch_size", "seq_length", "optimizer",
+             "learning_rate", "threads", "precision")  # fmt: skip
     return names_of(config, names)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
+from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
 from fastlstm.tuning.verdicts import Verdict, training_seconds
@@ -47,7 +47,7 @@ def quality_gain(
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):
         return ratios[0] - 1.0, ratios[1] - 1.0
-    has_law = task.config.vocab != "bpe" and task.model.config.num_layers == 1
+    has_law = task.config.vocab != "bpe" and task.model.config.num_layers <= MOST_LAYERS
     names = {run.optimizer, options.get("optimizer", run.optimizer)}
     if not has_law or not names <= OPTIMIZERS.keys() or "output_rank" in options:
         return None
@@ -60,8 +60,9 @@ def quality_gain(
 
     def bits(seconds: float, rate: float, step: float, optimizer: str) -> float:
         tokens = rate * seconds
-        size, text = task.model.config.rnn_size, len(task.loader.ids)
-        return relative_bits(size, tokens, tokens / step, optimizer, text)
+        model, text = task.model.config, len(task.loader.ids)
+        size = model.rnn_size, model.num_layers
+        return relative_bits(*size, tokens, tokens / step, optimizer, text)
 
     run_s = training_seconds(trainer, step_units / units_per_s)
     own = bits(run_s, units_per_s, step_units, run.optimizer)
