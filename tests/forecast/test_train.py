@@ -35,7 +35,9 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import snapshots
 from fastlstm.training.checkpoint import find_checkpoint
+from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import TrainingState
+from fastlstm.training.task import Score
 from series_frames import long_table
 
 QUICK: dict[str, Any] = {
@@ -474,6 +476,27 @@ def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
     assert found.fitted.reason == "no gain in 1 evaluation"
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
     assert again.fitted.steps == found.fitted.steps < 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_early"),
+    [
+        ({"budget": "100s"}, True),
+        ({"budget": "100s", "patience": 30}, False),
+        ({"budget": "100s", "output": "student_t"}, False),
+        ({"steps": 40}, False),
+    ],
+)
+def test_a_budget_that_is_longer_than_the_table_needs_is_not_used_up(
+    path: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_early: bool
+) -> None:
+    losses = iter([1.0, 0.5, *[0.6] * 100])
+    monkeypatch.setattr(ForecastTask, "evaluate", lambda *_: Score(next(losses), 1))
+    monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
+    config = ForecastConfig(**{**QUICK, "steps": None, "eval_every": 2, **changes})
+    fitted = train_forecaster(path, config).fitted
+    assert fitted.steps == (14 if is_early else 40)
+    assert ("since step 4; a shorter run is enough" in fitted.reason) == is_early
 
 
 def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import torch
 from fastlstm.errors import BudgetError, Stopped
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import trainer as trainer_module
+from fastlstm.training.callbacks import RiseStopping
 from fastlstm.training.checkpoint import find_checkpoint
 from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots
 from fastlstm.training.throughput import ThroughputMeter
+from fastlstm.training.trainer import Trainer
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 
 
@@ -140,6 +142,45 @@ def test_patience_holds_after_a_resume(run: RunDirectory) -> None:
             task, snapshots=RunSnapshots(run, 2), patience=2, eval_every=1, steps=20
         )
         assert trainer.fit(found).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("scores", "step"),
+    [
+        ([2.0, *[2.1] * 18], 6),  # a quarter of 20 steps after the best
+        ([2.0, 2.4, 2.0, 2.0, 2.0, 2.0, 2.0], 20),  # one evaluation of many: no rise
+        ([2.0, 2.4, *[2.1] * 18], 6),
+        ([2.0, 2.1, 1.9, *[2.1] * 17], 8),
+        ([2.0, *[2.05] * 19], 20),  # less than is clear
+    ],
+)
+def test_a_run_ends_where_its_loss_rises(scores: list[float], step: int) -> None:
+    task = LinearTask()
+    task.scores = [*scores, *[2.0] * (20 - len(scores))]
+    result = trainer_of(task, callbacks=[RiseStopping()], eval_every=1, steps=20).fit()
+    assert result.steps == step
+    is_early = "above its best since step" in result.reason
+    assert is_early == (step < 20), result.reason
+    assert result.best_loss == min(scores)
+
+
+def test_a_rise_counts_evaluations_and_is_remembered(run: RunDirectory) -> None:
+    def trainer_with(scores: list[float]) -> Trainer:
+        task = LinearTask()
+        task.scores = scores
+        return trainer_of(
+            task, callbacks=[RiseStopping()], eval_every=3, steps=20,
+            snapshots=RunSnapshots(run, 2),
+        )  # fmt: skip
+
+    first = trainer_with([2.0, 2.1])
+    first.stop = lambda: first.progress.step == 7
+    with pytest.raises(Stopped):
+        first.fit()
+    result = trainer_with([2.1] * 9).fit(find_checkpoint(run)[0])
+    assert (result.steps, result.best_step) == (12, 3), "the third evaluation after the best"
+    again = trainer_with([2.1] * 9).fit(find_checkpoint(run)[0])
+    assert again.steps == 12, "a resume ends at once"
 
 
 def test_a_finished_run_that_is_resumed_evaluates_and_changes_nothing(run: RunDirectory) -> None:

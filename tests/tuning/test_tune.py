@@ -75,6 +75,18 @@ def test_changes_that_gain_are_combined():
     assert calls[-1][1] >= 2 * calls[0][1]
 
 
+def test_without_a_law_the_best_is_tried_with_all_that_gained():
+    truth = {("size", 192): -0.2, ("batch", 16): -0.1, ("lr", 0.5): -0.05, ("drop", 2): -0.02,
+             ("patch", 4): -0.03}  # fmt: skip
+    changes = [*CHANGES, {"drop": 2}, {"patch": 4}]
+    calls: list[tuple[Any, float]] = []
+    search(changes, [], 480.0, 120.0, run_of(truth, calls))
+    first = len(changes) + 1
+    tried = [changes for changes, _ in calls[first : first + 7]]
+    assert {"size": 192, "drop": 2} in tried
+    assert calls[first][1] == pytest.approx(480.0 / 3 / 7)
+
+
 def test_the_best_is_tried_with_other_learning_rates_and_beside_the_second_best():
     changes = [{"size": 192, "batch": 16}, {"size": 128}, {"batch": 16}]
     truth = {("size", 192): -0.1, ("batch", 16): 0.05, ("size", 128): -0.04, ("lr", 2.0): -0.02}

@@ -12,12 +12,14 @@ from fastlstm.cli.main import main
 from fastlstm.errors import NonFiniteError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.size_plan import TRAINING_SHARE
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning import table_job, tune
 from fastlstm.tuning.job import Default, in_turns, open_axes
 from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.size_limits import ModelCost, SizeLimits
-from fastlstm.tuning.table_job import TableJob, forecast_cost
+from fastlstm.tuning.speed_surface import SpeedSurface
+from fastlstm.tuning.table_job import TableJob, forecast_cost, with_enough_steps
 from fastlstm.tuning.table_moves import FIELDS, label_of, options_of, values_around
 from fastlstm.tuning.tune import Search
 
@@ -121,6 +123,28 @@ def test_the_longest_input_has_its_horizon_behind_it(table: Path, monkeypatch: p
     for length, tried in ((248, [124, 496]), (252, [124])):
         default = prepared(table, monkeypatch, search, input_size=length)
         assert [change["input"] for change in default.changes] == tried, length
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left_out"),
+    [
+        (1000, []),
+        (999, [{"size": 256}]),
+        (499, [{"size": 256}, {"size": 128}, {"batch": 16}]),
+        (249, [{"size": 256}, {"size": 128}, {"batch": 16}]),  # the default has too few, too
+    ],
+)
+def test_changes_with_too_few_steps_are_not_tried(seconds: float, left_out: list[Any]):
+    budget = f"{seconds / TRAINING_SHARE * 1.0001:g}s"
+    config = ForecastConfig(horizon=4, batch_size=8, accumulate=2, budget=budget)
+    axes = {"threads": [1, 2], "precision": ["fp32"], "batch": [8, 16, 4],
+            "size": [64, 128, 32, 256]}  # fmt: skip
+    # With two threads and 64 units a step, 16 windows, takes a second.
+    surface = SpeedSurface(axes, lambda cell: cell["size"] / 64 / 16 * 2 / cell["threads"])
+    default = {"threads": 2, "precision": "fp32"}
+    changes = [{"size": 256}, {"size": 128}, {"batch": 16}, {"size": 32}, {"lr": 2.0}, {"batch": 4}]
+    found = with_enough_steps(changes, surface, default, config)
+    assert found == [change for change in changes if change not in left_out]
 
 
 def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPatch):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ENOUGH_STEPS = 250
 """From here on more steps gain less than a larger size (docs/log.md)."""
 MIN_BUDGET_S = 10.0
-_TRAINING_SHARE = 0.65
+TRAINING_SHARE = 0.65
 """Of what is left of a budget, without evaluations, calibration, the test part and the report."""
 _QUIET_SHARE = 0.7
 _SIZES = ("hidden_size", "num_layers")
@@ -62,7 +62,7 @@ def choose_size(
     """
     budget_s = StopCriterion.of(config, 1).budget_s
     assert budget_s is not None
-    left_s = _TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
+    left_s = TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
     tried, notes = list[str](), list[str]()
     sizes = sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True)
     sized, steps = config, 0

@@ -31,12 +31,13 @@ from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
-from fastlstm.training.callbacks import Callback, checked_callbacks
+from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]
@@ -175,7 +176,8 @@ class _Session(RunSession):
             self.announce(task, plan, checkpoint, about)
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            result = self.fit(task, plan, checkpoint, callbacks)
+            rise = [RiseStopping()] if _ends_early(config, stop_criterion) else []
+            result = self.fit(task, plan, checkpoint, [*callbacks, *rise])
         return Trained(closing.stored, dataset, inputs, result)
 
     def _prepare(
@@ -210,6 +212,12 @@ class _Session(RunSession):
                 Setting("out"),
             )
         return dataset
+
+
+def _ends_early(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:
+    """Returns whether a run ends where its loss rises: within a budget, of losses above zero."""
+    has_ratio = config.output in ("point", "quantiles")
+    return has_ratio and stop_criterion.budget_s is not None and config.patience == 0
 
 
 def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset) -> Event:

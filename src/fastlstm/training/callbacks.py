@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fastlstm.errors import ConfigError, counted, kind_of_value, nearest_hint
+from fastlstm.report.terminal import percent
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _STEM = "callback-"
+_RISE_EVALUATIONS, _RISE_SHARE, _CLEAR_RISE = 3, 0.25, 0.03
+"""Evaluations and share of the run since the best one, and by how much their median is above it."""
 
 
 class Callback:
@@ -104,6 +108,44 @@ class EarlyStopping(Callback):
     def _look(self, trainer: Trainer) -> None:
         if trainer.progress.without_gain >= self._patience:
             trainer.end(f"no gain in {counted(self._patience, 'evaluation')}")
+
+
+class RiseStopping(Callback):
+    """Ends training whose validation loss has been clearly above its best for a quarter of the run.
+
+    A run that overfits does not come back when its learning rate falls (docs/log.md).
+    """
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._look(trainer)
+
+    def on_evaluate(self, trainer: Trainer, metrics: Event) -> None:
+        if metrics["is_best"]:
+            self._losses = []
+        elif metrics.get("is_accepted", True):
+            self._losses.append(metrics["loss"])
+        self._look(trainer)
+
+    def _look(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        if len(self._losses) < _RISE_EVALUATIONS:
+            return
+        share = trainer.done() * (1.0 - progress.best_step / progress.step)
+        rise = statistics.median(self._losses) / progress.best_loss - 1.0
+        if share >= _RISE_SHARE and rise >= _CLEAR_RISE:
+            trainer.end(
+                f"the validation loss has been {percent(rise)} above its best since step"
+                f" {progress.best_step:,}; a shorter run is enough"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": list(self._losses)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._losses = [float(loss) for loss in state["losses"]]
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:

@@ -17,8 +17,8 @@ MIN_TRIAL_S = 10.0
 _MIN_SHARE = 1 / 12
 """Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
 _NUM_RUNGS = 3
-_SECOND, _LAST = 5, 3
-"""Runs of the second and third rung."""
+_SECOND, _SECOND_ALONE, _LAST = 5, 7, 3
+"""Runs of the second rung, the same where no other learning rates are tried, of the third rung."""
 MIN_RUNS = 3
 _WORTH_MERGING = 0.005
 """Share of the bits/char that a change must gain to be tried together with others."""
@@ -56,7 +56,8 @@ def search(
     most = int(rung_s / _least_trial_s(budget_s))
     candidates: list[Changes] = [{}, *(changes or rates)][: max(MIN_RUNS, most)]
     found = _rung(candidates, rung_s, budget_s, run)
-    candidates = _combined(found, rates)[: max(MIN_RUNS, min(_SECOND, most))]
+    second = _SECOND if rates else _SECOND_ALONE
+    candidates = _combined(found, rates)[: max(MIN_RUNS, min(second, most))]
     found = _rung(candidates, rung_s, budget_s, run)
     ranked = [changes for changes, _ in sorted(found, key=lambda pair: pair[1]) if changes]
     found = _rung([{}, *ranked[: _LAST - 1]], rung_s, budget_s, run)

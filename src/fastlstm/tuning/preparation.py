@@ -119,8 +119,7 @@ def _speeds(
 
 def _cell(surface: SpeedSurface, default: dict[str, Any], changes: dict[str, Any]) -> Cell:
     """Returns the cell of a surface that belongs to some changes of a default."""
-    base = dict(zip(surface.axes, surface.base, strict=True))
-    return tuple({**base, **changes, **{n: default[n] for n in SPEED_AXES}}.values())
+    return surface.cell({**changes, **{n: default[n] for n in SPEED_AXES}})
 
 
 def _promising(

@@ -43,6 +43,10 @@ class SpeedSurface:
                 value: self._timed(_with(self.base, place, value)) / base_s for value in values
             }
 
+    def cell(self, values: Mapping[str, Any]) -> Cell:
+        """Returns the cell of some values, those of the base for axes without one."""
+        return tuple(values.get(n, b) for n, b in zip(self.axes, self.base, strict=True))
+
     def seconds(self, cell: Cell) -> float:
         """Returns the seconds per token of a cell: as timed, else by the factors."""
         if cell in self.timed:

@@ -13,14 +13,16 @@ import torch
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import HIDDEN_SIZES, longest_segments
+from fastlstm.forecast.size_plan import ENOUGH_STEPS, TRAINING_SHARE
 from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.runs.weight_formats import encode_weights
+from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning import table_moves as moves
 from fastlstm.tuning.job import Default, Job, Show, in_turns, names_of, open_axes
-from fastlstm.tuning.stages import fastest_settings, sizes_within_limits
+from fastlstm.tuning.stages import SPEED_AXES, fastest_settings, sizes_within_limits
 
 if TYPE_CHECKING:
     from fastlstm.forecast.model.config import ForecasterConfig
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.halving import Changes
     from fastlstm.tuning.size_limits import ModelCost, SizeLimits
+    from fastlstm.tuning.speed_surface import SpeedSurface
     from fastlstm.tuning.tune import Search
 
 _LATENCY_S = 0.1
@@ -92,6 +95,8 @@ class TableJob(Job):
             fit = [size["hidden_size"] for size in sizes if size["refusal"] is None]
             values["size"] = [config.hidden_size, *(n for n in fit if n != config.hidden_size)]
         default, speeds = names_of(config, moves.OPTIONS), list[dict[str, Any]]()
+        ordered = {axis: values[axis] for axis in moves.FIELDS if axis in values}
+        changes = in_turns(ordered)
 
         def window_s(cell: dict[str, Any]) -> float:
             options = moves.options_of(default, {n: v for n, v in cell.items() if n in values})
@@ -103,8 +108,8 @@ class TableJob(Job):
             timed = {axis: v for axis, v in values.items() if axis in moves.TIMED}
             best, surface = fastest_settings(default, axes, timed, window_s, "windows", show)
             default, speeds = {**default, **best}, surface.to_list("windows")
-        ordered = {axis: values[axis] for axis in moves.FIELDS if axis in values}
-        return Default(default, in_turns(ordered), speeds, sizes)
+            changes = with_enough_steps(changes, surface, default, config)
+        return Default(default, changes, speeds, sizes)
 
     def _sizes(
         self, config: ForecastConfig, network: ForecasterConfig, axes: Collection[str],
@@ -143,6 +148,31 @@ class TableJob(Job):
 
     def figure(self, value: float, has_unit: bool = True) -> str:
         return f"{value:.4f}" + " validation loss" * has_unit
+
+
+def with_enough_steps(
+    changes: list[dict[str, Any]], surface: SpeedSurface, default: Mapping[str, Any],
+    config: ForecastConfig,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Returns the changes without those that leave a budget too few steps: they never pay.
+
+    Args:
+        changes: of the default.
+        surface: seconds per window.
+        default: its options.
+        config: of the default.
+    """
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if budget_s is None:
+        return changes
+
+    def steps(change: Mapping[str, Any]) -> float:
+        cell = surface.cell({**change, **{name: default[name] for name in SPEED_AXES}})
+        rows = change.get("batch", config.batch_size) * config.accumulate
+        return TRAINING_SHARE * budget_s / (surface.seconds(cell) * rows)
+
+    least = min(ENOUGH_STEPS, steps({}))
+    return [change for change in changes if steps(change) >= least]
 
 
 def nearest(values: Sequence[int], wanted: int) -> int:
