@@ -7,6 +7,7 @@ live, its own script; an exported page has no script. Neither asks another host 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.resources
 from statistics import median
@@ -20,6 +21,7 @@ from fastlstm.monitor.speed_history import speed_history
 from fastlstm.monitor.tune_front import tune_front
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock
+from fastlstm.runs.lock_holder import held_locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +79,8 @@ def body(
         alerts_of: the active alerts of a run directory.
         searches: directories of `fastlstm tune`.
     """
-    states = {run.path: run.state for run in runs}
+    held = held_locks()
+    states = {run.path: run.state_by(held) for run in runs}
     newest_first = sorted(runs, key=lambda run: -run.changed_at)
     ordered = sorted(newest_first, key=lambda run: _STATES.index(states[run.path]))
     counts = [(s, sum(one == s for one in states.values())) for s in _STATES]
@@ -104,6 +107,7 @@ def body(
     )
 
 
+@functools.lru_cache(maxsize=10_000)
 def _name(path: Path, root: Path) -> str:
     inside = path.is_relative_to(root) and path != root
     return str(path.relative_to(root)) if inside else path.name
