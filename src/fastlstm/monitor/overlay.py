@@ -91,7 +91,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def sparkline(values: Sequence[float]) -> str:
     """Returns a curve of a few values without axes; empty with fewer than two."""
-    values = values[:: max(1, len(values) // 32)]
+    values = values[:: max(1, -(-len(values) // 32))]
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)

@@ -38,6 +38,10 @@ _HEADS = (
     *("run", "state", "best", "at equal time", "units/s"),
     *("ceiling", "time", "ETA", "slip", "alerts", "curve"),
 )
+_COLUMNS = (
+    "units/s: tokens, windows or sequences a second; ceiling: share of the arithmetic that this"
+    " machine can do; ETA: time left; slip: how much later the run ends than it first said"
+)
 
 
 def _file(package: str, name: str) -> str:
@@ -137,8 +141,9 @@ def _note(common_s: dict[Measure, float | None]) -> str:
     times = [
         f"{measure.label} at {clock(at)}" for measure, at in common_s.items() if at is not None
     ]
-    text = f"; at equal time: {', '.join(sorted(times))}" if times else ""
-    return f'<p class="quiet">best: lowest validation figure{to_html(text)}.</p>\n'
+    text = "best: lowest validation figure, lower is better"
+    text += f"; at equal time: {', '.join(sorted(times))}" if times else ""
+    return f'<p class="quiet">{to_html(text)}; {_COLUMNS}.</p>\n'
 
 
 def _row(

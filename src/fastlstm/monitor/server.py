@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fastlstm.monitor.run_index import RunIndex
 
 _HOST = "127.0.0.1"
-_POLL_S = 1.0
+_POLL_S = 1.25
+"""An event is on the page within 2 s."""
 _MAX_THREADS = 200
 _REFRESH_S = 15.0
 """States change without an event too: a process that was killed writes none."""

@@ -52,7 +52,7 @@ class MachineCounters:
         return self._last
 
     def _counters(self) -> dict[str, float]:
-        found = {}
+        found: dict[str, float] = {}
         tick = os.sysconf("SC_CLK_TCK")
         words = first_words(self._root / "proc/stat", 9)
         if len(words) == 9 and all(word.isdecimal() for word in words[1:]):
