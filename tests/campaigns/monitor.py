@@ -51,13 +51,13 @@ def step(at: int) -> str:
 
 
 def write_runs(root: Path, runs: int, lines: int) -> None:
-    body = "".join("".join(map(step, range(1, lines))).splitlines(keepends=True)[: lines - 2])
+    events = "".join("".join(map(step, range(1, lines))).splitlines(keepends=True)[: lines - 2])
     for at in range(runs):
         run = root / f"group{at % 10}" / f"run{at}"
         run.mkdir(parents=True)
         start = {**START, "seed": at, "batch_size": 2 ** (at % 7)}
         end = {"event": "end", "reason": "budget used", "units": 1, "train_s": 1.0}
-        text = event_line(start) + body + event_line(end)
+        text = event_line(start) + events + event_line(end)
         (run / "metrics.jsonl").write_text(text, "utf-8")
 
 
@@ -134,18 +134,14 @@ def follow(port: int | None, is_over: threading.Event) -> None:
     events.request("GET", "/events")
     answer = events.getresponse()
     while not is_over.is_set():
-        answer.readline()
-        answer.readline()
-        fetch(port)
+        body(answer)
     events.close()
 
 
-def fetch(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", "/body")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
+def body(answer: http.client.HTTPResponse) -> str:
+    """Returns the next body of the page."""
+    lines = iter(answer.readline, b"\n")
+    return b"".join(lines).decode()
 
 
 def delay(port: int, path: Path) -> float:
@@ -153,14 +149,14 @@ def delay(port: int, path: Path) -> float:
     events = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     events.request("GET", "/events")
     answer = events.getresponse()
-    answer.readline()
+    body(answer)
     word = f"alert-{random.random()}"
     time.sleep(random.random())
     with open(path, "a", encoding="utf-8") as file:
         file.write(event_line({"event": "alert", "text": word}))
     began = time.perf_counter()
-    while word not in fetch(port):
-        answer.readline()
+    while word not in body(answer):
+        pass
     events.close()
     return time.perf_counter() - began
 

@@ -153,3 +153,15 @@ def test_another_run_that_ends_the_same_is_noticed(path: Path) -> None:
 
 def steps_of(events: Any) -> list[int]:
     return [event["step"] for event in events if event["event"] == "step"]
+
+
+def test_what_was_read_can_be_read_again_from_its_end(path: Path) -> None:
+    tail = EventTail(path)
+    assert tail.read_back(1000) == []
+    lines = [json.dumps({"event": "step", "step": at}) + "\n" for at in range(9)]
+    path.write_text("".join(lines), "utf-8")
+    tail.read()
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(lines[0])  # not read yet
+    assert [event["step"] for event in tail.read_back(2 * len(lines[0]) + 5)] == [7, 8]
+    assert [event["step"] for event in tail.read_back(1000)] == list(range(9))

@@ -69,6 +69,23 @@ def test_active_alerts_of_a_run_that_trains(write_run: Any, tmp_path: Path) -> N
     assert "lower --learning-rate" in html
 
 
+def test_alerts_of_a_run_that_begins_anew_are_over(write_run: Any) -> None:
+    path = write_run("a", is_ended=False)
+    run, alerts = read(path), ActiveAlerts()
+    with RunDirectory(path).lock():
+        alerts.update({path: run})
+        add(path, event="skip", step=1001, what="loss is NaN", elapsed_s=50.0)
+        run.update()
+        assert alerts.update({path: run})
+        assert [alert.rule for alert in alerts.of(path)] == ["nan"]
+        run.update()
+        assert not alerts.update({path: run})
+        (path / "metrics.jsonl").write_text('{"event": "start"}\n', "utf-8")
+        run.update()
+        assert alerts.update({path: run})
+    assert alerts.of(path) == []
+
+
 def test_of_a_long_run_alerts_see_the_end(write_run: Any, monkeypatch: Any) -> None:
     from fastlstm.monitor import active_alerts
 

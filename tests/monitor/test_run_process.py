@@ -10,6 +10,7 @@ import pytest
 from fastlstm.monitor import run_process
 from fastlstm.monitor.run_process import RunProcess
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.machine_counters import MachineCounters
 from fastlstm.system.machine_usage import MachineUsage
 
 
@@ -19,9 +20,11 @@ def test_run_without_a_process_costs_no_reading_of_the_machine(
     read = list[Path | None]()
 
     class Counted(MachineUsage):
-        def __init__(self, directory: Path | None = None, pid: int | None = None) -> None:
+        def __init__(
+            self, directory: Path, pid: int, *, machine: MachineCounters | None = None
+        ) -> None:
             read.append(directory)
-            super().__init__(directory, pid)
+            super().__init__(directory, pid, machine=machine)
 
     monkeypatch.setattr(run_process, "MachineUsage", Counted)
     (tmp_path / "metrics.jsonl").write_bytes(b"")

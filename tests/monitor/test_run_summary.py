@@ -135,3 +135,22 @@ def test_values_of_other_kinds_are_ignored(tmp_path: Path) -> None:
     run = read(tmp_path)
     figures = (run.best, run.rate, run.slip, run.units_per_char, run.reach("chars"))
     assert (figures, run.seconds, run.state) == ((None,) * 5, 0.0, "finished")
+
+
+def test_what_an_update_has_added_is_told(write_run: Any) -> None:
+    path = write_run("a", is_ended=False)
+    run = read(path)
+    assert run.added is None
+    assert len(run.newest_events(10_000)) == 21
+    run.update()
+    assert run.added == []
+    add(path, event="skip", what="loss is NaN")
+    run.update()
+    assert run.added == [{"event": "skip", "what": "loss is NaN"}]
+    long_run(path, 1001 + 2 * MAX_POINTS)
+    run.update()
+    assert run.added is None  # most were not decoded
+    (path / "metrics.jsonl").write_text('{"event": "start"}\n', "utf-8")
+    run.update()
+    assert run.added is None
+    assert [event["event"] for event in run.newest_events(10_000)] == ["start"]

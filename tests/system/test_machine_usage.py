@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fastlstm.system.machine_counters import MachineCounters
 from fastlstm.system.machine_usage import MachineUsage, threads_with_cores
 
 
@@ -22,6 +23,20 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
+
+
 def _write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
@@ -30,12 +45,11 @@ def _write(root: Path, files: dict[str, str]) -> None:
 
 
 def test_others_are_what_the_process_did_not_use(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 5.0])
-    monkeypatch.setattr("time.monotonic", clock.__next__)
     monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
     usage = MachineUsage(root, root=root)
+    clock.now = 5.0
     _write(
         root,
         {
@@ -72,7 +86,7 @@ def test_a_limit_of_the_container_bounds_the_memory(root: Path) -> None:
     assert MachineUsage(root=root).read()["available_bytes"] == 13_000
 
 
-def test_a_quota_that_holds_back_is_seen(root: Path) -> None:
+def test_a_quota_that_holds_back_is_seen(root: Path, clock: Clock) -> None:
     mount = "35 23 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     stat = "sys/fs/cgroup/job/cpu.stat"
     _write(
@@ -84,18 +98,54 @@ def test_a_quota_that_holds_back_is_seen(root: Path) -> None:
         },
     )
     usage = MachineUsage(root=root)
+    clock.now = 1.0
     _write(root, {stat: "usage_usec 5\nthrottled_usec 900000000\n"})
     assert usage.read()["throttled_share"] == 1.0
 
 
-def test_threads_without_a_core_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 10.0, 20.0])
-    monkeypatch.setattr("time.monotonic", clock.__next__)
+def test_threads_without_a_core_are_counted(root: Path, clock: Clock) -> None:
     _write(root, {f"proc/self/task/{n}/schedstat": "7000000000 1000000000 5\n" for n in (1, 2)})
     usage = MachineUsage(root=root)
     _write(root, {"proc/self/task/1/schedstat": "9000000000 5000000000 6\n"})
     _write(root, {"proc/self/task/2/schedstat": "9000000000 3000000000 6\n"})
+    clock.now = 10.0
     assert usage.read()["waiting_threads"] == 0.6
+    clock.now = 20.0
     (root / "proc/self/task/1/schedstat").unlink()  # it has ended
     assert usage.read()["waiting_threads"] == 0.0
     assert [threads_with_cores(2, waiting) for waiting in (0.0, 0.6, 1.2, 3.0)] == [2, 1, 1, 1]
+
+
+def test_processes_that_share_one_reading_see_the_same_as_alone(
+    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
+    read = list[Path]()
+    original = MachineCounters._counters
+    monkeypatch.setattr(
+        MachineCounters, "_counters", lambda self: read.append(root) or original(self)
+    )
+    machine = MachineCounters(root, max_age_s=0.5)
+    shared = [MachineUsage(root, root=root, machine=machine) for _ in range(3)]
+    alone = MachineUsage(root, root=root)
+    assert len(read) == 2
+    clock.now = 5.0
+    _write(
+        root,
+        {
+            "proc/stat": "cpu  200 50 150 1650 100 0 0 50 0 0\n",
+            "proc/self/stat": "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 90 20 30 20 20 0\n",
+        },
+    )
+    found = [usage.read() for usage in shared]
+    assert len(read) == 3
+    assert found == [alone.read()] * 3
+    assert found[0]["others_share"] == pytest.approx(0.1)
+
+
+def test_of_a_moment_no_share_is_told(root: Path, clock: Clock) -> None:
+    usage = MachineUsage(root, root=root)
+    clock.now = 0.001
+    found = usage.read()
+    assert "own_cores" not in found  # 0 of a millisecond is no sign of a process that hangs
+    assert found["available_bytes"] == 500 << 10

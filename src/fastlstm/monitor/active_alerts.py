@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlstm.monitor.event_tail import EventTail
-from fastlstm.monitor.watcher import FollowedRun
-from fastlstm.runs.lock_holder import lock_holder
-from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.monitor.alerts import Alert
+from fastlstm.monitor.followed_run import FollowedRun
+from fastlstm.runs.lock_holder import held_locks, lock_holder
+from fastlstm.system.machine_counters import TOGETHER_S, MachineCounters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from fastlstm.monitor.alerts import Alert
     from fastlstm.monitor.run_summary import RunSummary
 
 _LOOK_EVERY_S = 15.0
-"""A look at a process costs half a millisecond: fifty of them, 0.2 % of a core."""
 _READ_BYTES = 4_000_000
 """Of a longer metrics.jsonl the rules see only the end: hours of it."""
 _FORGOTTEN_S = 24 * 3600.0
@@ -29,36 +27,44 @@ class ActiveAlerts:
 
     def __init__(self) -> None:
         self._followed: dict[Path, FollowedRun] = {}
+        self._machine = MachineCounters(max_age_s=TOGETHER_S)
         self._looked_at = -_LOOK_EVERY_S
 
     def update(self, runs: Mapping[Path, RunSummary]) -> bool:
-        """Reads what was added to the runs; returns whether an alert came or went."""
-        is_look = time.monotonic() - self._looked_at >= _LOOK_EVERY_S
-        if is_look:
+        """Takes what the last update of the runs added; returns whether an alert came or went."""
+        changes = list[Alert]()
+        for path, followed in self._followed.items():
+            if path in runs:
+                changes += self._read(followed, runs[path])
+        if time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = time.monotonic()
-            self._choose(runs)
-        changes = [
-            change
-            for followed in self._followed.values()
-            for change in (followed.update() if is_look else followed.read())
-        ]
+            changes += self._look(runs)
         return bool(changes)
 
-    def _choose(self, runs: Mapping[Path, RunSummary]) -> None:
-        now = time.time()
-        kept: dict[Path, FollowedRun] = {}
+    def _read(self, followed: FollowedRun, run: RunSummary) -> list[Alert]:
+        if run.added is not None:
+            return followed.take(run.added)
+        start = {"event": "start", **run.start}
+        return followed.begin_again() + followed.take([start, *run.newest_events(_READ_BYTES)])
+
+    def _look(self, runs: Mapping[Path, RunSummary]) -> list[Alert]:
+        """Chooses the runs that are followed, and looks at their processes."""
+        now, held = time.time(), held_locks()
+        kept, changes = dict[Path, FollowedRun](), list[Alert]()
         for path, run in runs.items():
             if run.end is not None or now - run.changed_at > _FORGOTTEN_S:
                 continue
-            if lock_holder(path / ".lock")[0]:
-                kept[path] = self._followed.get(path) or self._follow(path, run)
+            if not lock_holder(path / ".lock", held)[0]:
+                continue
+            if path in self._followed:
+                kept[path] = self._followed[path]
+            else:
+                kept[path] = FollowedRun(path, None, self._machine)
+                start = {"event": "start", **run.start}
+                changes += kept[path].take([start, *run.newest_events(_READ_BYTES)])
+            changes += kept[path].look(held)
         self._followed = kept
-
-    def _follow(self, path: Path, run: RunSummary) -> FollowedRun:
-        tail = EventTail.near_end(RunDirectory(path).metrics_path, _READ_BYTES)
-        followed = FollowedRun(path, None, tail)
-        followed.alerts.update({"event": "start", **run.start})
-        return followed
+        return changes
 
     def of(self, path: Path) -> list[Alert]:
         """Returns the alerts of a run that are not over."""

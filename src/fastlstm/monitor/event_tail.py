@@ -48,19 +48,6 @@ class EventTail:
         self.num_replaced = 0
         self.has_more = False
 
-    @classmethod
-    def near_end(cls, path: Path, num_bytes: int) -> EventTail:
-        """Returns a tail that begins so many bytes before the end of a longer file."""
-        try:
-            with open_regular(path) as (descriptor, size):
-                offset = size - num_bytes
-                if offset > 0:
-                    mark = cls._bytes_around(descriptor, offset)
-                    return cls(path, (os.fstat(descriptor).st_ino, offset, mark))
-        except (FastLSTMError, OSError):
-            pass
-        return cls(path)
-
     @property
     def position(self) -> Position:
         """The end of the last complete line read; can be stored as JSON."""
@@ -68,8 +55,17 @@ class EventTail:
 
     def read(self) -> list[Event]:
         """Returns the events of the complete lines since the last call, as `read_lines` does."""
-        lines = self.read_lines()
-        return [event for line in lines if (event := decode_event(line)) is not None]
+        return _events(self.read_lines())
+
+    def read_back(self, num_bytes: int) -> list[Event]:
+        """Returns the events in the last bytes, so many at most, of what was read so far."""
+        begin = max(self._offset - num_bytes, 0)
+        try:
+            with open_regular(self._path) as (descriptor, _):
+                data = os.pread(descriptor, self._offset - begin, begin)
+        except (FastLSTMError, OSError):
+            return []
+        return _events(data.split(b"\n")[1 if begin else 0 :])
 
     def read_lines(self) -> list[bytes]:
         """Returns the complete lines since the last call.
@@ -113,7 +109,7 @@ class EventTail:
         data = os.pread(descriptor, min(size - self._offset, MAX_JSON_BYTES), self._offset)
         num_complete = data.rfind(b"\n") + 1
         is_full = len(data) == MAX_JSON_BYTES
-        lines = data[:num_complete].split(b"\n")
+        lines = data[:num_complete].split(b"\n")[:-1]
         if self._is_within_long_line and num_complete:
             lines = lines[1:]
             self._is_within_long_line = False
@@ -126,6 +122,10 @@ class EventTail:
             self._offset += num_complete
             self._mark = self._bytes_around(descriptor, self._offset)
         return lines
+
+
+def _events(lines: Sequence[bytes]) -> list[Event]:
+    return [event for line in lines if (event := decode_event(line)) is not None]
 
 
 def _checked(position: Sequence[object] | None) -> Position:

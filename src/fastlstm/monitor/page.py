@@ -7,6 +7,7 @@ live, its own script; an exported page has no script. Neither asks another host 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.resources
 from statistics import median
@@ -20,6 +21,7 @@ from fastlstm.monitor.speed_history import speed_history
 from fastlstm.monitor.tune_front import tune_front
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock
+from fastlstm.runs.lock_holder import held_locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +37,10 @@ _MAX_SEARCHES = 4
 _HEADS = (
     *("run", "state", "best", "at equal time", "units/s"),
     *("ceiling", "time", "ETA", "slip", "alerts", "curve"),
+)
+_COLUMNS = (
+    "units/s: tokens, windows or sequences a second; ceiling: share of the arithmetic that this"
+    " machine can do; ETA: time left; slip: how much later the run ends than it first said"
 )
 
 
@@ -77,7 +83,8 @@ def body(
         alerts_of: the active alerts of a run directory.
         searches: directories of `fastlstm tune`.
     """
-    states = {run.path: run.state for run in runs}
+    held = held_locks()
+    states = {run.path: run.state_by(held) for run in runs}
     newest_first = sorted(runs, key=lambda run: -run.changed_at)
     ordered = sorted(newest_first, key=lambda run: _STATES.index(states[run.path]))
     counts = [(s, sum(one == s for one in states.values())) for s in _STATES]
@@ -104,6 +111,7 @@ def body(
     )
 
 
+@functools.lru_cache(maxsize=10_000)
 def _name(path: Path, root: Path) -> str:
     inside = path.is_relative_to(root) and path != root
     return str(path.relative_to(root)) if inside else path.name
@@ -133,8 +141,9 @@ def _note(common_s: dict[Measure, float | None]) -> str:
     times = [
         f"{measure.label} at {clock(at)}" for measure, at in common_s.items() if at is not None
     ]
-    text = f"; at equal time: {', '.join(sorted(times))}" if times else ""
-    return f'<p class="quiet">best: lowest validation figure{to_html(text)}.</p>\n'
+    text = "best: lowest validation figure, lower is better"
+    text += f"; at equal time: {', '.join(sorted(times))}" if times else ""
+    return f'<p class="quiet">{to_html(text)}; {_COLUMNS}.</p>\n'
 
 
 def _row(

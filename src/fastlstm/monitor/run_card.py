@@ -25,8 +25,8 @@ def run_card(run: RunSummary, name: str, state: str, alerts: Sequence[Alert]) ->
     parts = [
         outlook_line(run),
         "".join(_alert(run, alert) for alert in alerts),
-        _titled("Time", phase_bar(run.phases)),
-        _titled("Machine", machine_bar(run.machine)),
+        _titled("Time by phase", phase_bar(run.phases)),
+        _titled("Cores in use over time", machine_bar(run.machine)),
         gpu_lines(run.machine_event),
         _titled("Profile", profile_cards(run.path)),
     ]

@@ -17,7 +17,7 @@ from fastlstm.runs.lock_holder import lock_holder
 from fastlstm.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fastlstm.report.events import Event, Measure
 
@@ -51,11 +51,13 @@ class RunSummary:
         alerts: newest alerts, skipped steps and warnings, oldest first.
         num_alerts: how many there were.
         first_end_s: total seconds that the run predicted at first, None before that.
+        added: the events of the last `update`; None where it has read the run from its beginning,
+            or more than is decoded of: `newest_events` has them.
     """
 
     def __init__(self, path: Path, stored: Sequence[Any] | None = None) -> None:
         self.path = path
-        self._file = RunDirectory(path).metrics_path
+        self._file, self._lock = RunDirectory(path).metrics_path, path / ".lock"
         self._clear()
         position = None
         if stored is not None:
@@ -64,6 +66,7 @@ class RunSummary:
             except (KeyError, TypeError, ValueError, RecursionError):
                 self._clear()
         self._tail = EventTail(self._file, position)
+        self.added: list[Event] | None = None
 
     def _clear(self) -> None:
         self.start: Event = {}
@@ -98,12 +101,16 @@ class RunSummary:
     def update(self) -> bool:
         """Reads what was added to the run; returns whether there was anything new."""
         is_changed = False
+        self.added = []
         while True:
-            before = self._tail.num_replaced
+            before, (_, offset, _) = self._tail.num_replaced, self._tail.position
             lines = self._tail.read_lines()
             if self._tail.num_replaced != before:
                 self._clear()
                 is_changed = True
+            is_first = self._tail.num_replaced != before or (lines and offset == 0)
+            if is_first or len(lines) > MAX_POINTS:
+                self.added = None
             self._add_lines(lines)
             if self._last_step:
                 figures = ((key, number(self._last_step, key)) for key in _LAST_KEYS)
@@ -112,6 +119,10 @@ class RunSummary:
             is_changed |= bool(lines)
             if not self._tail.has_more:
                 return is_changed
+
+    def newest_events(self, num_bytes: int) -> list[Event]:
+        """Returns the events in the last bytes, so many at most, that `update` has read."""
+        return self._tail.read_back(num_bytes)
 
     def _add_lines(self, lines: Sequence[bytes]) -> None:
         """Adds events; of very many steps, only those that something is shown of are decoded."""
@@ -125,6 +136,8 @@ class RunSummary:
                 self.training.skip()
             elif (event := decode_event(line)) is not None:
                 self._add(event)
+                if self.added is not None:
+                    self.added.append(event)
 
     def _predicts_end(self, line: bytes) -> bool:
         """Whether `first_end_s` is taken from this step."""
@@ -207,9 +220,13 @@ class RunSummary:
     @property
     def state(self) -> str:
         """finished, stopped (ended before its time), running, or dead (no process has its lock)."""
+        return self.state_by(None)
+
+    def state_by(self, held: Mapping[int, int] | None) -> str:
+        """Returns `state`; `held` is as in `lock_holder`."""
         if self.end is not None:
             return "stopped" if is_unfinished(self.end) else "finished"
-        return "running" if lock_holder(self.path / ".lock")[0] else "dead"
+        return "running" if lock_holder(self._lock, held)[0] else "dead"
 
     @property
     def changed_at(self) -> float:

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from fastlstm.monitor.run_index import RunIndex
 
 _HOST = "127.0.0.1"
-_POLL_S = 1.0
+_POLL_S = 1.25
+"""An event is on the page within 2 s."""
 _MAX_THREADS = 200
 _REFRESH_S = 15.0
 """States change without an event too: a process that was killed writes none."""
 
 
 class LivePage:
-    """The body of the page, made anew where something has changed and someone looks at it."""
+    """The body of the page, made anew where something has changed and someone looks at it.
+
+    While nobody does, runs are read only as often as the rules of alerts need it.
+    """
 
     def __init__(self, index: RunIndex, root: Path) -> None:
         self._index, self._root = index, root
@@ -33,23 +37,33 @@ class LivePage:
         self._alerts.update(index.runs)
         self._changed = threading.Condition()
         self._version, self._made, self._body = 1, 0, ""
+        self._read_at = self._refreshed_at = time.monotonic()
+        self._seen_at = float("-inf")
 
     def poll(self) -> None:
         """Reads what runs have added, for ever."""
-        refreshed_at = time.monotonic()
         while True:
             time.sleep(_POLL_S)
             with self._changed:
-                is_due = time.monotonic() - refreshed_at >= _REFRESH_S
-                is_new = self._index.update()
-                if self._alerts.update(self._index.runs) or is_new or is_due:
-                    refreshed_at = time.monotonic()
-                    self._version += 1
-                    self._changed.notify_all()
+                now = time.monotonic()
+                is_seen = now - self._seen_at < 2 * _REFRESH_S
+                if is_seen or now - self._read_at >= _REFRESH_S:
+                    self._read()
+
+    def _read(self) -> None:
+        self._read_at = time.monotonic()
+        is_due = self._read_at - self._refreshed_at >= _REFRESH_S
+        is_new = self._index.update()
+        if self._alerts.update(self._index.runs) or is_new or is_due:
+            self._refreshed_at = self._read_at
+            self._version += 1
+            self._changed.notify_all()
 
     def body(self) -> str:
         """Returns the newest body."""
         with self._changed:
+            if time.monotonic() - self._read_at > 2 * _POLL_S:
+                self._read()
             if self._made != self._version:
                 self._body = body(
                     list(self._index.runs.values()),
@@ -63,7 +77,9 @@ class LivePage:
     def wait(self, seen: int) -> int:
         """Returns the number of a newer body than `seen` when there is one."""
         with self._changed:
+            self._seen_at = time.monotonic()
             self._changed.wait_for(lambda: self._version != seen, timeout=_REFRESH_S)
+            self._seen_at = time.monotonic()
             return self._version
 
 
@@ -105,14 +121,12 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Answers with the page, its body, or events; only for requests to this very host."""
+        """Answers with the page, or its newer bodies; only for requests to this very host."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
             self.send_error(403, "another host")  # a page elsewhere whose name leads here
         elif self.path == "/":
             self._send(page(self.server.live.body(), is_live=True))
-        elif self.path == "/body":
-            self._send(self.server.live.body().encode("utf-8", "replace"))
         elif self.path == "/events":
             self._send_events()
         else:
@@ -137,12 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_events(self) -> None:
+        """Sends the body as an event whenever there is a newer one, until the page is closed."""
         self._begin("text/event-stream", {})
         seen = 0
         try:
             while True:
                 seen = self.server.live.wait(seen)
-                self.wfile.write(f"data: {seen}\n\n".encode())
+                text = self.server.live.body().replace("\n", "\ndata: ")
+                self.wfile.write(f"data: {text}\n\n".encode("utf-8", "replace"))
         except OSError:
             return  # the page was closed
 

@@ -45,7 +45,9 @@ def speed_history(runs: Sequence[RunSummary]) -> str:
         curves.append(sorted((at / _DAY_S, rate) for at, rate in points))
     first = max(min(at for curve in curves for at, _ in curve), -_MAX_DAYS)
     curves = [[(at - first, rate) for at, rate in curve if at >= first] for curve in curves]
-    svg = overlay(curves, "Units per second by date", "days", "units/s", has_marks=True)
+    svg = overlay(
+        curves, "Units per second by date", "days since the first", "units/s", has_marks=True
+    )
     key = "".join(
         f'<span><b style="background:{colour}"></b>{to_html(_told(group))}</span>'
         for group, colour in zip(chosen, COLOURS, strict=False)

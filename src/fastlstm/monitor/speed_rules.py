@@ -117,12 +117,16 @@ class Slowdown(Rule):
         if len(rates) < 40 or self._others.mean is None or self._others.is_busy:
             return None
         before, now = median(rates[:-10]), median(rates[-10:])
-        spread = 1.4826 * median(abs(x - before) for x in rates[:-10])
         lost = 1.0 - now / max(before, 1e-9)
-        if lost > self.value and before - now > 3.0 * spread:
+        if lost > self.value and before - now > 3.0 * _spread(rates[:-10], before):
             told = f"{now:,.0f} a second now, {before:,.0f} before; {self._others.told}"
             return f"training is {100 * lost:.0f} % slower: {told}"
         return CLEAR if lost < self.value / 2 else None
+
+
+def _spread(values: list[float], middle: float) -> float:
+    """Returns the robust deviation of values from their median."""
+    return 1.4826 * median(abs(value - middle) for value in values)
 
 
 class CoreWait(Rule):

@@ -7,52 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fastlstm.monitor.alerts import Alert, RunAlerts
+from fastlstm.monitor.alerts import Alert
 from fastlstm.monitor.event_tail import EventTail
-from fastlstm.monitor.run_process import RunProcess
+from fastlstm.monitor.followed_run import FollowedRun
+from fastlstm.runs.lock_holder import held_locks
+from fastlstm.system.machine_counters import TOGETHER_S, MachineCounters
 
 _FORGOTTEN_S = 24 * 3600.0
 _FIND_EVERY_S = 2.0
-
-
-class FollowedRun:
-    """The alerts of a run, kept up to date.
-
-    Args:
-        path: the run directory.
-        values: thresholds by the names of rules; None is every rule.
-        tail: where to read from; by default the beginning of metrics.jsonl.
-    """
-
-    def __init__(
-        self, path: Path, values: Mapping[str, float | None] | None, tail: EventTail | None = None
-    ) -> None:
-        self._tail = EventTail(path / "metrics.jsonl") if tail is None else tail
-        self._path, self._process = path, RunProcess(path)
-        self._values, self._num_replaced = values, 0
-        self.alerts = RunAlerts(values)
-
-    def update(self) -> list[Alert]:
-        """Returns what was raised or cleared by new events and a look at the process."""
-        changes = self.read()
-        if not self.alerts.is_ended:
-            is_there = self._path.is_dir()  # of a run that was removed nothing is wrong any more
-            changes += self.alerts.update(self._process.look() if is_there else {"event": "end"})
-        return changes
-
-    def read(self) -> list[Alert]:
-        """Returns what was raised or cleared by new events."""
-        changes = list[Alert]()
-        is_behind = True
-        while is_behind:
-            events = self._tail.read()
-            if self._tail.num_replaced != self._num_replaced:  # resumed: its past comes again
-                self._num_replaced = self._tail.num_replaced
-                changes += self.alerts.update({"event": "end"})
-                self.alerts = RunAlerts(self._values)
-            changes += [change for event in events for change in self.alerts.update(event)]
-            is_behind = self._tail.has_more
-        return changes
 
 
 class Watcher:
@@ -68,6 +30,8 @@ class Watcher:
     def __init__(self, paths: Sequence[Path], values: Mapping[str, float | None]) -> None:
         self._paths, self._values = list(paths), values
         self._runs: dict[Path, FollowedRun] = {}
+        self._tails: dict[Path, EventTail] = {}
+        self._machine = MachineCounters(max_age_s=TOGETHER_S)
         self._found_s = float("-inf")
 
     @property
@@ -91,7 +55,24 @@ class Watcher:
         if time.monotonic() - self._found_s >= _FIND_EVERY_S:
             self._found_s = time.monotonic()
             self._find()
-        return [(path, change) for path, run in self._runs.items() for change in run.update()]
+        held, changes = held_locks(), list[tuple[Path, Alert]]()
+        for path, run in self._runs.items():
+            found = self._read(self._tails[path], run) + run.look(held)
+            changes += [(path, change) for change in found]
+        return changes
+
+    @staticmethod
+    def _read(tail: EventTail, run: FollowedRun) -> list[Alert]:
+        """Returns what was raised or cleared by new events."""
+        changes = list[Alert]()
+        is_behind = True
+        while is_behind:
+            num_replaced, events = tail.num_replaced, tail.read()
+            if tail.num_replaced != num_replaced:
+                changes += run.begin_again()
+            changes += run.take(events)
+            is_behind = tail.has_more
+        return changes
 
     def _find(self) -> None:
         for top in self._paths:
@@ -108,4 +89,5 @@ class Watcher:
         except OSError:
             return
         if silent_s < _FORGOTTEN_S:
-            self._runs[path] = FollowedRun(path, self._values)
+            self._runs[path] = FollowedRun(path, self._values, self._machine)
+            self._tails[path] = EventTail(path / "metrics.jsonl")

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastlstm.system import cgroup, hardware
+from fastlstm.system.machine_counters import PRESSURES, MachineCounters, first_words, text_of
 
-_PRESSURES = ("cpu", "io", "memory")
 CORE_WAIT = 0.25
 """Threads of a process that wait for a core, in the mean, above which it is slow for that reason.
 
 Two training threads: 0.05 alone, 0.6 beside one busy process on two cores.
 """
+_LEAST_S = 0.05
+"""Of a shorter time no share is known: processor time is counted in steps of 10 ms."""
 
 
 class MachineUsage:
@@ -25,14 +26,20 @@ class MachineUsage:
         directory: whose disk's free space is read; None for none.
         pid: a process of this machine; default this one.
         root: where /proc and /sys are.
+        machine: counters of the machine that several processes share; default its own.
     """
 
     def __init__(
-        self, directory: Path | None = None, pid: int | None = None, root: Path = Path("/")
+        self,
+        directory: Path | None = None,
+        pid: int | None = None,
+        root: Path = Path("/"),
+        machine: MachineCounters | None = None,
     ) -> None:
-        self._directory, self._root = directory, root
+        self._directory = directory
         self._process = root / "proc" / ("self" if pid is None else str(pid))
-        self._before = self._counters()
+        self._machine = MachineCounters(root) if machine is None else machine
+        self._before = self._machine.read(), self._counters()
 
     def read(self) -> dict[str, Any]:
         """Returns what was used since the last reading, or the construction.
@@ -55,44 +62,33 @@ class MachineUsage:
             anonymous_bytes: without them.
             disk_free_bytes: of the directory.
         """
-        before, now = self._before, self._counters()
-        self._before = now
-        seconds = now["time"] - before["time"]
-        change = {name: now[name] - before[name] for name in now.keys() & before.keys()}
-        found: dict[str, Any] = {"seconds": round(seconds, 2), "cores": hardware.cores()}
-        found |= _shares(change, seconds) if seconds > 0.0 else {}
+        before, own_before = self._before
+        now, own_now = self._before = self._machine.read(), self._counters()
+        own, seconds = _change(own_now, own_before), own_now["time"] - own_before["time"]
+        found: dict[str, Any] = {"seconds": round(seconds, 2), "cores": now.cores}
+        if seconds >= _LEAST_S:
+            rates = {name: value / seconds for name, value in own.items()}
+            machine = _change(now.seconds, before.seconds)
+            found |= _shares(rates, machine, now.time_s - before.time_s)
+        if now.available_bytes is not None:
+            found["available_bytes"] = now.available_bytes
         return found | self._left()
 
     def _counters(self) -> dict[str, float]:
-        """Returns counters in seconds: of all cores, of the process, of waiting."""
+        """Returns counters of the process in seconds: of its cores, of waiting."""
         found = {"time": time.monotonic()}
         tick = os.sysconf("SC_CLK_TCK")
-        words = _words(self._root / "proc/stat", 9)
-        if len(words) == 9 and all(word.isdecimal() for word in words[1:]):
-            ticks = [int(word) / tick for word in words[1:]]
-            found |= {"all": sum(ticks), "idle": ticks[3] + ticks[4], "steal": ticks[7]}
-        words = _text(self._process / "stat").rpartition(")")[2].split()[11:15]
+        words = text_of(self._process / "stat").rpartition(")")[2].split()[11:15]
         if len(words) == 4:
             found["own"] = sum(int(word) / tick for word in words)
-        waits = [_words(path, 3) for path in self._process.glob("task/*/schedstat")]
+        waits = [first_words(path, 3) for path in self._process.glob("task/*/schedstat")]
         if known := [int(words[1]) for words in waits if len(words) == 3]:
             found["waiting"] = sum(known) / 1e9
-        for name in _PRESSURES:
-            total = _text(self._root / "proc/pressure" / name).partition("\n")[0]
-            total = total.rpartition("total=")[2]
-            if total.isdecimal():
-                found[f"{name}_pressure"] = int(total) / 1e6
-        throttled = cgroup.throttled_s(self._root)
-        return found if throttled is None else {**found, "throttled": throttled}
+        return found
 
     def _left(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        lines = _text(self._root / "proc/meminfo").splitlines()
-        free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-        limit = cgroup.available_memory(self._root)
-        if bounds := [*free, *([] if limit is None else [limit])]:
-            found["available_bytes"] = min(bounds)
-        pages = _words(self._process / "statm", 3)
+        pages = first_words(self._process / "statm", 3)
         if len(pages) == 3:
             size = os.sysconf("SC_PAGE_SIZE")
             found["rss_bytes"] = int(pages[1]) * size
@@ -116,30 +112,26 @@ def free_bytes(directory: Path) -> int | None:
     return disk.f_bavail * disk.f_frsize
 
 
-def _shares(change: dict[str, float], seconds: float) -> dict[str, float]:
+def _change(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {name: now[name] - before[name] for name in now.keys() & before.keys()}
+
+
+def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) -> dict[str, float]:
+    """Returns shares of what a process used a second and the machine in so many seconds."""
     found = {}
-    if "own" in change:
-        found["own_cores"] = change["own"] / seconds
-    if "waiting" in change:  # a thread that has ended takes its wait with it
-        found["waiting_threads"] = max(change["waiting"] / seconds, 0.0)
-    if change.get("all", 0.0) > 0.0:
-        busy = change["all"] - change["idle"] - change["steal"]
-        found["others_share"] = min(max((busy - change.get("own", 0.0)) / change["all"], 0.0), 1.0)
-        found["steal_share"] = change["steal"] / change["all"]
-    for name in _PRESSURES:
-        if f"{name}_pressure" in change:
-            found[f"{name}_pressure"] = min(change[f"{name}_pressure"] / seconds, 1.0)
-    if "throttled" in change:
-        found["throttled_share"] = min(change["throttled"] / seconds, 1.0)
+    if "own" in own:
+        found["own_cores"] = own["own"]
+    if "waiting" in own:  # a thread that has ended takes its wait with it
+        found["waiting_threads"] = max(own["waiting"], 0.0)
+    if (whole := machine.get("all", 0.0)) > 0.0:
+        busy = whole - machine["idle"] - machine["steal"]
+        others = busy - own.get("own", 0.0) * seconds
+        found["others_share"] = min(max(others / whole, 0.0), 1.0)
+        found["steal_share"] = machine["steal"] / whole
+    if seconds > 0.0:
+        for name in PRESSURES:
+            if f"{name}_pressure" in machine:
+                found[f"{name}_pressure"] = min(machine[f"{name}_pressure"] / seconds, 1.0)
+        if "throttled" in machine:
+            found["throttled_share"] = min(machine["throttled"] / seconds, 1.0)
     return {name: round(value, 3) for name, value in found.items()}
-
-
-def _words(path: Path, count: int) -> list[str]:
-    return _text(path).partition("\n")[0].split()[:count]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
