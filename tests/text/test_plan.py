@@ -49,6 +49,12 @@ def test_dropout_grows_with_the_parameters_per_token():
     assert default_dropout(1.0, 100) == 0.0
 
 
+def test_more_layers_get_less_dropout_each():
+    one, two, three = (default_dropout(7, 1.4, num_layers=n) for n in (1, 2, 3))
+    assert one == 0.3
+    assert two == three == 0.1
+
+
 def test_small_models_get_less_dropout():
     assert default_dropout(23, 1.2, 214_078) == 0.3
     assert default_dropout(23, 1.2, 1_400_000) == 0.4

@@ -26,6 +26,8 @@ SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
 """Parameters up to which dropout is 0.3 at most: measured with 214,000 and with 1.4 million."""
+_SHARE_OF_DEEP = 1 / 3
+"""Of the dropout of one layer: with more layers it acts on the output of each."""
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
 _STEP_OVER_PASS = 1.3
@@ -107,7 +109,8 @@ def resolve(
     dropout = config.dropout
     if dropout is None:
         epochs, share = total / train_tokens, num_parameters / train_tokens
-        dropout = default_dropout(epochs, share, num_parameters)
+        layers = config.model_config(1, 0.0).num_layers
+        dropout = default_dropout(epochs, share, num_parameters, layers)
         notes = (
             f"dropout {dropout:g}: about {epochs:.2f} epochs, {share:.2f} parameters per training"
             " token",
@@ -145,7 +148,10 @@ def _expected_tokens(
 
 
 def default_dropout(
-    epochs: float, parameters_per_token: float, num_parameters: float = math.inf
+    epochs: float,
+    parameters_per_token: float,
+    num_parameters: float = math.inf,
+    num_layers: int = 1,
 ) -> float:
     """Returns the best dropout for a text read `epochs` times (measured, docs/log.md).
 
@@ -155,7 +161,7 @@ def default_dropout(
     if epochs <= _FRESH_EPOCHS:
         return 0.0
     pressure = epochs * parameters_per_token
-    for limit, dropout in ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3)):
-        if pressure <= limit:
-            return dropout
-    return 0.3 if num_parameters <= _SMALL_MODEL else 0.4
+    steps = ((3.5, 0.0), (5.5, 0.1), (7.0, 0.2), (17.0, 0.3))
+    most = 0.3 if num_parameters <= _SMALL_MODEL else 0.4
+    dropout = next((dropout for limit, dropout in steps if pressure <= limit), most)
+    return dropout if num_layers == 1 else round(_SHARE_OF_DEEP * dropout, 3)
