@@ -25,9 +25,10 @@ FLOOR = 0.6
 """E, which is given and not fitted: runs of these lengths do not tell it (any from 0 to 0.8
 predicts about as well), and a fit that is free puts it below 0. Shannon's lower estimate of printed
 English (Bell System Technical Journal 30, 1951)."""
-FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0, 0.6)
+FIRST = (-0.5, 0.4, -0.7, 0.35, 0.1, -1.9, 0.7, 1.0, -0.5, -2.3, 0.0, 0.4, 0.6)
 """log A, a, log C, c, e, log G, g, log of the repeats, AdamW's log of steps per step of Muon, log
-of the first steps s, AdamW's log of the factor of the bits, l."""
+of the first steps s, AdamW's log of the factor of the bits, logs of what two and
+three layers are worth."""
 LONG = (2.5e6, 4.5e6, 9e6)
 """Tokens from which runs are left out."""
 MIN_STEPS_MEASURED = 120
@@ -44,12 +45,23 @@ def main() -> None:
     rows = [row for row in rows if is_usable(row["fields"])]
     texts = sorted({name_of(row) for row in rows})
     values, error = fit(rows, texts)
-    names = ("A", "a", "C", "c", "e", "G", "g", "repeats", "adamw", "first", "adamw factor", "l")
+    names = (
+        "A",
+        "a",
+        "C",
+        "c",
+        "e",
+        "G",
+        "g",
+        "repeats",
+        "adamw",
+        "first",
+        "adamw factor",
+        "two layers",
+        "three layers",
+    )
     shown = dict(zip(names, values, strict=False))
-    shown |= {
-        name: np.exp(shown[name])
-        for name in ("A", "C", "G", "repeats", "adamw", "first", "adamw factor")
-    }
+    shown |= {name: np.exp(shown[name]) for name in names if name not in ("a", "c", "e", "g")}
     print({"E": FLOOR} | {name: round(float(value), 4) for name, value in shown.items()})
     print(dict(zip(texts[1:], np.exp(values[len(names) :]).round(4), strict=True)))
     print(f"{len(rows)} runs, error {100 * np.sqrt((error**2).mean()):.2f} %")
@@ -150,7 +162,8 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     """Returns the bits/char of runs of the first text, by constants as in FIRST."""
     fields = [row["fields"] for row in rows]
     size = np.array([f["rnn_size"] / 256 for f in fields])
-    layers = np.array([f.get("num_layers", 1) for f in fields], float)
+    worth = np.exp(np.array([0.0, *p[11:13]]))
+    layers = worth[[f.get("num_layers", 1) - 1 for f in fields]]
     steps = np.array([f["steps"] / 500 for f in fields])
     is_adamw = np.array([f["optimizer"] == "adamw" for f in fields], float)
     tokens = np.array([row["tokens"] for row in rows], float)
@@ -158,7 +171,7 @@ def law(p: Any, rows: list[dict[str, Any]]) -> Any:
     repeats = np.exp(p[7])
     again = np.maximum(tokens / train - 1, 0)
     fresh = np.minimum(tokens, train) + train * repeats * (1 - np.exp(-again / repeats))
-    bits = FLOOR + np.exp(p[0]) * (layers ** p[11] * size) ** -p[1]
+    bits = FLOOR + np.exp(p[0]) * (layers * size) ** -p[1]
     bits += np.exp(p[2]) * (fresh / 1e6) ** -p[3] * size ** p[4]
     bits += np.exp(p[5]) * (steps * np.exp(p[8] * is_adamw) + np.exp(p[9])) ** -p[6]
     return bits * np.exp(p[10] * is_adamw)

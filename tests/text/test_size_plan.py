@@ -78,7 +78,7 @@ def test_the_search_finds_the_best_of_all_sizes(monkeypatch, data, gflops):
     on_a_machine(monkeypatch, gflops)
     names = ("batch_size", "optimizer")
     bits = {}
-    for size, layers in itertools.product(size_plan.EMBED_SIZES, (1, 2, 3)):
+    for size, layers in itertools.product(size_plan.EMBED_SIZES, (1, 2)):
         ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
         plan = SizePlan(CONFIG, names, ids, data.tokenizer, time.perf_counter())
         bits[size, layers] = plan._try_size(size, layers).bits
@@ -86,12 +86,11 @@ def test_the_search_finds_the_best_of_all_sizes(monkeypatch, data, gflops):
     assert (config.rnn_size, config.num_layers) == min(bits, key=bits.get)
 
 
-def test_a_long_budget_gets_more_layers(monkeypatch, data):
+def test_a_long_budget_gets_two_layers(monkeypatch, data):
     """Where a larger layer takes more than its operations, as one beyond the caches does."""
     on_a_machine(monkeypatch, 100, beyond_caches=1.0)
     layers = [chosen(replace(CONFIG, budget=b), data).num_layers for b in ("15s", "1h")]
-    assert layers[0] == 1
-    assert layers[1] > 1
+    assert layers == [1, 2]
 
 
 def test_a_slow_optimizer_is_paid_less_often_or_replaced(monkeypatch, data):

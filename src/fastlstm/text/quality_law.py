@@ -4,9 +4,9 @@ The law was fitted to 148 complete runs of three texts (`benchmarks/sizes.py`, f
 `benchmarks/fit_sizes.py`, errors in docs/log.md), all but E, which runs of these lengths do not
 tell::
 
-    L = E + A (n^l H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
+    L = E + A (w H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
 
-with n layers of H hidden units, S' steps worth a step of Muon, and D' characters worth as much as
+with layers of H hidden units, which are worth one of w H, S' steps worth a step of Muon, and D' characters worth as much as
 fresh ones (repeated ones count for less and less: Muennighoff et al., "Scaling Data-Constrained
 Language Models", 2023). E differs from text to text by a factor common to all terms, so the law
 compares models on one text; it does not say what a text's figure will be.
@@ -17,15 +17,15 @@ from __future__ import annotations
 import math
 from typing import Final
 
-_FLOOR, _SIZE, _SIZE_POWER = 0.6, 0.5839, 0.4072
-_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.7042, 0.2033, 0.1084
-_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1066, 1.3753, 0.1684
-_REPEATS = 1.2174
+_FLOOR, _SIZE, _SIZE_POWER = 0.6, 0.5813, 0.4081
+_DATA, _DATA_POWER, _DATA_SIZE_POWER = 0.7065, 0.2029, 0.1075
+_STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1069, 1.3626, 0.1656
+_REPEATS = 1.2097
 """Epochs after the first one that count before further ones add little."""
-_LAYERS_POWER = 0.6419
-MOST_LAYERS = 3
-"""Of the runs."""
-OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0456, 2.2261)}
+_LAYERS = (1.0, 1.6086, 1.9009)
+"""Units of one layer that a unit of one, two and three layers is worth."""
+MOST_LAYERS = len(_LAYERS)
+OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0457, 2.234)}
 """Of each optimizer at its default rate: factor of the bits per character, and steps of Muon that a
 step of it is worth. AdamW needs fewer steps and ends higher (16 of the runs). Of those not listed
 nothing is known."""
@@ -43,7 +43,7 @@ def relative_bits(
 
     Args:
         rnn_size: hidden units of a layer, H.
-        num_layers: n.
+        num_layers: of H units each; more than three count as three.
         tokens: characters that are trained on, with repetitions.
         steps: of the optimizer.
         optimizer: one of `OPTIMIZERS`.
@@ -56,7 +56,7 @@ def relative_bits(
     factor, step_worth = OPTIMIZERS[optimizer]
     bits: float = factor * (
         _FLOOR
-        + _SIZE * (num_layers**_LAYERS_POWER * size) ** -_SIZE_POWER
+        + _SIZE * (_LAYERS[min(num_layers, MOST_LAYERS) - 1] * size) ** -_SIZE_POWER
         + _DATA * (fresh / 1e6) ** -_DATA_POWER * size**_DATA_SIZE_POWER
         + _STEPS * (steps * step_worth / 500 + _FIRST_STEPS) ** -_STEPS_POWER
     )

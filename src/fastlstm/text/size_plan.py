@@ -2,8 +2,8 @@
 
 Training steps of a few candidates are timed on the real text, with loader and optimizer; a law of
 quality (`quality_law`) compares what each would end at. The search climbs from 256 units while the
-next size ends better, does so with two and three layers, then tries the batches and the other
-optimizer at the best size.
+next size ends better, does so with two layers, then tries the batches and the other optimizer at
+the best size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastlstm.system import hardware, measurements
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches
-from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
+from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
@@ -155,16 +155,12 @@ class SizePlan:
         # What torch loads for the first step of a process is no planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - TIMED_S
         best = self._best_around(best, sizes, at)
-        for num_layers in range(2, MOST_LAYERS + 1):
-            assert best.config.rnn_size is not None
-            smaller = max(0, sizes.index(best.config.rnn_size) - 1)
-            if not self._fits(1.0):
-                break
-            deep = self._best_around(self._try_size(sizes[smaller], num_layers), sizes, smaller)
-            if deep.bits >= best.bits:
-                break
-            best = deep
-        return best
+        if not self._fits(1.0):
+            return best
+        assert best.config.rnn_size is not None
+        smaller = max(0, sizes.index(best.config.rnn_size) - 1)
+        deep = self._best_around(self._try_size(sizes[smaller], 2), sizes, smaller)
+        return min(best, deep, key=lambda c: c.bits)
 
     def _best_around(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
         """Returns the best of the sizes above the first one, or of those below it."""
