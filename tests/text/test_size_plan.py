@@ -36,16 +36,12 @@ def data(text: Path, tmp_path: Path):
     return prepare_text(source, vocab="char", cache_dir=str(tmp_path / "cache"))
 
 
-def on_a_machine(
-    monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: float = 0.0,
-    beyond_caches: float = 0.0,
-) -> None:  # fmt: skip
+def on_a_machine(monkeypatch: pytest.MonkeyPatch, gflops: float, optimizer_s: float = 0.0) -> None:
     """Makes steps take what they would at so many GFLOP/s; nothing is remembered."""
 
     def seconds(config: TrainConfig, *_: object) -> float:
         deeper = 2.0 * (config.num_layers - 1) * config.rnn_size
         flop = 24.0 * config.rnn_size * (config.rnn_size + config.embed_size + deeper)
-        flop *= 1.0 + beyond_caches * (config.rnn_size / 512) ** 2
         cost = optimizer_s if config.optimizer == "muon" else 0.0
         return flop * config.batch_size * config.seq_length / gflops / 1e9 + cost
 
@@ -87,9 +83,8 @@ def test_the_search_finds_the_best_of_all_sizes(monkeypatch, data, gflops):
 
 
 def test_a_long_budget_gets_two_layers(monkeypatch, data):
-    """Where a larger layer takes more than its operations, as one beyond the caches does."""
-    on_a_machine(monkeypatch, 100, beyond_caches=1.0)
-    layers = [chosen(replace(CONFIG, budget=b), data).num_layers for b in ("15s", "1h")]
+    on_a_machine(monkeypatch, 5)
+    layers = [chosen(replace(CONFIG, budget=b), data).num_layers for b in ("60s", "1h")]
     assert layers == [1, 2]
 
 

@@ -8,8 +8,8 @@ tell::
 
 with layers of H hidden units that are worth one of w H, S' steps worth a step of Muon, and D'
 characters worth as much as fresh ones (repeated ones count for less and less: Muennighoff et al.,
-"Scaling Data-Constrained Language Models", 2023). E differs from text to text by a factor common to all terms, so the law
-compares models on one text; it does not say what a text's figure will be.
+"Scaling Data-Constrained Language Models", 2023). E differs from text to text by a factor common to
+all terms, so the law compares models on one text; it does not say what a text's figure will be.
 """
 
 from __future__ import annotations
