@@ -21,6 +21,7 @@ from fastlstm.cli.train_command import train_command
 from fastlstm.errors import CommandError, StorageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
+from fastlstm.system import hardware
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
@@ -124,6 +125,15 @@ def test_a_faster_change_that_is_not_advised_is_said():
     assert "healthy" in lines["verdict"]
 
 
+def test_kernels_and_ceiling_are_said():
+    known = {"kernels": ("layer 0: a", "layer 1: b"), "ceiling_how": "torch.mm, not limited"}
+    lines = rows(Profile("tokens", 1.0, 0.5, {}, (), (), 1.0, None, {}, **known), {}, None)
+    assert lines[0] == ("speed", "1 tokens/s in steps, 50 % of the ceiling")
+    assert lines[1:4] == [
+        ("ceiling", "torch.mm, not limited"), ("kernels", "layer 0: a"), ("", "layer 1: b"),
+    ]  # fmt: skip
+
+
 def test_a_gain_that_noise_hides_is_no_healthy_run():
     noisy = Verdict("threads", 0.7, 2.0, -0.3, 9.0, "same quality expected")
     profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
@@ -213,6 +223,11 @@ def test_a_healthy_rate_is_not_tried(text, tmp_path):
     assert found[1].cause == "learning rate"
 
 
+# float32 has no kernels of its own where bf16 has instructions.
+UNITS = {"scalar": "portable code", "avx2": "AVX2"}
+
+
+@pytest.mark.isa
 def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.01)
     monkeypatch.chdir(tmp_path)
@@ -227,6 +242,10 @@ def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, mo
     assert json.loads(Path("run/profile.json").read_text()) == said
     assert {"evaluation", "checkpoints"} <= {v["cause"] for v in said["verdicts"]}
     assert json.loads(trace.read_text())["traceEvents"]
+    (kernels,) = said["kernels"]
+    assert f"fused LSTM fp32 ({UNITS.get(hardware.cpu().isa, 'AVX-512')}, 1 thread" in kernels
+    assert said["machine"]["isa"] == hardware.cpu().isa
+    assert "in fp32, 1 thread" in said["ceiling_how"]
     kernel = next(op for op in said["ops"] if op["name"] == "LSTM forward")
     T, B, E, H = SIZES["seq_length"], SIZES["batch_size"], SIZES["embed_size"], SIZES["rnn_size"]
     V = len(set(text.read_text()))  # the input product is one row per character of the vocabulary
@@ -235,6 +254,7 @@ def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, mo
         assert not verdict["command"] or "--config run/config.json" in verdict["command"]
 
 
+@pytest.mark.isa
 def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.01)
     table = tmp_path / "table.csv"
@@ -406,6 +426,7 @@ def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, mo
     assert "was not verified: A failed with exit status 2" in said.err
 
 
+@pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
     def is_signalled(trainer, seconds):

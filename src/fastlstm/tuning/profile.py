@@ -38,6 +38,7 @@ from fastlstm.tuning.variants import (
 from fastlstm.tuning.verdicts import Between, Verdict, between_steps, of_pairs, ranked
 
 if TYPE_CHECKING:
+    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
 
 WITHOUT_ISA = "env -u FASTLSTM_ISA "
@@ -67,6 +68,8 @@ class Profile:
         others: share of the machine's cores that other processes used, or None.
         machine: CPU and versions.
         ops: operations of a step, longest first; empty where they were not asked for.
+        kernels: what each layer runs on.
+        ceiling_how: how the ceiling was measured.
     """
 
     unit: str
@@ -79,6 +82,8 @@ class Profile:
     others: float | None
     machine: dict[str, object]
     ops: tuple[OpTime, ...] = ()
+    kernels: tuple[str, ...] = ()
+    ceiling_how: str | None = None
 
     @property
     def recommended(self) -> list[Verdict]:
@@ -129,6 +134,12 @@ class Profiler(Callback):
         self._seconds, self._with_ops, self._trace = seconds, with_ops, trace
         self.result: Profile | None = None
         self.options: Any = None
+        self._start: Event = {}
+
+    def see(self, event: Event) -> None:
+        """Observer of the run: keeps what its start says of kernels and ceiling."""
+        if event["event"] == "start":
+            self._start = event
 
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
@@ -136,7 +147,11 @@ class Profiler(Callback):
             with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
                 if trainer.stop is not None and trainer.stop():
                     raise KeyboardInterrupt
-                self.result = profile_steps(trainer, self._seconds)
+                self.result = replace(
+                    profile_steps(trainer, self._seconds),
+                    kernels=tuple(self._start.get("kernels", ())),
+                    ceiling_how=self._start.get("ceiling_how"),
+                )
                 if self._with_ops or self._trace is not None:
                     ops = op_times(trainer, self._trace)
                     self.result = replace(self.result, ops=tuple(ops))
