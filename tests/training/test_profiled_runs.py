@@ -239,7 +239,7 @@ def test_a_look_at_a_run_changes_no_bit(
     assert not differing({n: t for n, t in found.items() if "callback-" not in n}, expected)
 
 
-@pytest.mark.parametrize("kind", ["muon", "dropout", "two threads", "table"])
+@pytest.mark.parametrize("kind", ["dropout", "two threads", "table"])
 def test_a_profile_changes_neither_the_run_nor_the_next_one(
     kind: str, source: Path, tmp_path: Path, bare: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

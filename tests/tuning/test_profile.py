@@ -271,16 +271,42 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     assert "every 167 steps" in verdicts["evaluation"]["evidence"]
 
 
-def test_commands_without_the_forced_instruction_set(monkeypatch):
-    empty = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
-    monkeypatch.setattr(profile, "measured_gain", lambda a, b: 2.0)
+def without_isa(monkeypatch, ratio: float) -> Profile:
+    """Returns a profile under FASTLSTM_ISA=scalar; without it, steps take so much longer."""
+    pairs = np.random.default_rng(0).normal(1.0, 0.02, (2, 8)) * [[1e-4], [1e-4 * ratio]]
+    monkeypatch.setattr(profile, "measured_times", lambda a, b, _: (list(pairs[0]), list(pairs[1])))
     monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    (found,) = profile.with_instruction_set(empty, "fastlstm train book.txt").verdicts
-    assert (found.cause, found.gain, found.is_recommended) == ("instruction set", 2.0, True)
+    base = replace(PROFILE, phases={"evaluation": 0.5})
+    return profile.with_instruction_set(base, "fastlstm train book.txt")
+
+
+def test_commands_without_the_forced_instruction_set(monkeypatch):
+    (found,) = without_isa(monkeypatch, 1 / 3).verdicts
+    assert (found.cause, found.is_recommended) == ("instruction set", True)
+    assert found.gain == pytest.approx(0.5, abs=0.05)  # steps are half of the run
+    assert found.low < found.gain < found.high
+    assert found.evidence.startswith("FASTLSTM_ISA is scalar, this CPU has avx2; 9,952 -> ")
     assert found.command_prefix == "env -u FASTLSTM_ISA "
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
-    assert not profile.with_instruction_set(empty, "fastlstm train book.txt").verdicts
+    assert not profile.with_instruction_set(PROFILE, "fastlstm train book.txt").verdicts
+
+
+def test_an_instruction_set_that_gains_nothing_is_not_recommended(monkeypatch):
+    """What noise gained was recommended: kernels of float32 are those of AVX-512 on all CPUs."""
+    (found,) = without_isa(monkeypatch, 0.99).verdicts
+    assert not found.is_recommended
+
+
+def test_an_instruction_set_that_cannot_be_timed_loses_nothing(monkeypatch):
+    def refuse(*_):
+        raise CommandError("B failed with exit status 2")
+
+    monkeypatch.setattr(profile, "measured_times", refuse)
+    monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    found = profile.with_instruction_set(PROFILE, "fastlstm train -")
+    assert found.not_timed == ("instruction set: B failed with exit status 2",)
 
 
 def test_the_output_of_a_wide_vocabulary_is_tried_narrower(tmp_path):
