@@ -165,26 +165,30 @@ def test_limits_are_measured_on_random_weights():
 
 
 @pytest.mark.parametrize(
-    ("limit_us", "times_us", "interval"),
+    ("limit_us", "times_us", "at_first_us", "interval"),
     [
-        (119.0, [100.0, 98.0, 118.0, 140.0, 97.0], None),
-        (117.0, [100.0, 98.0, 118.0, 140.0], "109.0 us per token (100.0 to 119.9)"),
-        (111.0, [100.0, 98.0, 101.0, 99.0, 102.0], None),
-        (109.0, [100.0, 98.0, 101.0, 99.0, 102.0], "100.0 us per token (99.0 to 110.0)"),
-        (90.0, [100.0, 120.0], "110.0 us per token (100.0 to 121.0)"),
-        (90.0, [100.0, 50.0, 104.0], "100.0 us per token (100.0 to 110.0)"),
+        (119.0, [100.0, 98.0, 118.0, 140.0, 97.0], 0.0, None),
+        (117.0, [100.0, 98.0, 118.0, 140.0], 0.0, "109.0 us per token (100.0 to 119.9)"),
+        (111.0, [100.0, 98.0, 101.0, 99.0, 102.0], 90.0, None),
+        (109.0, [100.0, 98.0, 101.0, 99.0, 102.0], 90.0, "100.0 us per token (99.0 to 110.0)"),
+        (90.0, [100.0, 120.0], 0.0, "110.0 us per token (100.0 to 121.0)"),
+        (90.0, [100.0, 50.0, 104.0], 0.0, "100.0 us per token (100.0 to 110.0)"),
+        (219.0, [100.0], 200.0, "100.0 us per token (100.0 to 220.0)"),
     ],
 )
-def test_the_upper_end_of_what_was_measured_keeps_a_limit(limit_us, times_us, interval):
-    """A median that keeps it is no more at another moment; two over it end the measurement."""
-    limits, times = SizeLimits(max_latency_s=limit_us / 1e6), iter([900.0, *times_us])
-    found = limits.refusal(limits.measured(1000, lambda: next(times) / 1e6))
-    assert found == (interval and f"{interval}, fp32; the limit is {limit_us:.1f} us")
+def test_the_upper_end_of_what_was_measured_keeps_a_limit(
+    limit_us, times_us, at_first_us, interval
+):
+    """A median that keeps it is no more at another moment; more is not measured than decides."""
+    limits, times = SizeLimits(max_latency_s=limit_us / 1e6), iter(times_us)
+    found = limits.measured(1000, lambda: next(times) / 1e6, at_first_us / 1e6)
+    told = limits.refusal(found)
+    assert told == (interval and f"{interval}, fp32; the limit is {limit_us:.1f} us")
     assert not list(times)
 
 
 def test_a_size_over_its_bytes_is_timed_once():
-    times = iter([900e-6, 100e-6])  # the first one does not count
+    times = iter([100e-6])
     limits = SizeLimits(max_bytes=999)
     assert "of weights" in str(limits.refusal(limits.measured(1000, lambda: next(times))))
 

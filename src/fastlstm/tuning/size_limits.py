@@ -17,7 +17,7 @@ from fastlstm.text.weight_report import writing_speed
 if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
 
-_NUM_TIMED, _TIMED_S = 5, 0.1
+_NUM_TIMED, _TIMED_S = 5, 0.07
 _LEAST_NOISE = 1.1
 """Times the median, the least upper end: measurements of one moment are too much alike."""
 
@@ -31,7 +31,8 @@ class ModelCost:
             measurements, of fewer where two are over the limit.
         num_bytes: of the file of weights.
         low_s: the second fastest measurement.
-        high_s: the second slowest one, at least a tenth above the median.
+        high_s: the second slowest one, at least a tenth above the median, and above what a text
+            takes when it begins.
     """
 
     latency_s: float
@@ -71,27 +72,35 @@ class SizeLimits:
         # The file of fp16 is decoded as fp32.
         decoder = Decoder.of(model, self.weights if self.weights in FORMATS else "fp32")
         num_bytes = len(encode_weights(floats, self.weights))
-        return self.measured(num_bytes, lambda: 1.0 / writing_speed(decoder, seconds=_TIMED_S))
 
-    def measured(self, num_bytes: int, time: Callable[[], float]) -> ModelCost:
-        """Returns what a model takes; `time` measures its latency once.
+        def latency_s(threads: int | None = None) -> float:
+            return 1.0 / writing_speed(decoder, threads=threads, seconds=_TIMED_S)
 
-        The first measurement does not count: threads of NumPy compute beside it where the model was
-        just made (docs/log.md). One outlier does not count either.
+        return self.measured(num_bytes, latency_s, latency_s(1))
+
+    def measured(
+        self, num_bytes: int, time: Callable[[], float], at_first_s: float = 0.0
+    ) -> ModelCost:
+        """Returns what a model takes; one outlier does not count.
+
+        Args:
+            num_bytes: of its file.
+            time: measures its latency once.
+            at_first_s: latency of a text that begins: on one thread, until more are found faster.
         """
-        time()
         seconds = list[float]()
-        while len(seconds) < _NUM_TIMED and not self._is_over(seconds, num_bytes):
+        while len(seconds) < _NUM_TIMED and not self._is_over(seconds, num_bytes, at_first_s):
             seconds.append(time())
         median, ends = statistics.median(seconds), sorted(seconds)[1:-1] or seconds
-        high_s = max(*ends, _LEAST_NOISE * median)
+        high_s = max(*ends, _LEAST_NOISE * max(median, at_first_s))
         return ModelCost(median, num_bytes, min(ends), high_s)
 
-    def _is_over(self, seconds: list[float], num_bytes: int) -> bool:
+    def _is_over(self, seconds: list[float], num_bytes: int, at_first_s: float) -> bool:
         """Returns whether more measurements would change nothing."""
         limit_s = math.inf if self.max_latency_s is None else self.max_latency_s
-        has_many_bytes = self.max_bytes is not None and num_bytes > self.max_bytes
-        return sum(s > limit_s for s in seconds) >= 2 or (has_many_bytes and bool(seconds))
+        is_over = self.max_bytes is not None and num_bytes > self.max_bytes
+        is_over |= _LEAST_NOISE * at_first_s > limit_s
+        return sum(s > limit_s for s in seconds) >= 2 or (is_over and bool(seconds))
 
     def refusal(self, cost: ModelCost, per: str = "token") -> str | None:
         """Returns why a model is over a limit, or None; its latency is that of a `per`.
