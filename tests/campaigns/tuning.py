@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fastlstm.system import hardware
+from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.size_plan import EMBED_SIZES, step_seconds
@@ -43,7 +44,7 @@ def model_of(size: int) -> ModelConfig:
 def limits(weights: str) -> None:
     """Chooses the largest size for each of 10 limits, then measures it again."""
     chosen: list[tuple[float, int]] = []
-    slowest_s = 0.0
+    slowest_s, usage = 0.0, MachineUsage()
     ends = [SizeLimits(weights=weights).cost(model_of(size)).latency_s for size in (128, 768)]
     for limit in np.geomspace(2.0 * ends[0], ends[1], 10):
         allowed = SizeLimits(max_latency_s=float(limit), weights=weights)
@@ -61,7 +62,8 @@ def limits(weights: str) -> None:
         latency = SizeLimits(weights=weights).cost(model_of(size)).latency_s
         met += latency <= limit
         print(f"{weights} limit {1e6 * limit:.1f} us: {size} units, {1e6 * latency:.1f} us")
-    print(f"met in {met} of {len(chosen)}; the slowest refusal took {slowest_s:.2f} s")
+    print(f"met in {met} of {len(chosen)}; the slowest refusal took {slowest_s:.2f} s;"
+          f" others used {usage.read().get('others_share', 0.0):.0%} of the cores")  # fmt: skip
 
 
 def speed(path: Path) -> None:
