@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from fastlstm.system import environment, hardware
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["KERAS_BACKEND"] = "torch"  # before keras is imported, whatever ~/.keras says
 os.environ.pop("FASTLSTM_DEBUG", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a shell has it for `make test &`. Tests stop processes by it, which would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -65,6 +69,14 @@ def _unrendered() -> tuple[Any, Any]:
     figure, axes = _NEW_FIGURE()
     figure.savefig = lambda buffer, **_: buffer.write(b"<svg/>")
     return figure, axes
+
+
+@pytest.fixture
+def hang_up_at_default() -> Iterator[None]:
+    """Lets SIGHUP end processes that a test starts, where `nohup` started the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

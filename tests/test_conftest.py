@@ -1,8 +1,10 @@
-"""What conftest.py sets up: the poison in unwritten memory, and the instruction set."""
+"""What conftest.py sets up: poison in unwritten memory, the instruction set, and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 
@@ -48,3 +50,18 @@ def test_an_unknown_instruction_set_is_refused() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode != 0
     assert "FASTLSTM_ISA is 'scaler'" in done.stderr
+
+
+def test_processes_that_tests_start_hear_ctrl_c() -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_processes_that_tests_start_in_the_background_hear_ctrl_c() -> None:
+    """It was ignored there, as shells have it: tests of signals failed, and waited for hours."""
+    inner = f"{__file__}::{test_processes_that_tests_start_hear_ctrl_c.__name__}"
+    words = shlex.join([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner])
+    done = subprocess.run(["sh", "-c", f"trap '' INT; exec {words}"], capture_output=True)
+    assert done.returncode == 0, done.stdout.decode()

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 import fastlstm
 from fastlstm.system.machine_usage import MachineUsage
@@ -16,23 +15,19 @@ OPTIONS = {
 }
 
 
-def test_events_come_when_due_and_leave_the_weights_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
-    weights, kinds = [], []
+    kinds = []
     for interval_s in (0.0, 1e9):
         monkeypatch.setattr(machine_events, "INTERVAL_S", interval_s)
         run = tmp_path / f"run-{interval_s}"
         fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **OPTIONS)
         events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         kinds.append([event["event"] for event in events])
-        weights.append(load_file(run / "model.safetensors"))
     assert kinds[0].count("machine") >= 12  # also within evaluations
     others = [[k for k in run if k not in ("machine", "message")] for run in kinds]
     assert others[0] == others[1]
-    assert all((weights[0][name] == weights[1][name]).all() for name in weights[1])
 
 
 @pytest.mark.parametrize(("waiting", "is_told"), [(0.6, True), (0.1, False), (None, False)])

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import pytest
-import torch
 
 from fastlstm.errors import Stopped
 from fastlstm.training import phases
@@ -58,17 +57,11 @@ def test_the_phases_of_a_stopped_run_reach_to_the_stop() -> None:
     assert phase["seconds"]["forward_backward"] > 0.0
 
 
-@pytest.mark.parametrize("interval", [0.0, 1e9])
-def test_events_come_at_intervals_and_change_no_weight(
-    monkeypatch: pytest.MonkeyPatch, interval: float
-) -> None:
-    weights = []
-    for interval_s in (1e9, interval):
-        monkeypatch.setattr(phases, "INTERVAL_S", interval_s)
-        task, events = LinearTask(), list[dict[str, object]]()
-        trainer = trainer_of(task, events)
-        trainer.fit()
-        weights.append(task.weight.detach().clone())
+@pytest.mark.parametrize("interval_s", [0.0, 1e9])
+def test_events_come_at_intervals(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
+    monkeypatch.setattr(phases, "INTERVAL_S", interval_s)
+    events = list[dict[str, object]]()
+    trainer = trainer_of(LinearTask(), events)
+    trainer.fit()
     found = [event for event in events if event["event"] == "phase"]
-    assert len(found) == (1 if interval else trainer.progress.step + 1)
-    assert torch.equal(*weights)
+    assert len(found) == (1 if interval_s else trainer.progress.step + 1)

@@ -10,6 +10,7 @@ import pytest
 from fastlstm.report.history import read_history
 from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.ceilings import Ceilings
 from fastlstm.training import outputs
 from fastlstm.training import session as run_session
 from fastlstm.training.checkpoint import Checkpoint
@@ -135,3 +136,17 @@ def test_more_threads_than_cores_are_noted(
     stored = read_history(session.run.metrics_path)
     assert [note["text"] for note in stored.notes] == ([noted] if is_noted else [])
     assert stored.start != {}
+
+
+@pytest.mark.parametrize(("forced", "is_said"), [("scalar", True), ("avx2", False), ("", False)])
+def test_a_ceiling_is_said_to_be_that_of_all_instructions(
+    forced: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is measured by torch, which does not know FASTLSTM_ISA."""
+    monkeypatch.setenv("FASTLSTM_ISA", forced)
+    monkeypatch.setattr(run_session.hardware, "widest_isa", lambda: "avx2")
+    found = Ceilings(120.0, "torch.mm", 20.0)
+    monkeypatch.setattr(run_session, "measured_ceilings", lambda *_, **__: found)
+    how = str(RunSession(None, []).ceiling("fp32")["ceiling_how"])
+    assert how.startswith("torch.mm, 2048x512x2048 in fp32, ")
+    assert how.endswith(", not limited by FASTLSTM_ISA") == is_said

@@ -47,3 +47,22 @@ def test_second_signal_ends_the_process_with_the_documented_code():
         subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
         == 128 + signal.SIGINT
     )
+
+
+@pytest.mark.parametrize(
+    ("signals", "seen"), [("INT", "False None"), ("INT TERM", "True SIGTERM")], ids=str
+)
+def test_what_a_shell_has_the_background_ignore_stays_ignored(signals, seen):
+    """Ctrl-C is meant for the foreground, such as `less` beside `nohup fastlstm train … &`."""
+    code = (
+        "import os, signal\n"
+        "from fastlstm.training.signals import StopFlag\n"
+        "with StopFlag() as stop:\n"
+        f"    for name in {signals.split()}:\n"
+        "        os.kill(os.getpid(), getattr(signal, f'SIG{name}'))\n"
+        "print(stop(), stop.name)\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    words = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{seen}\n"

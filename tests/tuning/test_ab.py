@@ -112,6 +112,7 @@ def test_a_stopped_command_leaves_no_process(tmp_path: Path) -> None:
     assert not is_running(int(pids.read_text()))
 
 
+@pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     pids = tmp_path / "pid"

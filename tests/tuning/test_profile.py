@@ -21,6 +21,7 @@ from fastlstm.cli.train_command import train_command
 from fastlstm.errors import CommandError, StorageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
+from fastlstm.system import hardware
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import profile
@@ -124,6 +125,15 @@ def test_a_faster_change_that_is_not_advised_is_said():
     assert "healthy" in lines["verdict"]
 
 
+def test_kernels_and_ceiling_are_said():
+    known = {"kernels": ("layer 0: a", "layer 1: b"), "ceiling_how": "torch.mm, not limited"}
+    lines = rows(Profile("tokens", 1.0, 0.5, {}, (), (), 1.0, None, {}, **known), {}, None)
+    assert lines[0] == ("speed", "1 tokens/s in steps, 50 % of the ceiling")
+    assert lines[1:4] == [
+        ("ceiling", "torch.mm, not limited"), ("kernels", "layer 0: a"), ("", "layer 1: b"),
+    ]  # fmt: skip
+
+
 def test_a_gain_that_noise_hides_is_no_healthy_run():
     noisy = Verdict("threads", 0.7, 2.0, -0.3, 9.0, "same quality expected")
     profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
@@ -213,6 +223,11 @@ def test_a_healthy_rate_is_not_tried(text, tmp_path):
     assert found[1].cause == "learning rate"
 
 
+# float32 has no kernels of its own where bf16 has instructions.
+UNITS = {"scalar": "portable code", "avx2": "AVX2"}
+
+
+@pytest.mark.isa
 def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.01)
     monkeypatch.chdir(tmp_path)
@@ -227,6 +242,10 @@ def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, mo
     assert json.loads(Path("run/profile.json").read_text()) == said
     assert {"evaluation", "checkpoints"} <= {v["cause"] for v in said["verdicts"]}
     assert json.loads(trace.read_text())["traceEvents"]
+    (kernels,) = said["kernels"]
+    assert f"fused LSTM fp32 ({UNITS.get(hardware.cpu().isa, 'AVX-512')}, 1 thread" in kernels
+    assert said["machine"]["isa"] == hardware.cpu().isa
+    assert "in fp32, 1 thread" in said["ceiling_how"]
     kernel = next(op for op in said["ops"] if op["name"] == "LSTM forward")
     T, B, E, H = SIZES["seq_length"], SIZES["batch_size"], SIZES["embed_size"], SIZES["rnn_size"]
     V = len(set(text.read_text()))  # the input product is one row per character of the vocabulary
@@ -235,6 +254,7 @@ def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, mo
         assert not verdict["command"] or "--config run/config.json" in verdict["command"]
 
 
+@pytest.mark.isa
 def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profile, "TURN_S", 0.01)
     table = tmp_path / "table.csv"
@@ -251,16 +271,42 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     assert "every 167 steps" in verdicts["evaluation"]["evidence"]
 
 
-def test_commands_without_the_forced_instruction_set(monkeypatch):
-    empty = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
-    monkeypatch.setattr(profile, "measured_gain", lambda a, b: 2.0)
+def without_isa(monkeypatch, ratio: float) -> Profile:
+    """Returns a profile under FASTLSTM_ISA=scalar; without it, steps take so much longer."""
+    pairs = np.random.default_rng(0).normal(1.0, 0.02, (2, 8)) * [[1e-4], [1e-4 * ratio]]
+    monkeypatch.setattr(profile, "measured_times", lambda a, b, _: (list(pairs[0]), list(pairs[1])))
     monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    (found,) = profile.with_instruction_set(empty, "fastlstm train book.txt").verdicts
-    assert (found.cause, found.gain, found.is_recommended) == ("instruction set", 2.0, True)
+    base = replace(PROFILE, phases={"evaluation": 0.5})
+    return profile.with_instruction_set(base, "fastlstm train book.txt")
+
+
+def test_commands_without_the_forced_instruction_set(monkeypatch):
+    (found,) = without_isa(monkeypatch, 1 / 3).verdicts
+    assert (found.cause, found.is_recommended) == ("instruction set", True)
+    assert found.gain == pytest.approx(0.5, abs=0.05)  # steps are half of the run
+    assert found.low < found.gain < found.high
+    assert found.evidence.startswith("FASTLSTM_ISA is scalar, this CPU has avx2; 9,952 -> ")
     assert found.command_prefix == "env -u FASTLSTM_ISA "
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
-    assert not profile.with_instruction_set(empty, "fastlstm train book.txt").verdicts
+    assert not profile.with_instruction_set(PROFILE, "fastlstm train book.txt").verdicts
+
+
+def test_an_instruction_set_that_gains_nothing_is_not_recommended(monkeypatch):
+    """What noise gained was recommended: kernels of float32 are those of AVX-512 on all CPUs."""
+    (found,) = without_isa(monkeypatch, 0.99).verdicts
+    assert not found.is_recommended
+
+
+def test_an_instruction_set_that_cannot_be_timed_loses_nothing(monkeypatch):
+    def refuse(*_):
+        raise CommandError("B failed with exit status 2")
+
+    monkeypatch.setattr(profile, "measured_times", refuse)
+    monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    found = profile.with_instruction_set(PROFILE, "fastlstm train -")
+    assert found.not_timed == ("instruction set: B failed with exit status 2",)
 
 
 def test_the_output_of_a_wide_vocabulary_is_tried_narrower(tmp_path):
@@ -406,6 +452,7 @@ def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, mo
     assert "was not verified: A failed with exit status 2" in said.err
 
 
+@pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
     def is_signalled(trainer, seconds):

@@ -160,8 +160,37 @@ def test_limits_are_measured_on_random_weights():
     assert 3 < whole.num_bytes / cost.num_bytes < 4.1
     assert SizeLimits(max_bytes=cost.num_bytes).refusal(cost) is None
     assert "limit" in str(SizeLimits(max_bytes=cost.num_bytes - 1).refusal(cost))
-    assert SizeLimits(max_latency_s=1.2 * cost.latency_s).refusal(cost) is None
-    assert "us" in str(SizeLimits(max_latency_s=1.05 * cost.latency_s).refusal(cost))
+    assert SizeLimits(max_latency_s=1.01 * cost.high_s).refusal(cost) is None
+    assert "us" in str(SizeLimits(max_latency_s=0.99 * cost.high_s).refusal(cost))
+
+
+@pytest.mark.parametrize(
+    ("limit_us", "times_us", "at_first_us", "interval"),
+    [
+        (119.0, [100.0, 98.0, 118.0, 140.0, 97.0], 0.0, None),
+        (117.0, [100.0, 98.0, 118.0, 140.0], 0.0, "109.0 us per token (100.0 to 119.9)"),
+        (111.0, [100.0, 98.0, 101.0, 99.0, 102.0], 90.0, None),
+        (109.0, [100.0, 98.0, 101.0, 99.0, 102.0], 90.0, "100.0 us per token (99.0 to 110.0)"),
+        (90.0, [100.0, 120.0], 0.0, "110.0 us per token (100.0 to 121.0)"),
+        (90.0, [100.0, 50.0, 104.0], 0.0, "100.0 us per token (100.0 to 110.0)"),
+        (219.0, [100.0], 200.0, "100.0 us per token (100.0 to 220.0)"),
+    ],
+)
+def test_the_upper_end_of_what_was_measured_keeps_a_limit(
+    limit_us, times_us, at_first_us, interval
+):
+    """A median that keeps it is no more at another moment; more is not measured than decides."""
+    limits, times = SizeLimits(max_latency_s=limit_us / 1e6), iter(times_us)
+    found = limits.measured(1000, lambda: next(times) / 1e6, at_first_us / 1e6)
+    told = limits.refusal(found)
+    assert told == (interval and f"{interval}, fp32; the limit is {limit_us:.1f} us")
+    assert not list(times)
+
+
+def test_a_size_over_its_bytes_is_timed_once():
+    times = iter([100e-6])
+    limits = SizeLimits(max_bytes=999)
+    assert "of weights" in str(limits.refusal(limits.measured(1000, lambda: next(times))))
 
 
 def test_trials_are_kept_and_not_repeated(tmp_path: Path):

@@ -151,7 +151,7 @@ def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(table_job.moves, "sizes_around", lambda size: [size])
     monkeypatch.setattr(
         table_job, "forecast_cost",
-        lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size),
+        lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size, 0.9, 1.1),
     )  # fmt: skip
     search = Search(Path("unused"), axes=("size",), limits=SizeLimits(max_bytes=100_000))
     default = prepared(table, monkeypatch, search, hidden_size=512)

@@ -167,7 +167,7 @@ def _set_up(
 
     with tempfile.TemporaryDirectory(prefix="fastlstm-profile-") as folder:
         shared: dict[str, Any] = {"out": Path(folder, "run"), "config": config, "given": names}
-        shared |= {"observers": [], "callbacks": [profiler]}
+        shared |= {"observers": [profiler.see], "callbacks": [profiler]}
         try:
             if isinstance(config, TrainConfig):
                 from fastlstm.text.train import train

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fastlstm.report.lines import labelled
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -32,6 +34,8 @@ def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) 
     of_ceiling = "" if ceiling is None else f", {100 * ceiling:.0f} % of the ceiling"
     found: list[Row] = [
         ("speed", f"{profile.units_per_s:,.0f} {profile.unit}/s in steps{of_ceiling}"),
+        *([("ceiling", profile.ceiling_how)] if of_ceiling and profile.ceiling_how else []),
+        *labelled("kernels", list(profile.kernels)),
         ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
     ]
     if not profile.recommended:

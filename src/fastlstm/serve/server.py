@@ -206,8 +206,11 @@ class Runner:
         def handle(number: int, frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self.end)
 
+        handled = [  # what the shell has a background process ignore stays ignored
+            n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN
+        ]
         try:
-            before = {n: signal.signal(n, handle) for n in (signal.SIGTERM, signal.SIGINT)}
+            before = {number: signal.signal(number, handle) for number in handled}
         except ValueError:  # not the main thread, which has the signals
             before = {}
         try:

@@ -120,9 +120,11 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
     return scores
 
 
-def writing_speed(decoder: Decoder, num_streams: int = 1, threads: int | None = None) -> float:
-    """Returns the tokens per second that so many streams write together; for `threads` see
-    `Decoder.run`."""
+def writing_speed(
+    decoder: Decoder, num_streams: int = 1, threads: int | None = None, seconds: float = _SPEED_S
+) -> float:
+    """Returns the tokens per second that so many streams write together, in some seconds; for
+    `threads` see `Decoder.run`."""
     streams = []
     for seed in range(num_streams):
         stream = decoder.stream()
@@ -132,10 +134,10 @@ def writing_speed(decoder: Decoder, num_streams: int = 1, threads: int | None = 
         streams.append(stream)
     decoder.run(streams, 4, threads)
     steps, count, start_s = 8, 0, time.perf_counter()
-    while (taken_s := time.perf_counter() - start_s) < _SPEED_S:
+    while (taken_s := time.perf_counter() - start_s) < seconds:
         decoder.run(streams, steps, threads)
         count += steps * num_streams
-        steps = min(2 * steps, 1024) if taken_s < _SPEED_S / 8 else steps
+        steps = min(2 * steps, 1024) if taken_s < seconds / 8 else steps
     for stream in streams:
         stream.take()
     return count / (time.perf_counter() - start_s)

@@ -14,7 +14,7 @@ import torch
 from fastlstm.errors import ConfigError, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import hardware, measurements
+from fastlstm.system import environment, hardware, measurements
 from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
@@ -184,6 +184,8 @@ class RunSession(EventHub):
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        if environment.forced_isa() not in (None, hardware.widest_isa()):
+            how += ", not limited by FASTLSTM_ISA"
         if ceilings.is_busy:
             how += ", while the machine was busy"
         if ceilings.is_recalled:

@@ -48,7 +48,9 @@ class StopFlag:
     The first one is acknowledged at once, on standard error: what it stops may take a while. After
     the second what was stored before stays whole; the exit code is 128 plus the signal's number.
 
-    Outside the main thread Python allows no handlers; there the flag can still be set by `set()`.
+    A signal that is ignored stays ignored: of what a script starts in the background, shells make
+    Ctrl-C one. Outside the main thread Python allows no handlers; there the flag can still be set
+    by `set()`.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,8 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                self._previous[number] = signal.signal(number, self._handle)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastlstm.errors import BudgetError
+from fastlstm.errors import BudgetError, FastLSTMError
 from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import measured_ceilings
@@ -38,12 +38,14 @@ from fastlstm.tuning.variants import (
 from fastlstm.tuning.verdicts import Between, Verdict, between_steps, of_pairs, ranked
 
 if TYPE_CHECKING:
+    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
 
 WITHOUT_ISA = "env -u FASTLSTM_ISA "
 """Goes before a command that may use every instruction set."""
 _FIRST_TURNS = 3
-_VERIFYING_BLOCKS = 2
+_VERIFYING_BLOCKS, _ISA_BLOCKS = 2, 4
+"""Of two pairs; an interval needs six pairs."""
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
 _AXES = {"output layer": "output-rank"}
@@ -67,6 +69,8 @@ class Profile:
         others: share of the machine's cores that other processes used, or None.
         machine: CPU and versions.
         ops: operations of a step, longest first; empty where they were not asked for.
+        kernels: what each layer runs on.
+        ceiling_how: how the ceiling was measured.
     """
 
     unit: str
@@ -79,6 +83,8 @@ class Profile:
     others: float | None
     machine: dict[str, object]
     ops: tuple[OpTime, ...] = ()
+    kernels: tuple[str, ...] = ()
+    ceiling_how: str | None = None
 
     @property
     def recommended(self) -> list[Verdict]:
@@ -129,6 +135,12 @@ class Profiler(Callback):
         self._seconds, self._with_ops, self._trace = seconds, with_ops, trace
         self.result: Profile | None = None
         self.options: Any = None
+        self._start: Event = {}
+
+    def see(self, event: Event) -> None:
+        """Observer of the run: keeps what its start says of kernels and ceiling."""
+        if event["event"] == "start":
+            self._start = event
 
     def on_begin(self, trainer: Trainer) -> None:
         self.options = trainer.plan.options
@@ -136,7 +148,11 @@ class Profiler(Callback):
             with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
                 if trainer.stop is not None and trainer.stop():
                     raise KeyboardInterrupt
-                self.result = profile_steps(trainer, self._seconds)
+                self.result = replace(
+                    profile_steps(trainer, self._seconds),
+                    kernels=tuple(self._start.get("kernels", ())),
+                    ceiling_how=self._start.get("ceiling_how"),
+                )
                 if self._with_ops or self._trace is not None:
                     ops = op_times(trainer, self._trace)
                     self.result = replace(self.result, ops=tuple(ops))
@@ -238,17 +254,33 @@ def with_instruction_set(profile: Profile, command: str) -> Profile:
     forced, widest = environment.forced_isa(), hardware.widest_isa()
     if forced is None or forced == widest:
         return profile
-    gain = measured_gain(command, WITHOUT_ISA + command)
-    found = Verdict(
-        "instruction set", max(0.0, 1.0 - 1.0 / (1.0 + gain)), gain, gain, gain, SAME_QUALITY,
-        evidence=f"FASTLSTM_ISA is {forced}, this CPU has {widest}",
-        is_in_steps=False, command_prefix=WITHOUT_ISA,
-    )  # fmt: skip
+    try:
+        times = measured_times(command, WITHOUT_ISA + command, _ISA_BLOCKS)
+    except FastLSTMError as error:  # such as of a text from standard input, which is used up
+        why = f"instruction set: {error.lines()[0]}"
+        return replace(profile, not_timed=(*profile.not_timed, why))
+    cause = Verdict("instruction set", 0.0, 0.0, 0.0, 0.0, SAME_QUALITY)
+    found = of_pairs(cause, *times, profile.unit, profile.step_share)
+    evidence = f"FASTLSTM_ISA is {forced}, this CPU has {widest}; {found.evidence}"
+    found = replace(found, evidence=evidence, command_prefix=WITHOUT_ISA)
     return replace(profile, verdicts=tuple(ranked([*profile.verdicts, found])))
 
 
-def measured_gain(a: str, b: str, max_time_s: float = 120.0) -> float:
+def measured_gain(a: str, b: str) -> float:
     """Returns how much faster the steps of training command `b` are, by running both briefly.
+
+    Raises:
+        CommandError: a command failed.
+    """
+    times = measured_times(a, b, _VERIFYING_BLOCKS)
+    return float(np.exp(np.mean(np.log(times[0]) - np.log(times[1])))) - 1.0
+
+
+def measured_times(
+    a: str, b: str, num_blocks: int, max_time_s: float = 120.0
+) -> tuple[list[float], list[float]]:
+    """Returns the seconds per unit of the steps of two training commands, two pairs of turns a
+    block.
 
     Raises:
         CommandError: a command failed.
@@ -260,9 +292,7 @@ def measured_gain(a: str, b: str, max_time_s: float = 120.0) -> float:
     source = TrainingSteps((parse_command("A", a), parse_command("B", b)), max_time_s)
     try:
         with closing(source.blocks(random.Random(0), time.perf_counter() + max_time_s)) as blocks:
-            pairs = [
-                pair for block in itertools.islice(blocks, _VERIFYING_BLOCKS) for pair in block
-            ]
+            pairs = [pair for block in itertools.islice(blocks, num_blocks) for pair in block]
     finally:
         stop_all()
-    return float(np.exp(np.mean([np.log(pair.a / pair.b) for pair in pairs]))) - 1.0
+    return [pair.a / 1e3 for pair in pairs], [pair.b / 1e3 for pair in pairs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,11 +17,9 @@ from fastlstm.text.weight_report import writing_speed
 if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
 
-_MARGIN = 1.1
-"""Of the latency: the same model is that much slower at another moment of a shared machine."""
-_NUM_TIMED = 3
-_FAR = 1.5
-"""Times the limit from which one measurement is enough."""
+_NUM_TIMED, _TIMED_S = 5, 0.07
+_LEAST_NOISE = 1.1
+"""Times the median, the least upper end: measurements of one moment are too much alike."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,23 @@ class ModelCost:
     """What a model takes when it is used.
 
     Attributes:
-        latency_s: seconds per token of one stream, or per forecast of one window; median of three
-            measurements; of one where a limit is missed clearly.
+        latency_s: seconds per token of one stream, or per forecast of one window; median of five
+            measurements, of fewer where two are over the limit.
         num_bytes: of the file of weights.
+        low_s: the second fastest measurement.
+        high_s: the second slowest one, at least a tenth above the median, and above what a text
+            takes when it begins.
     """
 
     latency_s: float
     num_bytes: int
+    low_s: float
+    high_s: float
+
+    def latency_text(self, per: str) -> str:
+        """Returns "14.8 us per token (14.3 to 19.4)"."""
+        low, high = 1e6 * self.low_s, 1e6 * self.high_s
+        return f"{1e6 * self.latency_s:.1f} us per {per} ({low:.1f} to {high:.1f})"
 
 
 @dataclass(frozen=True)
@@ -63,26 +72,44 @@ class SizeLimits:
         # The file of fp16 is decoded as fp32.
         decoder = Decoder.of(model, self.weights if self.weights in FORMATS else "fp32")
         num_bytes = len(encode_weights(floats, self.weights))
-        return self.measured(num_bytes, lambda: 1.0 / writing_speed(decoder))
 
-    def measured(self, num_bytes: int, time: Callable[[], float]) -> ModelCost:
-        """Returns what a model takes; `time` measures its latency once."""
-        seconds = [time()]
-        while len(seconds) < _NUM_TIMED and not self._is_far_over(seconds[0], num_bytes):
+        def latency_s(threads: int | None = None) -> float:
+            return 1.0 / writing_speed(decoder, threads=threads, seconds=_TIMED_S)
+
+        return self.measured(num_bytes, latency_s, latency_s(1))
+
+    def measured(
+        self, num_bytes: int, time: Callable[[], float], at_first_s: float = 0.0
+    ) -> ModelCost:
+        """Returns what a model takes; one outlier does not count.
+
+        Args:
+            num_bytes: of its file.
+            time: measures its latency once.
+            at_first_s: latency of a text that begins: on one thread, until more are found faster.
+        """
+        seconds = list[float]()
+        while len(seconds) < _NUM_TIMED and not self._is_over(seconds, num_bytes, at_first_s):
             seconds.append(time())
-        return ModelCost(statistics.median(seconds), num_bytes)
+        median, ends = statistics.median(seconds), sorted(seconds)[1:-1] or seconds
+        high_s = max(*ends, _LEAST_NOISE * max(median, at_first_s))
+        return ModelCost(median, num_bytes, min(ends), high_s)
 
-    def _is_far_over(self, latency_s: float, num_bytes: int) -> bool:
-        is_slow = self.max_latency_s is not None and latency_s > _FAR * self.max_latency_s
-        return is_slow or (self.max_bytes is not None and num_bytes > self.max_bytes)
+    def _is_over(self, seconds: list[float], num_bytes: int, at_first_s: float) -> bool:
+        """Returns whether more measurements would change nothing."""
+        limit_s = math.inf if self.max_latency_s is None else self.max_latency_s
+        is_over = self.max_bytes is not None and num_bytes > self.max_bytes
+        is_over |= _LEAST_NOISE * at_first_s > limit_s
+        return sum(s > limit_s for s in seconds) >= 2 or (is_over and bool(seconds))
 
     def refusal(self, cost: ModelCost, per: str = "token") -> str | None:
-        """Returns why a model is over a limit, or None; its latency is that of a `per`."""
-        if self.max_latency_s is not None and cost.latency_s * _MARGIN > self.max_latency_s:
-            return (
-                f"{1e6 * cost.latency_s:.1f} us per {per}, {self.weights}; the limit is"
-                f" {1e6 * self.max_latency_s:.1f} us, less a tenth for a busy moment"
-            )
+        """Returns why a model is over a limit, or None; its latency is that of a `per`.
+
+        The limit holds at other moments too: the upper end of what was measured must keep it.
+        """
+        if self.max_latency_s is not None and cost.high_s > self.max_latency_s:
+            limit = f"the limit is {1e6 * self.max_latency_s:.1f} us"
+            return f"{cost.latency_text(per)}, {self.weights}; {limit}"
         if self.max_bytes is not None and cost.num_bytes > self.max_bytes:
             return (
                 f"{short_bytes(cost.num_bytes)} of weights, {self.weights}; the limit is"

@@ -46,12 +46,12 @@ def sizes_within_limits(
         measured = cost(options)
         refusal = limits.refusal(measured, job.per)
         sizes.append({
-            **options, "latency_s": measured.latency_s, "num_bytes": measured.num_bytes,
-            "refusal": refusal,
+            **options, "latency_s": measured.latency_s, "latency_high_s": measured.high_s,
+            "num_bytes": measured.num_bytes, "refusal": refusal,
         })  # fmt: skip
-        about = (
-            f"{1e6 * measured.latency_s:.1f} us per {job.per}, {short_bytes(measured.num_bytes)}"
-        )
+        limit = limits.max_latency_s
+        within = "" if limit is None else f", limit {1e6 * limit:.1f} us"
+        about = f"{measured.latency_text(job.per)}{within}, {short_bytes(measured.num_bytes)}"
         show(f"{options[job.size]} units", f"refused: {refusal}" if refusal else about)
     if all(size["refusal"] for size in sizes):
         smallest = min(sizes, key=lambda size: float(size["latency_s"]))

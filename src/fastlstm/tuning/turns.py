@@ -20,8 +20,8 @@ _WORTH_GOING_ON = 1.05
 """Speed over that of the base from which the next value of the same option is tried."""
 
 
-class TimedVariant(Protocol):
-    """Work with one thing changed, whose speed can be timed.
+class Change(Protocol):
+    """One thing that is changed.
 
     Attributes:
         cause: what would hold the work back if the variant is faster.
@@ -35,6 +35,10 @@ class TimedVariant(Protocol):
     def effect(self) -> str: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
+
+
+class TimedVariant(Change, Protocol):
+    """Work with one thing changed, whose speed can be timed."""
 
     def warm_up(self) -> None:
         """Does work that does not count."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastlstm.training.evaluations import SPREAD_SHARE, EvaluationSchedule
 from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
-from fastlstm.tuning.turns import TimedVariant
+from fastlstm.tuning.turns import Change
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Verdict:
 
 
 def of_pairs(
-    variant: TimedVariant,
+    variant: Change,
     base: list[float],
     other: list[float],
     unit: str,
