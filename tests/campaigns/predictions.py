@@ -80,7 +80,9 @@ def predicted(row: dict[str, Any]) -> dict[str, float]:
     if "steps" not in row:
         return {name: row["said"][name] for name in ("bits", "low", "high")}
     measured = dict(row["said"]["measured"])
-    law = QualityPrediction(**{**measured, "measured": Length(**measured["measured"])})
+    length = Length(**measured["measured"])
+    known: dict[str, Any] = {"num_layers": 1, **measured, "measured": length}
+    law = QualityPrediction(**known)
     return vars(law.after(law.measured.times(row["factor"])))
 
 

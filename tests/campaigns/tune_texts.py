@@ -94,7 +94,8 @@ class TextCampaign(Campaign):
     def expected(
         self, row: Mapping[str, Any], default: Default, seconds: float, whole_s: float
     ) -> float:
-        start, end, lengths_s = row["start"], row["end"], (seconds, whole_s)
+        end, lengths_s = row["end"], (seconds, whole_s)
+        start = {**row["start"], "model": {"num_layers": 1, **row["start"]["model"]}}
         return whole_run_bits(start, end, row["options"], default, lengths_s)
 
     def train(self, options: Mapping[str, Any], steps: int, seed: int) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class TextCampaign(Campaign):
                 given={*options, "steps", "seed", "threads", "precision"}, as_text=True,
             )  # fmt: skip
         start = {
-            "model": {"rnn_size": options["rnn_size"]},
+            "model": {name: kept["start"]["model"][name] for name in ("rnn_size", "num_layers")},
             "num_units": kept["start"]["num_units"],
         }
         names = ("units", "step", "best_bits_per_char", "elapsed_s")

@@ -101,6 +101,7 @@ def test_a_state_rolled_back_to_before_the_first_save_is_saved_again() -> None:
     [
         ({"loader": None}, "its content makes no sense"),
         ({"callbacks": [1]}, "its content makes no sense .callbacks is no object"),
+        ({"callbacks": {"Sum": 1}}, "its content makes no sense .the state of a callback is no"),
         ({"published_step": "x"}, "its content makes no sense"),
         ({"progress": {"step": "x"}}, "its content makes no sense .step is 'x'"),
     ],

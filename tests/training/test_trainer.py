@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.errors import BudgetError, Stopped
+from fastlstm.errors import BudgetError, CorruptFileError, Stopped
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.callbacks import RiseStopping
@@ -152,6 +152,7 @@ def test_patience_holds_after_a_resume(run: RunDirectory) -> None:
         ([2.0, 2.4, *[2.1] * 18], 6),
         ([2.0, 2.1, 1.9, *[2.1] * 17], 8),
         ([2.0, *[2.05] * 19], 20),  # less than is clear
+        ([0.0], 20),  # no share of a loss of zero
     ],
 )
 def test_a_run_ends_where_its_loss_rises(scores: list[float], step: int) -> None:
@@ -181,6 +182,12 @@ def test_a_rise_counts_evaluations_and_is_remembered(run: RunDirectory) -> None:
     assert (result.steps, result.best_step) == (12, 3), "the third evaluation after the best"
     again = trainer_with([2.1] * 9).fit(find_checkpoint(run)[0])
     assert again.steps == 12, "a resume ends at once"
+
+
+@pytest.mark.parametrize("state", [{"more": 1}, {"losses": "2.0"}, {"losses": [2.0, None]}])
+def test_losses_of_a_checkpoint_that_are_no_numbers_are_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(CorruptFileError, match="as losses since the best evaluation"):
+        RiseStopping().load_state_dict(state)
 
 
 def test_a_finished_run_that_is_resumed_evaluates_and_changes_nothing(run: RunDirectory) -> None:

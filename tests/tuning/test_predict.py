@@ -162,7 +162,7 @@ def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: boo
     law = QualityPrediction(
         256, 1, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0
     )
-    found = predict.Prediction(law, law.length_in(600.0), TrainConfig(), {}, 10.0, 1, {})
+    found = predict.Prediction(law, law.length_in(600.0), TrainConfig(), {}, 10.0, {})
     shown = " ".join(line for _, line in rows(found, "fastlstm train", None))
     assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said
 

@@ -183,7 +183,8 @@ def test_the_upper_end_of_what_was_measured_keeps_a_limit(
     limits, times = SizeLimits(max_latency_s=limit_us / 1e6), iter(times_us)
     found = limits.measured(1000, lambda: next(times) / 1e6, at_first_us / 1e6)
     told = limits.refusal(found)
-    assert told == (interval and f"{interval}, fp32; the limit is {limit_us:.1f} us")
+    limit = f"the upper end is over the limit of {limit_us:.1f} us"
+    assert told == (interval and f"{interval}, fp32; {limit}")
     assert not list(times)
 
 
@@ -321,7 +322,9 @@ def end_of(bits: float, steps: int) -> dict[str, Any]:
 
 
 DEFAULT = Default(BASE, [], [], [], [], 60_000.0)
-START: dict[str, Any] = {"model": {"rnn_size": 96}, "num_units": {"train": 10**6}}
+START: dict[str, Any] = {
+    "model": {"rnn_size": 96, "num_layers": 1}, "num_units": {"train": 10**6},
+}  # fmt: skip
 
 
 def test_a_short_run_as_long_as_the_whole_one_is_the_whole_one():
@@ -350,7 +353,8 @@ def test_what_the_law_says_of_other_settings_is_corrected_to_the_default():
     for batch, steps, short, whole in ((32, 160, 2.723, 2.358), (16, 289, 2.697, 2.330)):
         options = {**default.options, "optimizer": "adamw", "learning_rate": 0.008,
                    "rnn_size": 128, "batch_size": batch}  # fmt: skip
-        start = {"model": {"rnn_size": 128}, "num_units": {"train": 1_003_854}}
+        model = {"rnn_size": 128, "num_layers": 1}
+        start = {"model": model, "num_units": {"train": 1_003_854}}
         end = {**end_of(short, steps), "units": steps * batch * 64}
         expected = whole_run_bits(start, end, options, default, (1.8, 6.0))
         assert expected == pytest.approx(whole, rel=0.02)

@@ -156,7 +156,7 @@ def default_dropout(
     """Returns the best dropout for a text read `epochs` times (measured, docs/log.md).
 
     A model with more parameters per token of the text memorises it sooner; a small one lacks the
-    units that are dropped.
+    units that are dropped. Models of two layers and more get a third of it.
     """
     if epochs <= _FRESH_EPOCHS:
         return 0.0

@@ -6,10 +6,11 @@ tell::
 
     L = E + A (w H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g
 
-with layers of H hidden units that are worth one of w H, S' steps worth a step of Muon, and D'
-characters worth as much as fresh ones (repeated ones count for less and less: Muennighoff et al.,
-"Scaling Data-Constrained Language Models", 2023). E differs from text to text by a factor common to
-all terms, so the law compares models on one text; it does not say what a text's figure will be.
+with H hidden units a layer, each worth w units of a model with one layer, S' steps worth a step of
+Muon, and D' characters worth as much as fresh ones (repeated ones count for less and less:
+Muennighoff et al., "Scaling Data-Constrained Language Models", 2023). E differs from text to text
+by a factor common to all terms, so the law compares models on one text; it does not say what a
+text's figure will be.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _STEPS, _STEPS_POWER, _FIRST_STEPS = 0.1069, 1.3626, 0.1656
 _REPEATS = 1.2097
 """Epochs after the first one that count before further ones add little."""
 _LAYERS = (1.0, 1.6086, 1.9009)
-"""Units of one layer that a unit of one, two and three layers is worth."""
+"""How many units of a model with one layer a unit is worth, with one, two and three layers."""
 MOST_LAYERS = len(_LAYERS)
 OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0457, 2.234)}
 """Of each optimizer at its default rate: factor of the bits per character, and steps of Muon that a

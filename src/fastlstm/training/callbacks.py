@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, counted, kind_of_value, nearest_hint
+from fastlstm.errors import ConfigError, CorruptFileError, counted, kind_of_value, nearest_hint
 from fastlstm.report.terminal import percent
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ class RiseStopping(Callback):
 
     def _look(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        if len(self._losses) < _RISE_EVALUATIONS:
+        if len(self._losses) < _RISE_EVALUATIONS or progress.best_loss <= 0.0:
             return
-        share = trainer.done() * (1.0 - progress.best_step / progress.step)
+        share = trainer.done() * (1.0 - progress.best_step / max(progress.step, 1))
         rise = statistics.median(self._losses) / progress.best_loss - 1.0
         if share >= _RISE_SHARE and rise >= _CLEAR_RISE:
             trainer.end(
@@ -145,7 +145,13 @@ class RiseStopping(Callback):
         return {"losses": list(self._losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._losses = [float(loss) for loss in state["losses"]]
+        losses = state.get("losses")
+        if not isinstance(losses, list) or not all(isinstance(x, int | float) for x in losses):
+            raise CorruptFileError(
+                f"the checkpoint has {losses!r:.80} as losses since the best evaluation, expected"
+                " a list of numbers; continue from another checkpoint or start a new run"
+            )
+        self._losses = [float(loss) for loss in losses]
 
 
 def checked_callbacks(callbacks: Any) -> list[Callback]:

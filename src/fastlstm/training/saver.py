@@ -57,6 +57,8 @@ class Saver:
                 trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
             if not isinstance(callbacks := meta.get("callbacks", {}), dict):
                 raise TypeError("callbacks is no object")
+            if not all(isinstance(state, dict) for state in callbacks.values()):
+                raise TypeError("the state of a callback is no object")
         trainer.callbacks.restore(tensors, callbacks)
         self.saved_step = trainer.progress.step
         if is_roll_back:  # the state is saved again, with its new rate

@@ -184,7 +184,7 @@ class RunSession(EventHub):
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
-        if environment.forced_isa() not in (None, hardware.widest_isa()):
+        if device == "cpu" and environment.forced_isa() not in (None, hardware.widest_isa()):
             how += ", not limited by FASTLSTM_ISA"
         if ceilings.is_busy:
             how += ", while the machine was busy"

@@ -48,9 +48,9 @@ class StopFlag:
     The first one is acknowledged at once, on standard error: what it stops may take a while. After
     the second what was stored before stays whole; the exit code is 128 plus the signal's number.
 
-    A signal that is ignored stays ignored: of what a script starts in the background, shells make
-    Ctrl-C one. Outside the main thread Python allows no handlers; there the flag can still be set
-    by `set()`.
+    A signal that is ignored stays ignored: shells have the background processes of a script ignore
+    Ctrl-C. Outside the main thread Python allows no handlers; there the flag can still be set by
+    `set()`.
     """
 
     def __init__(self) -> None:

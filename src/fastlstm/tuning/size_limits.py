@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _NUM_TIMED, _TIMED_S = 5, 0.07
 _LEAST_NOISE = 1.1
-"""Times the median, the least upper end: measurements of one moment are too much alike."""
+"""The upper end is at least so many times the median: a busy moment is slower than all that was
+measured at one moment."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class ModelCost:
             measurements, of fewer where two are over the limit.
         num_bytes: of the file of weights.
         low_s: the second fastest measurement.
-        high_s: the second slowest one, at least a tenth above the median, and above what a text
-            takes when it begins.
+        high_s: the second slowest one, but at least a tenth above the median, and a tenth above
+            what a token takes when a text begins.
     """
 
     latency_s: float
@@ -108,7 +109,8 @@ class SizeLimits:
         The limit holds at other moments too: the upper end of what was measured must keep it.
         """
         if self.max_latency_s is not None and cost.high_s > self.max_latency_s:
-            limit = f"the limit is {1e6 * self.max_latency_s:.1f} us"
+            limit_us = 1e6 * self.max_latency_s
+            limit = f"the upper end is over the limit of {limit_us:.1f} us"
             return f"{cost.latency_text(per)}, {self.weights}; {limit}"
         if self.max_bytes is not None and cost.num_bytes > self.max_bytes:
             return (

@@ -115,9 +115,8 @@ def whole_run_bits(
         tokens = default.units_per_s * lengths_s[0]
         sizes = [o["batch_size"] * o["seq_length"] for o in (options, default.options)]
         steps = tokens / (law.measured.tokens / law.measured.steps * sizes[1] / sizes[0])
-        names = ("rnn_size", "num_layers", "optimizer")
         of_default = replace(
-            law, **{name: default.options[name] for name in names},
+            law, rnn_size=default.options["rnn_size"], optimizer=default.options["optimizer"],
             measured=Length(tokens, steps), measured_bits=1.0,
         )  # fmt: skip
         ratio = math.sqrt(ratio * of_default.after(of_default.measured.times(times)).bits)
