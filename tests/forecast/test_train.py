@@ -494,7 +494,7 @@ def test_a_budget_that_is_longer_than_the_table_needs_is_not_used_up(
     monkeypatch.setattr(ForecastTask, "evaluate", lambda *_: Score(next(losses), 1))
     monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
     config = ForecastConfig(**{**QUICK, "steps": None, "eval_every": 2, **changes})
-    fitted = train_forecaster(path, config).fitted
+    fitted = train_forecaster(path, config, ends_early=True).fitted
     assert fitted.steps == (14 if is_early else 40)
     assert ("since step 4; a shorter run is enough" in fitted.reason) == is_early
 

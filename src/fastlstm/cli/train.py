@@ -134,7 +134,7 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
             from fastlstm.forecast.train import train_forecaster
 
             _warn_of_texts(sources, shown)
-            train_forecaster(one_or_many(sources), **shared)
+            train_forecaster(one_or_many(sources), ends_early=True, **shared)
     return EXIT_OK
 
 

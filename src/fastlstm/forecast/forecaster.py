@@ -140,7 +140,7 @@ class Forecaster(Estimator[StoredForecaster]):
         with nullcontext() if out is None else StopFlag() as stop:
             trained = train_forecaster(
                 frame, config, out=out, resume=resume, given=dataclasses.asdict(config),
-                observers=observers, callbacks=callbacks, stop=stop, start=start,
+                observers=observers, callbacks=callbacks, stop=stop, start=start, ends_early=True,
             )  # fmt: skip
         self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):

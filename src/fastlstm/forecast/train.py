@@ -82,6 +82,7 @@ def train_forecaster(
     start: StoredForecaster | None = None,
     make_task: MakeTask = ForecastTask,
     needs_steps: bool = True,
+    ends_early: bool = False,
     began: float | None = None,
 ) -> Trained:
     """Trains a forecaster on a table.
@@ -100,6 +101,7 @@ def train_forecaster(
             trained on. With `out` the caller sees to it that a resumed run gets the same one.
         make_task: makes what is trained, of the arguments of `ForecastTask`.
         needs_steps: see `RunSession`.
+        ends_early: end a budget where the loss rises (`RiseStopping`).
         began: `time.perf_counter()` from which a budget counts; default now.
 
     Raises:
@@ -113,7 +115,7 @@ def train_forecaster(
     own = checked_callbacks(callbacks)
     with locked_run(out) as run:
         session = _Session(run, list(observers), stop, began)
-        session.needs_steps, session.chosen = needs_steps, given
+        session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         with session.start(
             config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
         ) as begin:
@@ -125,9 +127,11 @@ class _Session(RunSession):
 
     Attributes:
         chosen: names of the options that were given; the others are chosen.
+        ends_early: whether a budget ends where the loss rises.
     """
 
     chosen: Collection[str] = ()
+    ends_early = False
 
     def train(
         self,
@@ -176,7 +180,7 @@ class _Session(RunSession):
             self.announce(task, plan, checkpoint, about)
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            rise = [RiseStopping()] if _ends_early(config, stop_criterion) else []
+            rise = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
             result = self.fit(task, plan, checkpoint, [*callbacks, *rise])
         return Trained(closing.stored, dataset, inputs, result)
 
@@ -214,8 +218,8 @@ class _Session(RunSession):
         return dataset
 
 
-def _ends_early(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:
-    """Returns whether a run ends where its loss rises: within a budget, of losses above zero."""
+def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:
+    """Returns whether a run has a budget, a loss above zero and no patience of its own."""
     has_ratio = config.output in ("point", "quantiles")
     return has_ratio and stop_criterion.budget_s is not None and config.patience == 0
 

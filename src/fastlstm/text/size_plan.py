@@ -57,7 +57,7 @@ _SIZES = (
 )
 _QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
-"""Of the prediction, which another batch or optimizer must have over the default."""
+"""Of the prediction, which a second layer, another batch or another optimizer must have."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class SizePlan:
         assert best.config.rnn_size is not None
         smaller = max(0, sizes.index(best.config.rnn_size) - 1)
         deep = self._best_around(self._try_size(sizes[smaller], 2), sizes, smaller)
-        return min(best, deep, key=lambda c: c.bits)
+        return deep if deep.bits < (1.0 - _CLEAR_GAIN) * best.bits else best
 
     def _best_around(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
         """Returns the best of the sizes above the first one, or of those below it."""

@@ -108,7 +108,9 @@ class TableJob(Job):
             timed = {axis: v for axis, v in values.items() if axis in moves.TIMED}
             best, surface = fastest_settings(default, axes, timed, window_s, "windows", show)
             default, speeds = {**default, **best}, surface.to_list("windows")
-            changes = with_enough_steps(changes, surface, default, config)
+            every, changes = changes, with_enough_steps(changes, surface, default, config)
+            if few := [self.label_of(change) for change in every if change not in changes]:
+                show("too few steps", f"not tried: {'; '.join(few)}")
         return Default(default, changes, speeds, sizes)
 
     def _sizes(
