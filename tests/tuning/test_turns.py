@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
-from fastlstm.tuning.turns import Candidate, TimedVariant, time_in_turns
+from fastlstm.tuning.turns import Candidate, Timed, TimedVariant, time_in_turns, time_until
 from fastlstm.tuning.variants import SAME_QUALITY, Variant
 
 
@@ -143,3 +143,33 @@ def test_a_turn_with_another_number_of_threads_begins_with_a_step_that_does_not_
         assert steps == [2, 2, 2]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("enough_at", "pairs"), [(0, 6), (9, 9), (1000, 48)])
+def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pairs: int):
+    log = list[str]()
+    base, fast = Work("base", 2.0, log), Work("fast", 1.0, log)
+    end, asked = time.perf_counter() + 60.0, list[int]()
+
+    def is_enough(so_far: Timed) -> bool:
+        asked.append(len(so_far.base))
+        return len(so_far.base) >= enough_at
+
+    found = time_until(base, Candidate(lambda: fast), is_enough, end, random.Random(0), 0.0)
+    assert (len(found.base), len(found.other)) == (pairs, pairs)
+    assert (found.ratio, min(asked), fast.is_closed) == (2.0, 6, True)
+
+
+def test_all_settled_steps_of_a_turn_count():
+    """The time of a run is that of its mean step: the median is blind to slow ones."""
+    pauses = iter([0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.2])  # two of eight settle
+
+    def step() -> int:
+        time.sleep(next(pauses))
+        return 1
+
+    loader = SimpleNamespace(wait_s=0.0, next=lambda: setattr(loader, "wait_s", loader.wait_s + 1))
+    trainer: Any = SimpleNamespace(task=SimpleNamespace(loader=loader))
+    threads = torch.get_num_threads()
+    variant = Variant("threads", SAME_QUALITY, {}, trainer, threads, step, step_s=1.0)
+    assert variant.turn(8.0) >= 0.4 / 6  # the median step took no time

@@ -14,6 +14,8 @@ from fastlstm.errors import FastLSTMError
 TURN_S = 0.15
 _MIN_PAIRS, _MAX_PAIRS = 6, 16
 """Fewer pairs give no interval; more say little that is new."""
+_MAX_PAIRS_OF_ONE = 48
+"""Of a variant that is timed alone."""
 _LATE_SHARE = 0.5
 """Of the planned time, what variants that gain may take beyond it to have an interval."""
 _WORTH_GOING_ON = 1.05
@@ -141,6 +143,35 @@ def time_in_turns(
                 found.append(timed)
                 timed.variant.close()
     return found, not_timed
+
+
+def time_until(
+    base: TimedVariant,
+    candidate: Candidate,
+    is_enough: Callable[[Timed], bool],
+    end: float,
+    rng: random.Random,
+    turn_s: float,
+) -> Timed:
+    """Returns the times of one variant beside those of its base.
+
+    Args:
+        base: what it is compared with.
+        candidate: what makes the variant.
+        is_enough: asked after each pair from the sixth on.
+        end: of the measurement, as `time.perf_counter`; six pairs are taken all the same.
+        rng: draws the order.
+        turn_s: seconds of a turn.
+    """
+    timed = Timed(_warmed_up(candidate), candidate)
+    try:
+        while len(timed.base) < _MIN_PAIRS or not (
+            time.perf_counter() > end or len(timed.base) >= _MAX_PAIRS_OF_ONE or is_enough(timed)
+        ):
+            _round(base, [timed], rng, turn_s)
+    finally:
+        timed.variant.close()
+    return timed
 
 
 def _warmed_up(candidate: Candidate) -> TimedVariant:
