@@ -45,7 +45,7 @@ LARGE = "--rnn-size 512 --embed-size 64 --seq-length 32 --batch-size 8 --cache-d
 PLANTED = "--steps 400 --threads 1 --batch-size 2 --eval-every 2 --checkpoint-every 2"
 FORECASTER = "--horizon 4 --hidden-size 8 --input-size 16 --precision fp32 --cache-dir cache"
 QUICK = "--measure 2s --no-verify"
-BUDGET = "--budget 4s --tune-time 36s --axes lr"
+BUDGET = "--budget 10s --tune-time 72s --axes lr"
 RUN, URL_PORT = 'runs/Bob\'s "run"', 8765
 SUBJECTS: dict[str, str] = {
     "text": f"profile {shlex.quote(TEXT)} {SMALL} {PLANTED} {QUICK}",
@@ -68,9 +68,9 @@ SUBJECTS: dict[str, str] = {
     f" --steps 400 --evaluations 200 --batch-size 4 --accumulate 8 {QUICK}",
     "run of a table": f"profile 'runs/-a table' --threads 1 --checkpoint-every 2 {QUICK}",
     "instruction set": f"profile {shlex.quote(TEXT)} {SMALL} --steps 400 {QUICK}",
-    "generation": f"profile {shlex.quote(RUN)} --generation --measure 3s --no-verify"
+    "generation": f"profile {shlex.quote(RUN)} --generation --measure 15s --no-verify"
     " --prompt \"it's\" --stop=-x --weights fp32",
-    "server": f"profile http://127.0.0.1:{URL_PORT} --load 6 --measure 3s"
+    "server": f"profile http://127.0.0.1:{URL_PORT} --load 6 --measure 10s"
     f" --run {shlex.quote(RUN)}",
     "tune of a text": f"tune {shlex.quote(TEXT)} {SMALL} --out 'tuning/a b' {BUDGET}",
     "tune of a table": f"tune {shlex.quote(TABLE)} --target {shlex.quote(TARGET)} {FORECASTER}"
@@ -82,26 +82,50 @@ SUBJECTS: dict[str, str] = {
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    run_all(Path(sys.argv[1]), sys.argv[2:])
+    ends_by_exception()
+    run_all(Path(sys.argv[1]), sys.argv[2:], [])
 
 
-def run_all(path: Path, names: list[str]) -> None:
-    """Appends one line for each subject that the file has not, and sums the file up."""
+def ends_by_exception() -> None:
+    """Has SIGTERM end the campaign as Ctrl-C does: with all that it started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def run_all(path: Path, names: list[str], plants: list[dict[str, Any]]) -> None:
+    """Appends one line for each profile that the file has not, and sums the file up.
+
+    Args:
+        path: of the file.
+        names: of the subjects; empty for all.
+        plants: rows with the commands of profiles that were made before.
+    """
     known = {row["name"] for row in rows_of(path)}
+    for plant in plants:
+        if plant["name"] not in known and plant["commands"]:
+            with tempfile.TemporaryDirectory(prefix="fastlstm-printed-") as parent:
+                keep(path, plant["name"], tried(plant["commands"], Path(parent)))
     wanted = [n for n in SUBJECTS if n not in known and (not names or n in names)]
     if wanted:
         with tempfile.TemporaryDirectory(prefix="fastlstm-printed-") as parent:
             folder = Path(parent, FOLDER)
             make_subjects(folder)
             for name in wanted:
-                row = {"name": name, **subject(name, folder)}
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-                failed = [
-                    f"{c['command']}: {c['failure']}" for c in row["commands"] if c["failure"]
-                ]
-                print(f"{name}: {len(row['commands'])} commands; {failed or 'all run'}", flush=True)
+                keep(path, name, subject(name, folder))
     report(rows_of(path))
+
+
+def keep(path: Path, name: str, commands: list[dict[str, str]]) -> None:
+    """Appends a line; without a command there is none, and the next call tries again."""
+    failed = [f"{one['command']}: {one['failure']}" for one in commands if one["failure"]]
+    if commands:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": name, "commands": commands}) + "\n")
+    print(f"{name}: {len(commands)} commands; {failed or 'all run'}", flush=True)
+
+
+def tried(commands: list[str], folder: Path, data: bytes = b"") -> list[dict[str, str]]:
+    """Runs commands and returns each with its failure; arguments as of `failure_of`."""
+    return [{"command": c, "failure": failure_of(c, folder, data)} for c in commands]
 
 
 def report(rows: list[dict[str, Any]]) -> None:
@@ -134,26 +158,18 @@ def make_subjects(folder: Path) -> None:
         subprocess.run(["sh", "-c", command], cwd=folder, check=True, capture_output=True)
 
 
-def subject(name: str, folder: Path) -> dict[str, Any]:
-    """Profiles or tunes, and runs the commands that are printed."""
-    command, began = f"fastlstm {SUBJECTS[name]}", time.perf_counter()
+def subject(name: str, folder: Path) -> list[dict[str, str]]:
+    """Profiles or tunes, runs the commands that are printed and returns what became of them."""
+    command = f"fastlstm {SUBJECTS[name]}"
     environment = {"FASTLSTM_ISA": "avx2"} if name == "instruction set" else {}
     if name == "server":
         with served(folder):  # the commands start it anew
             done = printed(command, folder, environment)
     else:
         done = printed(command, folder, environment)
-    seconds = time.perf_counter() - began
     if done.returncode:
-        failure = f"exit {done.returncode}: {done.stderr[-300:]}"
-        return {"seconds": seconds, "commands": [{"command": command, "failure": failure}]}
-    commands = commands_in(done.stdout)
-    if not commands:
-        failure = f"it prints no command: {done.stdout[-600:]}"
-        return {"seconds": seconds, "commands": [{"command": command, "failure": failure}]}
-    data = (folder / TEXT).read_bytes()
-    tried = [{"command": c, "failure": failure_of(c, folder, data)} for c in commands]
-    return {"seconds": seconds, "commands": tried}
+        return [{"command": command, "failure": f"exit {done.returncode}: {done.stderr[-300:]}"}]
+    return tried(commands_in(done.stdout), folder, (folder / TEXT).read_bytes())
 
 
 def printed(

@@ -1,10 +1,11 @@
 """Plants bottlenecks in training runs and looks whether `fastlstm profile` finds them.
 
 usage: python tests/campaigns/profile_plants.py RESULTS.jsonl TEXT TABLE.csv [NAME...]
-Every plant is one line with the ranks of its causes, the predicted and the verified gain, and what
-became of the commands that were printed; a plant that is there is not repeated. Controls are runs
-with nothing planted: they must get no recommendation. The last lines sum up the file. Without names
-the commands of other profiles follow, in printed_commands.jsonl beside RESULTS.
+Every plant is one line with the ranks of its causes, the predicted and the verified gain; a plant
+that is there is not repeated. Controls are runs with nothing planted: they must get no
+recommendation. Without names all commands that were printed are run afterwards, with those of other
+profiles (printed_commands.py), into printed_commands.jsonl beside RESULTS. It can be ended at any
+time, and goes on where it was. The last lines sum up the files.
 """
 
 from __future__ import annotations
@@ -15,14 +16,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from printed_commands import failure_of, rows_of, run_all
-from printed_commands import report as report_commands
+from printed_commands import ends_by_exception, rows_of, run_all
 
 from fastlstm.cli.main import main as fastlstm
 from fastlstm.ops.backends.onednn import bf16_instructions
@@ -127,6 +126,7 @@ def main() -> None:
         sys.exit(__doc__)
     path, (text_file, table_file) = Path(sys.argv[1]), map(os.path.abspath, sys.argv[2:4])
     known = {row["name"] for row in rows_of(path)}
+    ends_by_exception()
     for plant in (*PLANTS, *CONTROLS):
         name = plant[0]
         if name in known or (sys.argv[4:] and name not in sys.argv[4:]):
@@ -143,11 +143,11 @@ def main() -> None:
         print(line(row), flush=True)
     report(rows_of(path))
     if not sys.argv[4:]:
-        run_all(path.with_name("printed_commands.jsonl"), [])
+        run_all(path.with_name("printed_commands.jsonl"), [], rows_of(path))
 
 
 def one(name: str, text_file: str, table_file: str) -> None:
-    """Profiles one plant, runs the commands that it prints, and prints a row."""
+    """Profiles one plant and prints a row."""
     _, causes, options, plant = next(p for p in (*PLANTS, *CONTROLS) if p[0] == name)
     if "--budget" in options:
         options = [word for word in TEXT if word not in (*SMALL, "--steps", "2000")]
@@ -163,12 +163,7 @@ def one(name: str, text_file: str, table_file: str) -> None:
     if status:
         sys.exit(status)
     seconds, said = time.perf_counter() - began, json.loads(printed.getvalue().splitlines()[-1])
-    with tempfile.TemporaryDirectory() as folder:
-        commands = [
-            {"command": command, "failure": failure_of(command, Path(folder))}
-            for command in (verdict["command"] for verdict in said["verdicts"])
-            if command
-        ]
+    commands = [verdict["command"] for verdict in said["verdicts"] if verdict["command"]]
     # In the order printed: what is recommended, then what tune is to try.
     ranked = [v["cause"] for v in said["verdicts"] if v["is_recommended"] or v["is_to_try"]]
     gains = {v["cause"]: v["gain"] for v in said["verdicts"]}
@@ -219,7 +214,6 @@ def report(rows: list[dict[str, Any]]) -> None:
           f" {sum(ratio <= 0.1 for ratio in ratios)} within 10 % of the ratio")  # fmt: skip
     seconds = sorted(row["seconds"] for row in rows)
     print(f"seconds: median {seconds[len(seconds) // 2]:.0f}, longest {seconds[-1]:.0f}")
-    report_commands(rows)
 
 
 if __name__ == "__main__":
