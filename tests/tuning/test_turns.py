@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
+from fastlstm.tuning import variants
 from fastlstm.tuning.turns import Candidate, Timed, TimedVariant, time_in_turns, time_until
 from fastlstm.tuning.variants import SAME_QUALITY, Variant
 
@@ -173,3 +174,34 @@ def test_all_settled_steps_of_a_turn_count():
     threads = torch.get_num_threads()
     variant = Variant("threads", SAME_QUALITY, {}, trainer, threads, step, step_s=1.0)
     assert variant.turn(8.0) >= 0.4 / 6  # the median step took no time
+
+
+def test_a_variant_that_gains_goes_on_until_it_has_an_interval():
+    log = list[str]()
+    base, fast = Work("base", 2.0, log), Work("fast", 1.0, log)
+    now = time.perf_counter()
+    for late, pairs in ((now + 60.0, 6), (now, 1)):
+        found, _ = time_in_turns(
+            base, [Candidate(lambda: fast)], now, random.Random(0), 0.0, late
+        )  # fmt: skip
+        assert [len(timed.base) for timed in found] == [pairs]
+
+
+@pytest.mark.parametrize(("cores", "noted"), [(1, [(0.0, 1)]), (2, [])])
+def test_more_threads_than_cores_are_no_crowd_to_the_next_variant(monkeypatch, cores, noted):
+    """Two threads after eight on two cores were timed as if beside other busy processes."""
+    seen = list[tuple[float, int]]()
+    native = SimpleNamespace(note_core_wait=lambda *wait: seen.append(wait))
+    monkeypatch.setattr(
+        variants, "hardware", SimpleNamespace(cores=lambda: cores, native=lambda: native)
+    )
+    loader = SimpleNamespace(wait_s=0.0, next=lambda: setattr(loader, "wait_s", loader.wait_s + 1))
+    trainer: Any = SimpleNamespace(task=SimpleNamespace(loader=loader))
+    variant = Variant("threads", SAME_QUALITY, {}, trainer, 1, lambda: 1, step_s=1.0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        variant.turn(0.1)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == noted

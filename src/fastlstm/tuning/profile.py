@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _FIRST_TURNS = 3
-_RANKING_SHARE = 0.7
+_RANKING_SHARE = 0.5
 """Of the time, for all variants; the rest is for the one that is recommended first."""
-_LONG_TURN_S, _ALONE_S = 0.3, 3.0
+_LONG_TURN_S, _ALONE_S = 0.25, 4.0
 """Of the one that is recommended first: seconds of its turns, and of all of them at least."""
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
@@ -194,13 +194,14 @@ def _verdicts_by_turns(
         makers: of the variants.
         others: verdicts that need no turns.
         verdict_on: returns the verdict on a variant.
-        ends: of both measurements, as `time.perf_counter`.
+        ends: of both measurements, as `time.perf_counter`; variants that seem to gain may have
+            turns until the second one.
 
     Returns:
         All verdicts, and why some variants were not timed.
     """
     rng = random.Random(0)
-    timed, not_timed = time_in_turns(base, makers, ends[0], rng, TURN_S)
+    timed, not_timed = time_in_turns(base, makers, ends[0], rng, TURN_S, ends[1])
     found = [verdict_on(each) for each in timed]
     first = ranked([*others, *found])[0]
     place = next((number for number, verdict in enumerate(found) if verdict is first), None)

@@ -106,6 +106,7 @@ def time_in_turns(
     end: float,
     rng: random.Random,
     turn_s: float = TURN_S,
+    late: float | None = None,
 ) -> tuple[list[Timed], list[str]]:
     """Returns the times of all variants beside those of the base, and why some were not timed.
 
@@ -117,12 +118,14 @@ def time_in_turns(
         base: what the variants are compared with.
         candidates: what makes the variants.
         end: of the measurement, as `time.perf_counter`. Variants that seem to gain and have too few
-            pairs for an interval go on for half as long again.
+            pairs for an interval go on.
         rng: draws the order.
         turn_s: seconds of a turn.
+        late: end of these; default is half as long again.
     """
     began, not_timed = time.perf_counter(), list[str]()
-    late = end + _LATE_SHARE * max(end - began, 0.0)
+    if late is None:
+        late = end + _LATE_SHARE * max(end - began, 0.0)
     live, found = list[Timed](), list[Timed]()
     waiting = list(candidates)
     while live or waiting:

@@ -74,8 +74,11 @@ class Variant:
         Args:
             seconds: of the turn, about; at least one step is taken.
         """
-        if torch.get_num_threads() != self.threads:
+        if (before := torch.get_num_threads()) != self.threads:
             torch.set_num_threads(self.threads)
+            if before > hardware.cores():
+                # They waited for each other: no sign that other processes need the cores.
+                hardware.native().note_core_wait(0.0, self.threads)
             self.step()  # threads that have slept take up to 10 ms to get a core
         self._prepare()
         times = list[float]()
