@@ -3,7 +3,9 @@
 usage: python tests/campaigns/profile_plants.py RESULTS.jsonl TEXT TABLE.csv [NAME...]
 Every plant is one line with the ranks of its causes, the predicted and the verified gain; a plant
 that is there is not repeated. Controls are runs with nothing planted: they must get no
-recommendation. The last lines sum up the file.
+recommendation. Without names all commands that were printed are run afterwards, with those of other
+profiles (printed_commands.py), into printed_commands.jsonl beside RESULTS. It can be ended at any
+time, and goes on where it was. The last lines sum up the files.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from printed_commands import ends_by_exception, rows_of, run_all
 
 from fastlstm.cli.main import main as fastlstm
 from fastlstm.ops.backends.onednn import bf16_instructions
@@ -119,8 +124,9 @@ CONTROLS: list[Plant] = [
 def main() -> None:
     if len(sys.argv) < 4:
         sys.exit(__doc__)
-    path, text_file, table_file = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    known = {row["name"] for row in _rows(path)}
+    path, (text_file, table_file) = Path(sys.argv[1]), map(os.path.abspath, sys.argv[2:4])
+    known = {row["name"] for row in rows_of(path)}
+    ends_by_exception()
     for plant in (*PLANTS, *CONTROLS):
         name = plant[0]
         if name in known or (sys.argv[4:] and name not in sys.argv[4:]):
@@ -135,7 +141,9 @@ def main() -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(line(row), flush=True)
-    report(_rows(path))
+    report(rows_of(path))
+    if not sys.argv[4:]:
+        run_all(path.with_name("printed_commands.jsonl"), [], rows_of(path))
 
 
 def one(name: str, text_file: str, table_file: str) -> None:
@@ -154,7 +162,8 @@ def one(name: str, text_file: str, table_file: str) -> None:
         status = fastlstm(["profile", source, *options, "--json"])
     if status:
         sys.exit(status)
-    said = json.loads(printed.getvalue().splitlines()[-1])
+    seconds, said = time.perf_counter() - began, json.loads(printed.getvalue().splitlines()[-1])
+    commands = [verdict["command"] for verdict in said["verdicts"] if verdict["command"]]
     # In the order printed: what is recommended, then what tune is to try.
     ranked = [v["cause"] for v in said["verdicts"] if v["is_recommended"] or v["is_to_try"]]
     gains = {v["cause"]: v["gain"] for v in said["verdicts"]}
@@ -163,7 +172,7 @@ def one(name: str, text_file: str, table_file: str) -> None:
         "name": name, "causes": wanted, "recommended": ranked,
         "ranks": [ranked.index(c) + 1 if c in ranked else None for c in wanted], "gains": gains,
         "first": said["verdicts"][0], "verified": said["verified_gain"],
-        "seconds": time.perf_counter() - began, "others": said["others"],
+        "seconds": seconds, "others": said["others"], "commands": commands,
     }))  # fmt: skip
 
 
@@ -205,10 +214,6 @@ def report(rows: list[dict[str, Any]]) -> None:
           f" {sum(ratio <= 0.1 for ratio in ratios)} within 10 % of the ratio")  # fmt: skip
     seconds = sorted(row["seconds"] for row in rows)
     print(f"seconds: median {seconds[len(seconds) // 2]:.0f}, longest {seconds[-1]:.0f}")
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(t) for t in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.training import step_time
-from fastlstm.training.step_time import use_up_batches
+from fastlstm.training.step_time import settled, use_up_batches
 from fastlstm.tuning.step_server import _timed_steps
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
 from linear_task import LinearTask, RowLoader, trainer_of
@@ -67,3 +67,8 @@ def test_a_loader_that_never_waits_gives_a_few_batches() -> None:
     task = LinearTask()
     use_up_batches(task.loader)
     assert task.loader.at == 5
+
+
+@pytest.mark.parametrize(("steps", "first"), [(1, 0), (2, 0), (3, 1), (8, 2), (20, 5)])
+def test_the_first_quarter_of_a_turn_settles(steps, first):
+    assert settled(range(steps)) == range(first, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -123,10 +124,18 @@ def test_commands_keep_what_was_given(base: Generation) -> None:
     verdict = generation_profile.Verdict("weights", 0.5, 1.0, 0.9, 1.1, "", {"weights": "int8"})
     text = cli._command(argv, "runs/book", verdict)
     assert text == "fastlstm generate runs/book --temperature 0.8 --weights int8"
-    many = cli._command(argv, "runs/book", replace(verdict, options={"streams": 4}))
+    streams = replace(verdict, options={"streams": 4})
+    assert cli._command(argv, "runs/book", streams) == (
+        "python -c 'from fastlstm import LM; "
+        'print(LM.load("runs/book").generate_batch([""] * 4, max_tokens=500, temperature=0.8))\''
+    )
+    argv += ["--prompt", 'it\'s "so"', "--weights=int8", "--stop", "a", "--stop=-b", "--seed", "7"]
+    many = cli._command(argv, "runs/book", streams)
     assert many is not None
-    assert many.startswith("""python -c 'from fastlstm import LM; print(LM.load("runs/book").""")
-    assert '[""] * 4, max_tokens=500))\'' in many
+    assert shlex.split(many)[2] == (
+        'from fastlstm import LM; print(LM.load("runs/book", weights="int8").generate_batch('
+        '["it\'s \\"so\\""] * 4, max_tokens=500, temperature=0.8, stop=["a", "-b"], seed=7))'
+    )
 
 
 def test_the_command_line_prints_it_and_verifies(

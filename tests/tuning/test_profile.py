@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import time
 from contextlib import redirect_stdout
@@ -24,10 +25,11 @@ from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
-from fastlstm.tuning import profile
+from fastlstm.tuning import profile, verification
 from fastlstm.tuning.op_times import OpTime, _with_roof, _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
+from fastlstm.tuning.turns import Candidate, Timed
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates, steps_of
 from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
@@ -274,11 +276,11 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
 def without_isa(monkeypatch, ratio: float) -> Profile:
     """Returns a profile under FASTLSTM_ISA=scalar; without it, steps take so much longer."""
     pairs = np.random.default_rng(0).normal(1.0, 0.02, (2, 8)) * [[1e-4], [1e-4 * ratio]]
-    monkeypatch.setattr(profile, "measured_times", lambda a, b, _: (list(pairs[0]), list(pairs[1])))
-    monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
+    monkeypatch.setattr(verification, "measured_times", lambda *_: (list(pairs[0]), list(pairs[1])))
+    monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
     base = replace(PROFILE, phases={"evaluation": 0.5})
-    return profile.with_instruction_set(base, "fastlstm train book.txt")
+    return verification.with_instruction_set(base, "fastlstm train book.txt")
 
 
 def test_commands_without_the_forced_instruction_set(monkeypatch):
@@ -289,7 +291,7 @@ def test_commands_without_the_forced_instruction_set(monkeypatch):
     assert found.evidence.startswith("FASTLSTM_ISA is scalar, this CPU has avx2; 9,952 -> ")
     assert found.command_prefix == "env -u FASTLSTM_ISA "
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
-    assert not profile.with_instruction_set(PROFILE, "fastlstm train book.txt").verdicts
+    assert not verification.with_instruction_set(PROFILE, "fastlstm train book.txt").verdicts
 
 
 def test_an_instruction_set_that_gains_nothing_is_not_recommended(monkeypatch):
@@ -302,10 +304,10 @@ def test_an_instruction_set_that_cannot_be_timed_loses_nothing(monkeypatch):
     def refuse(*_):
         raise CommandError("B failed with exit status 2")
 
-    monkeypatch.setattr(profile, "measured_times", refuse)
-    monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
+    monkeypatch.setattr(verification, "measured_times", refuse)
+    monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    found = profile.with_instruction_set(PROFILE, "fastlstm train -")
+    found = verification.with_instruction_set(PROFILE, "fastlstm train -")
     assert found.not_timed == ("instruction set: B failed with exit status 2",)
 
 
@@ -442,10 +444,10 @@ def test_what_was_found_is_printed_where_it_cannot_be_kept(tmp_path, text, insta
 
 
 def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, monkeypatch, capsys):
-    def refuse(a, b):
+    def refuse(a, b, step_share):
         raise CommandError("A failed with exit status 2")
 
-    monkeypatch.setattr(profile, "measured_gain", refuse)
+    monkeypatch.setattr(verification, "measured_gain", refuse)
     assert main(["profile", str(text)]) == 0
     said = capsys.readouterr()
     assert "1. threads" in said.out
@@ -546,3 +548,46 @@ def test_no_operation_is_above_its_ceiling():
     assert (cached.roof_share, cached.bound) == (0.5, "compute")
     assert _with_roof(op, (10e9, 10e9), 1, 20.0, 15.0).bound == "memory"
     assert _with_roof(op, (10e9, None), 1, 5.0, 15.0).roof_share is None
+
+
+def test_what_is_recommended_first_has_the_gain_of_a_second_measurement(monkeypatch):
+    """Of several noisy gains the largest one, which is recommended first, is too large."""
+    made = [replace(variant(cause), options={cause: 1}) for cause in ("threads", "precision")]
+    makers = [Candidate(lambda one=one: one) for one in made]
+    speeds = {"threads": 1.6, "precision": 1.4}
+
+    def in_turns(base, makers, *_):
+        pairs = ([1.0] * 6, [1.0 / speeds[one.cause] for one in made])
+        return [Timed(one, c, pairs[0], [pairs[1][n]] * 6) for n, (one, c) in
+                enumerate(zip(made, makers, strict=True))], []  # fmt: skip
+
+    def alone(base, candidate, is_enough, *_):
+        again = Timed(candidate.make(), candidate, [1.0] * 6, [1.0 / 1.5] * 6)
+        assert is_enough(again)
+        return again
+
+    monkeypatch.setattr(profile, "time_in_turns", in_turns)
+    monkeypatch.setattr(profile, "time_until", alone)
+
+    def verdict_on(timed):
+        return of_pairs(timed.variant, timed.base, timed.other, "tokens")
+
+    found, _ = profile._verdicts_by_turns(None, makers, [], verdict_on, (0.0, 0.0))
+    assert {v.cause: round(v.gain, 3) for v in found} == {"threads": 0.5, "precision": 0.4}
+
+
+def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sure = Verdict("threads", 0.1, 0.12, 0.1, 0.2, EXACT, {"threads": 2})
+    wide = Verdict(
+        "output layer", 0.45, 0.8, 0.7, 0.9, CHANGES_LEARNING, {"output_rank": 32},
+        axis="output-rank",
+    )  # fmt: skip
+    verdicts = sure, replace(sure, cause="evaluation", options={"eval_every": 9}), wide
+    found = Profile("tokens", 1.0, None, {}, verdicts, (), 1.0, None, {})
+    for argv, folders in (
+        (["book.txt"], ["runs/book", "runs/book-2", "tuning/book"]),
+        (["book.txt", "--out=x y"], ["x y", "x y-2", "x y-3"]),
+    ):
+        commands = cli._commands(found, cli.COMMAND, argv, fastlstm.TrainConfig(), {})
+        assert [shlex.split(command)[-1] for command in commands.values()] == folders

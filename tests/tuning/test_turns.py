@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
-from fastlstm.tuning.turns import Candidate, TimedVariant, time_in_turns
+from fastlstm.tuning import variants
+from fastlstm.tuning.turns import Candidate, Timed, TimedVariant, time_in_turns, time_until
 from fastlstm.tuning.variants import SAME_QUALITY, Variant
 
 
@@ -143,3 +144,64 @@ def test_a_turn_with_another_number_of_threads_begins_with_a_step_that_does_not_
         assert steps == [2, 2, 2]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("enough_at", "pairs"), [(0, 6), (9, 9), (1000, 48)])
+def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pairs: int):
+    log = list[str]()
+    base, fast = Work("base", 2.0, log), Work("fast", 1.0, log)
+    end, asked = time.perf_counter() + 60.0, list[int]()
+
+    def is_enough(so_far: Timed) -> bool:
+        asked.append(len(so_far.base))
+        return len(so_far.base) >= enough_at
+
+    found = time_until(base, Candidate(lambda: fast), is_enough, end, random.Random(0), 0.0)
+    assert (len(found.base), len(found.other)) == (pairs, pairs)
+    assert (found.ratio, min(asked), fast.is_closed) == (2.0, 6, True)
+
+
+def test_all_settled_steps_of_a_turn_count():
+    """The time of a run is that of its mean step: the median is blind to slow ones."""
+    pauses = iter([0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.2])  # two of eight settle
+
+    def step() -> int:
+        time.sleep(next(pauses))
+        return 1
+
+    loader = SimpleNamespace(wait_s=0.0, next=lambda: setattr(loader, "wait_s", loader.wait_s + 1))
+    trainer: Any = SimpleNamespace(task=SimpleNamespace(loader=loader))
+    threads = torch.get_num_threads()
+    variant = Variant("threads", SAME_QUALITY, {}, trainer, threads, step, step_s=1.0)
+    assert variant.turn(8.0) >= 0.4 / 6  # the median step took no time
+
+
+def test_a_variant_that_gains_goes_on_until_it_has_an_interval():
+    log = list[str]()
+    base, fast = Work("base", 2.0, log), Work("fast", 1.0, log)
+    now = time.perf_counter()
+    for late, pairs in ((now + 60.0, 6), (now, 1)):
+        found, _ = time_in_turns(
+            base, [Candidate(lambda: fast)], now, random.Random(0), 0.0, late
+        )  # fmt: skip
+        assert [len(timed.base) for timed in found] == [pairs]
+
+
+@pytest.mark.parametrize(("cores", "noted"), [(1, [(0.0, 1)]), (2, [])])
+def test_more_threads_than_cores_are_no_crowd_to_the_next_variant(monkeypatch, cores, noted):
+    """Two threads after eight on two cores were timed as if beside other busy processes."""
+    seen = list[tuple[float, int]]()
+    native = SimpleNamespace(note_core_wait=lambda *wait: seen.append(wait))
+    monkeypatch.setattr(
+        variants, "hardware", SimpleNamespace(cores=lambda: cores, native=lambda: native)
+    )
+    loader = SimpleNamespace(wait_s=0.0, next=lambda: setattr(loader, "wait_s", loader.wait_s + 1))
+    trainer: Any = SimpleNamespace(task=SimpleNamespace(loader=loader))
+    variant = Variant("threads", SAME_QUALITY, {}, trainer, 1, lambda: 1, step_s=1.0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        variant.turn(0.1)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == noted

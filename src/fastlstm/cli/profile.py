@@ -114,7 +114,8 @@ def _profile_training(argv: list[str]) -> int:
 
     from fastlstm.tuning.op_times import check_trace
     from fastlstm.tuning.planned_run import chosen_sizes
-    from fastlstm.tuning.profile import Profiler, with_instruction_set
+    from fastlstm.tuning.profile import Profiler
+    from fastlstm.tuning.verification import with_instruction_set
 
     if trace is not None:
         check_trace(trace)
@@ -147,15 +148,19 @@ def _commands(
     fixed: Mapping[str, Any],
 ) -> dict[str, str]:  # fmt: skip
     """Returns the commands by cause: of what is recommended, and of what tune is to try."""
-    commands = {
-        v.cause: v.command_prefix + train_command(command, _OWN, argv, {**fixed, **v.options})
-        for v in profile.recommended
-        if v.options or v.command_prefix
-    }
+    commands = dict[str, str]()
+    for v in profile.recommended:
+        if v.options or v.command_prefix:
+            words = train_command(
+                command, _OWN, argv, {**fixed, **v.options}, taken=commands.values()
+            )
+            commands[v.cause] = v.command_prefix + words
     for v in profile.to_try:
         tuned = {**fixed, "budget": config.budget or config.default_budget, "axes": v.axis}
         own = (*_OWN, "steps", "epochs")
-        commands[v.cause] = train_command(command, own, argv, tuned, verb="tune")
+        commands[v.cause] = train_command(
+            command, own, argv, tuned, verb="tune", taken=commands.values()
+        )
     return commands
 
 
@@ -247,16 +252,14 @@ def _verified(
     where steps do not show it."""
     if not verdict.is_in_steps or not verdict.options:
         return None
-    from fastlstm.tuning.profile import measured_gain
-    from fastlstm.tuning.verdicts import of_whole
+    from fastlstm.tuning.verification import measured_gain
 
     words = [
         ["fastlstm", "train", *train_words(command, _OWN, argv, o)]
         for o in (fixed, {**fixed, **verdict.options})
     ]
     try:
-        gain = measured_gain(shlex.join(words[0]), shlex.join(words[1]))
+        return measured_gain(shlex.join(words[0]), shlex.join(words[1]), step_share)
     except FastLSTMError as error:  # such as of a text from standard input, which is used up
         say(f"note: the first recommendation was not verified: {error}")
         return None
-    return of_whole(1.0 + gain, step_share)

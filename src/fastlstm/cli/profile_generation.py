@@ -87,14 +87,29 @@ def _command(argv: list[str], path: str, verdict: Verdict) -> str | None:
     """Returns the command that does what a verdict found, or None where no option does it."""
     options = verdict.options
     if "streams" in options:
-        load = f"LM.load({json.dumps(path, ensure_ascii=False)})"  # double quotes: the shell has '
-        call = f'{load}.generate_batch([""] * {options["streams"]}, max_tokens=500)'
-        return shlex.join(["python", "-c", f"from fastlstm import LM; print({call})"])
+        return _batch_command(argv, path, options["streams"])
     if "threads" in options:
         return f"OMP_NUM_THREADS={options['threads']} " + shlex.join(
             ["fastlstm", "generate", *_words(argv, {})]
         )
     return shlex.join(["fastlstm", "generate", *_words(argv, options)])
+
+
+def _batch_command(argv: list[str], path: str, count: int) -> str:
+    """Returns the command that writes `count` texts at once, otherwise as a command line says."""
+    parsed = parse(COMMAND, argv)
+    weights = "" if parsed["weights"] is None else f", weights={_literal(parsed['weights'])}"
+    given = given_options(parsed, SAMPLING_OPTIONS)
+    settings = "".join(f", {name}={_literal(value)}" for name, value in given.items())
+    prompts = f"[{_literal(parsed['prompt'])}] * {count}"
+    load = f"LM.load({_literal(path)}{weights})"
+    call = f"{load}.generate_batch({prompts}, max_tokens=500{settings})"
+    return shlex.join(["python", "-c", f"from fastlstm import LM; print({call})"])
+
+
+def _literal(value: object) -> str:
+    """Returns a text, a number or a list of texts in Python; the shell has the single quotes."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def measured_gain(a: Sequence[str], b: Sequence[str], length: int) -> float:

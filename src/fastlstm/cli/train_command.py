@@ -48,15 +48,18 @@ def train_words(
 
 def train_command(
     command: Command, own: Collection[str], argv: list[str], options: Mapping[str, Any],
-    verb: str = "train",
+    verb: str = "train", taken: Collection[str] = (),
 ) -> str:  # fmt: skip
-    """Returns the command that trains, or tunes, with other options; its directory does not exist
-    yet."""
+    """Returns the command that trains, or tunes, with other options.
+
+    Its directory does not exist yet, and none of the commands in `taken` makes it.
+    """
     arguments = split_arguments(command.options, argv)
     names = {"out"} - set(own)
     given = [value for option, value in arguments.options if option.name in names]
     name = Path(arguments.positionals[0]).name.split(".")[0] or "run"
     first = given[-1] if given else f"{_FOLDERS[verb]}/{name}"
     places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
-    out = next(place for place in places if not os.path.exists(place))
+    others = {shlex.split(text)[-1] for text in taken}
+    out = next(place for place in places if not (os.path.exists(place) or place in others))
     return shlex.join(["fastlstm", verb, *train_words(command, own, argv, options), "--out", out])

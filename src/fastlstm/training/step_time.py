@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from fastlstm.training.task import Loader
     from fastlstm.training.trainer import Trainer
 
+StepT = TypeVar("StepT")
 TIMED_S, MIN_TIMED = 0.2, 3
 """Seconds of the steps that are timed, and the fewest of them."""
 LONG_STEP_S = 1.0
@@ -59,6 +60,14 @@ def use_up_batches(loader: Loader) -> None:
         loader.next()
         if loader.wait_s - before_s > _WAITED_S:
             break
+
+
+def settled(steps: Sequence[StepT]) -> Sequence[StepT]:
+    """Returns the steps of a turn without its first quarter.
+
+    Threads that slept while others computed take some steps to share the cores again.
+    """
+    return steps[(len(steps) + 1) // 4 :]
 
 
 def ignore(*_: object) -> None:

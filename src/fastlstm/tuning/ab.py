@@ -6,7 +6,7 @@ import dataclasses
 import random
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -15,6 +15,7 @@ import numpy as np
 
 from fastlstm.errors import CommandError, ConfigError, Message, Setting
 from fastlstm.system.machine_usage import MachineUsage
+from fastlstm.training.step_time import settled
 from fastlstm.tuning.command import Command, parse_command
 from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.paired_times import (
@@ -195,10 +196,23 @@ class TrainingSteps:
 
     The time of a turn is that of its median step: with processes beside them the median of 16
     steps varied half as much as their mean (robust deviation of pairs 0.09 and 0.165).
+
+    Args:
+        commands: A and B.
+        limit_s: for setting up a worker, or one of its answers.
+        time_of: the time of a turn by those of its steps.
+        blocks: of a group of processes; 0 has as many as take as long as setting up the first.
     """
 
-    def __init__(self, commands: tuple[Command, Command], limit_s: float) -> None:
+    def __init__(
+        self,
+        commands: tuple[Command, Command],
+        limit_s: float,
+        time_of: Callable[[Sequence[float]], float] = median,
+        blocks: int = 0,
+    ) -> None:
         self._commands, self._limit_s, self._unit = commands, limit_s, "units"
+        self._time_of, self._blocks = time_of, blocks
 
     @property
     def measured(self) -> str:
@@ -207,15 +221,15 @@ class TrainingSteps:
 
     def blocks(self, rng: random.Random, end: float) -> Generator[tuple[Pair, Pair]]:
         """Yields blocks of pairs while another group fits before `end` of the clock."""
-        group, group_s, blocks = 0, 0.0, 0
+        group, group_s, blocks = 0, 0.0, self._blocks
         while time.perf_counter() + group_s < end:
             started = time.perf_counter()
             with self._workers() as (workers, counts):
                 blocks = blocks or _blocks_worth(time.perf_counter() - started)
 
                 def turn(side: int) -> float:
-                    steps = workers[side].step(counts[side])
-                    return 1_000.0 * median(seconds / units for seconds, units in steps)
+                    steps = settled(workers[side].step(counts[side]))
+                    return 1_000.0 * self._time_of([seconds / units for seconds, units in steps])
 
                 for _ in range(blocks):
                     yield _block(rng, group, turn)

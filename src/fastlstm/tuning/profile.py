@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from fastlstm.errors import BudgetError, FastLSTMError
+from fastlstm.errors import BudgetError
 from fastlstm.forecast.plan import LEARNING_RATES
-from fastlstm.system import environment, hardware
+from fastlstm.system import hardware
 from fastlstm.system.ceilings import measured_ceilings
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
@@ -26,26 +23,27 @@ from fastlstm.training.signals import ended_like_ctrl_c
 from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.op_times import OpTime, op_times
 from fastlstm.tuning.quality_gain import lower_rate, quality_gain
-from fastlstm.tuning.turns import TURN_S, Timed, time_in_turns
+from fastlstm.tuning.turns import TURN_S, Candidate, Timed, time_in_turns, time_until
 from fastlstm.tuning.variants import (
     CHANGES_LEARNING,
-    SAME_QUALITY,
     Variant,
     as_it_is,
     candidates,
     without_loader,
 )
-from fastlstm.tuning.verdicts import Between, Verdict, between_steps, of_pairs, ranked
+from fastlstm.tuning.verdicts import Between, Verdict, between_steps, is_known, of_pairs, ranked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
 
-WITHOUT_ISA = "env -u FASTLSTM_ISA "
-"""Goes before a command that may use every instruction set."""
 _FIRST_TURNS = 3
-_VERIFYING_BLOCKS, _ISA_BLOCKS = 2, 4
-"""Of two pairs; an interval needs six pairs."""
+_RANKING_SHARE = 0.5
+"""Of the time, for all variants; the rest is for the one that is recommended first."""
+_LONG_TURN_S, _ALONE_S = 0.25, 4.0
+"""Of the one that is recommended first: seconds of its turns, and of all of them at least."""
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
 _AXES = {"output layer": "output-rank"}
@@ -181,17 +179,57 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     makers = candidates(trainer)
     if _waits(step_phases) > _MIN_WAIT:
         makers.insert(0, without_loader(trainer))
+
+    def verdict_on(timed: Timed) -> Verdict:
+        return _verdict(trainer, timed, units_per_s, step_share)
+
     try:
-        timed, not_timed = time_in_turns(base, makers, started + seconds, random.Random(0), TURN_S)
+        verdicts, not_timed = _verdicts_by_turns(
+            base, makers, [*between.verdicts, *([of_rate] if of_rate else [])], verdict_on,
+            (started + _RANKING_SHARE * seconds, started + seconds),
+        )  # fmt: skip
     finally:
         torch.set_num_threads(base.threads)  # the last turn may have been a variant's
-    verdicts = [*between.verdicts, *([of_rate] if of_rate else [])]
-    verdicts += [_verdict(trainer, each, units_per_s, step_share) for each in timed]
     return Profile(
         trainer.task.unit, units_per_s, _ceiling_share(trainer, units_per_s),
         _shares(step_phases, between, step_s), tuple(ranked(verdicts)), tuple(not_timed),
         time.perf_counter() - started, usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
+
+
+def _verdicts_by_turns(
+    base: Variant, makers: list[Candidate], others: list[Verdict],
+    verdict_on: Callable[[Timed], Verdict], ends: tuple[float, float],
+) -> tuple[list[Verdict], list[str]]:  # fmt: skip
+    """Times all variants, then the one that is recommended first alone, whose gain is that of the
+    second measurement: the first one had it chosen.
+
+    Args:
+        base: the run as it is.
+        makers: of the variants.
+        others: verdicts that need no turns.
+        verdict_on: returns the verdict on a variant.
+        ends: of both measurements, as `time.perf_counter`; variants that seem to gain may have
+            turns until the second one.
+
+    Returns:
+        All verdicts, and why some variants were not timed.
+    """
+    rng = random.Random(0)
+    timed, not_timed = time_in_turns(base, makers, ends[0], rng, TURN_S, ends[1])
+    found = [verdict_on(each) for each in timed]
+    first = ranked([*others, *found])[0]
+    place = next((number for number, verdict in enumerate(found) if verdict is first), None)
+    if place is not None and first.is_recommended:
+
+        def is_enough(again: Timed) -> bool:
+            verdict = verdict_on(again)
+            return is_known(verdict.low, verdict.high)
+
+        candidate, end = timed[place].candidate, max(ends[1], time.perf_counter() + _ALONE_S)
+        again = time_until(base, candidate, is_enough, end, rng, _LONG_TURN_S)
+        found[place] = verdict_on(again)
+    return [*others, *found], not_timed
 
 
 def _ceiling_share(trainer: Trainer, units_per_s: float) -> float | None:
@@ -241,58 +279,3 @@ def _verdict(trainer: Trainer, timed: Timed, units_per_s: float, step_share: flo
     if gains is None:
         return replace(verdict, axis=_AXES.get(verdict.cause, ""))
     return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
-
-
-def with_instruction_set(profile: Profile, command: str) -> Profile:
-    """Returns a profile with the verdict on FASTLSTM_ISA, where that keeps the kernels from the
-    instructions of this CPU; it is measured by running the command with and without.
-
-    Args:
-        profile: of the run.
-        command: that trains it.
-    """
-    forced, widest = environment.forced_isa(), hardware.widest_isa()
-    if forced is None or forced == widest:
-        return profile
-    try:
-        times = measured_times(command, WITHOUT_ISA + command, _ISA_BLOCKS)
-    except FastLSTMError as error:  # such as of a text from standard input, which is used up
-        why = f"instruction set: {error.lines()[0]}"
-        return replace(profile, not_timed=(*profile.not_timed, why))
-    cause = Verdict("instruction set", 0.0, 0.0, 0.0, 0.0, SAME_QUALITY)
-    found = of_pairs(cause, *times, profile.unit, profile.step_share)
-    evidence = f"FASTLSTM_ISA is {forced}, this CPU has {widest}; {found.evidence}"
-    found = replace(found, evidence=evidence, command_prefix=WITHOUT_ISA)
-    return replace(profile, verdicts=tuple(ranked([*profile.verdicts, found])))
-
-
-def measured_gain(a: str, b: str) -> float:
-    """Returns how much faster the steps of training command `b` are, by running both briefly.
-
-    Raises:
-        CommandError: a command failed.
-    """
-    times = measured_times(a, b, _VERIFYING_BLOCKS)
-    return float(np.exp(np.mean(np.log(times[0]) - np.log(times[1])))) - 1.0
-
-
-def measured_times(
-    a: str, b: str, num_blocks: int, max_time_s: float = 120.0
-) -> tuple[list[float], list[float]]:
-    """Returns the seconds per unit of the steps of two training commands, two pairs of turns a
-    block.
-
-    Raises:
-        CommandError: a command failed.
-    """
-    from fastlstm.tuning.ab import TrainingSteps
-    from fastlstm.tuning.command import parse_command
-    from fastlstm.tuning.process import stop_all
-
-    source = TrainingSteps((parse_command("A", a), parse_command("B", b)), max_time_s)
-    try:
-        with closing(source.blocks(random.Random(0), time.perf_counter() + max_time_s)) as blocks:
-            pairs = [pair for block in itertools.islice(blocks, num_blocks) for pair in block]
-    finally:
-        stop_all()
-    return [pair.a / 1e3 for pair in pairs], [pair.b / 1e3 for pair in pairs]

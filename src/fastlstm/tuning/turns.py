@@ -14,6 +14,8 @@ from fastlstm.errors import FastLSTMError
 TURN_S = 0.15
 _MIN_PAIRS, _MAX_PAIRS = 6, 16
 """Fewer pairs give no interval; more say little that is new."""
+_MAX_PAIRS_OF_ONE = 48
+"""Of a variant that is timed alone."""
 _LATE_SHARE = 0.5
 """Of the planned time, what variants that gain may take beyond it to have an interval."""
 _WORTH_GOING_ON = 1.05
@@ -108,6 +110,7 @@ def time_in_turns(
     end: float,
     rng: random.Random,
     turn_s: float = TURN_S,
+    late: float | None = None,
 ) -> tuple[list[Timed], list[str]]:
     """Returns the times of all variants beside those of the base, and why some were not timed.
 
@@ -119,12 +122,14 @@ def time_in_turns(
         base: what the variants are compared with.
         candidates: what makes the variants.
         end: of the measurement, as `time.perf_counter`. Variants that seem to gain and have too few
-            pairs for an interval go on for half as long again.
+            pairs for an interval go on.
         rng: draws the order.
         turn_s: seconds of a turn.
+        late: end of these; default is half as long again.
     """
     began, not_timed = time.perf_counter(), list[str]()
-    late = end + _LATE_SHARE * max(end - began, 0.0)
+    if late is None:
+        late = end + _LATE_SHARE * max(end - began, 0.0)
     live, found = list[Timed](), list[Timed]()
     waiting = list(candidates)
     while live or waiting:
@@ -145,6 +150,35 @@ def time_in_turns(
                 found.append(timed)
                 timed.variant.close()
     return found, not_timed
+
+
+def time_until(
+    base: TimedVariant,
+    candidate: Candidate,
+    is_enough: Callable[[Timed], bool],
+    end: float,
+    rng: random.Random,
+    turn_s: float,
+) -> Timed:
+    """Returns the times of one variant beside those of its base.
+
+    Args:
+        base: what it is compared with.
+        candidate: what makes the variant.
+        is_enough: asked after each pair from the sixth on.
+        end: of the measurement, as `time.perf_counter`; six pairs are taken all the same.
+        rng: draws the order.
+        turn_s: seconds of a turn.
+    """
+    timed = Timed(_warmed_up(candidate), candidate)
+    try:
+        while len(timed.base) < _MIN_PAIRS or not (
+            time.perf_counter() > end or len(timed.base) >= _MAX_PAIRS_OF_ONE or is_enough(timed)
+        ):
+            _round(base, [timed], rng, turn_s)
+    finally:
+        timed.variant.close()
+    return timed
 
 
 def _warmed_up(candidate: Candidate) -> TimedVariant:

@@ -19,7 +19,7 @@ from fastlstm.text.plan import LONG
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.step_time import use_up_batches
+from fastlstm.training.step_time import settled, use_up_batches
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning.moves import narrow_rank
 from fastlstm.tuning.turns import Candidate
@@ -44,8 +44,6 @@ class Variant:
         trainer: takes its steps.
         threads: of torch.
         step: takes one step and returns its units.
-        use_mean: a turn's time is that of the mean step, which counts a wait in every fifth one,
-            instead of the median.
         step_s: seconds of one step, about.
     """
 
@@ -55,7 +53,6 @@ class Variant:
     trainer: Trainer
     threads: int
     step: Callable[[], int]
-    use_mean: bool = False
     step_s: float = 0.0
 
     def warm_up(self, count: int = 2) -> None:
@@ -69,21 +66,27 @@ class Variant:
                 break
 
     def turn(self, seconds: float) -> float:
-        """Returns the seconds per unit of the median step; no batch was made ahead of the first.
+        """Returns the seconds per unit of a turn; no batch was made ahead of its first step.
+
+        All settled steps count, as in a run: a wait in every fifth one, and slow steps of threads
+        that share a core.
 
         Args:
             seconds: of the turn, about; at least one step is taken.
         """
-        if torch.get_num_threads() != self.threads:
+        if (before := torch.get_num_threads()) != self.threads:
             torch.set_num_threads(self.threads)
+            if before > hardware.cores():
+                # They waited for each other: no sign that other processes need the cores.
+                hardware.native().note_core_wait(0.0, self.threads)
             self.step()  # threads that have slept take up to 10 ms to get a core
         self._prepare()
-        times = []
+        times = list[float]()
         for _ in range(max(1, round(seconds / max(self.step_s, 1e-6)))):
             started = time.perf_counter()
             units = self.step()
             times.append((time.perf_counter() - started) / units)
-        return statistics.fmean(times) if self.use_mean else statistics.median(times)
+        return statistics.fmean(settled(times))
 
     def close(self) -> None:
         self.trainer.task.loader.close()
@@ -120,9 +123,9 @@ def without_loader(trainer: Trainer) -> Candidate:
         trainer.step(batch)
         return task.size(batch)
 
-    base = Variant("", EXACT, {}, trainer, threads, steps_of(trainer), use_mean=True)
+    base = Variant("", EXACT, {}, trainer, threads, steps_of(trainer))
     base.warm_up()
-    variant = _InMemory("input", EXACT, {}, trainer, threads, cached, use_mean=True)
+    variant = _InMemory("input", EXACT, {}, trainer, threads, cached)
     return Candidate(lambda: variant, base)
 
 

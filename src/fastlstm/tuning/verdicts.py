@@ -22,6 +22,8 @@ MIN_GAIN = 0.05
 """A smaller gain is no recommendation."""
 MIN_MENTIONED = 0.1
 """A larger gain that is not recommended is printed with the reason."""
+_KNOWN = 0.04
+"""Half of the interval of a gain, from which on it is known well enough."""
 _KEPT_SHARE = 0.02
 """Of the time, what evaluations or checkpoints may take after the change that is recommended."""
 _CHECKPOINT_S = 60.0
@@ -127,14 +129,28 @@ def of_pairs(
         step_share: of the run's time, what its steps take.
         where: added to the unit per second in the evidence.
     """
-    found = estimate(np.array(other), np.array(base), np.arange(len(base)))
-    ratios = found.ratio, found.low, found.high
-    gain, low, high = (of_whole(ratio, step_share) for ratio in ratios)
+    found, (gain, low, high) = gains_of(base, other, step_share)
     rates = [1.0 / float(np.median(side)) for side in (base, other)]
     evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s{where}, {_pairs_text(found)}"
     share = 1.0 - 1.0 / (1.0 + gain) if gain > 0 else 0.0
     options = dict(variant.options)
     return Verdict(variant.cause, share, gain, low, high, variant.effect, options, evidence)
+
+
+def gains_of(
+    base: list[float], other: list[float], step_share: float
+) -> tuple[Estimate, tuple[float, float, float]]:
+    """Returns the ratio of paired times, and the gain of the whole with its interval; arguments as
+    of `of_pairs`."""
+    found = estimate(np.array(other), np.array(base), np.arange(len(base)))
+    ratios = found.ratio, found.low, found.high
+    gain, low, high = (of_whole(ratio, step_share) for ratio in ratios)
+    return found, (gain, low, high)
+
+
+def is_known(low: float, high: float) -> bool:
+    """Returns whether the interval of a gain is so short that more turns would say little."""
+    return high - low <= 2.0 * _KNOWN
 
 
 def of_whole(ratio: float, step_share: float) -> float:
