@@ -170,8 +170,8 @@ def with_enough_steps(
 
     def steps(change: Mapping[str, Any]) -> float:
         cell = surface.cell({**change, **{name: default[name] for name in SPEED_AXES}})
-        rows = change.get("batch", config.batch_size) * config.accumulate
-        return float(TRAINING_SHARE * budget_s / (surface.seconds(cell) * rows))
+        rows = int(change.get("batch", config.batch_size)) * config.accumulate
+        return TRAINING_SHARE * budget_s / (surface.seconds(cell) * rows)
 
     least = min(ENOUGH_STEPS, steps({}))
     return [change for change in changes if steps(change) >= least]
