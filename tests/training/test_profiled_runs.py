@@ -16,6 +16,7 @@ from pyarrow import parquet as pq
 import fastlstm
 from fastlstm import Forecaster, SequenceClassifier
 from fastlstm.cli.main import main
+from fastlstm.monitor import watcher
 from fastlstm.monitor.alerts import chosen_rules
 from fastlstm.monitor.publish import publish
 from fastlstm.monitor.run_index import RunIndex
@@ -203,6 +204,7 @@ def looks_at(out: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, Any
     if "callback" in names:
         found["callbacks"] += [Looking()]
     if "watching" in names:
+        patch.setattr(watcher, "_FIND_EVERY_S", 0.0)  # short runs end sooner
         found["observers"] += [Watching(out)]
     return found
 

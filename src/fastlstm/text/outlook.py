@@ -15,6 +15,7 @@ from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
+    from fastlstm.text.config import ModelConfig
     from fastlstm.training.trainer import Trainer
 
 _DROP, _DROP_SD, _POWER = 0.21, 0.06, 1.5
@@ -44,13 +45,12 @@ class Outlook(Callback):
     """Emits, after an evaluation, an `outlook` event: the expected end and that of an hour more.
 
     Args:
-        rnn_size: units of a layer of the model.
-        num_layers: of the model.
+        model: the sizes of the model.
         train_tokens: of the training split.
     """
 
-    def __init__(self, rnn_size: int, num_layers: int, train_tokens: int) -> None:
-        self._size = rnn_size, num_layers
+    def __init__(self, model: ModelConfig, train_tokens: int) -> None:
+        self._size = model.rnn_size, model.num_layers
         self._train_tokens = train_tokens
 
     def on_event(self, trainer: Trainer, event: Event) -> None:

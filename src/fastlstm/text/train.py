@@ -254,10 +254,7 @@ class TextSession(RunSession):
             about["precision_why"] = precision.why
             self.announce(task, plan, checkpoint, about)
             if has_outlook(config.cooldown, config.patience, config.vocab):
-                callbacks = [
-                    Outlook(sizes.rnn_size, sizes.num_layers, len(splits.train)),
-                    *callbacks,
-                ]
+                callbacks = [Outlook(model.config, len(splits.train)), *callbacks]
             if config.sample_every:
                 samples = Samples(config.sample_every, text.tokenizer, config.seed)
                 callbacks = [samples, *callbacks]
