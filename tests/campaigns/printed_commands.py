@@ -45,7 +45,7 @@ LARGE = "--rnn-size 512 --embed-size 64 --seq-length 32 --batch-size 8 --cache-d
 PLANTED = "--steps 400 --threads 1 --batch-size 2 --eval-every 2 --checkpoint-every 2"
 FORECASTER = "--horizon 4 --hidden-size 8 --input-size 16 --precision fp32 --cache-dir cache"
 QUICK = "--measure 2s --no-verify"
-BUDGET = "--budget 10s --tune-time 72s --axes lr"
+BUDGET = "--budget 10s --tune-time 90s --axes lr"
 RUN, URL_PORT = 'runs/Bob\'s "run"', 8765
 SUBJECTS: dict[str, str] = {
     "text": f"profile {shlex.quote(TEXT)} {SMALL} {PLANTED} {QUICK}",
@@ -65,9 +65,9 @@ SUBJECTS: dict[str, str] = {
     "table with a target that begins with a dash": f"profile {shlex.quote(TABLE)} --target=-low"
     f" {FORECASTER} {PLANTED} {QUICK}",
     "table by counted evaluations": f"profile {shlex.quote(TABLE)} --target -low {FORECASTER}"
-    f" --steps 400 --evaluations 200 --batch-size 4 --accumulate 8 {QUICK}",
+    f" --steps 400 --evaluations 200 --batch-size 2 {QUICK}",
     "run of a table": f"profile 'runs/-a table' --threads 1 --checkpoint-every 2 {QUICK}",
-    "instruction set": f"profile {shlex.quote(TEXT)} {SMALL} --steps 400 {QUICK}",
+    "instruction set": f"profile {shlex.quote(TEXT)} {LARGE} --precision fp32 --steps 400 {QUICK}",
     "generation": f"profile {shlex.quote(RUN)} --generation --measure 15s --no-verify"
     " --prompt \"it's\" --stop=-x --weights fp32",
     "server": f"profile http://127.0.0.1:{URL_PORT} --load 6 --measure 10s"

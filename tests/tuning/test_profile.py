@@ -572,8 +572,10 @@ def test_what_is_recommended_first_has_the_gain_of_a_second_measurement(monkeypa
     def verdict_on(timed):
         return of_pairs(timed.variant, timed.base, timed.other, "tokens")
 
-    found, _ = profile._verdicts_by_turns(None, makers, [], verdict_on, (0.0, 0.0))
-    assert {v.cause: round(v.gain, 3) for v in found} == {"threads": 0.5, "precision": 0.4}
+    for seconds, gain in ((60.0, 0.5), (0.0, 0.6)):  # without time there is no second one
+        now = time.perf_counter()
+        found, _ = profile._verdicts_by_turns(None, makers, [], verdict_on, now, seconds)
+        assert {v.cause: round(v.gain, 3) for v in found} == {"threads": gain, "precision": 0.4}
 
 
 def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypatch):

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _FIRST_TURNS = 3
-_RANKING_SHARE = 0.5
-"""Of the time, for all variants; the rest is for the one that is recommended first."""
+_RANKING_SHARE, _LATE_SHARE = 0.5, 1.25
+"""Of the time: for all variants, the rest is for the one that is recommended first; and for those
+that seem to gain and have too few pairs for an interval."""
 _LONG_TURN_S, _ALONE_S = 0.25, 4.0
 """Of the one that is recommended first: seconds of its turns, and of all of them at least."""
 _RATE_SHARE = 0.3
@@ -186,7 +187,7 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     try:
         verdicts, not_timed = _verdicts_by_turns(
             base, makers, [*between.verdicts, *([of_rate] if of_rate else [])], verdict_on,
-            (started + _RANKING_SHARE * seconds, started + seconds),
+            started, seconds,
         )  # fmt: skip
     finally:
         torch.set_num_threads(base.threads)  # the last turn may have been a variant's
@@ -199,7 +200,7 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
 
 def _verdicts_by_turns(
     base: Variant, makers: list[Candidate], others: list[Verdict],
-    verdict_on: Callable[[Timed], Verdict], ends: tuple[float, float],
+    verdict_on: Callable[[Timed], Verdict], started: float, seconds: float,
 ) -> tuple[list[Verdict], list[str]]:  # fmt: skip
     """Times all variants, then the one that is recommended first alone, whose gain is that of the
     second measurement: the first one had it chosen.
@@ -209,24 +210,25 @@ def _verdicts_by_turns(
         makers: of the variants.
         others: verdicts that need no turns.
         verdict_on: returns the verdict on a variant.
-        ends: of both measurements, as `time.perf_counter`; variants that seem to gain may have
-            turns until the second one.
+        started: of the profile, as `time.perf_counter`.
+        seconds: for both measurements; there is no second one where slow steps took them all.
 
     Returns:
         All verdicts, and why some variants were not timed.
     """
-    rng = random.Random(0)
-    timed, not_timed = time_in_turns(base, makers, ends[0], rng, TURN_S, ends[1])
+    rng, end = random.Random(0), started + seconds
+    ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds
+    timed, not_timed = time_in_turns(base, makers, ranked_at, rng, TURN_S, late)
     found = [verdict_on(each) for each in timed]
     first = ranked([*others, *found])[0]
     place = next((number for number, verdict in enumerate(found) if verdict is first), None)
-    if place is not None and first.is_recommended:
+    if place is not None and first.is_recommended and time.perf_counter() < end:
 
         def is_enough(again: Timed) -> bool:
             verdict = verdict_on(again)
             return is_known(verdict.low, verdict.high)
 
-        candidate, end = timed[place].candidate, max(ends[1], time.perf_counter() + _ALONE_S)
+        candidate, end = timed[place].candidate, max(end, time.perf_counter() + _ALONE_S)
         again = time_until(base, candidate, is_enough, end, rng, _LONG_TURN_S)
         found[place] = verdict_on(again)
     return [*others, *found], not_timed
