@@ -27,8 +27,8 @@ from fastlstm.cli.main import main as fastlstm
 from fastlstm.ops.backends.onednn import bf16_instructions
 
 SMALL = ["--rnn-size", "256", "--embed-size", "128", "--seq-length", "64", "--batch-size", "32"]
-TEXT = [*SMALL, "--precision", "fp32", "--steps", "2000"]
-TABLE = ["--horizon", "96", "--target", "OT", "--steps", "2000", "--precision", "fp32"]
+TEXT = [*SMALL, "--precision", "faster", "--steps", "2000"]
+TABLE = ["--horizon", "96", "--target", "OT", "--steps", "2000", "--precision", "faster"]
 Plant = tuple[str, tuple[str, ...], list[str], Callable[[], Any] | None]
 """Name, causes, options, what changes the program."""
 
@@ -152,7 +152,8 @@ def one(name: str, text_file: str, table_file: str) -> None:
     if "--budget" in options:
         options = [word for word in TEXT if word not in (*SMALL, "--steps", "2000")]
         options += ["--budget", "2m"]
-    options = [_slower_precision(name) if word == "slower" else word for word in options]
+    precisions = _precisions()
+    options = [precisions.get(word, word) for word in options]
     if plant is not None:
         plant()
         options = [*options, "--no-verify"]  # the commands would not have the plant
@@ -176,13 +177,14 @@ def one(name: str, text_file: str, table_file: str) -> None:
     }))  # fmt: skip
 
 
-def _slower_precision(name: str) -> str:
-    """Returns the precision that is not the faster one on this machine, for these runs."""
+def _precisions() -> dict[str, str]:
+    """Returns what is faster and slower on this machine, for these runs."""
     from fastlstm.system import hardware
 
     cpu = hardware.cpu()
     is_fast = cpu.isa == "amx_bf16" or (cpu.isa == "avx512_bf16" and cpu.bf16_isa == cpu.isa)
-    return "fp32" if is_fast else "bf16"
+    names = ("bf16", "fp32") if is_fast else ("fp32", "bf16")
+    return dict(zip(("faster", "slower"), names, strict=True))
 
 
 def line(row: dict[str, Any]) -> str:

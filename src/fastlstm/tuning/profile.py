@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _FIRST_TURNS = 3
-_RANKING_SHARE, _LATE_SHARE = 0.5, 1.25
+_RANKING_SHARE, _LATE_SHARE = 0.5, 1.2
 """Of the time: for all variants, the rest is for the one that is recommended first; and for those
 that seem to gain and have too few pairs for an interval."""
 _LONG_TURN_S, _ALONE_S = 0.25, 4.0

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 WITHOUT_ISA = "env -u FASTLSTM_ISA "
 """Goes before a command that may use every instruction set."""
-_BLOCKS = (3, 12)
-"""At least and at most, with one pair of workers."""
+_FEW_BLOCKS, _BLOCKS, _MAX_BLOCKS = 2, 3, 12
+"""At least for a gain, for one with an interval, and at most, with one pair of workers."""
 _LIMIT_S = 120.0
 _MEASURED_S = 8.0
 
@@ -41,12 +41,13 @@ def measured_gain(a: str, b: str, step_share: float = 1.0, seconds: float = _MEA
     Raises:
         CommandError: a command failed.
     """
-    _, (gain, _, _) = gains_of(*measured_times(a, b, step_share, seconds), step_share)
+    times = measured_times(a, b, step_share, seconds, _FEW_BLOCKS)
+    _, (gain, _, _) = gains_of(*times, step_share)
     return gain
 
 
 def measured_times(
-    a: str, b: str, step_share: float, seconds: float = _MEASURED_S
+    a: str, b: str, step_share: float, seconds: float = _MEASURED_S, least: int = _BLOCKS
 ) -> tuple[list[float], list[float]]:
     """Returns the seconds per unit of the steps of two training commands, which run in turns.
 
@@ -56,23 +57,23 @@ def measured_times(
         a: the command as it is.
         b: the changed one.
         step_share: of the run's time, what the steps of `a` take.
-        seconds: after which no more turns are taken than an interval needs; fewer are where the
-            gain is known well enough.
+        seconds: after which no more turns are taken; they end sooner where the gain is known.
+        least: blocks of two pairs that are taken in any case.
 
     Raises:
         CommandError: a command failed.
     """
     commands = parse_command("A", a), parse_command("B", b)
-    source = TrainingSteps(commands, _LIMIT_S, fmean, _BLOCKS[1])
+    source = TrainingSteps(commands, _LIMIT_S, fmean, _MAX_BLOCKS)
     times, began = (list[float](), list[float]()), time.perf_counter()
     try:
         with closing(source.blocks(random.Random(0), began + _LIMIT_S)) as blocks:
-            for number, block in enumerate(itertools.islice(blocks, _BLOCKS[1]), 1):
+            for number, block in enumerate(itertools.islice(blocks, _MAX_BLOCKS), 1):
                 times[0].extend(pair.a / 1e3 for pair in block)
                 times[1].extend(pair.b / 1e3 for pair in block)
                 _, (_, low, high) = gains_of(*times, step_share)
                 is_late = time.perf_counter() > began + seconds
-                if number >= _BLOCKS[0] and (is_late or is_known(low, high)):
+                if number >= least and (is_late or is_known(low, high)):
                     break
     finally:
         stop_all()
