@@ -17,6 +17,7 @@ import torch
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
+from fastlstm.cli.main import main
 from fastlstm.errors import (
     BudgetError,
     ConfigError,
@@ -27,6 +28,7 @@ from fastlstm.errors import (
     StorageError,
 )
 from fastlstm.forecast import evaluation
+from fastlstm.forecast import train as forecast_run
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.splits import split_table
 from fastlstm.forecast.task import ForecastTask
@@ -261,8 +263,6 @@ def test_a_resumed_run_is_scored_on_the_windows_it_started_with(
 
 
 def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from fastlstm.forecast import train as forecast_run
-
     pq.write_table(long_table(2400), path)
     backtest = evaluation.backtest
 
@@ -478,6 +478,13 @@ def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
     assert again.fitted.steps == found.fitted.steps < 30
 
 
+def loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the loss of a run of 40 steps rise from its second evaluation on."""
+    losses = iter([1.0, 0.5, *[0.6] * 100])
+    monkeypatch.setattr(ForecastTask, "evaluate", lambda *_: Score(next(losses), 1))
+    monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
+
+
 @pytest.mark.parametrize(
     ("changes", "is_early"),
     [
@@ -490,13 +497,25 @@ def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
 def test_a_budget_that_is_longer_than_the_table_needs_is_not_used_up(
     path: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_early: bool
 ) -> None:
-    losses = iter([1.0, 0.5, *[0.6] * 100])
-    monkeypatch.setattr(ForecastTask, "evaluate", lambda *_: Score(next(losses), 1))
-    monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
+    loss_rises(monkeypatch)
     config = ForecastConfig(**{**QUICK, "steps": None, "eval_every": 2, **changes})
     fitted = train_forecaster(path, config, ends_early=True).fitted
     assert fitted.steps == (14 if is_early else 40)
     assert ("since step 4; a shorter run is enough" in fitted.reason) == is_early
+
+
+def test_fit_and_train_end_early_and_short_runs_of_other_commands_do_not(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**QUICK, "steps": None, "eval_every": 2, "budget": "100s"}
+    loss_rises(monkeypatch)
+    assert Forecaster(**options).fit(path).fitted_.steps == 14
+    loss_rises(monkeypatch)
+    assert train_forecaster(path, ForecastConfig(**options)).fitted.steps == 40
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(forecast_run, "train_forecaster", lambda *_, **own: given.update(own))
+    assert main(["train", path, "--horizon", "2", "--out", str(tmp_path / "run")]) == 0
+    assert given["ends_early"]
 
 
 def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
