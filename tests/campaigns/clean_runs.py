@@ -65,6 +65,8 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self.events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
         last_s = self.events[-1]["at"]
+        start = next(e for e in self.events if e["event"] == "start")
+        self.has_budget = start["end"].startswith("budget")
         steps = [e for e in self.events if e["event"] == "step" and e["at"] > WARM_UP_S / 2]
         self.num_steps = round(steps[-1]["step"] / steps[-1]["progress"])
         self.rate = median(e["units_per_s"] for e in steps)
@@ -78,7 +80,10 @@ class Recording:
                 self.blocks.append(block)
 
     def seconds_per_step(self, step: Event) -> float:
-        """Returns the pace that the run predicted its end with."""
+        """Returns the pace that the run predicted its end with; by a budget the end is no
+        prediction, and the pace of the last steps stands for it."""
+        if self.has_budget:
+            return 1.0 / float(step["units_per_s"])
         return float(step["eta_s"]) / (self.num_steps - step["step"])
 
     def made(self, seconds: float, rng: random.Random) -> Iterator[Event]:
