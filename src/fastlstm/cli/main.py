@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.output import say
 from fastlstm.cli.parser import HelpRequested, UnknownFlagError
+from fastlstm.distributed.launch import final_code
 from fastlstm.errors import (
     EXIT_FAILED,
     EXIT_OK,
+    Dismissed,
     FastLSTMError,
     Stopped,
     UsageError,
@@ -71,7 +73,7 @@ def console() -> NoReturn:
     A signal while the interpreter exits must not replace the exit code. Ignored signals stay
     ignored until the end, Python's own handlers do not.
     """
-    code = main()
+    code = final_code(main())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
@@ -88,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
+        if isinstance(error, Dismissed) or (isinstance(error, UsageError) and environment.rank()):
+            return error.exit_code  # rank 0 says it
         first, *rest = error.lines()
         if isinstance(error, Stopped):
             return error.exit_code if error.is_shown else _fail(first, error.exit_code)

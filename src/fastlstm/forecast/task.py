@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,14 @@ class BatchPart:
         values: as the network takes them.
         statics: or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
-        count: present values of the whole batch.
+        count: what the sum of the losses is divided by.
     """
 
     rows: slice
     values: Tensor
     statics: Tensor | None
     actual: Tensor
-    count: int
+    count: float
 
 
 class ForecastTask(Task):
@@ -61,6 +61,7 @@ class ForecastTask(Task):
     name, unit = "forecast", "windows"
     min_scored, max_scored = 256, 20_000
     forward_share = 1 / 3
+    row_axis = {"hidden": 1, "cell": 1, "level": 0}  # noqa: RUF012
     may_be_nan = frozenset({"level"})  # where a target had no value yet
     model: ForecastNetwork
     loader: WindowLoader | ChunkLoader
@@ -97,18 +98,22 @@ class ForecastTask(Task):
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values) * (self._origins or 1)
 
-    def max_parts(self, batch: WindowBatch | ChunkBatch) -> int:
+    def num_rows(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values)
 
-    def losses(self, batch: WindowBatch | ChunkBatch, num_parts: int) -> Iterator[Tensor]:
+    def num_targets(self, batch: WindowBatch | ChunkBatch) -> int:
+        return self._num_present(self._target(batch.values))
+
+    def losses(
+        self, batch: WindowBatch | ChunkBatch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
         values, statics = self._inputs.prepare(batch.values, batch.segments)
         values = values.to(self._device, non_blocking=True)
         statics = None if statics is None else statics.to(self._device, non_blocking=True)
         target, states = self._target(values), []
-        count = max(self._num_present(target), 1)
+        count = max(self._num_present(target), 1) if count is None else count
         state = continued_state(self._state, batch, self._device)
-        for rows in torch.arange(len(values)).tensor_split(num_parts):
-            own = slice(int(rows[0]), int(rows[-1]) + 1)
+        for own in parts:
             each = self._origins or 1
             part = BatchPart(
                 own, values[own], None if statics is None else statics[own],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,18 +69,22 @@ class SequenceTask(Task):
     def size(self, batch: LabelledBatch) -> int:
         return len(batch.targets)
 
-    def max_parts(self, batch: LabelledBatch) -> int:
+    def num_rows(self, batch: LabelledBatch) -> int:
         return len(batch.targets)
 
-    def losses(self, batch: LabelledBatch, num_parts: int) -> Iterator[Tensor]:
-        total = len(batch.targets)
-        for rows in torch.arange(total).tensor_split(num_parts):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+    def num_targets(self, batch: LabelledBatch) -> int:
+        return len(batch.targets)
+
+    def losses(
+        self, batch: LabelledBatch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        total = len(batch.targets) if count is None else count
+        for part in parts:
             values, lengths = batch.inputs
             own = SequenceBatch(values[part], None if lengths is None else lengths[part])
             with autocast(self._stored.config.precision, self._device):
                 outputs = self.model(*own.to(self._device))
-            yield self._loss(outputs, batch.targets[part]) * (len(rows) / total)
+            yield self._loss(outputs, batch.targets[part]) * ((part.stop - part.start) / total)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._stored.answers.loss(outputs.float(), targets.to(self._device))

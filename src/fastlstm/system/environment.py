@@ -84,6 +84,12 @@ def is_debug() -> bool:
     return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
 
 
+def rank() -> int:
+    """Returns ``RANK``, the number of this process among those of a run; 0 where it is alone."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
 def cuda_visible_devices() -> str | None:
     """Returns ``CUDA_VISIBLE_DEVICES``, or None where all GPUs are visible."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

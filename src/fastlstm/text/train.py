@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fastlstm.distributed.world import joined
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -43,6 +44,7 @@ from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
+from fastlstm.text.follower import TextFollower, share_with_followers
 from fastlstm.text.files import load_language_model, model_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
@@ -148,25 +150,29 @@ def train(
     if stop is not None and not callable(stop):
         raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
     observers = None if observers is None else checked_observers(observers)
-    opened = open_source(source)
-    if not (as_text or resume):
-        _refuse_tables(source, config)
-    callbacks = checked_callbacks(callbacks)
-    path = Path("runs") / _source_name(source) if out is None else out
-    is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights already
-    first = None if start is None or is_resumed else WarmStart.of_run(start)
-    chosen = {*given, *fields} or chosen_names(config)
-    if first is not None:
-        config = first.options(config, chosen)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
+        world = stack.enter_context(joined())
+        with world.together():
+            opened = open_source(source)
+            if not (as_text or resume):
+                _refuse_tables(source, config)
+        callbacks = checked_callbacks(callbacks)
+        path = Path("runs") / _source_name(source) if out is None else Path(out)
+        if not world.is_leader:
+            return Run(path, TextFollower(world, stop).train(opened))
+        is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
+        first = None if start is None or is_resumed else WarmStart.of_run(start)
+        chosen = {*given, *fields} or chosen_names(config)
+        if first is not None:
+            config = first.options(config, chosen)
         if stop is None:
             stop = stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
         session = TextSession(run, observers, stop, began)
-        session.chosen = chosen
+        session.chosen, session.world = chosen, world
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
@@ -228,7 +234,8 @@ class TextSession(RunSession):
         if checkpoint is None:
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
-        loader = TextLoader(open_batches(config, splits.train), self.stop)
+        shards = self.shards(config)
+        loader = TextLoader(open_batches(config, splits.train, shards), self.stop)
         self.set_weights(model, texts, config)
         lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
@@ -240,9 +247,11 @@ class TextSession(RunSession):
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
+            ceiling_gflops=ceiling["ceiling_gflops"] * self.world.size, started=self.started,
+            world=self.world, shards=shards,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
+        share_with_followers(self.world, config, files["tokenizer.json"], texts)
         with self.files(checkpoint, config.tensorboard):
             task = self.make_task(
                 config=config, model=model, loader=loader, valid_ids=splits.valid,

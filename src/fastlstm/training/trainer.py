@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fastlstm.distributed.world import Order
 from fastlstm.errors import FastLSTMError, Message, NonFiniteError, Stopped
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
@@ -75,6 +76,7 @@ class Trainer:
         options = plan.options
         assert options.learning_rate is not None
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
+        self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
         self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
         self.state = TrainingState(
@@ -136,11 +138,15 @@ class Trainer:
         self.callbacks.call("on_begin")
         try:
             with closing(self.task.loader):
+                if checkpoint is None:
+                    self.saver.share(*self.saver.capture())
                 self._phases.begin()
                 if checkpoint is None and self.done() < 1.0:
                     self.saver.save_if_possible()
                 self._train()
                 self.saver.save_last()
+            self.world.order(Order.END)
+            self.world.shared(self._last)
             self.emit(self._phases.event())
             if self.meter.is_ceiling_wrong:
                 threads, device = torch.get_num_threads(), self.plan.device.type
@@ -267,6 +273,7 @@ class Trainer:
         started, options = time.perf_counter(), self.plan.options
         factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
         factor *= self.progress.lr_scale
+        self.world.order(Order.STEP, factor)
         batch = self.task.loader.next()
         size = self.task.size(batch)
         loss, norm = self.step(batch, factor)

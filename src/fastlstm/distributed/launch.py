@@ -1,0 +1,65 @@
+"""`--nproc N`: starts N processes of a command on this machine, as torchrun does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+VERDICT = "FASTLSTM_VERDICT"
+"""Environment variable: the file in which a process leaves the exit code of the command."""
+_SHUTDOWN_S = 8
+_MAX_RESTARTS = 100
+
+
+def launch(arguments: Sequence[str], num_processes: int) -> int:
+    """Runs `fastlstm ARGUMENTS` in several processes; returns the exit code.
+
+    All are started again when one dies, and continue from what the others saved. An error that
+    would only come again ends them.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory() as place:
+        verdict = Path(place) / "exit-code"
+        os.environ[VERDICT] = str(verdict)
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=num_processes, run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+            max_restarts=_MAX_RESTARTS, monitor_interval=0.1, shutdown_timeout=_SHUTDOWN_S,
+        )  # fmt: skip
+        try:
+            elastic_launch(config, sys.executable)("-m", "fastlstm", *arguments)
+        except ChildFailedError as error:
+            code = max((failure.exitcode for failure in error.failures.values()), default=1)
+            return _left(verdict, code if code > 0 else 1)
+        except SignalException as error:
+            return _left(verdict, 128 + error.sigval)
+        return _left(verdict, 0)
+
+
+def _left(verdict: Path, otherwise: int) -> int:
+    return int(verdict.read_text()) if verdict.exists() else otherwise
+
+
+def final_code(code: int) -> int:
+    """Returns the exit code of this process of several; called where `code` is that of the command.
+
+    A process that fails is started again by its agent. Here nothing is to be started again: under
+    `launch` the code is left in a file and the process ends well, under torchrun its agent is told
+    to end.
+    """
+    if path := os.environ.get(VERDICT):
+        Path(path).write_text(str(code))
+        return 0
+    return code
+
+
+def is_started_by_torchrun() -> bool:
+    """Returns whether this process is one of several of a run."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
