@@ -138,6 +138,17 @@ class World:
             dist.gather_object(value, values, 0)
         return list(values or ())
 
+    def all_gathered(self, own: Tensor, lengths: list[int]) -> list[Tensor]:
+        """Returns the vectors of all ranks, 1-d, of the lengths that all know."""
+        padded = own.new_zeros(max(lengths))
+        padded[: len(own)] = own
+        whole = own.new_empty(self.size * len(padded))
+        with self._named():
+            # As bytes: gloo need not know the type.
+            dist.all_gather_into_tensor(whole.view(torch.uint8), padded.view(torch.uint8))
+        pieces = whole.split(len(padded))
+        return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
+
     def about(self, num_shards: int) -> About:
         """Returns a vector for what is told with the gradients."""
         return About.empty(num_shards, self.rank, self.size)

@@ -78,7 +78,7 @@ class Trainer:
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
         self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
-        self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
+        self.optimizers = OptimizerSet(task.model, options, options.learning_rate, plan.world)
         self.state = TrainingState(
             model=task.model,
             optimizers=self.optimizers,
