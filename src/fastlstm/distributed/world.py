@@ -20,6 +20,7 @@ from torch import Tensor
 from fastlstm.distributed.launch import is_started_by_torchrun
 from fastlstm.distributed.reduction import TreeReduction
 from fastlstm.errors import Dismissed, DistributedError, FastLSTMError, UsageError
+from fastlstm.system import hardware
 
 DEADLINE_S = 60.0
 """A process that does not answer for so long is lost."""
@@ -98,6 +99,10 @@ class World:
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
+
+    def default_threads(self) -> int:
+        """Returns the threads of each process: the cores of the machine, divided evenly."""
+        return max(1, hardware.default_threads() // self.local_size)
 
     def order(self, order: Order, number: float = 0.0) -> None:
         """Tells the others what to do next, with a number that belongs to it."""

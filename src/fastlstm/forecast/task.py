@@ -96,7 +96,10 @@ class ForecastTask(Task):
         )
 
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
-        return len(batch.values) * (self._origins or 1)
+        return batch.total * (self._origins or 1)
+
+    def total_rows(self, batch: WindowBatch | ChunkBatch) -> int:
+        return batch.total
 
     def num_rows(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values)
@@ -127,8 +130,14 @@ class ForecastTask(Task):
                 else:
                     parameters = self.model(part.values, part.statics)
             yield self.part_loss(part, parameters.float())
-        if states:
-            self._state = joined_state(states)
+        if self._origins:
+            self._state = joined_state(states) if states else self._no_state()
+
+    def _no_state(self) -> RecurrentState:
+        """Returns the state of no rows: what a process has that got none of a small batch."""
+        config = self.model.config
+        cells = torch.zeros(config.num_layers, 0, config.hidden_size, device=self._device)
+        return RecurrentState(cells, cells, torch.zeros(0, config.num_targets, device=self._device))
 
     def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
         """Returns the loss of a part of a batch: its share of the mean over the whole.

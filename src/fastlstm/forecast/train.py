@@ -6,12 +6,15 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import World, joined
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -34,11 +37,13 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
+from fastlstm.training.follower import follow, set_up, silent
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
+from fastlstm.training.trainer import Trainer
 
 MakeTask = Callable[..., ForecastTask]
 _ROLES = ("target", "past", "future", "static")
@@ -111,11 +116,17 @@ def train_forecaster(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
-    require_files(frame)
     own = checked_callbacks(callbacks)
-    with locked_run(out) as run:
+    with ExitStack() as stack:
+        world = stack.enter_context(joined())
+        if not world.is_leader:
+            return _follow(world, frame, stop)
+        run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, began)
+        session.world = world
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
+        with world.together():
+            require_files(frame)
         with session.start(
             config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
         ) as begin:
@@ -162,7 +173,8 @@ class _Session(RunSession):
         config = dataclasses.replace(stored.config, precision=precision.name)
         stored = dataclasses.replace(stored, config=config)
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
-        loader = training_loader(config, sizes, dataset.table, split, self.stop)
+        shards = self.shards(config)
+        loader = training_loader(config, sizes, dataset.table, split, self.stop, shards)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -171,8 +183,11 @@ class _Session(RunSession):
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0), self.started,
+            ceiling.get("ceiling_gflops", 0.0) * self.world.size, self.started, self.world, shards,
         )  # fmt: skip
+        self.world.shared(stored)
+        with self.world.together():
+            pass
         self.notes += dataset.notes
         with self.files(checkpoint, config.tensorboard):
             about = _about(task, stored, dataset)
@@ -182,6 +197,7 @@ class _Session(RunSession):
                 self.say("warning", short)
             rise = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
             result = self.fit(task, plan, checkpoint, [*callbacks, *rise])
+        self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
 
     def _prepare(
@@ -216,6 +232,34 @@ class _Session(RunSession):
                 Setting("out"),
             )
         return dataset
+
+
+def _follow(world: World, frame: Any, stop: Callable[[], bool] | None) -> Trained:
+    """Trains along with rank 0, with the rows of this process, and returns what rank 0 returns."""
+    with world.together():
+        require_files(frame)
+    stored: StoredForecaster = world.shared()
+    config, sizes = stored.config, stored.network.config
+    with world.together():
+        dataset = prepare(frame, config)
+        if dataset.key != stored.key:
+            raise DataError(
+                f"{source_text(frame)} is another table than that of rank 0; copy the same file to"
+                " all machines"
+            )
+    device, shards = set_up(config, world), Shards(config.shards or 1, world.rank, world.size)
+    split = split_table(dataset.table, dataset.frequency, config.split)
+    inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+    loader = training_loader(config, sizes, dataset.table, split, stop, shards)
+    valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+    closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
+    network = stored.network.to(device)
+    task = ForecastTask(config, network, inputs, loader, valid, device, closing)
+    criterion = StopCriterion.of(config, loader.steps_per_epoch)
+    plan = TrainingPlan(config, criterion, device, world=world, shards=shards)
+    follow(Trainer(task, plan, silent))
+    stored, result = world.shared()
+    return Trained(stored, dataset, inputs, result)
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastlstm.distributed.shards import Shards
 from fastlstm.errors import Stopped
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
@@ -39,6 +40,7 @@ class SequenceTask(Task):
         files: config.json; empty without a run.
         run: where the model is published; None keeps it in memory.
         report_s: of a budget, kept for the report.
+        shards: the part of every batch that this process trains on; default is all of it.
     """
 
     name, unit = "sequence", "sequences"
@@ -57,17 +59,23 @@ class SequenceTask(Task):
         files: dict[str, bytes],
         run: RunDirectory | None,
         report_s: float = 0.0,
+        shards: Shards | None = None,
     ) -> None:
         config = stored.config
         rows = config.batch_size * config.accumulate
-        self.model, self.num_valid, self.step_units = stored.network, len(held_out), float(rows)
-        self.loader = SequenceLoader(data, train, rows, config.seed)
+        self.model, self.num_valid = stored.network, len(held_out)
+        own = rows if shards is None else len(range(*shards.rows(rows).indices(rows)))
+        self.step_units = float(own)
+        self.loader = SequenceLoader(data, train, rows, config.seed, shards)
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
         self._stored, self._data, self._held_out = stored, data, held_out
         self._device, self._files, self._run, self._report_s = device, files, run, report_s
 
     def size(self, batch: LabelledBatch) -> int:
-        return len(batch.targets)
+        return batch.total
+
+    def total_rows(self, batch: LabelledBatch) -> int:
+        return batch.total
 
     def num_rows(self, batch: LabelledBatch) -> int:
         return len(batch.targets)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
 from fastlstm.errors import DataError
-from fastlstm.runs.events import Event
-from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.sources import Source
@@ -22,10 +19,8 @@ from fastlstm.text.held_out import RunText
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import open_batches
 from fastlstm.text.task import TextTask
-from fastlstm.training.device import set_up_device
-from fastlstm.training.follower import follow
+from fastlstm.training.follower import follow, set_up, silent
 from fastlstm.training.plan import TrainingPlan
-from fastlstm.training.precision import allow_tf32
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.trainer import Trainer
 
@@ -60,16 +55,13 @@ class TextFollower:
     def __init__(self, world: World, stop: Callable[[], bool] | None) -> None:
         self._world, self._stop = world, stop
 
-    def train(self, source: Source) -> Evaluation:
-        """Trains along until rank 0 ends the run; returns the last evaluation."""
+    def train(self, source: Source) -> tuple[Evaluation, Evaluation | None]:
+        """Trains along until rank 0 ends the run; returns its last evaluation and its test."""
         config, tokenizer_json, key, held_out = self._world.shared()
         with self._world.together():
             tokenizer = load_tokenizer(tokenizer_json)
             splits = _read(source, config, tokenizer, key, held_out)
-        cores = hardware.default_threads() // self._world.local_size
-        torch.set_num_threads(config.threads or max(1, cores))
-        device = set_up_device(config)
-        allow_tf32(config.precision)
+        device = set_up(config, self._world)
         sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         model.strict_kernels = config.strict_kernels
@@ -84,9 +76,9 @@ class TextFollower:
             config, StopCriterion.of(config, loader.steps_per_epoch), device, config.eval_every,
             world=self._world, shards=shards,
         )  # fmt: skip
-        last = follow(Trainer(task, plan, _say_nothing))
-        assert isinstance(last.detail, Evaluation)
-        return last.detail
+        follow(Trainer(task, plan, silent))
+        result: tuple[Evaluation, Evaluation | None] = self._world.shared()
+        return result
 
 
 def _read(
@@ -107,7 +99,3 @@ def _read(
 
 def _publish_nothing(weights: Mapping[str, Tensor]) -> None:
     raise AssertionError("rank 0 publishes")
-
-
-def _say_nothing(event: Event) -> None:
-    """Rank 0 shows what happens."""

@@ -160,7 +160,7 @@ def train(
         callbacks = checked_callbacks(callbacks)
         path = Path("runs") / _source_name(source) if out is None else Path(out)
         if not world.is_leader:
-            return Run(path, TextFollower(world, stop).train(opened))
+            return Run(path, *TextFollower(world, stop).train(opened))
         is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
         first = None if start is None or is_resumed else WarmStart.of_run(start)
         chosen = {*given, *fields} or chosen_names(config)
@@ -268,6 +268,7 @@ class TextSession(RunSession):
                 samples = Samples(config.sample_every, text.tokenizer, config.seed)
                 callbacks = [samples, *callbacks]
             result = self.fit(task, plan, checkpoint, callbacks)
+        self.world.shared((result.last.detail, task.tested))
         return Run(self.run.path, result.last.detail, task.tested)
 
     def _with_size(

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from fastlstm.distributed.world import Order
+from fastlstm.training.device import set_up_device
+from fastlstm.training.precision import allow_tf32
 from fastlstm.training.saver import own_rows
 
 if TYPE_CHECKING:
-    from fastlstm.training.task import Score
+    from fastlstm.distributed.world import World
+    from fastlstm.runs.events import Event
+    from fastlstm.training.options import TrainingOptions
     from fastlstm.training.trainer import Trainer
 
 
-def follow(trainer: Trainer) -> Score:
-    """Trains until rank 0 ends the run; returns the last evaluation.
+def follow(trainer: Trainer) -> None:
+    """Trains until rank 0 ends the training.
 
     Args:
         trainer: of the same task and plan as rank 0's, with the rows of this process. It has no
@@ -34,10 +40,20 @@ def follow(trainer: Trainer) -> Score:
                 case Order.RESET:
                     task.reset_state()
                 case Order.END:
-                    last: Score = world.shared()
-                    return last
+                    return
     finally:
         task.loader.close()
+
+
+def set_up(options: TrainingOptions, world: World) -> torch.device:
+    """Sets threads and precision as rank 0 has chosen them; returns the device."""
+    torch.set_num_threads(options.threads or world.default_threads())
+    allow_tf32(options.precision)
+    return set_up_device(options)
+
+
+def silent(event: Event) -> None:
+    """Does nothing: rank 0 shows what happens."""
 
 
 def _step(trainer: Trainer, factor: float) -> None:

@@ -118,7 +118,7 @@ class RunSession(EventHub):
             options = resumed_config(options, names, resolved, first, may_change)
         if options.shards is None:
             options = dataclasses.replace(options, shards=self.world.size)
-        if self.run is not None or options.threads is not None:
+        if self.run is not None or options.threads is not None or self.world.size > 1:
             self.set_threads(options.threads)
         device = set_up_device(options)
         gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
@@ -140,7 +140,7 @@ class RunSession(EventHub):
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; warns of more than cores."""
-        threads = threads or max(1, hardware.default_threads() // self.world.local_size)
+        threads = threads or self.world.default_threads()
         torch.set_num_threads(threads)
         if threads > (cores := hardware.cores()):
             text = f"{threads:,} threads share the {counted(cores, 'core')} of this process"

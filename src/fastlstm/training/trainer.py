@@ -146,7 +146,6 @@ class Trainer:
                 self._train()
                 self.saver.save_last()
             self.world.order(Order.END)
-            self.world.shared(self._last)
             self.emit(self._phases.event())
             if self.meter.is_ceiling_wrong:
                 threads, device = torch.get_num_threads(), self.plan.device.type
