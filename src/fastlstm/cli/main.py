@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.output import say
 from fastlstm.cli.parser import HelpRequested, UnknownFlagError
-from fastlstm.distributed.launch import final_code
+from fastlstm.distributed.launch import end_process, is_started_by_torchrun
 from fastlstm.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -73,7 +73,9 @@ def console() -> NoReturn:
     A signal while the interpreter exits must not replace the exit code. Ignored signals stay
     ignored until the end, Python's own handlers do not.
     """
-    code = final_code(main())
+    code = main()
+    if is_started_by_torchrun():
+        end_process(code)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
@@ -114,6 +116,8 @@ def _dispatch(arguments: list[str]) -> int:
         sys.stdout.write(f"fastlstm {_version()}\n")
         return EXIT_OK
     verb, rest = arguments[0], arguments[1:]
+    if verb != "train" and is_started_by_torchrun():
+        raise UsageError(f"'{verb}' runs in one process; only train runs under torchrun")
     if verb not in VERBS:
         kind = "flag" if verb.startswith("-") else "command"
         known = [*VERBS, "--help", "--version"]

@@ -20,7 +20,7 @@ from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option
 from fastlstm.cli.parser import parse
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
-from fastlstm.errors import EXIT_OK, Stopped, in_flags
+from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.text.config import PARTS, TrainConfig
@@ -102,6 +102,8 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     sources, out = parsed.positionals, parsed["out"]
+    if parsed["nproc"] < 1:
+        raise ConfigError(Setting("nproc", parsed["nproc"]), ": expected 1 or more")
     if parsed["nproc"] > 1 and not is_started_by_torchrun():
         return launch(["train", *argv], parsed["nproc"])
     config: TrainConfig | ForecastConfig

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from fastlstm.errors import EXIT_FAILED
 
 VERDICT = "FASTLSTM_VERDICT"
 """Environment variable: the file in which a process leaves the exit code of the command."""
@@ -47,17 +51,21 @@ def _left(verdict: Path, otherwise: int) -> int:
     return int(verdict.read_text()) if verdict.exists() else otherwise
 
 
-def final_code(code: int) -> int:
-    """Returns the exit code of this process of several; called where `code` is that of the command.
+def end_process(code: int) -> NoReturn:
+    """Ends this process of several with what the command came to.
 
-    A process that fails is started again by its agent. Here nothing is to be started again: under
-    `launch` the code is left in a file and the process ends well, under torchrun its agent is told
-    to end.
+    An agent starts processes that fail again. Where nothing is to be tried again the code is left
+    in a file for `launch`, and under torchrun its agent is ended: it would only come again.
     """
-    if path := os.environ.get(VERDICT):
-        Path(path).write_text(str(code))
-        return 0
-    return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code not in (0, EXIT_FAILED):
+        if path := os.environ.get(VERDICT):
+            Path(path).write_text(str(code))
+            os._exit(0)
+        if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(code)  # without waiting for the threads of the transport
 
 
 def is_started_by_torchrun() -> bool:

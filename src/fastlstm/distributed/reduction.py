@@ -10,13 +10,20 @@ PIECE_BYTES = 1 << 20
 """Of a message: the next one travels while this one is added."""
 
 
+class LostPeer(RuntimeError):
+    """The transport failed while this process and `peer`, a rank, exchanged something."""
+
+    def __init__(self, peer: int, error: RuntimeError) -> None:
+        super().__init__(str(error))
+        self.peer = peer
+
+
 class TreeReduction:
     """Adds a vector over W processes, W a power of two, by recursive halving and doubling.
 
-    At level k a process exchanges with the one whose rank differs in bit k: each sends the half that
-    the other keeps, and adds what it receives. Every element is so added in one order,
-    ``(r0 + r1) + (r2 + r3)``, on the process that keeps it; then the sums travel back the same way.
-    A process sends and receives 2 (W - 1) / W of the vector.
+    At level k a process exchanges with the one whose rank differs in bit k: each sends the half
+    that the other keeps, and adds what it receives. So every element is added in one order,
+    ``(r0 + r1) + (r2 + r3)``, by the process that keeps it; then the sums travel back. A process sends and receives 2 (W - 1) / W of the vector.
 
     Args:
         flat: the vector, 1-d float32; its memory is used in every call.
@@ -26,7 +33,10 @@ class TreeReduction:
     """
 
     def __init__(
-        self, flat: Tensor, wire: torch.dtype = torch.float32, group: dist.ProcessGroup | None = None
+        self,
+        flat: Tensor,
+        wire: torch.dtype = torch.float32,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.size & (self.size - 1):
@@ -52,18 +62,18 @@ class TreeReduction:
             works = [self._halves(number, own, level) for number in range(len(own))]
             whole = self._exchange(len(own), level, about, heard)
             for number, work in enumerate(works):
-                _wait(work)
+                self._wait(work, level)
                 begin, end = own[number]
                 self._flat[begin:end] += self._received[begin:end]
-            _wait(whole)
+            self._wait(whole, level)
             about += heard
         if self._sent is not None:  # all processes get the numbers that travel
             for begin, end in own:
                 self._flat[begin:end] = self._flat[begin:end].to(self._wire)
         for level in reversed(levels):
-            works = [self._doubled(number, own, level) for number in range(len(own))]
-            for number, (work, kept, other) in enumerate(works):
-                _wait(work)
+            doubled = [self._doubled(number, own, level) for number in range(len(own))]
+            for number, (work, kept, other) in enumerate(doubled):
+                self._wait(work, level)
                 if self._sent is not None:
                     self._flat[other[0] : other[1]] = self._received[other[0] : other[1]]
                 own[number] = (min(kept[0], other[0]), max(kept[1], other[1]))
@@ -106,9 +116,14 @@ class TreeReduction:
             for send_or_receive, tensor in both
             if tensor.numel()
         ]
-        return list(dist.batch_isend_irecv(messages)) if messages else []
+        try:
+            return list(dist.batch_isend_irecv(messages)) if messages else []
+        except RuntimeError as error:
+            raise LostPeer(peer, error) from error
 
-
-def _wait(works: list[dist.Work]) -> None:
-    for work in works:
-        work.wait()
+    def _wait(self, works: list[dist.Work], level: int) -> None:
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise LostPeer(self.rank ^ (1 << level), error) from error

@@ -12,7 +12,7 @@ The random numbers of a shard follow from (seed, step, shard) alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +47,11 @@ class Shards:
         row; a small batch leaves shards empty.
         """
         first = self.rows(num_rows).start
-        bounds = [self._begin(shard, num_rows) - first for shard in range(self.own.start, self.own.stop + 1)]
-        return [slice(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+        bounds = [
+            self._begin(shard, num_rows) - first
+            for shard in range(self.own.start, self.own.stop + 1)
+        ]
+        return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
     def _begin(self, shard: int, num_rows: int) -> int:
         return num_rows * shard // self.num

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import socket
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
@@ -17,16 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastlstm.distributed.launch import is_started_by_torchrun
-from fastlstm.distributed.reduction import TreeReduction
+from fastlstm.distributed.reduction import LostPeer, TreeReduction
+from fastlstm.distributed.step_report import StepReport
 from fastlstm.errors import Dismissed, DistributedError, FastLSTMError, UsageError
 from fastlstm.system import hardware
 
 DEADLINE_S = 60.0
 """A process that does not answer for so long is lost."""
-_PATIENCE = timedelta(days=7)
-"""With rank 0 while it evaluates and writes."""
-_PR_SET_PDEATHSIG = 1
+_SETTLED = 30
+"""Steps before a rank is said to be slow."""
+_SLOW = 1.4
+"""Times the median of the ranks, from which one is said to be slow."""
 
 
 class Order(IntEnum):
@@ -41,41 +38,6 @@ class Order(IntEnum):
     ABANDON = 7
 
 
-@dataclass
-class About:
-    """What processes tell each other with the gradients of a step, in one vector of float64.
-
-    Attributes:
-        numbers: the vector; every place is written by one process and zero in the others.
-        losses: of the shards, shape ``(S,)``.
-        targets: that each process has, shape ``(W,)``.
-        seconds: that its passes took, shape ``(W,)``.
-    """
-
-    numbers: Tensor
-    losses: Tensor
-    targets: Tensor
-    seconds: Tensor
-    rank: int
-
-    @classmethod
-    def empty(cls, num_shards: int, rank: int, size: int) -> About:
-        numbers = torch.zeros(num_shards + 2 * size, dtype=torch.float64)
-        return cls(numbers, *numbers.split([num_shards, size, size]), rank)
-
-    def set_own(self, num_targets: int, seconds: float) -> None:
-        self.targets[self.rank], self.seconds[self.rank] = num_targets, seconds
-
-    @property
-    def loss(self) -> float:
-        """Sum over the shards, in their order."""
-        return sum(self.losses.tolist())
-
-    @property
-    def num_targets(self) -> float:
-        return sum(self.targets.tolist())
-
-
 class World:
     """The processes of a run; of one process alone where nothing else is said.
 
@@ -86,15 +48,17 @@ class World:
         rank: of this process, from 0.
         size: number of processes.
         local_size: those on this machine.
+        attempt: how often the processes were started again.
         names: machine and process number of each rank.
-        seconds: that the passes of the last step took on each rank.
+        seconds: that the passes of a step take on each rank, a running mean.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, local_size: int = 1, attempt: int = 0) -> None:
         self.rank, self.size, self.local_size = rank, size, local_size
         self.names = ["this process"]
-        self.seconds = [0.0] * size
+        self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
+        self.attempt, self.is_over = attempt, False
 
     @property
     def is_leader(self) -> bool:
@@ -147,20 +111,42 @@ class World:
         """Returns the vectors of all ranks, 1-d, of the lengths that all know."""
         padded = own.new_zeros(max(lengths))
         padded[: len(own)] = own
-        whole = own.new_empty(self.size * len(padded))
+        pieces = own.new_empty(self.size * len(padded)).split(len(padded))
         with self._named():
             # As bytes: gloo need not know the type.
-            dist.all_gather_into_tensor(whole.view(torch.uint8), padded.view(torch.uint8))
-        pieces = whole.split(len(padded))
+            dist.all_gather([p.view(torch.uint8) for p in pieces], padded.view(torch.uint8))
         return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
 
-    def about(self, num_shards: int) -> About:
+    def report(self, num_shards: int) -> StepReport:
         """Returns a vector for what is told with the gradients."""
-        return About.empty(num_shards, self.rank, self.size)
+        return StepReport.empty(num_shards, self.rank, self.size)
 
-    def heard(self, about: About) -> None:
-        """Takes in what all processes told."""
-        self.seconds = about.seconds.tolist()
+    def received(self, report: StepReport) -> None:
+        """Takes in what all processes told.
+
+        Raises:
+            DistributedError: they have different weights.
+        """
+        passed = zip(self.seconds, report.seconds.tolist(), strict=True)
+        self.seconds = [0.98 * before + 0.02 * now if before else now for before, now in passed]
+        self._num_heard += 1
+        checks = report.checks.tolist()
+        usual, count = Counter(checks).most_common(1)[0]
+        if count < self.size:
+            others = [self.name_of(rank) for rank, check in enumerate(checks) if check != usual]
+            raise DistributedError(
+                f"{', '.join(others)} has other weights than the rest: a fault of its memory or"
+                " processor, or code that changes weights in one process only; all processes end"
+                " here, and the same command with --resume continues from the last checkpoint"
+            )
+
+    def straggler(self) -> str | None:
+        """Returns a line about the rank that the others wait for, if there is one."""
+        usual, slowest = statistics.median(self.seconds), max(self.seconds)
+        if self._num_heard < _SETTLED or self.size == 1 or slowest < _SLOW * usual:
+            return None
+        name = self.name_of(self.seconds.index(slowest))
+        return f"{name} takes {slowest / usual:.1f} times as long as the others: all wait for it"
 
     def reduction(self, flat: Tensor) -> Callable[[Tensor], None]:
         """Returns what adds `flat`, 1-d float32, over all processes in place."""
@@ -191,20 +177,23 @@ class World:
             if failure is not None:
                 raise failure
             return
-        told = None if failure is None else (type(failure).__name__, str(failure), failure.exit_code)
+        told = (
+            None if failure is None else (type(failure).__name__, str(failure), failure.exit_code)
+        )
         all_told: list[Any] = [None] * self.size
         with self._named():
             dist.all_gather_object(all_told, told)
         first = next((rank for rank, one in enumerate(all_told) if one is not None), None)
         if first is None:
             return
+        self.is_over = True
         if not self.is_leader:
             raise Dismissed(all_told[first][2])
         if failure is not None:
             raise failure
-        raise UsageError(f"{self._name(first)}: {all_told[first][1]}")
+        raise UsageError(f"{self.name_of(first)}: {all_told[first][1]}")
 
-    def _name(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
         return f"rank {rank} ({self.names[rank]})"
 
     @contextmanager
@@ -213,48 +202,11 @@ class World:
         try:
             yield
         except RuntimeError as error:
+            peer = self.name_of(error.peer) if isinstance(error, LostPeer) else "another process"
+            is_silent = "imed out" in str(error)
+            what = f"has not answered for {DEADLINE_S:.0f} s" if is_silent else "is gone"
             raise DistributedError(
-                f"rank {self.rank} lost the connection to another process"
-                f" ({str(error).splitlines()[0][:200]}); torchrun starts all of them again where"
-                " --max-restarts allows it, and the same command with --resume continues the run"
+                f"{peer} {what}, says rank {self.rank}; all processes end here. torchrun starts"
+                " them again as often as --max-restarts allows, and the same command with --resume"
+                " continues the run"
             ) from error
-
-
-@contextmanager
-def joined() -> Iterator[World]:
-    """Joins the processes that torchrun started, for the length of the block."""
-    if not is_started_by_torchrun() or dist.is_initialized():
-        yield World()
-        return
-    die_with_parent()
-    environment = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")}
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        timeout=timedelta(seconds=DEADLINE_S),
-    )
-    try:
-        world = World(environment["RANK"], environment["WORLD_SIZE"], local_size)
-        names: list[Any] = [None] * world.size
-        dist.all_gather_object(names, f"{socket.gethostname()}, process {os.getpid()}")
-        world.names = names
-        world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
-        try:
-            yield world
-        except FastLSTMError as error:
-            if world.is_leader and not isinstance(error, DistributedError):
-                world.order(Order.ABANDON, error.exit_code)
-            raise
-    finally:
-        dist.destroy_process_group()
-
-
-def die_with_parent() -> None:
-    """Has Linux kill this process when the agent that started it dies: none steps on alone."""
-    if os.name == "posix" and hasattr(signal, "SIGKILL"):
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        except (OSError, AttributeError):
-            return
-        if os.getppid() == 1:  # it was dead before
-            os._exit(128 + signal.SIGKILL)

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from fastlstm.distributed.joining import joined
 from fastlstm.distributed.shards import Shards
-from fastlstm.distributed.world import World, joined
+from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -128,7 +129,11 @@ def train_forecaster(
         with world.together():
             require_files(frame)
         with session.start(
-            config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
+            config,
+            given,
+            resume or world.attempt > 0,
+            lambda stored: _options(stored)[:2],
+            _MAY_CHANGE,
         ) as begin:
             return session.train(frame, begin, own, start, make_task)
 

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastlstm.distributed.joining import joined
 from fastlstm.distributed.shards import Shards
-from fastlstm.distributed.world import World, joined
+from fastlstm.distributed.world import World
 from fastlstm.errors import DataError, FormatError, Setting, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
@@ -102,7 +103,13 @@ def train_sequence_model(
         session.world = world
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
-            session.start(config, names, resume, lambda stored: _options(stored)[:2], MAY_CHANGE)
+            session.start(
+                config,
+                names,
+                resume or world.attempt > 0,
+                lambda stored: _options(stored)[:2],
+                MAY_CHANGE,
+            )
         )
         return session.train(data, start, callbacks)
 
@@ -173,7 +180,9 @@ def _follow(world: World, data: SequenceData) -> Trained:
     )
     task.model.to(device)
     criterion = StopCriterion.of(config, task.loader.steps_per_epoch)
-    follow(Trainer(task, TrainingPlan(config, criterion, device, world=world, shards=shards), silent))
+    follow(
+        Trainer(task, TrainingPlan(config, criterion, device, world=world, shards=shards), silent)
+    )
     result: Trained = world.shared()
     return result
 

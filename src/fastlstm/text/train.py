@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastlstm.distributed.world import joined
+from fastlstm.distributed.joining import joined
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -44,8 +44,8 @@ from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.follower import TextFollower, share_with_followers
 from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.follower import TextFollower, share_with_followers
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
@@ -157,7 +157,7 @@ def train(
             opened = open_source(source)
             if not (as_text or resume):
                 _refuse_tables(source, config)
-        callbacks = checked_callbacks(callbacks)
+        callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else Path(out)
         if not world.is_leader:
             return Run(path, *TextFollower(world, stop).train(opened))

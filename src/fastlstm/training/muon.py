@@ -132,7 +132,9 @@ class Muon(torch.optim.Optimizer):
         all_own = self._world.all_gathered(torch.cat([o.flatten() for o in own]), lengths)
         directions = [torch.empty_like(u, dtype=all_own[0].dtype) for u in updates]
         for owner, flat in zip(owners, all_own, strict=True):
-            parts = flat.split([len(g[owner]) * d[0].numel() for d, g in zip(directions, gates, strict=True)])
+            parts = flat.split(
+                [len(g[owner]) * d[0].numel() for d, g in zip(directions, gates, strict=True)]
+            )
             for direction, g, part in zip(directions, gates, parts, strict=True):
                 if g[owner]:
                     direction[g[owner]] = part.view(len(g[owner]), *direction.shape[1:])

@@ -64,7 +64,7 @@ class Saver:
         """Returns the carried state of all rows, whichever process has them."""
         world, task = self._trainer.world, self._trainer.task
         world.order(Order.CAPTURE)
-        parts = world.gathered(task.carried())
+        parts: list[dict[str, Tensor]] = world.gathered(task.carried())
         if len(parts) == 1:
             return parts[0]
         return {

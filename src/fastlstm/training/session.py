@@ -172,12 +172,16 @@ class RunSession(EventHub):
         world, num = self.world, options.shards
         assert num is not None
         rows = options.batch_size * options.accumulate
+        if world.size & (world.size - 1):
+            raise ConfigError(
+                f"{world.size} processes train together, expected a power of two: 2, 4, 8, …"
+            )
         if num & (num - 1):
             raise ConfigError(Setting("shards", num), ": expected a power of two")
         if num % world.size:
             raise ConfigError(
-                Setting("shards", num), f": {counted(world.size, 'process')} cannot share them"
-                " evenly; start a power of two of processes, as many as there are shards or fewer",
+                Setting("shards", num), f": {world.size} processes cannot share them; start"
+                f" {num} or fewer",
             )  # fmt: skip
         if rows % num:
             raise ConfigError(

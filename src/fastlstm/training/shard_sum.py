@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from fastlstm.training.plan import TrainingPlan
     from fastlstm.training.state import TrainingState
     from fastlstm.training.task import Task
+
+_CHECK_EVERY = 100
+"""Steps between comparisons of the weights of all processes."""
 
 
 class ShardSum:
@@ -53,7 +57,7 @@ class ShardSum:
             for part in inner
         ]
         losses = task.losses(batch, parts, self._scale)
-        about = self._world.about(self._shards.num)
+        report = self._world.report(self._shards.num)
         sums = list[tuple[int, Tensor]]()
         for shard, inner in zip(own, cut, strict=True):
             self._draw_anew(state.progress.step, shard)
@@ -63,20 +67,31 @@ class ShardSum:
                 scaler = state.scaler
                 (part_loss if scaler is None else scaler.scale(part_loss)).backward()
                 loss += float(part_loss.detach())
-            about.losses[shard] = loss
+            report.losses[shard] = loss
             sums.append((0, self._taken_gradient(shard == own.start)))
             while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
                 level, last = sums.pop()
                 sums[-1] = (level + 1, sums[-1][1].add_(last))
                 self._unused.append(last)
         next(losses, None)  # the carried state moves on
-        about.set_own(task.num_targets(batch), time.perf_counter() - started)
-        self._reduce(about.numbers)
-        self._world.heard(about)
-        self._flat.mul_(self._scale / max(about.num_targets, 1.0))
+        report.set_own(
+            task.num_targets(batch), time.perf_counter() - started, self._check(state.progress.step)
+        )
+        self._reduce(report.numbers)
+        self._world.received(report)
+        self._flat.mul_(self._scale / max(report.num_targets, 1.0))
         for parameter, gradient in zip(self._parameters, self._views(self._flat), strict=True):
             parameter.grad = gradient
-        return self._scale * about.loss / max(about.num_targets, 1.0)
+        return self._scale * report.loss / max(report.num_targets, 1.0)
+
+    def _check(self, step: int) -> int:
+        """Returns a checksum of the weights, now and then; else 0."""
+        if step % _CHECK_EVERY or self._world.size == 1:
+            return 0
+        check = 0
+        for parameter in self._parameters:
+            check = zlib.crc32(parameter.detach().cpu().contiguous().numpy().tobytes(), check)
+        return check
 
     def _draw_anew(self, step: int, shard: int) -> None:
         seed = shard_seed(self._seed, step, shard)

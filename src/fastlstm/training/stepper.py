@@ -19,9 +19,9 @@ class Stepper:
     """Takes optimizer steps on the state of a trainer.
 
     A batch runs in `accumulate` parts whose losses add up to the mean loss of the whole, so the
-    gradient is that of the big batch; with shards, each of them does (`ShardSum`). A GPU that runs out of memory gets the same batch again in
-    twice as many parts. Callbacks see the gradients before they are clipped, and the weights before
-    they are averaged.
+    gradient is that of the big batch; with shards, each of them does (`ShardSum`). A GPU that runs
+    out of memory gets the same batch again in twice as many parts. Callbacks see the gradients
+    before they are clipped, and the weights before they are averaged.
 
     Attributes:
         seconds: spent so far in forward and backward passes, and in the rest of the steps.
@@ -88,7 +88,9 @@ class Stepper:
         if self._shard_sum is not None:
             return self._shard_sum.passes(self._task, self._state, batch, self._num_parts)
         scaler, losses = self._state.scaler, []
-        for loss in self._task.losses(batch, even_parts(self._task.num_rows(batch), self._num_parts)):
+        for loss in self._task.losses(
+            batch, even_parts(self._task.num_rows(batch), self._num_parts)
+        ):
             (loss if scaler is None else scaler.scale(loss)).backward()
             losses.append(loss.detach())
         return float(torch.stack(losses).sum())

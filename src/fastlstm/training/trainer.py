@@ -100,7 +100,7 @@ class Trainer:
         self._last: Score | None = None
         self._last_event: Event = {}
         self._reason = plan.stop_criterion.text
-        self._is_ended = False
+        self._is_ended = self._has_warned = False
 
     @property
     def progress(self) -> Progress:
@@ -289,8 +289,15 @@ class Trainer:
         if self.meter.log_due(options.log_every, progress.step):
             left = self._evaluations.left(progress)
             self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
+            self._warn_of_straggler()
         if self._phases.is_due():
             self.emit(self._phases.event())
+
+    def _warn_of_straggler(self) -> None:
+        line = self.world.straggler()
+        if line is not None and not self._has_warned:
+            self._has_warned = True
+            self.say("warning", line)
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
         """Takes one optimizer step; the counters of the run stay.

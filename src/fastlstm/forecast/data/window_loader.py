@@ -231,7 +231,9 @@ class WindowLoader(LoaderPosition):
             buffer.ctypes.data,
         )  # fmt: skip
         shape = (*numbers.shape, self._windows.length, len(self._table.columns))
-        return _Chunk(job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape))
+        return _Chunk(
+            job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape)
+        )
 
     def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
         """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""
