@@ -19,6 +19,7 @@ from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import open_batches
+from fastlstm.training.task import even_parts
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 IDS = np.random.default_rng(0).integers(0, 20, 1000).astype(np.uint8)
@@ -51,7 +52,7 @@ def teaching(alpha: float = 0.5, *, needs_features: bool = False) -> Teaching:
 def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[float, list[Tensor]]:
     task.model.zero_grad()
     total = 0.0
-    for loss in task.losses(batch, num_parts):
+    for loss in task.losses(batch, even_parts(task.num_rows(batch), num_parts)):
         loss.backward()
         total += loss.item()
     return total, [p.grad.clone() for p in task.model.parameters() if p.grad is not None]

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastlstm.distributed.launch import is_started_by_torchrun
@@ -44,7 +43,7 @@ def joined() -> Iterator[World]:
     with _ended_by_sigterm():
         store, rank, size = next(rendezvous("env://"))
         # The agent's store still has the addresses of the processes before a restart.
-        store = PrefixStore(f"fastlstm-{world.attempt}", store)
+        store = dist.PrefixStore(f"fastlstm-{world.attempt}", store)  # type: ignore[attr-defined]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             timeout=timedelta(seconds=DEADLINE_S), store=store, rank=rank, world_size=size,

@@ -23,7 +23,8 @@ class TreeReduction:
 
     At level k a process exchanges with the one whose rank differs in bit k: each sends the half
     that the other keeps, and adds what it receives. So every element is added in one order,
-    ``(r0 + r1) + (r2 + r3)``, by the process that keeps it; then the sums travel back. A process sends and receives 2 (W - 1) / W of the vector.
+    ``(r0 + r1) + (r2 + r3)``, by the process that keeps it; then the sums travel back. A process
+    sends and receives 2 (W - 1) / W of the vector.
 
     Args:
         flat: the vector, 1-d float32; its memory is used in every call.

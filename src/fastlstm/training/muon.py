@@ -65,6 +65,8 @@ class Muon(torch.optim.Optimizer):
         weight_decay: decoupled.
         world: processes that hold the same weights and gradients: each orthogonalises some of the
             blocks, and gets the others from its peers.
+        one_by_one: orthogonalise every block by itself. In batches the products round otherwise
+            now and then, so results would depend on who does how many.
     """
 
     def __init__(
@@ -74,10 +76,12 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         world: World | None = None,
+        one_by_one: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults)
         self._world = World() if world is None else world
+        self._one_by_one = one_by_one
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -116,26 +120,22 @@ class Muon(torch.optim.Optimizer):
         return update.view(4, parameter.shape[0] // 4, parameter.shape[1])
 
     def _directions(self, updates: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the orthogonalised blocks of every update; each process computes its share."""
-        if self._world.size == 1 or not updates:
+        """Returns the orthogonalised blocks of every update."""
+        if not self._one_by_one:
             return [orthogonalise(update) for update in updates]
-        size, owners = self._world.size, range(self._world.size)
-        gates = [
-            [[gate for gate in range(4) if (4 * place + gate) % size == owner] for owner in owners]
-            for place in range(len(updates))
-        ]
-        own = [orthogonalise(u[g[self._world.rank]]) for u, g in zip(updates, gates, strict=True)]
-        lengths = [
-            sum(len(g[owner]) * u[0].numel() for u, g in zip(updates, gates, strict=True))
-            for owner in owners
-        ]
-        all_own = self._world.all_gathered(torch.cat([o.flatten() for o in own]), lengths)
-        directions = [torch.empty_like(u, dtype=all_own[0].dtype) for u in updates]
-        for owner, flat in zip(owners, all_own, strict=True):
-            parts = flat.split(
-                [len(g[owner]) * d[0].numel() for d, g in zip(directions, gates, strict=True)]
-            )
-            for direction, g, part in zip(directions, gates, parts, strict=True):
-                if g[owner]:
-                    direction[g[owner]] = part.view(len(g[owner]), *direction.shape[1:])
-        return directions
+        blocks = [block for update in updates for block in update.split(1)]
+        size, rank = self._world.size, self._world.rank
+        # Four blocks of a weight are alike, so all processes have equal work.
+        own = [orthogonalise(block).flatten() for block in blocks[rank::size]]
+        if size > 1:
+            lengths = [sum(b.numel() for b in blocks[owner::size]) for owner in range(size)]
+            dtype = product_dtype(blocks[0].device)
+            flat = torch.cat(own) if own else blocks[0].new_empty(0, dtype=dtype)
+            gathered = self._world.all_gathered(flat, lengths)
+            pieces = [
+                iter(one.split([b.numel() for b in blocks[owner::size]]))
+                for owner, one in enumerate(gathered)
+            ]
+            own = [next(pieces[number % size]) for number in range(len(blocks))]
+        directions = [flat.view(block.shape) for flat, block in zip(own, blocks, strict=True)]
+        return [torch.cat(directions[k : k + 4]) for k in range(0, len(directions), 4)]

@@ -183,10 +183,10 @@ class RunSession(EventHub):
                 Setting("shards", num), f": {world.size} processes cannot share them; start"
                 f" {num} or fewer",
             )  # fmt: skip
-        if rows % num:
+        if rows < num:
             raise ConfigError(
-                Setting("shards", num), f": a step has {counted(rows, 'row')}, which they do not"
-                " divide; give a ", Setting("batch_size"), f" that is a multiple of {num}",
+                Setting("shards", num), f": a step has only {counted(rows, 'row')}; give ",
+                Setting("batch_size", -(-num // options.accumulate)), " or more",
             )  # fmt: skip
         return Shards(num, world.rank, world.size)
 
