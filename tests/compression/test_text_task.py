@@ -83,7 +83,7 @@ def test_the_teacher_reads_the_lanes_without_a_break() -> None:
     state = task.teaching.model.initial_state(6)
     for _ in range(3):
         batch = task.loader.next()
-        list(task.losses(batch, 1))
+        list(task.losses(batch, [slice(0, 6)]))
         _, state = task.teaching.model.features(batch.x, state)
     torch.testing.assert_close(task.carried()["teacher_h"], state[0])
     torch.testing.assert_close(task.carried()["teacher_c"], state[1])
@@ -92,7 +92,7 @@ def test_the_teacher_reads_the_lanes_without_a_break() -> None:
 
 def test_carried_state_is_put_back() -> None:
     task, other = (make_task(teaching(needs_features=True)) for _ in range(2))
-    list(task.losses(task.loader.next(), 1))
+    list(task.losses(task.loader.next(), [slice(0, 6)]))
     other.restore_carried(task.carried())
     other.loader.load_state_dict(task.loader.state_dict())
     want = gradients(task, task.loader.next(), 1)[0]
@@ -106,7 +106,7 @@ def test_carried_state_is_put_back() -> None:
 def test_a_resumed_teacher_has_caught_up_before_the_first_step() -> None:
     task, other = make_task(teaching()), make_task(teaching())
     for _ in range(3):
-        list(task.losses(task.loader.next(), 1))
+        list(task.losses(task.loader.next(), [slice(0, 6)]))
     other.loader.load_state_dict(task.loader.state_dict())
     other.restore_carried(task.carried())
     assert other.teacher_s > 0

@@ -44,7 +44,7 @@ _RUN_OPTIONS = (
     _switch("resume", "continue from the newest checkpoint in RUN; start anew without one"),
     config_option(),
     _switch("json", "print one JSON object per event"),
-    Option("nproc", int, 1, "processes on this machine that train together", "machine"),
+    Option("nproc", int, 1, "processes on this machine that train together", "run"),
 )
 COMMAND = Command(
     verb="train",

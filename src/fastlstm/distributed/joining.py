@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import itertools
 import os
 import signal
 import socket
@@ -20,11 +21,13 @@ from torch.distributed.rendezvous import rendezvous
 from fastlstm.distributed.launch import is_started_by_torchrun
 from fastlstm.distributed.world import DEADLINE_S, Order, World
 from fastlstm.errors import DistributedError, FastLSTMError, UsageError
-from fastlstm.system import hardware
+from fastlstm.system import environment, hardware
 
 _PATIENCE = timedelta(days=7)
 """With rank 0 while it evaluates and writes."""
 _ISA = "instruction set"
+_MEETINGS = itertools.count()
+"""How often this process has joined others; the same in all of them."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,15 +38,14 @@ def joined() -> Iterator[World]:
         yield World()
         return
     _die_with_parent()
-    names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-    numbers = [
-        int(os.environ.get(name, default)) for name, default in zip(names, "0110", strict=True)
-    ]
-    world = World(*numbers)
+    world = World(
+        environment.rank(), environment.world_size(), environment.local_world_size(),
+        environment.num_restarts(),
+    )  # fmt: skip
     with _ended_by_sigterm():
         store, rank, size = next(rendezvous("env://"))
-        # The agent's store still has the addresses of the processes before a restart.
-        store = dist.PrefixStore(f"fastlstm-{world.attempt}", store)  # type: ignore[attr-defined]
+        # The agent's store still has the addresses of earlier meetings.
+        store = dist.PrefixStore(f"fastlstm-{world.attempt}-{next(_MEETINGS)}", store)  # type: ignore[attr-defined]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             timeout=timedelta(seconds=DEADLINE_S), store=store, rank=rank, world_size=size,

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from fastlstm.errors import EXIT_FAILED
+from fastlstm.system import environment
 
-VERDICT = "FASTLSTM_VERDICT"
-"""Environment variable: the file in which a process leaves the exit code of the command."""
 _SHUTDOWN_S = 8
 _MAX_RESTARTS = 100
 
@@ -31,7 +30,7 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
 
     with tempfile.TemporaryDirectory() as place:
         verdict = Path(place) / "exit-code"
-        os.environ[VERDICT] = str(verdict)
+        environment.set_verdict_file(str(verdict))
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=num_processes, run_id=uuid.uuid4().hex,
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
@@ -60,14 +59,14 @@ def end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, EXIT_FAILED):
-        if path := os.environ.get(VERDICT):
+        if path := environment.verdict_file():
             Path(path).write_text(str(code))
             os._exit(0)
-        if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        if environment.max_restarts() > 0:
             os.kill(os.getppid(), signal.SIGTERM)
     os._exit(code)  # without waiting for the threads of the transport
 
 
 def is_started_by_torchrun() -> bool:
     """Returns whether this process is one of several of a run."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    return environment.world_size() > 1

@@ -65,8 +65,13 @@ class World:
         return self.rank == 0
 
     def default_threads(self) -> int:
-        """Returns the threads of each process: the cores of the machine, divided evenly."""
-        return max(1, hardware.default_threads() // self.local_size)
+        """Returns the threads of each process: the cores of the machine, divided evenly.
+
+        The OMP_NUM_THREADS of 1 that torchrun sets would leave the other cores idle.
+        """
+        if self.size == 1:
+            return hardware.default_threads()
+        return max(1, hardware.cores() // self.local_size)
 
     def order(self, order: Order, number: float = 0.0) -> None:
         """Tells the others what to do next, with a number that belongs to it."""

@@ -23,7 +23,7 @@ from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -160,9 +160,7 @@ class _Session(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
-        if config.output == "negative_binomial":
-            require_counts(dataset)
-        split = split_table(dataset.table, dataset.frequency, config.split)
+        split = _split(dataset, config)
         is_new = base is None and checkpoint is None
         if is_new and can_choose_size(config, self.chosen, device):
             config, notes = choose_size(config, dataset, split, self.started)
@@ -172,11 +170,9 @@ class _Session(RunSession):
         else:
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
-        network = stored.network.to(device)
-        sizes = network.config
-        precision = _precision(stored.config, network, device)
-        config = dataclasses.replace(stored.config, precision=precision.name)
-        stored = dataclasses.replace(stored, config=config)
+        network, sizes = stored.network.to(device), stored.network.config
+        stored, why = _with_precision(stored, device)
+        config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)
         loader = training_loader(config, sizes, dataset.table, split, self.stop, shards)
@@ -190,18 +186,16 @@ class _Session(RunSession):
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
             ceiling.get("ceiling_gflops", 0.0) * self.world.size, self.started, self.world, shards,
         )  # fmt: skip
-        self.world.shared(stored)
-        with self.world.together():
-            pass
+        self.share(stored)
         self.notes += dataset.notes
+        about = {**ceiling, "source": source_text(frame), "precision_why": why}
         with self.files(checkpoint, config.tensorboard):
-            about = _about(task, stored, dataset)
-            about |= {**ceiling, "source": source_text(frame), "precision_why": precision.why}
+            about |= _about(task, stored, dataset)
             self.announce(task, plan, checkpoint, about)
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            rise = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
-            result = self.fit(task, plan, checkpoint, [*callbacks, *rise])
+            own = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
+            result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
 
@@ -265,6 +259,19 @@ def _follow(world: World, frame: Any, stop: Callable[[], bool] | None) -> Traine
     follow(Trainer(task, plan, silent))
     stored, result = world.shared()
     return Trained(stored, dataset, inputs, result)
+
+
+def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
+    if config.output == "negative_binomial":
+        require_counts(dataset)
+    return split_table(dataset.table, dataset.frequency, config.split)
+
+
+def _with_precision(stored: StoredForecaster, device: torch.device) -> tuple[StoredForecaster, str]:
+    """Returns the forecaster with the precision to train in, and why it is that."""
+    choice = _precision(stored.config, stored.network, device)
+    config = dataclasses.replace(stored.config, precision=choice.name)
+    return dataclasses.replace(stored, config=config), choice.why
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

@@ -145,9 +145,7 @@ class _Session(RunSession):
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         shards = self.shards(config)
-        self.world.shared(stored)
-        with self.world.together():
-            pass
+        self.share(stored)
         with self.files(checkpoint, config.tensorboard):
             task = SequenceTask(
                 stored, data.labelled, data.train, data.held_out, device, files, self.run,

@@ -86,8 +86,42 @@ def is_debug() -> bool:
 
 def rank() -> int:
     """Returns ``RANK``, the number of this process among those of a run; 0 where it is alone."""
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() else 0
+    return _from_torchrun("RANK", 0)
+
+
+def world_size() -> int:
+    """Returns ``WORLD_SIZE``, the processes of a run that torchrun started; 1 without it."""
+    return _from_torchrun("WORLD_SIZE", 1) if "RANK" in os.environ else 1
+
+
+def local_world_size() -> int:
+    """Returns ``LOCAL_WORLD_SIZE``, those of them on this machine."""
+    return _from_torchrun("LOCAL_WORLD_SIZE", 1)
+
+
+def num_restarts() -> int:
+    """Returns ``TORCHELASTIC_RESTART_COUNT``, how often torchrun has started them again."""
+    return _from_torchrun("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def max_restarts() -> int:
+    """Returns ``TORCHELASTIC_MAX_RESTARTS``, how often it would."""
+    return _from_torchrun("TORCHELASTIC_MAX_RESTARTS", 0)
+
+
+def _from_torchrun(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default
+
+
+def verdict_file() -> str | None:
+    """Returns ``FASTLSTM_VERDICT``, the file in which a process of several leaves its exit code."""
+    return os.environ.get("FASTLSTM_VERDICT")
+
+
+def set_verdict_file(path: str) -> None:
+    """Names the file of `verdict_file` to the processes that are started from now on."""
+    os.environ["FASTLSTM_VERDICT"] = path
 
 
 def cuda_visible_devices() -> str | None:

@@ -15,7 +15,6 @@ from fastlstm.text.data.sources import Source
 from fastlstm.text.data.text import READING, Splits, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.held_out import RunText
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import open_batches
 from fastlstm.text.task import TextTask
@@ -23,25 +22,6 @@ from fastlstm.training.follower import follow, set_up, silent
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.trainer import Trainer
-
-
-def share_with_followers(
-    world: World, config: TrainConfig, tokenizer: bytes, texts: RunText
-) -> None:
-    """Gives the other processes what rank 0 has decided, and waits until they have read the text.
-
-    Args:
-        world: the processes.
-        config: resolved.
-        tokenizer: tokenizer.json.
-        texts: of the run.
-
-    Raises:
-        UsageError: one of them cannot read the text, or has another one.
-    """
-    world.shared((config, tokenizer, texts.source.key, list(texts.held_out)))
-    with world.together():
-        pass
 
 
 class TextFollower:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,7 @@ from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy,
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
-from fastlstm.text.follower import TextFollower, share_with_followers
+from fastlstm.text.follower import TextFollower
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
@@ -141,12 +141,7 @@ def train(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
-    if config is not None and fields:
-        raise ConfigError("give either config=… or single fields, not both")
-    _refuse_options_of_tables(fields)
-    config = config if config is not None else built(TrainConfig, fields, "train()")
-    if not isinstance(config, TrainConfig):
-        raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
+    config = _checked_config(config, fields)
     if stop is not None and not callable(stop):
         raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
     observers = None if observers is None else checked_observers(observers)
@@ -178,6 +173,17 @@ def train(
         stored = partial(session.configs_of, start=start)
         with session.start(config, {*given, *fields}, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
+
+
+def _checked_config(config: TrainConfig | None, fields: Mapping[str, Any]) -> TrainConfig:
+    """Returns the settings of a call of `train`."""
+    if config is not None and fields:
+        raise ConfigError("give either config=… or single fields, not both")
+    _refuse_options_of_tables(fields)
+    config = config if config is not None else built(TrainConfig, dict(fields), "train()")
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
+    return config
 
 
 class TextSession(RunSession):
@@ -251,7 +257,7 @@ class TextSession(RunSession):
             world=self.world, shards=shards,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
-        share_with_followers(self.world, config, files["tokenizer.json"], texts)
+        self.share((config, files["tokenizer.json"], text.key, list(texts.held_out)))
         with self.files(checkpoint, config.tensorboard):
             task = self.make_task(
                 config=config, model=model, loader=loader, valid_ids=splits.valid,
@@ -262,12 +268,8 @@ class TextSession(RunSession):
             about = {**ceiling, **_about(text, splits, config, model, plan)}
             about["precision_why"] = precision.why
             self.announce(task, plan, checkpoint, about)
-            if has_outlook(config.cooldown, config.patience, config.vocab):
-                callbacks = [Outlook(model.config, len(splits.train)), *callbacks]
-            if config.sample_every:
-                samples = Samples(config.sample_every, text.tokenizer, config.seed)
-                callbacks = [samples, *callbacks]
-            result = self.fit(task, plan, checkpoint, callbacks)
+            own = _callbacks(config, model, text.tokenizer, len(splits.train))
+            result = self.fit(task, plan, checkpoint, [*own, *callbacks])
         self.world.shared((result.last.detail, task.tested))
         return Run(self.run.path, result.last.detail, task.tested)
 
@@ -375,6 +377,16 @@ class TextSession(RunSession):
             ),
             should_stop=self.stop,
         )
+
+
+def _callbacks(
+    config: TrainConfig, model: LanguageModel, tokenizer: Tokenizer, train_tokens: int
+) -> Iterator[Callback]:
+    """Yields what writes samples and predicts the end of a run."""
+    if config.sample_every:
+        yield Samples(config.sample_every, tokenizer, config.seed)
+    if has_outlook(config.cooldown, config.patience, config.vocab):
+        yield Outlook(model.config, train_tokens)
 
 
 def _about(

@@ -116,6 +116,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"strict_kernels"}
+    | {"shards", "strict_kernels"}
 )
 """Options that a resumed run may change; the others are those of its first start."""

@@ -116,7 +116,13 @@ class RunSession(EventHub):
             with reading(checkpoint):
                 resolved, first = stored(checkpoint)
             options = resumed_config(options, names, resolved, first, may_change)
-        if options.shards is None:
+        if self.world.size > 1 and options.shards is None:
+            if checkpoint is not None:
+                raise ConfigError(
+                    "this run was started in one process, with one shard; give ",
+                    Setting("shards", self.world.size), " to continue it in several: its weights"
+                    " are from here on those of one process but for rounding",
+                )  # fmt: skip
             options = dataclasses.replace(options, shards=self.world.size)
         if self.run is not None or options.threads is not None or self.world.size > 1:
             self.set_threads(options.threads)
@@ -163,14 +169,24 @@ class RunSession(EventHub):
         )  # fmt: skip
         return trainer.fit(checkpoint)
 
+    def share(self, decided: Any) -> None:
+        """Gives the other processes what this one has decided, and waits until they have read
+        their input.
+
+        Raises:
+            UsageError: one of them cannot read it, or has another one.
+        """
+        self.world.shared(decided)
+        with self.world.together():
+            pass
+
     def shards(self, options: TrainingOptions) -> Shards:
         """Returns the shards of every batch, and which of them are this process's.
 
         Raises:
             ConfigError: the batch, or the processes, cannot share so many.
         """
-        world, num = self.world, options.shards
-        assert num is not None
+        world, num = self.world, options.shards or 1
         rows = options.batch_size * options.accumulate
         if world.size & (world.size - 1):
             raise ConfigError(
