@@ -59,10 +59,10 @@ torch.save(results, f"{place}/{size}-{rank}.pt")
 """
 
 
-def test_weights_are_the_same_in_one_two_and_four_processes(tmp_path):
+def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
     text = a_text(tmp_path)
     found = {}
-    for world_size in (1, 2, 4):
+    for world_size in (1, 4):
         run_script(JOBS, world_size, tmp_path, text)
         for rank in range(world_size):
             found[world_size, rank] = torch.load(
@@ -78,34 +78,25 @@ def test_weights_are_the_same_in_one_two_and_four_processes(tmp_path):
     assert set(alone) == {"muon", "adamw", "windows", "chunks", "sequences"}
 
 
-def test_a_run_continues_in_another_number_of_processes(tmp_path):
-    text, options = a_text(tmp_path), [*SLOWER, "--steps", 300, "--shards", 4, "--dropout", 0.2]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finished(text, *options, "--out", whole)
-    for num_processes in (1, 4, 2):
-        command = train_command(text, *options, "--out", cut, "--nproc", num_processes, "--resume")
-        if num_processes != 2:
-            stopped_after(command, 20 if num_processes == 1 else 160, cut, signal.SIGINT)
-        else:
-            finished(text, *options, "--out", cut, "--nproc", num_processes, "--resume")
-    assert last_state(cut) == last_state(whole)
-
-
-def test_a_killed_process_costs_nothing(tmp_path):
-    text = a_text(tmp_path)
-    options = [*SLOWER, "--steps", 300, "--dropout", 0.2]
-    finished(text, *options, "--shards", 2, "--out", tmp_path / "whole")
-    out = tmp_path / "killed"
+def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
+    text, options = a_text(tmp_path), [*SLOWER, "--steps", 300, "--shards", 2, "--dropout", 0.2]
+    finished(text, *options, "--out", tmp_path / "whole")
+    out = tmp_path / "moved"
     command = train_command(text, *options, "--out", out, "--nproc", 2)
-    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE) as agent:
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stderr=subprocess.PIPE, start_new_session=True
+    ) as agent:
         try:
-            for at, rank in ((20, 1), (160, 0)):
-                wait_for_step(out, at, agent)
-                os.kill(worker(agent.pid, rank), signal.SIGKILL)
+            wait_for_step(out, 20, agent)
+            os.kill(worker(agent.pid, 1), signal.SIGKILL)
+            wait_for_step(out, 100, agent)
+            os.killpg(agent.pid, signal.SIGINT)
             _, said = agent.communicate(timeout=200)
         finally:
             agent.kill()
-    assert agent.returncode == 0, said.decode()[-3000:]
+    assert "rank 1 (" in said.decode()
+    assert "Traceback" not in said.decode(), said.decode()[-3000:]
+    finished(text, *options, "--out", out, "--resume")
     assert last_state(out) == last_state(tmp_path / "whole")
 
 
@@ -130,9 +121,7 @@ def test_no_process_outlives_its_agent(tmp_path):
     ("options", "told"),
     [
         (["--nproc", 0], "--nproc 0: expected 1 or more"),
-        (["--nproc", 3], "3 processes train together, expected a power of two: 2, 4, 8, …"),
         (["--nproc", 2, "--shards", 1], "--shards 1: 2 processes cannot share them"),
-        (["--nproc", 2, "--batch-size", 1], "a step has only 1 row; give --batch-size 2 or more"),
         (["--shards", 3], "--shards 3: expected a power of two"),
     ],
 )
@@ -150,12 +139,12 @@ def test_a_file_that_no_process_has_is_said_once(tmp_path):
     assert done.stderr.count("no such file or directory") == 1, done.stderr
 
 
-ONE_LACKS_THE_FILE = """
+OTHER_TEXT = """
 import os, sys
 import fastlstm
 place, text = sys.argv[1:3]
 if os.environ["RANK"] == "1":
-    text += ".missing" if sys.argv[3] == "missing" else ".other"
+    text += ".other"
 try:
     fastlstm.train(text, out=f"{place}/run", observers=(), steps=5, rnn_size=8, embed_size=8,
                    seq_length=8, batch_size=8, threads=1, precision="fp32")
@@ -164,14 +153,13 @@ except fastlstm.errors.FastLSTMError as error:
 """
 
 
-@pytest.mark.parametrize(("kind", "told"), [("missing", "no such file"), ("other", "another text")])
-def test_the_rank_with_another_text_is_named(tmp_path, kind, told):
+def test_the_rank_with_another_text_is_named(tmp_path):
     text = a_text(tmp_path)
     Path(f"{text}.other").write_text(text.read_text() + "more")
-    run_script(ONE_LACKS_THE_FILE, 2, tmp_path, text, kind)
+    run_script(OTHER_TEXT, 2, tmp_path, text)
     error = (tmp_path / "error-0").read_text()
     assert error.startswith("UsageError: rank 1 ("), error
-    assert told in error
+    assert "another text" in error
     assert (tmp_path / "error-1").read_text().startswith("Dismissed")
 
 
@@ -196,8 +184,8 @@ except fastlstm.errors.DistributedError as error:
 
 
 def test_a_flipped_bit_of_a_weight_is_found(tmp_path):
-    run_script(OTHER_WEIGHTS, 4, tmp_path, a_text(tmp_path))
-    for rank in range(4):
+    run_script(OTHER_WEIGHTS, 2, tmp_path, a_text(tmp_path))
+    for rank in range(2):
         error = (tmp_path / f"error-{rank}").read_text()
         assert error.startswith("rank 1 (")
         assert "has other weights than the rest" in error
@@ -218,16 +206,6 @@ def finished(*arguments: object) -> None:
 def ended(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = train_command(*arguments)
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
-
-
-def stopped_after(command: list[str], step: int, out: Path, number: int) -> None:
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
-        wait_for_step(out, step, process)
-        os.killpg(process.pid, number)
-        _, said = process.communicate(timeout=100)
-    assert b"Traceback" not in said, said.decode()[-3000:]
 
 
 def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
