@@ -34,8 +34,11 @@ def test_processes_share_every_row_once(num_rows, world_size):
     shards = [Shards(4, rank, world_size) for rank in range(world_size)]
     own = [rows[each.rows(num_rows)] for each in shards]
     assert list(chain(*own)) == rows
-    parts = [[each[p] for p in s.parts(num_rows)] for each, s in zip(own, shards, strict=True)]
-    alone = [rows[part] for part in Shards(4).parts(num_rows)]
+    parts = [
+        [each[part] for part in shards_.parts(num_rows, len(each))]
+        for each, shards_ in zip(own, shards, strict=True)
+    ]
+    alone = [rows[part] for part in Shards(4).parts(num_rows, num_rows)]
     assert list(chain(*parts)) == alone
 
 

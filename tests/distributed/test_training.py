@@ -172,7 +172,7 @@ passes = ShardSum.passes
 def flipped(self, task, state, batch, num_parts):
     if state.progress.step == 3 and os.environ["RANK"] == "1":
         weight = self._parameters[0].data.view(-1)[:1]
-        weight.copy_(weight.view(__import__("torch").int32).bitwise_xor(1).view(weight.dtype))
+        weight.copy_(weight.view(__import__("torch").int32).bitwise_xor(1 << 20).view(weight.dtype))
     return passes(self, task, state, batch, num_parts)
 ShardSum.passes = flipped
 try:

@@ -42,15 +42,13 @@ class Shards:
         """Returns the rows of a batch of `num_rows` that this process computes."""
         return slice(self._begin(self.own.start, num_rows), self._begin(self.own.stop, num_rows))
 
-    def parts(self, num_rows: int) -> list[slice]:
-        """Returns the rows of each own shard of a batch of `num_rows`, counted from the first own
-        row; a small batch leaves shards empty.
+    def parts(self, num_rows: int, num_own: int) -> list[slice]:
+        """Returns the rows of each own shard of a batch with places for `num_rows`, of which this
+        process has `num_own`, counted from its first; a small batch leaves shards empty.
         """
         first = self.rows(num_rows).start
-        bounds = [
-            self._begin(shard, num_rows) - first
-            for shard in range(self.own.start, self.own.stop + 1)
-        ]
+        shards = range(self.own.start, self.own.stop + 1)
+        bounds = [min(self._begin(shard, num_rows) - first, num_own) for shard in shards]
         return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
     def _begin(self, shard: int, num_rows: int) -> int:

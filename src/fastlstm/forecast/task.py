@@ -79,6 +79,7 @@ class ForecastTask(Task):
         sizes = network.config
         self.model, self.loader, self.num_valid = network, loader, len(valid)
         self.flop_per_unit = flop_per_window(sizes)
+        self.num_lanes = loader.num_places if isinstance(loader, ChunkLoader) else 0
         steps = config.tbptt or sizes.input_size
         self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
         self._origins = (config.tbptt or 0) // sizes.patch
@@ -98,8 +99,8 @@ class ForecastTask(Task):
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
         return batch.total * (self._origins or 1)
 
-    def total_rows(self, batch: WindowBatch | ChunkBatch) -> int:
-        return batch.total
+    def num_places(self, batch: WindowBatch | ChunkBatch) -> int:
+        return self.num_lanes or batch.total
 
     def num_rows(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values)

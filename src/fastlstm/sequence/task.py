@@ -74,7 +74,7 @@ class SequenceTask(Task):
     def size(self, batch: LabelledBatch) -> int:
         return batch.total
 
-    def total_rows(self, batch: LabelledBatch) -> int:
+    def num_places(self, batch: LabelledBatch) -> int:
         return batch.total
 
     def num_rows(self, batch: LabelledBatch) -> int:

@@ -8,6 +8,11 @@
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
+``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
+                          ``LOCAL_WORLD_SIZE``: of those on this machine;
+                          ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
+                          they were started again, and may be
+``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
 ``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
                           ``MLFLOW_EXPERIMENT_NAME``

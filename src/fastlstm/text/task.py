@@ -101,6 +101,7 @@ class TextTask(Task):
         self.flop_per_unit = training_flop_per_token(self.model.config)
         self.num_valid = len(self.valid_ids)
         assert self.config.seq_length is not None
+        self.num_lanes = self.config.batch_size * self.config.accumulate
         rows = self.loader.num_lanes
         self.step_units = float(rows * self.config.seq_length)
         self._token_s = 0.0
@@ -112,13 +113,13 @@ class TextTask(Task):
         return replace(self, config=options, loader=loader)
 
     def size(self, batch: Batch) -> int:
-        return len(batch.y) * self.total_rows(batch)
+        return len(batch.y) * self.num_lanes
 
     def num_rows(self, batch: Batch) -> int:
         return batch.x.shape[1]
 
-    def total_rows(self, batch: Batch) -> int:
-        return self.config.batch_size * self.config.accumulate
+    def num_places(self, batch: Batch) -> int:
+        return self.num_lanes
 
     def num_targets(self, batch: Batch) -> int:
         return batch.y.numel()

@@ -153,9 +153,9 @@ def train(
             if not (as_text or resume):
                 _refuse_tables(source, config)
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
-        path = Path("runs") / _source_name(source) if out is None else Path(out)
+        path = Path("runs") / _source_name(source) if out is None else out
         if not world.is_leader:
-            return Run(path, *TextFollower(world, stop).train(opened))
+            return Run(Path(path), *TextFollower(world, stop).train(opened))
         is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
         first = None if start is None or is_resumed else WarmStart.of_run(start)
         chosen = {*given, *fields} or chosen_names(config)

@@ -30,11 +30,10 @@ def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
         return carried
     own, axis = dict[str, Tensor](), trainer.task.row_axis
     num_rows = min((t.shape[axis[name]] for name, t in carried.items()), default=0)
-    rows = trainer.plan.shards.rows(num_rows)
+    rows = range(num_rows)[trainer.plan.shards.rows(trainer.task.num_lanes)]
     for name, tensor in carried.items():
         each = tensor.shape[axis[name]] // num_rows  # a row may have several cells
-        first, count = rows.start * each, (rows.stop - rows.start) * each
-        own[name] = tensor.narrow(axis[name], first, count).contiguous()
+        own[name] = tensor.narrow(axis[name], rows.start * each, len(rows) * each).contiguous()
     return own
 
 

@@ -48,7 +48,7 @@ class ShardSum:
     def passes(self, task: Task, state: TrainingState, batch: Any, num_parts: int) -> float:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
         started, own = time.perf_counter(), self._shards.own
-        rows = self._shards.parts(task.total_rows(batch))
+        rows = self._shards.parts(task.num_places(batch), task.num_rows(batch))
         cut = [even_parts(part.stop - part.start, num_parts) for part in rows]
         first = [part.start for part in rows]
         parts = [

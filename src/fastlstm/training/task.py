@@ -81,6 +81,7 @@ class Task(ABC):
         forward_share: time of scoring a unit over training on it, until an evaluation was timed.
         may_be_nan: names of carried tensors in which NaN has a meaning.
         row_axis: axis of the rows of a batch in each carried tensor.
+        num_lanes: places for rows of a batch whose state is carried, in all processes.
         model: on its device.
         loader: of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
@@ -96,6 +97,7 @@ class Task(ABC):
     forward_share: ClassVar[float] = 0.5
     may_be_nan: ClassVar[frozenset[str]] = frozenset()
     row_axis: ClassVar[Mapping[str, int]] = {}
+    num_lanes: int = 0
 
     model: nn.Module
     loader: Loader
@@ -126,8 +128,8 @@ class Task(ABC):
     def num_rows(self, batch: Any) -> int:
         """Returns the rows of a batch, those that this process has of it."""
 
-    def total_rows(self, batch: Any) -> int:
-        """Returns the rows of a batch in all processes."""
+    def num_places(self, batch: Any) -> int:
+        """Returns the places for rows that a batch has in all processes; the last may be empty."""
         return self.num_rows(batch)
 
     @abstractmethod

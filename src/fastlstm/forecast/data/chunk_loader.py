@@ -75,6 +75,7 @@ class ChunkLoader(LoaderPosition):
         num_chunks: in every epoch.
         num_windows: forecasts in every epoch.
         steps_per_epoch: batches in every epoch.
+        num_places: chunks of the largest batch; others have one fewer.
         wait_s: seconds spent copying batches, which is not done ahead.
 
     Raises:
@@ -113,6 +114,7 @@ class ChunkLoader(LoaderPosition):
         self.num_chunks = int(self._counts.sum())
         self.num_windows = self.num_chunks * (length // patch)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
+        self.num_places = -(-self.num_chunks // self.steps_per_epoch)
         self._order = self._epoch_order(0)
         self.wait_s = 0.0
 
@@ -125,7 +127,7 @@ class ChunkLoader(LoaderPosition):
             self._order = self._epoch_order(self._epoch)
         batch = slice(self._index, None, self.steps_per_epoch)
         rows = self._order.rows[batch]
-        total, own = len(rows), self._shards.rows(len(rows))
+        total, own = len(rows), self._shards.rows(self.num_places)  # a place keeps its process
         rows = rows[own]
         values = read_windows(self._table, rows, self._length + self._horizon)
         continues = self._order.continues[batch][own] & (self._index > 0)
