@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,12 +54,17 @@ class NextTokenTask(LinearTask):
     def size(self, batch: Tensor) -> int:
         return STEPS * LANES
 
-    def max_parts(self, batch: Tensor) -> int:
+    def num_rows(self, batch: Tensor) -> int:
         return 1
 
-    def losses(self, batch: Tensor, num_parts: int) -> Iterator[Tensor]:
+    def num_targets(self, batch: Tensor) -> int:
+        return STEPS * LANES
+
+    def losses(
+        self, batch: Tensor, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
         loss, (h, c) = self.model.loss(batch[:-1], batch[1:], self.state)
-        yield loss / (STEPS * LANES)
+        yield loss / (count or STEPS * LANES)
         self.state = h.detach(), c.detach()
 
     @torch.no_grad()

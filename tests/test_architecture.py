@@ -15,7 +15,7 @@ SRC = Path(__file__).resolve().parent.parent / "src" / "fastlstm"
 RANKS = (
     ("__version__", "_native", "errors"),
     ("estimator", "system"),
-    ("report",),
+    ("report", "distributed"),
     ("runs",),
     ("ops",),
     ("nn",),

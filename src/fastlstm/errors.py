@@ -21,6 +21,7 @@
     ├── NonFiniteError           NaN or Inf that training could not recover from
     ├── CommandError             a command that is measured failed, was killed or took too long
     ├── BudgetError              the budget was over before the first training step
+    ├── DistributedError         a process of a distributed run is lost
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
 Each message says what came, what was expected and what to do. It consists of parts; a
@@ -244,6 +245,18 @@ class CommandError(FastLSTMError):
 
     def lines(self) -> list[str]:
         return [in_flags(part) for part in self.args]
+
+
+class DistributedError(FastLSTMError):
+    """A process of a distributed run died, does not answer, or computes something else."""
+
+
+class Dismissed(FastLSTMError):
+    """Another process of a distributed run has said why the run ends; this one is silent."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("another process ended the run")
+        self.exit_code = exit_code
 
 
 class Stopped(FastLSTMError):

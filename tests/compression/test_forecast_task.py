@@ -18,6 +18,7 @@ from fastlstm.forecast.data.window_loader import WindowBatch
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.model.outputs import make_output
+from fastlstm.training.task import even_parts
 
 KINDS: tuple[Any, ...] = ("point", "quantiles", "student_t", "negative_binomial")
 
@@ -107,8 +108,8 @@ def windows(rows: int = 3, steps: int = 12) -> torch.Tensor:
 def batch_of(values: torch.Tensor, continues: list[bool] | None = None) -> Any:
     rows = np.arange(len(values))
     if continues is None:
-        return WindowBatch(values, rows, rows, 0, 0)
-    return ChunkBatch(values, rows, np.array(continues), rows)
+        return WindowBatch(values, rows, rows, 0, 0, len(rows))
+    return ChunkBatch(values, rows, np.array(continues), rows, len(rows))
 
 
 def total(losses: Iterator[torch.Tensor]) -> float:
@@ -119,7 +120,10 @@ def total(losses: Iterator[torch.Tensor]) -> float:
 def test_the_loss_is_the_teachers_share_and_the_tables(kind: Any) -> None:
     values = windows()
     own, learnt, both = (task_of(alpha, output=kind) for alpha in (0.0, 1.0, 0.3))
-    sums = [total(task.losses(batch_of(values), 1)) for task in (own, learnt, both)]
+    sums = [
+        total(task.losses(batch_of(values), [slice(0, len(values))]))
+        for task in (own, learnt, both)
+    ]
     assert sums[2] == pytest.approx(0.7 * sums[0] + 0.3 * sums[1], rel=1e-5)
     student, teacher = learnt.model, learnt._teacher
     assert teacher is not None
@@ -136,7 +140,10 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(streams: bool) -> None:
     whole, parts = task_of(0.5, streams=streams), task_of(0.5, streams=streams)
     for _ in range(3):  # the later batches continue from the first one's states
         batch = batch_of(values, continues)
-        sums = [total(task.losses(batch, n)) for task, n in ((whole, 1), (parts, 3))]
+        sums = [
+            total(task.losses(batch, even_parts(task.num_rows(batch), n)))
+            for task, n in ((whole, 1), (parts, 3))
+        ]
         assert sums[0] == pytest.approx(sums[1], rel=1e-5)
     assert whole.carried().keys() == parts.carried().keys()
     for name, tensor in whole.carried().items():
@@ -145,7 +152,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(streams: bool) -> None:
 
 def test_the_teachers_state_is_carried_beside_the_students() -> None:
     task, values = task_of(0.5, streams=True), windows(steps=8)
-    total(task.losses(batch_of(values, [False] * 3), 1))
+    total(task.losses(batch_of(values, [False] * 3), [slice(0, len(values))]))
     carried = task.carried()
     assert set(carried) == {
         *("hidden", "cell", "level"), *("teacher.hidden", "teacher.cell", "teacher.level"),
@@ -156,16 +163,16 @@ def test_the_teachers_state_is_carried_beside_the_students() -> None:
     assert torch.equal(carried["teacher.hidden"], after.hidden)
     assert {name.split(".")[-1] for name in task.may_be_nan} == {"level"}
     continues = batch_of(values, [True, False, True])
-    first = total(task.losses(continues, 1))
+    first = total(task.losses(continues, [slice(0, len(values))]))
     before = after.where(torch.tensor([True, False, True]))
     expected = teacher.read_chunk(values, None, before)[1]
     assert torch.equal(task.carried()["teacher.hidden"], expected.hidden)
     assert not torch.equal(expected.hidden, after.hidden)
     again = task_of(0.5, streams=True)
     again.restore_carried(carried)
-    assert total(again.losses(continues, 1)) == first
+    assert total(again.losses(continues, [slice(0, len(values))])) == first
     again.reset_state()
     assert again.carried() == {}
-    assert total(again.losses(continues, 1)) != first
+    assert total(again.losses(continues, [slice(0, len(values))])) != first
     with pytest.raises(ValueError, match="the carried state does not fit the network"):
         again.restore_carried({**carried, "teacher.hidden": carried["hidden"]})

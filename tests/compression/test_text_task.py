@@ -19,6 +19,7 @@ from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import open_batches
+from fastlstm.training.task import even_parts
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 IDS = np.random.default_rng(0).integers(0, 20, 1000).astype(np.uint8)
@@ -51,7 +52,7 @@ def teaching(alpha: float = 0.5, *, needs_features: bool = False) -> Teaching:
 def gradients(task: CompressedTextTask, batch: Any, num_parts: int) -> tuple[float, list[Tensor]]:
     task.model.zero_grad()
     total = 0.0
-    for loss in task.losses(batch, num_parts):
+    for loss in task.losses(batch, even_parts(task.num_rows(batch), num_parts)):
         loss.backward()
         total += loss.item()
     return total, [p.grad.clone() for p in task.model.parameters() if p.grad is not None]
@@ -82,7 +83,7 @@ def test_the_teacher_reads_the_lanes_without_a_break() -> None:
     state = task.teaching.model.initial_state(6)
     for _ in range(3):
         batch = task.loader.next()
-        list(task.losses(batch, 1))
+        list(task.losses(batch, [slice(0, 6)]))
         _, state = task.teaching.model.features(batch.x, state)
     torch.testing.assert_close(task.carried()["teacher_h"], state[0])
     torch.testing.assert_close(task.carried()["teacher_c"], state[1])
@@ -91,7 +92,7 @@ def test_the_teacher_reads_the_lanes_without_a_break() -> None:
 
 def test_carried_state_is_put_back() -> None:
     task, other = (make_task(teaching(needs_features=True)) for _ in range(2))
-    list(task.losses(task.loader.next(), 1))
+    list(task.losses(task.loader.next(), [slice(0, 6)]))
     other.restore_carried(task.carried())
     other.loader.load_state_dict(task.loader.state_dict())
     want = gradients(task, task.loader.next(), 1)[0]
@@ -105,7 +106,7 @@ def test_carried_state_is_put_back() -> None:
 def test_a_resumed_teacher_has_caught_up_before_the_first_step() -> None:
     task, other = make_task(teaching()), make_task(teaching())
     for _ in range(3):
-        list(task.losses(task.loader.next(), 1))
+        list(task.losses(task.loader.next(), [slice(0, 6)]))
     other.loader.load_state_dict(task.loader.state_dict())
     other.restore_carried(task.carried())
     assert other.teacher_s > 0

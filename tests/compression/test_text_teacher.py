@@ -26,6 +26,7 @@ from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import open_batches
+from fastlstm.training.task import even_parts
 
 IDS = np.random.default_rng(0).integers(0, 20, 1000).astype(np.uint8)
 CONFIG = TrainConfig(rnn_size=8, embed_size=8, batch_size=4, seq_length=24, seed=3, lane_reset=0.2)
@@ -58,7 +59,7 @@ def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> Non
     keeps, reads = make_teacher(loader), ReadingTeacher(make_teaching(), "fp32", 4)
     for batch in islice(loader.first_epoch(), loader.steps_per_epoch):
         for teacher in (keeps, reads):
-            teacher.read(batch, 1)
+            teacher.read(batch, even_parts(len(batch.reset), 1))
         found = [teacher.output(WHOLE) for teacher in (keeps, reads)]
         assert [type(output) for output in found] == [Logits, Output]
         own, other = (output.logits(WHOLE, torch.float32) for output in found)
@@ -78,7 +79,7 @@ def test_later_epochs_get_what_was_predicted_at_the_same_place_of_the_text() -> 
     positions = set()
     for _ in range(4 * loader.steps_per_epoch):
         batch = loader.next()
-        teacher.read(batch, 1)
+        teacher.read(batch, even_parts(len(batch.reset), 1))
         rows = batch.positions()
         assert torch.equal(torch.from_numpy(IDS[rows.numpy()].astype(np.int64)), batch.x)
         got = logits(teacher)
@@ -99,7 +100,7 @@ def test_what_the_first_epoch_leaves_out_is_read_with_it() -> None:
     assert isinstance(teacher, RememberingTeacher)
     teacher._logits.fill_(torch.nan)
     for batch in loader.first_epoch():
-        teacher.read(batch, 1)
+        teacher.read(batch, even_parts(len(batch.reset), 1))
     assert torch.isfinite(teacher._logits).all()
     starts = [int(start) for start in next(loader.first_epoch()).start]
     length = loader.steps_per_epoch * 24
@@ -124,12 +125,13 @@ def test_a_resumed_training_gets_the_same_predictions(
     again.load_state_dict({"epoch": epoch, "index": index})
     resumed.catch_up(again, 2, None)
     for _ in range(epoch * loader.steps_per_epoch + index):
-        teacher.read(loader.next(), 2)
+        batch = loader.next()
+        teacher.read(batch, even_parts(len(batch.reset), 2))
     for _ in range(3):
         batch, same = loader.next(), again.next()
         assert torch.equal(batch.x, same.x)
-        teacher.read(batch, 2)
-        resumed.read(same, 2)
+        teacher.read(batch, even_parts(len(batch.reset), 2))
+        resumed.read(same, even_parts(len(same.reset), 2))
         assert torch.equal(logits(teacher), logits(resumed))
     loader.close()
     again.close()
@@ -166,7 +168,8 @@ def test_catching_up_is_shown_and_can_be_stopped() -> None:
 def test_the_batches_of_training_are_read_without_asking_to_stop() -> None:
     loader = TextLoader(open_batches(CONFIG, IDS), should_stop=lambda: True)
     teacher = make_teacher(loader)
-    teacher.read(next(make_loader().first_epoch()), 1)
+    batch = next(make_loader().first_epoch())
+    teacher.read(batch, even_parts(len(batch.reset), 1))
     assert torch.isfinite(logits(teacher)).all()
 
 
@@ -189,12 +192,12 @@ def test_a_step_that_ran_out_of_memory_is_read_again(
 
     monkeypatch.setattr(teacher._model, "features", features)
     for batch in loader.first_epoch():
-        calm.read(batch, 1)
+        calm.read(batch, even_parts(len(batch.reset), 1))
         want = logits(calm)
         calm.advance()
         for _ in range(9):
             try:
-                teacher.read(batch, num_parts)
+                teacher.read(batch, even_parts(4, num_parts))
                 found = [
                     teacher.output(slice(int(p[0]), int(p[-1]) + 1)).logits(WHOLE, torch.float32)
                     for p in torch.arange(4).tensor_split(num_parts)
@@ -214,5 +217,6 @@ def test_logits_beyond_float16_stay_finite() -> None:
         teaching.model.output.bias[3] = -1e6
     loader = make_loader()
     teacher = open_teacher(teaching, "fp32", loader)
-    teacher.read(next(loader.first_epoch()), 1)
+    batch = next(loader.first_epoch())
+    teacher.read(batch, even_parts(len(batch.reset), 1))
     assert logits(teacher).min() == -65_504

@@ -88,9 +88,9 @@ def test_the_share_of_a_file_is_trained_on(
     seen: dict[str, list[int]] = {}
     open_batches, initialize = train_module.open_batches, train_module.initialize
 
-    def batches(config: TrainConfig, ids: Any) -> Any:
+    def batches(config: TrainConfig, ids: Any, *rest: Any) -> Any:
         seen["ids"] = list(map(int, ids))
-        return open_batches(config, ids)
+        return open_batches(config, ids, *rest)
 
     def initialized(model: Any, counts: Any, *rest: Any) -> None:
         seen["counts"] = counts.tolist()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastlstm.training.state import Progress
-from fastlstm.training.task import Score, Task
+from fastlstm.training.task import Score, Task, even_parts
 from linear_task import LinearTask, trainer_of
 
 
@@ -38,7 +38,7 @@ def test_a_task_is_asked_for_all_that_differs() -> None:
 def test_the_sum_of_the_parts_is_the_mean_of_the_whole() -> None:
     task = LinearTask(dropout=0.0)
     batch = task.loader.next()
-    (whole,) = task.losses(batch, 1)
-    parts = list(LinearTask(dropout=0.0).losses(batch, 3))
+    (whole,) = task.losses(batch, even_parts(len(batch), 1))
+    parts = list(LinearTask(dropout=0.0).losses(batch, even_parts(len(batch), 3)))
     assert len(parts) == 3
     torch.testing.assert_close(sum(parts), whole)

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.output import say
 from fastlstm.cli.parser import HelpRequested, UnknownFlagError
+from fastlstm.distributed.launch import end_process, is_started_by_torchrun
 from fastlstm.errors import (
     EXIT_FAILED,
     EXIT_OK,
+    Dismissed,
     FastLSTMError,
     Stopped,
     UsageError,
@@ -72,6 +74,8 @@ def console() -> NoReturn:
     ignored until the end, Python's own handlers do not.
     """
     code = main()
+    if is_started_by_torchrun():
+        end_process(code)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
@@ -88,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
+        if isinstance(error, Dismissed) or (isinstance(error, UsageError) and environment.rank()):
+            return error.exit_code  # rank 0 says it
         first, *rest = error.lines()
         if isinstance(error, Stopped):
             return error.exit_code if error.is_shown else _fail(first, error.exit_code)
@@ -110,6 +116,8 @@ def _dispatch(arguments: list[str]) -> int:
         sys.stdout.write(f"fastlstm {_version()}\n")
         return EXIT_OK
     verb, rest = arguments[0], arguments[1:]
+    if verb != "train" and is_started_by_torchrun():
+        raise UsageError(f"'{verb}' runs in one process; only train runs under torchrun")
     if verb not in VERBS:
         kind = "flag" if verb.startswith("-") else "command"
         known = [*VERBS, "--help", "--version"]

@@ -19,7 +19,8 @@ from fastlstm.cli.inputs import (
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option
 from fastlstm.cli.parser import parse
-from fastlstm.errors import EXIT_OK, Stopped, in_flags
+from fastlstm.distributed.launch import is_started_by_torchrun, launch
+from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.text.config import PARTS, TrainConfig
@@ -43,6 +44,7 @@ _RUN_OPTIONS = (
     _switch("resume", "continue from the newest checkpoint in RUN; start anew without one"),
     config_option(),
     _switch("json", "print one JSON object per event"),
+    Option("nproc", int, 1, "processes on this machine that train together", "run"),
 )
 COMMAND = Command(
     verb="train",
@@ -100,13 +102,18 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     sources, out = parsed.positionals, parsed["out"]
+    if parsed["nproc"] < 1:
+        raise ConfigError(Setting("nproc", parsed["nproc"]), ": expected 1 or more")
+    if parsed["nproc"] > 1 and not is_started_by_torchrun():
+        return launch(["train", *argv], parsed["nproc"])
     config: TrainConfig | ForecastConfig
     if command is COMMAND:
         config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
         refuse_runs([*sources, *filter(None, (getattr(config, part) for part in PARTS))])
         if (start := parsed["start"]) is not None and not parsed["resume"]:
             require_run(start, "text")
-        open_source(sources)  # a misspelt name is an error before torch is loaded
+        if not is_started_by_torchrun():  # there rank 0 says what another machine has not
+            open_source(sources)  # a misspelt name is an error before torch is loaded
     else:
         config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
         require_tables(sources)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,12 +69,14 @@ class CompressedForecastTask(ForecastTask):
         self._teacher_states: list[RecurrentState] = []
         self._num_values, self.teacher_s = 0, 0.0
 
-    def losses(self, batch: WindowBatch | ChunkBatch, num_parts: int) -> Iterator[Tensor]:
+    def losses(
+        self, batch: WindowBatch | ChunkBatch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
         config = self.model.config
         self._num_values = self.size(batch) * config.horizon * config.num_targets
         self._start_state = continued_state(self._teacher_state, batch, self._device)
         self._teacher_states = []
-        yield from super().losses(batch, num_parts)
+        yield from super().losses(batch, parts, count)
         if self._teacher_states:
             self._teacher_state = joined_state(self._teacher_states)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,18 +48,20 @@ class CompressedTextTask(TextTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._nats: list[Tensor] = []
-        self._num_targets = 1
+        self._num_nats = 1
         self.teacher: TextTeacher | None = None
         if self.teaching is not None:
             self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
 
-    def losses(self, batch: Batch, num_parts: int) -> Iterator[Tensor]:
+    def losses(
+        self, batch: Batch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
         if self.teacher is None:
-            yield from super().losses(batch, num_parts)
+            yield from super().losses(batch, parts, count)
             return
-        self._nats, self._num_targets = [], batch.y.numel()
-        self.teacher.read(batch, num_parts)
-        yield from super().losses(batch, num_parts)
+        self._nats, self._num_nats = [], batch.y.numel()
+        self.teacher.read(batch, parts)
+        yield from super().losses(batch, parts, count)
         self.teacher.advance()
 
     def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
@@ -91,7 +93,7 @@ class CompressedTextTask(TextTask):
     def step_metrics(self, loss: float) -> Event:
         """Returns bits per character of the text alone, whatever else is in the loss."""
         if self._nats:
-            loss = float(torch.stack(self._nats).sum()) / self._num_targets
+            loss = float(torch.stack(self._nats).sum()) / self._num_nats
         return super().step_metrics(loss)
 
     def reset_state(self) -> None:

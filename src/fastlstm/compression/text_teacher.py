@@ -17,7 +17,7 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.training.precision import autocast
-from fastlstm.training.task import Watch
+from fastlstm.training.task import Watch, even_parts
 
 MAX_KEPT_BYTES = 2**30
 """Of logits that are kept: those of 5 million characters, where 100 differ."""
@@ -58,7 +58,7 @@ class TextTeacher(ABC):
         self._device = teaching.model.output.bias.device
 
     @abstractmethod
-    def read(self, batch: Batch, num_parts: int) -> None:
+    def read(self, batch: Batch, parts: Sequence[slice]) -> None:
         """Makes `output` that of a batch, which is read in parts where memory is short."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class ReadingTeacher(TextTeacher):
         self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
         self._x, self._ends = torch.empty(0), list[State]()
 
-    def read(self, batch: Batch, num_parts: int) -> None:
+    def read(self, batch: Batch, parts: Sequence[slice]) -> None:
         self._x, self._ends = batch.x.to(self._device), []
         self._start = reset_state(self._state, batch.reset)
 
@@ -141,10 +141,10 @@ class RememberingTeacher(TextTeacher):
         self._logits = torch.empty(size, dtype=torch.float16)
         self._positions = torch.empty(0, dtype=torch.int64)
 
-    def read(self, batch: Batch, num_parts: int) -> None:
+    def read(self, batch: Batch, parts: Sequence[slice]) -> None:
         if batch.epoch == 0 and batch.index == self._num_read:
             with self._reading():
-                self._read_next(batch, num_parts)
+                self._read_next(batch, parts)
         self._positions = batch.positions()
 
     def output(self, part: slice) -> Logits | Output:
@@ -159,20 +159,20 @@ class RememberingTeacher(TextTeacher):
             if batch.index == needed:
                 break
             if batch.index == self._num_read:
+                parts = even_parts(len(batch.reset), num_parts)
                 with self._reading():
-                    self._read_next(batch, num_parts)
+                    self._read_next(batch, parts)
             if watch is not None:
                 size = batch.x.numel()
                 watch((batch.index + 1) * size, needed * size)
 
-    def _read_next(self, batch: Batch, num_parts: int) -> None:
+    def _read_next(self, batch: Batch, parts: Sequence[slice]) -> None:
         """Reads the next batch of the first epoch; with the first and last what is around them."""
         positions, ends = batch.positions(), list[State]()
         if batch.index == 0:
             self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
         start = reset_state(self._state, batch.reset)
-        for lanes in torch.arange(len(batch.reset)).tensor_split(num_parts):
-            part = slice(int(lanes[0]), int(lanes[-1]) + 1)
+        for part in parts:
             ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
         end = joined(ends)
         if batch.index + 1 == self._num_batches:

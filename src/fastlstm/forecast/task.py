@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,14 @@ class BatchPart:
         values: as the network takes them.
         statics: or None.
         actual: values of the targets, shape ``(B * origins, h, C)``; NaN if missing.
-        count: present values of the whole batch.
+        count: what the sum of the losses is divided by.
     """
 
     rows: slice
     values: Tensor
     statics: Tensor | None
     actual: Tensor
-    count: int
+    count: float
 
 
 class ForecastTask(Task):
@@ -61,6 +61,7 @@ class ForecastTask(Task):
     name, unit = "forecast", "windows"
     min_scored, max_scored = 256, 20_000
     forward_share = 1 / 3
+    row_axis = {"hidden": 1, "cell": 1, "level": 0}  # noqa: RUF012
     may_be_nan = frozenset({"level"})  # where a target had no value yet
     model: ForecastNetwork
     loader: WindowLoader | ChunkLoader
@@ -78,6 +79,7 @@ class ForecastTask(Task):
         sizes = network.config
         self.model, self.loader, self.num_valid = network, loader, len(valid)
         self.flop_per_unit = flop_per_window(sizes)
+        self.num_lanes = loader.num_places if isinstance(loader, ChunkLoader) else 0
         steps = config.tbptt or sizes.input_size
         self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
         self._origins = (config.tbptt or 0) // sizes.patch
@@ -95,20 +97,27 @@ class ForecastTask(Task):
         )
 
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
-        return len(batch.values) * (self._origins or 1)
+        return batch.total * (self._origins or 1)
 
-    def max_parts(self, batch: WindowBatch | ChunkBatch) -> int:
+    def num_places(self, batch: WindowBatch | ChunkBatch) -> int:
+        return self.num_lanes or batch.total
+
+    def num_rows(self, batch: WindowBatch | ChunkBatch) -> int:
         return len(batch.values)
 
-    def losses(self, batch: WindowBatch | ChunkBatch, num_parts: int) -> Iterator[Tensor]:
+    def num_targets(self, batch: WindowBatch | ChunkBatch) -> int:
+        return self._num_present(self._target(batch.values))
+
+    def losses(
+        self, batch: WindowBatch | ChunkBatch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
         values, statics = self._inputs.prepare(batch.values, batch.segments)
         values = values.to(self._device, non_blocking=True)
         statics = None if statics is None else statics.to(self._device, non_blocking=True)
         target, states = self._target(values), []
-        count = max(self._num_present(target), 1)
+        count = max(self._num_present(target), 1) if count is None else count
         state = continued_state(self._state, batch, self._device)
-        for rows in torch.arange(len(values)).tensor_split(num_parts):
-            own = slice(int(rows[0]), int(rows[-1]) + 1)
+        for own in parts:
             each = self._origins or 1
             part = BatchPart(
                 own, values[own], None if statics is None else statics[own],
@@ -122,8 +131,14 @@ class ForecastTask(Task):
                 else:
                     parameters = self.model(part.values, part.statics)
             yield self.part_loss(part, parameters.float())
-        if states:
-            self._state = joined_state(states)
+        if self._origins:
+            self._state = joined_state(states) if states else self._no_state()
+
+    def _no_state(self) -> RecurrentState:
+        """Returns the state of no rows: what a process has that got none of a small batch."""
+        config = self.model.config
+        cells = torch.zeros(config.num_layers, 0, config.hidden_size, device=self._device)
+        return RecurrentState(cells, cells, torch.zeros(0, config.num_targets, device=self._device))
 
     def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
         """Returns the loss of a part of a batch: its share of the mean over the whole.

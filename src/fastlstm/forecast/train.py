@@ -6,12 +6,16 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fastlstm.distributed.joining import joined
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -19,7 +23,7 @@ from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -34,11 +38,13 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
+from fastlstm.training.follower import follow, set_up, silent
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
+from fastlstm.training.trainer import Trainer
 
 MakeTask = Callable[..., ForecastTask]
 _ROLES = ("target", "past", "future", "static")
@@ -111,13 +117,23 @@ def train_forecaster(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
-    require_files(frame)
     own = checked_callbacks(callbacks)
-    with locked_run(out) as run:
+    with ExitStack() as stack:
+        world = stack.enter_context(joined())
+        if not world.is_leader:
+            return _follow(world, frame, stop)
+        run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, began)
+        session.world = world
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
+        with world.together():
+            require_files(frame)
         with session.start(
-            config, given, resume, lambda stored: _options(stored)[:2], _MAY_CHANGE
+            config,
+            given,
+            resume or world.attempt > 0,
+            lambda stored: _options(stored)[:2],
+            _MAY_CHANGE,
         ) as begin:
             return session.train(frame, begin, own, start, make_task)
 
@@ -144,9 +160,7 @@ class _Session(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
-        if config.output == "negative_binomial":
-            require_counts(dataset)
-        split = split_table(dataset.table, dataset.frequency, config.split)
+        split = _split(dataset, config)
         is_new = base is None and checkpoint is None
         if is_new and can_choose_size(config, self.chosen, device):
             config, notes = choose_size(config, dataset, split, self.started)
@@ -156,13 +170,12 @@ class _Session(RunSession):
         else:
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
-        network = stored.network.to(device)
-        sizes = network.config
-        precision = _precision(stored.config, network, device)
-        config = dataclasses.replace(stored.config, precision=precision.name)
-        stored = dataclasses.replace(stored, config=config)
+        network, sizes = stored.network.to(device), stored.network.config
+        stored, why = _with_precision(stored, device)
+        config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
-        loader = training_loader(config, sizes, dataset.table, split, self.stop)
+        shards = self.shards(config)
+        loader = training_loader(config, sizes, dataset.table, split, self.stop, shards)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -171,17 +184,19 @@ class _Session(RunSession):
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0), self.started,
+            ceiling.get("ceiling_gflops", 0.0) * self.world.size, self.started, self.world, shards,
         )  # fmt: skip
+        self.share(stored)
         self.notes += dataset.notes
+        about = {**ceiling, "source": source_text(frame), "precision_why": why}
         with self.files(checkpoint, config.tensorboard):
-            about = _about(task, stored, dataset)
-            about |= {**ceiling, "source": source_text(frame), "precision_why": precision.why}
+            about |= _about(task, stored, dataset)
             self.announce(task, plan, checkpoint, about)
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            rise = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
-            result = self.fit(task, plan, checkpoint, [*callbacks, *rise])
+            own = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
+            result = self.fit(task, plan, checkpoint, [*callbacks, *own])
+        self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
 
     def _prepare(
@@ -216,6 +231,47 @@ class _Session(RunSession):
                 Setting("out"),
             )
         return dataset
+
+
+def _follow(world: World, frame: Any, stop: Callable[[], bool] | None) -> Trained:
+    """Trains along with rank 0, with the rows of this process, and returns what rank 0 returns."""
+    with world.together():
+        require_files(frame)
+    stored: StoredForecaster = world.shared()
+    config, sizes = stored.config, stored.network.config
+    with world.together():
+        dataset = prepare(frame, config)
+        if dataset.key != stored.key:
+            raise DataError(
+                f"{source_text(frame)} is another table than that of rank 0; copy the same file to"
+                " all machines"
+            )
+    device, shards = set_up(config, world), Shards(config.shards or 1, world.rank, world.size)
+    split = split_table(dataset.table, dataset.frequency, config.split)
+    inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+    loader = training_loader(config, sizes, dataset.table, split, stop, shards)
+    valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+    closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
+    network = stored.network.to(device)
+    task = ForecastTask(config, network, inputs, loader, valid, device, closing)
+    criterion = StopCriterion.of(config, loader.steps_per_epoch)
+    plan = TrainingPlan(config, criterion, device, world=world, shards=shards)
+    follow(Trainer(task, plan, silent))
+    stored, result = world.shared()
+    return Trained(stored, dataset, inputs, result)
+
+
+def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
+    if config.output == "negative_binomial":
+        require_counts(dataset)
+    return split_table(dataset.table, dataset.frequency, config.split)
+
+
+def _with_precision(stored: StoredForecaster, device: torch.device) -> tuple[StoredForecaster, str]:
+    """Returns the forecaster with the precision to train in, and why it is that."""
+    choice = _precision(stored.config, stored.network, device)
+    config = dataclasses.replace(stored.config, precision=choice.name)
+    return dataclasses.replace(stored, config=config), choice.why
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

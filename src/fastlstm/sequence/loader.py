@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastlstm.distributed.shards import Shards
 from fastlstm.sequence.data import SequenceBatch, Sequences
 from fastlstm.system.prefetch import LoaderPosition
 
@@ -20,10 +21,12 @@ class LabelledBatch(NamedTuple):
     Attributes:
         inputs: B sequences as the network takes them.
         targets: their answers, shape ``(B, K)`` float32, or class numbers ``(B,)`` int64.
+        total: sequences of the batch in all processes.
     """
 
     inputs: SequenceBatch
     targets: Tensor
+    total: int
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,8 @@ class LabelledSequences:
 
     def batch(self, numbers: NDArray[np.int64]) -> LabelledBatch:
         """Returns the sequences of such numbers."""
-        return LabelledBatch(
-            self.sequences.batch(numbers, self.mean, self.std), self.targets[numbers]
-        )
+        inputs = self.sequences.batch(numbers, self.mean, self.std)
+        return LabelledBatch(inputs, self.targets[numbers], len(numbers))
 
 
 class SequenceLoader(LoaderPosition):
@@ -57,6 +59,7 @@ class SequenceLoader(LoaderPosition):
         numbers: those to train on.
         batch_size: rows of a batch; the last one of an epoch may have fewer.
         seed: of the order.
+        shards: the part of every batch to hand out; default is all of it.
 
     Attributes:
         wait_s: seconds spent making batches.
@@ -66,8 +69,14 @@ class SequenceLoader(LoaderPosition):
     _source = "data"
 
     def __init__(
-        self, data: LabelledSequences, numbers: NDArray[np.int64], batch_size: int, seed: int
+        self,
+        data: LabelledSequences,
+        numbers: NDArray[np.int64],
+        batch_size: int,
+        seed: int,
+        shards: Shards | None = None,
     ) -> None:
+        self._shards = Shards() if shards is None else shards
         self.wait_s = 0.0
         self.steps_per_epoch = -(-len(numbers) // batch_size)
         self._data, self._numbers, self._batch_size, self._seed = data, numbers, batch_size, seed
@@ -80,7 +89,9 @@ class SequenceLoader(LoaderPosition):
             order = np.random.default_rng((self._seed, self._epoch)).permutation(self._numbers)
             self._order, self._order_epoch = order, self._epoch
         first = self._index * self._batch_size
-        batch = self._data.batch(self._order[first : first + self._batch_size])
+        numbers = self._order[first : first + self._batch_size]
+        own = self._data.batch(numbers[self._shards.rows(len(numbers))])
+        batch = own._replace(total=len(numbers))
         self._advance()
         self.wait_s += time.perf_counter() - started
         return batch

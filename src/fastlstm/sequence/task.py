@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastlstm.distributed.shards import Shards
 from fastlstm.errors import Stopped
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
@@ -39,6 +40,7 @@ class SequenceTask(Task):
         files: config.json; empty without a run.
         run: where the model is published; None keeps it in memory.
         report_s: of a budget, kept for the report.
+        shards: the part of every batch that this process trains on; default is all of it.
     """
 
     name, unit = "sequence", "sequences"
@@ -57,30 +59,40 @@ class SequenceTask(Task):
         files: dict[str, bytes],
         run: RunDirectory | None,
         report_s: float = 0.0,
+        shards: Shards | None = None,
     ) -> None:
         config = stored.config
         rows = config.batch_size * config.accumulate
-        self.model, self.num_valid, self.step_units = stored.network, len(held_out), float(rows)
-        self.loader = SequenceLoader(data, train, rows, config.seed)
+        self.model, self.num_valid = stored.network, len(held_out)
+        own = rows if shards is None else len(range(*shards.rows(rows).indices(rows)))
+        self.step_units = float(own)
+        self.loader = SequenceLoader(data, train, rows, config.seed, shards)
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
         self._stored, self._data, self._held_out = stored, data, held_out
         self._device, self._files, self._run, self._report_s = device, files, run, report_s
 
     def size(self, batch: LabelledBatch) -> int:
+        return batch.total
+
+    def num_places(self, batch: LabelledBatch) -> int:
+        return batch.total
+
+    def num_rows(self, batch: LabelledBatch) -> int:
         return len(batch.targets)
 
-    def max_parts(self, batch: LabelledBatch) -> int:
+    def num_targets(self, batch: LabelledBatch) -> int:
         return len(batch.targets)
 
-    def losses(self, batch: LabelledBatch, num_parts: int) -> Iterator[Tensor]:
-        total = len(batch.targets)
-        for rows in torch.arange(total).tensor_split(num_parts):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+    def losses(
+        self, batch: LabelledBatch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        total = len(batch.targets) if count is None else count
+        for part in parts:
             values, lengths = batch.inputs
             own = SequenceBatch(values[part], None if lengths is None else lengths[part])
             with autocast(self._stored.config.precision, self._device):
                 outputs = self.model(*own.to(self._device))
-            yield self._loss(outputs, batch.targets[part]) * (len(rows) / total)
+            yield self._loss(outputs, batch.targets[part]) * ((part.stop - part.start) / total)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._stored.answers.loss(outputs.float(), targets.to(self._device))

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import FormatError, Setting, counted
+from fastlstm.distributed.joining import joined
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import World
+from fastlstm.errors import DataError, FormatError, Setting, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
 from fastlstm.sequence.answers import Answers
@@ -24,11 +27,14 @@ from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.follower import follow, set_up, silent
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
+from fastlstm.training.trainer import Trainer
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
 
@@ -88,12 +94,22 @@ def train_sequence_model(
     """
     started = time.perf_counter()
     with ExitStack() as stack:
+        world = stack.enter_context(joined())
+        if not world.is_leader:
+            return _follow(world, data)
         stop = None if out is None else stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, started)
+        session.world = world
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
-            session.start(config, names, resume, lambda stored: _options(stored)[:2], MAY_CHANGE)
+            session.start(
+                config,
+                names,
+                resume or world.attempt > 0,
+                lambda stored: _options(stored)[:2],
+                MAY_CHANGE,
+            )
         )
         return session.train(data, start, callbacks)
 
@@ -128,21 +144,45 @@ class _Session(RunSession):
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
+        shards = self.shards(config)
+        self.share(stored)
         with self.files(checkpoint, config.tensorboard):
             task = SequenceTask(
                 stored, data.labelled, data.train, data.held_out, device, files, self.run,
-                self.report_s(),
+                self.report_s(), shards,
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.started,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0) * self.world.size,
+                started=self.started, world=self.world, shards=shards,
             )  # fmt: skip
             about = {**ceiling, **_about(data, stored, device), "precision_why": precision.why}
             self.announce(task, plan, checkpoint, about)
             result = self.fit(task, plan, checkpoint, callbacks)
+        self.world.shared((stored, result))
         return stored, result
+
+
+def _follow(world: World, data: SequenceData) -> Trained:
+    """Trains along with rank 0, with the sequences of this process, and returns what it returns."""
+    stored: StoredSequenceModel = world.shared()
+    with world.together():
+        if data.key != stored.key:
+            raise DataError("these are other sequences or answers than those of rank 0")
+    config = stored.config
+    device, shards = set_up(config, world), Shards(config.shards or 1, world.rank, world.size)
+    task = SequenceTask(
+        stored, data.labelled, data.train, data.held_out, device, {}, None, shards=shards
+    )
+    task.model.to(device)
+    criterion = StopCriterion.of(config, task.loader.steps_per_epoch)
+    follow(
+        Trainer(task, TrainingPlan(config, criterion, device, world=world, shards=shards), silent)
+    )
+    result: Trained = world.shared()
+    return result
 
 
 def _precision(

@@ -8,6 +8,11 @@
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
+``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
+                          ``LOCAL_WORLD_SIZE``: of those on this machine;
+                          ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
+                          they were started again, and may be
+``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
 ``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
                           ``MLFLOW_EXPERIMENT_NAME``
@@ -82,6 +87,46 @@ def thread_limit() -> int | None:
 def is_debug() -> bool:
     """Returns whether ``FASTLSTM_DEBUG`` is set; 0 counts as not set."""
     return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
+
+
+def rank() -> int:
+    """Returns ``RANK``, the number of this process among those of a run; 0 where it is alone."""
+    return _from_torchrun("RANK", 0)
+
+
+def world_size() -> int:
+    """Returns ``WORLD_SIZE``, the processes of a run that torchrun started; 1 without it."""
+    return _from_torchrun("WORLD_SIZE", 1) if "RANK" in os.environ else 1
+
+
+def local_world_size() -> int:
+    """Returns ``LOCAL_WORLD_SIZE``, those of them on this machine."""
+    return _from_torchrun("LOCAL_WORLD_SIZE", 1)
+
+
+def num_restarts() -> int:
+    """Returns ``TORCHELASTIC_RESTART_COUNT``, how often torchrun has started them again."""
+    return _from_torchrun("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def max_restarts() -> int:
+    """Returns ``TORCHELASTIC_MAX_RESTARTS``, how often it would."""
+    return _from_torchrun("TORCHELASTIC_MAX_RESTARTS", 0)
+
+
+def _from_torchrun(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default
+
+
+def verdict_file() -> str | None:
+    """Returns ``FASTLSTM_VERDICT``, the file in which a process of several leaves its exit code."""
+    return os.environ.get("FASTLSTM_VERDICT")
+
+
+def set_verdict_file(path: str) -> None:
+    """Names the file of `verdict_file` to the processes that are started from now on."""
+    os.environ["FASTLSTM_VERDICT"] = path
 
 
 def cuda_visible_devices() -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from fastlstm.distributed.shards import Shards
 from fastlstm.errors import DataError, counted
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
@@ -82,13 +83,17 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
     return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
 
 
-def open_batches(config: TrainConfig, ids: Ids) -> LaneBatches | WindowBatches:
-    """Returns the batches of the training split in the configured order."""
+def open_batches(
+    config: TrainConfig, ids: Ids, shards: Shards | None = None
+) -> LaneBatches | WindowBatches:
+    """Returns the batches of the training split in the configured order; of several processes the
+    lanes of this one's shards."""
     assert config.seq_length is not None
-    lanes = config.batch_size * config.accumulate
+    num = config.batch_size * config.accumulate
+    lanes = None if shards is None else shards.rows(num)
     if config.order == "windows":
-        return WindowBatches(ids, lanes, config.seq_length, config.seed)
-    return LaneBatches(ids, lanes, config.seq_length, config.seed, config.lane_reset)
+        return WindowBatches(ids, num, config.seq_length, config.seed, lanes=lanes)
+    return LaneBatches(ids, num, config.seq_length, config.seed, config.lane_reset, lanes=lanes)
 
 
 def resolve(

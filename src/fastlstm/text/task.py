@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,7 @@ class TextTask(Task):
     name, unit = "text", "tokens"
     publishes_at_once = True
     min_scored = 10_000
+    row_axis = {"h": 1, "c": 1}  # noqa: RUF012
     forward_share = 0.7  # scoring in float32 over training in bf16, which is three times as fast
 
     config: TrainConfig
@@ -100,7 +101,8 @@ class TextTask(Task):
         self.flop_per_unit = training_flop_per_token(self.model.config)
         self.num_valid = len(self.valid_ids)
         assert self.config.seq_length is not None
-        rows = self.config.batch_size * self.config.accumulate
+        self.num_lanes = self.config.batch_size * self.config.accumulate
+        rows = self.loader.num_lanes
         self.step_units = float(rows * self.config.seq_length)
         self._token_s = 0.0
         self._state = self.model.initial_state(rows, device=self.device)
@@ -111,23 +113,31 @@ class TextTask(Task):
         return replace(self, config=options, loader=loader)
 
     def size(self, batch: Batch) -> int:
-        return batch.y.numel()
+        return len(batch.y) * self.num_lanes
 
-    def max_parts(self, batch: Batch) -> int:
+    def num_rows(self, batch: Batch) -> int:
         return batch.x.shape[1]
 
-    def losses(self, batch: Batch, num_parts: int) -> Iterator[Tensor]:
+    def num_places(self, batch: Batch) -> int:
+        return self.num_lanes
+
+    def num_targets(self, batch: Batch) -> int:
+        return batch.y.numel()
+
+    def losses(
+        self, batch: Batch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        count = self.num_targets(batch) if count is None else count
         x = batch.x.to(self.device, non_blocking=True)
         y = batch.y.to(self.device, non_blocking=True)
         hidden, cell = reset_state(self._state, batch.reset)
         states = []
-        for lanes in torch.arange(x.shape[1]).tensor_split(num_parts):
-            part = slice(int(lanes[0]), int(lanes[-1]) + 1)
+        for part in parts:
             state = (hidden[:, part].contiguous(), cell[:, part].contiguous())
             with autocast(self.config.precision, self.device):
                 loss, new_state = self.part_loss(x, y, state, part)
             states.append(new_state)
-            yield loss / y.numel()
+            yield loss / count
         self._state = (
             torch.cat([h.detach().float() for h, _ in states], dim=1),
             torch.cat([c.detach().float() for _, c in states], dim=1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fastlstm.distributed.joining import joined
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -44,6 +45,7 @@ from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy,
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.follower import TextFollower
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
@@ -139,39 +141,49 @@ def train(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
-    if config is not None and fields:
-        raise ConfigError("give either config=… or single fields, not both")
-    _refuse_options_of_tables(fields)
-    config = config if config is not None else built(TrainConfig, fields, "train()")
-    if not isinstance(config, TrainConfig):
-        raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
+    config = _checked_config(config, fields)
     if stop is not None and not callable(stop):
         raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
     observers = None if observers is None else checked_observers(observers)
-    opened = open_source(source)
-    if not (as_text or resume):
-        _refuse_tables(source, config)
-    callbacks = checked_callbacks(callbacks)
-    path = Path("runs") / _source_name(source) if out is None else out
-    is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights already
-    first = None if start is None or is_resumed else WarmStart.of_run(start)
-    chosen = {*given, *fields} or chosen_names(config)
-    if first is not None:
-        config = first.options(config, chosen)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
+        world = stack.enter_context(joined())
+        with world.together():
+            opened = open_source(source)
+            if not (as_text or resume):
+                _refuse_tables(source, config)
+        callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
+        path = Path("runs") / _source_name(source) if out is None else out
+        if not world.is_leader:
+            return Run(Path(path), *TextFollower(world, stop).train(opened))
+        is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
+        first = None if start is None or is_resumed else WarmStart.of_run(start)
+        chosen = {*given, *fields} or chosen_names(config)
+        if first is not None:
+            config = first.options(config, chosen)
         if stop is None:
             stop = stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(path))
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
         session = TextSession(run, observers, stop, began)
-        session.chosen = chosen
+        session.chosen, session.world = chosen, world
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
         with session.start(config, {*given, *fields}, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
+
+
+def _checked_config(config: TrainConfig | None, fields: Mapping[str, Any]) -> TrainConfig:
+    """Returns the settings of a call of `train`."""
+    if config is not None and fields:
+        raise ConfigError("give either config=… or single fields, not both")
+    _refuse_options_of_tables(fields)
+    config = config if config is not None else built(TrainConfig, dict(fields), "train()")
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
+    return config
 
 
 class TextSession(RunSession):
@@ -228,7 +240,8 @@ class TextSession(RunSession):
         if checkpoint is None:
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
-        loader = TextLoader(open_batches(config, splits.train), self.stop)
+        shards = self.shards(config)
+        loader = TextLoader(open_batches(config, splits.train, shards), self.stop)
         self.set_weights(model, texts, config)
         lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
@@ -240,9 +253,11 @@ class TextSession(RunSession):
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
+            ceiling_gflops=ceiling["ceiling_gflops"] * self.world.size, started=self.started,
+            world=self.world, shards=shards,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
+        self.share((config, files["tokenizer.json"], text.key, list(texts.held_out)))
         with self.files(checkpoint, config.tensorboard):
             task = self.make_task(
                 config=config, model=model, loader=loader, valid_ids=splits.valid,
@@ -253,12 +268,9 @@ class TextSession(RunSession):
             about = {**ceiling, **_about(text, splits, config, model, plan)}
             about["precision_why"] = precision.why
             self.announce(task, plan, checkpoint, about)
-            if has_outlook(config.cooldown, config.patience, config.vocab):
-                callbacks = [Outlook(model.config, len(splits.train)), *callbacks]
-            if config.sample_every:
-                samples = Samples(config.sample_every, text.tokenizer, config.seed)
-                callbacks = [samples, *callbacks]
-            result = self.fit(task, plan, checkpoint, callbacks)
+            own = _callbacks(config, model, text.tokenizer, len(splits.train))
+            result = self.fit(task, plan, checkpoint, [*own, *callbacks])
+        self.world.shared((result.last.detail, task.tested))
         return Run(self.run.path, result.last.detail, task.tested)
 
     def _with_size(
@@ -365,6 +377,16 @@ class TextSession(RunSession):
             ),
             should_stop=self.stop,
         )
+
+
+def _callbacks(
+    config: TrainConfig, model: LanguageModel, tokenizer: Tokenizer, train_tokens: int
+) -> Iterator[Callback]:
+    """Yields what writes samples and predicts the end of a run."""
+    if config.sample_every:
+        yield Samples(config.sample_every, tokenizer, config.seed)
+    if has_outlook(config.cooldown, config.patience, config.vocab):
+        yield Outlook(model.config, train_tokens)
 
 
 def _about(

@@ -67,6 +67,7 @@ def step_event(trainer: Trainer, rate: float, evaluations_left: int) -> Event:
         **task.step_metrics(rates["loss"]),
         "elapsed_s": elapsed_s,
         "eta_s": eta_s,
+        **({"rank_s": trainer.world.seconds} if trainer.world.size > 1 else {}),
     }
 
 

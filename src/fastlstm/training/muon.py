@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import torch
 
+from fastlstm.distributed.world import World
 from fastlstm.ops.backends.onednn import bf16_instructions
 
 _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
@@ -62,6 +63,10 @@ class Muon(torch.optim.Optimizer):
         lr: step length: the spectral norm of an update, times sqrt(H / K) where H > K.
         momentum: decay of the running gradient.
         weight_decay: decoupled.
+        world: processes that hold the same weights and gradients: each orthogonalises some of the
+            blocks, and gets the others from its peers.
+        one_by_one: orthogonalise every block by itself. In batches the products round otherwise
+            now and then, so results would depend on who does how many.
     """
 
     def __init__(
@@ -70,9 +75,13 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
+        world: World | None = None,
+        one_by_one: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults)
+        self._world = World() if world is None else world
+        self._one_by_one = one_by_one
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -83,24 +92,50 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Applies one update to every parameter that has a gradient."""
         loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+        moved = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        updates = [self._update(parameter, group["momentum"]) for parameter, group in moved]
+        for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
+            if group["weight_decay"]:
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
+            direction = direction.to(parameter.dtype).reshape(parameter.shape)
+            parameter.add_(direction, alpha=-group["lr"] * scale)
         return loss
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
+        """Returns the running gradient, looked ahead, as a block per gate ``(4, H, K)``."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        running, momentum = state["momentum"], group["momentum"]
+        running = state["momentum"]
         running.lerp_(gradient, 1 - momentum)
         update = torch.lerp(gradient, running, momentum)
-        gates = update.view(4, parameter.shape[0] // 4, parameter.shape[1])
-        direction = orthogonalise(gates).to(parameter.dtype).reshape(parameter.shape)
-        if group["weight_decay"]:
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        scale = max(1.0, gates.shape[1] / gates.shape[2]) ** 0.5
-        parameter.add_(direction, alpha=-group["lr"] * scale)
+        return update.view(4, parameter.shape[0] // 4, parameter.shape[1])
+
+    def _directions(self, updates: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the orthogonalised blocks of every update."""
+        if not self._one_by_one:
+            return [orthogonalise(update) for update in updates]
+        blocks = [block for update in updates for block in update.split(1)]
+        size, rank = self._world.size, self._world.rank
+        # Four blocks of a weight are alike, so all processes have equal work.
+        own = [orthogonalise(block).flatten() for block in blocks[rank::size]]
+        if size > 1:
+            lengths = [sum(b.numel() for b in blocks[owner::size]) for owner in range(size)]
+            dtype = product_dtype(blocks[0].device)
+            flat = torch.cat(own) if own else blocks[0].new_empty(0, dtype=dtype)
+            gathered = self._world.all_gathered(flat, lengths)
+            pieces = [
+                iter(one.split([b.numel() for b in blocks[owner::size]]))
+                for owner, one in enumerate(gathered)
+            ]
+            own = [next(pieces[number % size]) for number in range(len(blocks))]
+        directions = [flat.view(block.shape) for flat, block in zip(own, blocks, strict=True)]
+        return [torch.cat(directions[k : k + 4]) for k in range(0, len(directions), 4)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastlstm.distributed.world import World
 from fastlstm.errors import FormatError
 from fastlstm.training.muon import Muon
 from fastlstm.training.options import TrainingOptions
@@ -34,11 +35,17 @@ _STATES = {
 class OptimizerSet:
     """One or two torch optimizers behind one `step`, addressed by parameter names."""
 
-    def __init__(self, model: nn.Module, options: TrainingOptions, learning_rate: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        options: TrainingOptions,
+        learning_rate: float,
+        world: World | None = None,
+    ) -> None:
         self.learning_rate = learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
-        self.members = _build(named, options, learning_rate)
+        self.members = _build(named, options, learning_rate, world)
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
         """Applies one update at `factor` times the peak learning rate."""
@@ -107,7 +114,10 @@ class OptimizerSet:
 
 
 def _build(
-    named: list[tuple[str, nn.Parameter]], options: TrainingOptions, learning_rate: float
+    named: list[tuple[str, nn.Parameter]],
+    options: TrainingOptions,
+    learning_rate: float,
+    world: World | None,
 ) -> list[torch.optim.Optimizer]:
     params = [p for _, p in named]
     shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": options.weight_decay}
@@ -117,7 +127,9 @@ def _build(
             recurrent = [p for name, p in named if is_recurrent_matrix(name)]
             others = [p for name, p in named if not is_recurrent_matrix(name)]
             group = {"params": recurrent, "lr_ratio": MUON_RATIO}
-            muon = Muon([group], learning_rate * MUON_RATIO, weight_decay=options.weight_decay)
+            rate, decay = learning_rate * MUON_RATIO, options.weight_decay
+            is_cut = (options.shards or 1) > 1
+            muon = Muon([group], rate, weight_decay=decay, world=world, one_by_one=is_cut)
             return [muon, torch.optim.AdamW(others, **adam)]
         case "adam":
             return [torch.optim.Adam(params, **adam)]

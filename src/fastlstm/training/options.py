@@ -41,6 +41,9 @@ class TrainingOptions:
         threads: CPU threads; default is one per core of this process, without a run directory
             torch's own number.
         memory_limit_gb: limit of GPU memory in GB.
+        shards: parts of every batch whose gradients are added in one order, so that training gives
+            the same weights in as many processes or fewer; a power of two, default one for each
+            process of the first start.
         strict_kernels: fail instead of using a slow kernel.
         seed: random seed of initialization, order and dropout.
     """
@@ -69,6 +72,7 @@ class TrainingOptions:
     precision: Precision = "auto"
     threads: int | None = None
     memory_limit_gb: float | None = None
+    shards: int | None = None
     strict_kernels: bool = False
     seed: int = 0
 
@@ -101,6 +105,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "log_every": (1, 10**9),
     "threads": (1, 4096),
     "memory_limit_gb": (0.1, 10_000),
+    "shards": (1, 65_536),
     "seed": (0, 2**63 - 1),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -111,6 +116,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"strict_kernels"}
+    | {"shards", "strict_kernels"}
 )
 """Options that a resumed run may change; the others are those of its first start."""

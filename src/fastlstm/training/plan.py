@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import World
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.task import Score
@@ -24,6 +26,8 @@ class TrainingPlan:
         evaluations: in the run.
         ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
         started: `time.perf_counter()` when the wall clock of this start began.
+        world: the processes that train together.
+        shards: of every batch.
     """
 
     options: TrainingOptions
@@ -33,6 +37,8 @@ class TrainingPlan:
     evaluations: int = 16
     ceiling_gflops: float = 0.0
     started: float | None = None
+    world: World = field(default_factory=World)
+    shards: Shards = field(default_factory=Shards)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fastlstm.distributed.world import Order
 from fastlstm.errors import NonFiniteError, Setting, counted
 from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
 
@@ -36,6 +37,7 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
     is_scaled = state.scaler is not None and state.scaler.get_scale() >= 1.0
     if weight is None and math.isfinite(loss) and is_scaled:
         return  # fp16 overflowed; the next batch is tried with the smaller scale
+    trainer.world.order(Order.RESET)
     task.reset_state()
     if state.guard.bad_step(state.progress.step, culprit) or weight is not None:
         roll_back(trainer, culprit)

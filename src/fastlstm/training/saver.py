@@ -6,6 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from fastlstm.distributed.world import Order
 from fastlstm.errors import CorruptFileError, StorageError
 from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.checkpoint import Checkpoint, reading
@@ -18,6 +22,19 @@ if TYPE_CHECKING:
 
 _FINITE = ("model", "optimizer", "average", "carried")
 """Stems of the tensors without NaN and Inf in a state that can be restored."""
+
+
+def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the part of the carried state that belongs to the rows of this process."""
+    if trainer.world.size == 1:
+        return carried
+    own, axis = dict[str, Tensor](), trainer.task.row_axis
+    num_rows = min((t.shape[axis[name]] for name, t in carried.items()), default=0)
+    rows = range(num_rows)[trainer.plan.shards.rows(trainer.task.num_lanes)]
+    for name, tensor in carried.items():
+        each = tensor.shape[axis[name]] // num_rows  # a row may have several cells
+        own[name] = tensor.narrow(axis[name], rows.start * each, len(rows) * each).contiguous()
+    return own
 
 
 class Saver:
@@ -37,10 +54,29 @@ class Saver:
         trainer.progress.elapsed_s = trainer.elapsed_s()
         tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
         own, meta["callbacks"] = trainer.callbacks.capture()
-        groups = {**own, "carried": trainer.task.carried(), BEST: trainer.best.weights}
+        groups = {**own, "carried": self._carried(), BEST: trainer.best.weights}
         tensors.update({stem: group for stem, group in groups.items() if group})
         meta["published_step"] = trainer.best.published_step
         return tensors, meta
+
+    def _carried(self) -> dict[str, Tensor]:
+        """Returns the carried state of all rows, whichever process has them."""
+        world, task = self._trainer.world, self._trainer.task
+        world.order(Order.CAPTURE)
+        parts: list[dict[str, Tensor]] = world.gathered(task.carried())
+        if len(parts) == 1:
+            return parts[0]
+        return {
+            name: torch.cat([part[name] for part in parts], task.row_axis[name])
+            for name in parts[0]
+        }
+
+    def share(self, tensors: Tensors, meta: dict[str, Any]) -> None:
+        """Gives the other processes, if there are any, a state that this one has."""
+        if self._trainer.world.size > 1:
+            needed = {stem: group for stem, group in tensors.items() if stem != BEST}
+            self._trainer.world.order(Order.RESTORE)
+            self._trainer.world.shared((needed, meta))
 
     def restore(self, checkpoint: Checkpoint, is_roll_back: bool) -> None:
         """Puts a state back; a roll-back keeps the trouble counters and best weights of now.
@@ -52,7 +88,9 @@ class Saver:
         with reading(checkpoint):
             trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))
             first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
-            trainer.task.restore_carried(tensors.get("carried", first))  # of format 1: in "state"
+            carried = tensors.get("carried", first)  # of format 1: in "state"
+            trainer.task.restore_carried(own_rows(trainer, carried))
+            self.share({**tensors, "carried": carried}, meta)
             if not is_roll_back:
                 trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
             if not isinstance(callbacks := meta.get("callbacks", {}), dict):

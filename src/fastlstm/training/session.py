@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any, Generic
 
 import torch
 
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
@@ -64,11 +67,13 @@ class RunSession(EventHub):
     Attributes:
         started: as given, or now.
         notes: messages that follow the `start` event.
+        world: the processes that train together.
         needs_steps: whether a run that has used its budget is refused; else what follows training
             is done again.
     """
 
     needs_steps = True
+    world = World()
 
     def __init__(
         self,
@@ -111,7 +116,15 @@ class RunSession(EventHub):
             with reading(checkpoint):
                 resolved, first = stored(checkpoint)
             options = resumed_config(options, names, resolved, first, may_change)
-        if self.run is not None or options.threads is not None:
+        if self.world.size > 1 and options.shards is None:
+            if checkpoint is not None:
+                raise ConfigError(
+                    "this run was started in one process, with one shard; give ",
+                    Setting("shards", self.world.size), " to continue it in several: its weights"
+                    " are from here on those of one process but for rounding",
+                )  # fmt: skip
+            options = dataclasses.replace(options, shards=self.world.size)
+        if self.run is not None or options.threads is not None or self.world.size > 1:
             self.set_threads(options.threads)
         device = set_up_device(options)
         gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
@@ -133,7 +146,7 @@ class RunSession(EventHub):
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; warns of more than cores."""
-        threads = threads or hardware.default_threads()
+        threads = threads or self.world.default_threads()
         torch.set_num_threads(threads)
         if threads > (cores := hardware.cores()):
             text = f"{threads:,} threads share the {counted(cores, 'core')} of this process"
@@ -155,6 +168,43 @@ class RunSession(EventHub):
             self._run_path(), self.watch("evaluating", task.unit),
         )  # fmt: skip
         return trainer.fit(checkpoint)
+
+    def share(self, decided: Any) -> None:
+        """Gives the other processes what this one has decided, and waits until they have read
+        their input.
+
+        Raises:
+            UsageError: one of them cannot read it, or has another one.
+        """
+        self.world.shared(decided)
+        with self.world.together():
+            pass
+
+    def shards(self, options: TrainingOptions) -> Shards:
+        """Returns the shards of every batch, and which of them are this process's.
+
+        Raises:
+            ConfigError: the batch, or the processes, cannot share so many.
+        """
+        world, num = self.world, options.shards or 1
+        rows = options.batch_size * options.accumulate
+        if world.size & (world.size - 1):
+            raise ConfigError(
+                f"{world.size} processes train together, expected a power of two: 2, 4, 8, …"
+            )
+        if num & (num - 1):
+            raise ConfigError(Setting("shards", num), ": expected a power of two")
+        if num % world.size:
+            raise ConfigError(
+                Setting("shards", num), f": {world.size} processes cannot share them; start"
+                f" {num} or fewer",
+            )  # fmt: skip
+        if rows < num:
+            raise ConfigError(
+                Setting("shards", num), f": a step has only {counted(rows, 'row')}; give ",
+                Setting("batch_size", -(-num // options.accumulate)), " or more",
+            )  # fmt: skip
+        return Shards(num, world.rank, world.size)
 
     def announce(
         self, task: Task, plan: TrainingPlan, checkpoint: Checkpoint | None, about: Event

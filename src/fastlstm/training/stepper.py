@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.training.shard_sum import ShardSum
+from fastlstm.training.task import even_parts
+
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
@@ -16,9 +19,9 @@ class Stepper:
     """Takes optimizer steps on the state of a trainer.
 
     A batch runs in `accumulate` parts whose losses add up to the mean loss of the whole, so the
-    gradient is that of the big batch. A GPU that runs out of memory gets the same batch again in
-    twice as many parts. Callbacks see the gradients before they are clipped, and the weights before
-    they are averaged.
+    gradient is that of the big batch; with shards, each of them does (`ShardSum`). A GPU that runs
+    out of memory gets the same batch again in twice as many parts. Callbacks see the gradients
+    before they are clipped, and the weights before they are averaged.
 
     Attributes:
         seconds: spent so far in forward and backward passes, and in the rest of the steps.
@@ -29,6 +32,8 @@ class Stepper:
         self.seconds = {"forward_backward": 0.0, "optimizer": 0.0}
         self._num_parts = trainer.plan.options.accumulate
         self._parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+        shards = trainer.plan.shards
+        self._shard_sum = ShardSum(self._parameters, trainer.plan) if shards.num > 1 else None
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.
@@ -70,7 +75,7 @@ class Stepper:
             try:
                 return self._passes(batch)
             except torch.cuda.OutOfMemoryError:
-                limit = self._task.max_parts(batch)
+                limit = self._task.num_rows(batch)
                 if self._num_parts >= limit:
                     raise
                 self._state.optimizers.zero_grad()
@@ -80,9 +85,12 @@ class Stepper:
                 self._trainer.say("warning", f"{text}, with the same result")
 
     def _passes(self, batch: Any) -> float:
+        if self._shard_sum is not None:
+            return self._shard_sum.passes(self._task, self._state, batch, self._num_parts)
         scaler, losses = self._state.scaler, []
-        num_parts = min(self._num_parts, self._task.max_parts(batch))
-        for loss in self._task.losses(batch, num_parts):
+        for loss in self._task.losses(
+            batch, even_parts(self._task.num_rows(batch), self._num_parts)
+        ):
             (loss if scaler is None else scaler.scale(loss)).backward()
             losses.append(loss.detach())
         return float(torch.stack(losses).sum())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from fastlstm.errors import UsageError
@@ -59,6 +60,14 @@ class Score:
     detail: Any = None
 
 
+def even_parts(num_rows: int, num_parts: int) -> list[slice]:
+    """Returns the rows of each of `num_parts` parts, or of as many as there are rows."""
+    if num_rows == 0:
+        return []
+    parts = torch.arange(num_rows).tensor_split(min(num_parts, num_rows))
+    return [slice(int(rows[0]), int(rows[-1]) + 1) for rows in parts]
+
+
 class Task(ABC):
     """A model with its data: what differs between texts, tables and sequences.
 
@@ -71,6 +80,8 @@ class Task(ABC):
         max_scored: units that an evaluation scores at most; None has no such limit.
         forward_share: time of scoring a unit over training on it, until an evaluation was timed.
         may_be_nan: names of carried tensors in which NaN has a meaning.
+        row_axis: axis of the rows of a batch in each carried tensor.
+        num_lanes: places for rows of a batch whose state is carried, in all processes.
         model: on its device.
         loader: of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
@@ -85,6 +96,8 @@ class Task(ABC):
     max_scored: ClassVar[int | None] = None
     forward_share: ClassVar[float] = 0.5
     may_be_nan: ClassVar[frozenset[str]] = frozenset()
+    row_axis: ClassVar[Mapping[str, int]] = {}
+    num_lanes: int = 0
 
     model: nn.Module
     loader: Loader
@@ -97,20 +110,31 @@ class Task(ABC):
         """Returns the units of a batch."""
 
     @abstractmethod
-    def losses(self, batch: Any, num_parts: int) -> Iterator[Tensor]:
-        """Yields the loss of each part of a batch; their sum is the mean loss of the whole.
+    def losses(
+        self, batch: Any, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        """Yields the loss of each part of a batch: its sum over the targets, divided by `count`.
 
         The caller runs the backward pass of a part before it asks for the next. State that is
         carried from batch to batch moves on only after the last part.
 
         Args:
             batch: of the loader.
-            num_parts: into which the batch is cut along its rows, at most `max_parts`.
+            parts: rows of each part, consecutive and not empty; together all of the batch.
+            count: None divides by `num_targets`, so that the losses add up to the mean.
         """
 
     @abstractmethod
-    def max_parts(self, batch: Any) -> int:
-        """Returns the rows of a batch."""
+    def num_rows(self, batch: Any) -> int:
+        """Returns the rows of a batch, those that this process has of it."""
+
+    def num_places(self, batch: Any) -> int:
+        """Returns the places for rows that a batch has in all processes; the last may be empty."""
+        return self.num_rows(batch)
+
+    @abstractmethod
+    def num_targets(self, batch: Any) -> int:
+        """Returns the targets of a batch, missing values left out: what a mean loss is over."""
 
     @abstractmethod
     def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fastlstm.distributed.world import Order
 from fastlstm.errors import FastLSTMError, Message, NonFiniteError, Stopped
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
@@ -75,8 +76,9 @@ class Trainer:
         options = plan.options
         assert options.learning_rate is not None
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
+        self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
-        self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
+        self.optimizers = OptimizerSet(task.model, options, options.learning_rate, plan.world)
         self.state = TrainingState(
             model=task.model,
             optimizers=self.optimizers,
@@ -98,7 +100,7 @@ class Trainer:
         self._last: Score | None = None
         self._last_event: Event = {}
         self._reason = plan.stop_criterion.text
-        self._is_ended = False
+        self._is_ended = self._has_warned = False
 
     @property
     def progress(self) -> Progress:
@@ -136,11 +138,14 @@ class Trainer:
         self.callbacks.call("on_begin")
         try:
             with closing(self.task.loader):
+                if checkpoint is None:
+                    self.saver.share(*self.saver.capture())
                 self._phases.begin()
                 if checkpoint is None and self.done() < 1.0:
                     self.saver.save_if_possible()
                 self._train()
                 self.saver.save_last()
+            self.world.order(Order.END)
             self.emit(self._phases.event())
             if self.meter.is_ceiling_wrong:
                 threads, device = torch.get_num_threads(), self.plan.device.type
@@ -267,6 +272,7 @@ class Trainer:
         started, options = time.perf_counter(), self.plan.options
         factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
         factor *= self.progress.lr_scale
+        self.world.order(Order.STEP, factor)
         batch = self.task.loader.next()
         size = self.task.size(batch)
         loss, norm = self.step(batch, factor)
@@ -283,8 +289,15 @@ class Trainer:
         if self.meter.log_due(options.log_every, progress.step):
             left = self._evaluations.left(progress)
             self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
+            self._warn_of_straggler()
         if self._phases.is_due():
             self.emit(self._phases.event())
+
+    def _warn_of_straggler(self) -> None:
+        line = self.world.straggler()
+        if line is not None and not self._has_warned:
+            self._has_warned = True
+            self.say("warning", line)
 
     def step(self, batch: Any, factor: float = 1.0) -> tuple[float, float]:
         """Takes one optimizer step; the counters of the run stay.

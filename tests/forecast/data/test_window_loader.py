@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastlstm.distributed.shards import Shards
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
 from fastlstm.forecast.data import window_loader
 from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, table_from_array
@@ -161,25 +162,22 @@ def test_a_position_that_is_none_is_refused(position: dict[str, int]) -> None:
         loader.load_state_dict(position)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 4, 6])
-def test_ranks_share_an_epoch(world_size: int, batch_size: int) -> None:
-    seen: list[int] = []
-    steps = set()
+def test_processes_share_every_batch(world_size: int, batch_size: int) -> None:
+    with WindowLoader(table(), 2, batch_size, seed=1) as loader:
+        alone = [batch.rows.tolist() for batch in loader.epoch()]
+    shared: list[list[int]] = [[] for _ in alone]
     for rank in range(world_size):
-        loader = WindowLoader(
-            table(), 2, batch_size, seed=1, rank=rank, world_size=world_size
-        )  # fmt: skip
-        with loader:
+        with WindowLoader(
+            table(), 2, batch_size, seed=1, shards=Shards(4, rank, world_size)
+        ) as loader:
             batches = list(loader.epoch())
-        steps.add(len(batches))
-        assert all(len(batch.values) for batch in batches)
-        seen += [row for batch in batches for row in batch.rows.tolist()]
-    assert len(steps) == 1
-    everything = windows_by_hand(LENGTHS, 2, 1)
-    assert len(seen) == len(set(seen))
-    assert set(seen) <= set(everything)
-    assert len(everything) - len(seen) < world_size
+        assert [batch.total for batch in batches] == [len(rows) for rows in alone]
+        for rows, batch in zip(shared, batches, strict=True):
+            assert len(batch.values) == len(batch.rows)
+            rows += batch.rows.tolist()
+    assert shared == alone
 
 
 def series_of_lengths(lengths: tuple[int, ...], per_series: int) -> Table:
@@ -343,10 +341,6 @@ def test_what_cannot_be_is_refused_with_what_to_do() -> None:
         WindowLoader(table(), 0, 1)
     with pytest.raises(ConfigError, match="batch_size is 0"):
         WindowLoader(table(), 2, 0)
-    with pytest.raises(ConfigError, match="rank is 2, expected 0 to 1"):
-        WindowLoader(table(), 2, 1, rank=2, world_size=2)
-    with pytest.raises(DataError, match="cannot be shared by 50 processes"):
-        WindowLoader(table(), 20, 1, world_size=50)
     with pytest.raises(DataError, match="shape \\(2, 2, 2\\)"):
         WindowLoader(np.zeros((2, 2, 2)), 1, 1)
 

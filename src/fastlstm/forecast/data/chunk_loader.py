@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastlstm.distributed.shards import Shards
 from fastlstm.errors import DataError, Stopped, counted
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_index import read_windows
@@ -35,12 +36,14 @@ class ChunkBatch(NamedTuple):
         segments: segment of each chunk, shape ``(B,)``, int64.
         continues: whether a chunk follows the one in its place of the batch before, ``(B,)``, bool.
         rows: first row of each chunk in the table, shape ``(B,)``, int64.
+        total: chunks of the batch in all processes.
     """
 
     values: Tensor
     segments: NDArray[np.int64]
     continues: NDArray[np.bool_]
     rows: NDArray[np.int64]
+    total: int
 
 
 class _Epoch(NamedTuple):
@@ -66,11 +69,13 @@ class ChunkLoader(LoaderPosition):
         run_length: rows of consecutive chunks after which a series is cut, to shuffle its parts.
         seed: of the orders.
         should_stop: polled at every batch.
+        shards: the part of every batch to hand out; default is all of it.
 
     Attributes:
         num_chunks: in every epoch.
         num_windows: forecasts in every epoch.
         steps_per_epoch: batches in every epoch.
+        num_places: chunks of the largest batch; others have one fewer.
         wait_s: seconds spent copying batches, which is not done ahead.
 
     Raises:
@@ -88,6 +93,7 @@ class ChunkLoader(LoaderPosition):
         run_length: int,
         seed: int = 0,
         should_stop: Callable[[], bool] | None = None,
+        shards: Shards | None = None,
     ) -> None:
         usable = np.minimum(ends, table.segments.first_rows + table.segments.num_rows)
         usable = usable - table.segments.first_rows - horizon
@@ -104,9 +110,11 @@ class ChunkLoader(LoaderPosition):
         self._table, self._length, self._horizon = table, length, horizon
         self._chunks_per_run = max(1, run_length // length)
         self._seed, self._should_stop = seed, should_stop
+        self._shards = Shards() if shards is None else shards
         self.num_chunks = int(self._counts.sum())
         self.num_windows = self.num_chunks * (length // patch)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
+        self.num_places = -(-self.num_chunks // self.steps_per_epoch)
         self._order = self._epoch_order(0)
         self.wait_s = 0.0
 
@@ -119,11 +127,13 @@ class ChunkLoader(LoaderPosition):
             self._order = self._epoch_order(self._epoch)
         batch = slice(self._index, None, self.steps_per_epoch)
         rows = self._order.rows[batch]
+        total, own = len(rows), self._shards.rows(self.num_places)  # a place keeps its process
+        rows = rows[own]
         values = read_windows(self._table, rows, self._length + self._horizon)
-        continues = self._order.continues[batch] & (self._index > 0)
+        continues = self._order.continues[batch][own] & (self._index > 0)
         self._advance()
         self.wait_s += time.perf_counter() - started
-        return ChunkBatch(values, self._order.segments[batch], continues, rows)
+        return ChunkBatch(values, self._order.segments[batch][own], continues, rows, total)
 
     def close(self) -> None:
         """Does nothing; a `WindowLoader` ends its thread here."""

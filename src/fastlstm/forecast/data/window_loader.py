@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, DataError, Stopped, counted
+from fastlstm.distributed.shards import Shards
+from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.data.table import Table, table_from_array
 from fastlstm.forecast.data.window_index import (
     NO_GROUPS,
@@ -53,6 +54,7 @@ class WindowBatch(NamedTuple):
         segments: segment of each window, shape ``(B,)``, int64.
         epoch: from 0.
         number: of this batch in its epoch, from 0.
+        total: windows of the batch in all processes.
     """
 
     values: Tensor
@@ -60,6 +62,7 @@ class WindowBatch(NamedTuple):
     segments: NDArray[np.int64]
     epoch: int
     number: int
+    total: int
 
 
 class _Chunk(NamedTuple):
@@ -68,6 +71,7 @@ class _Chunk(NamedTuple):
     job: int
     epoch: int
     first: int
+    total: int
     numbers: NDArray[np.int64]  # of the windows, shape (batches, B)
     rows: NDArray[np.int64]
     runs: NDArray[np.int64]
@@ -80,13 +84,12 @@ class WindowLoader(LoaderPosition):
     Args:
         source: a Table, or an array of shape ``(N, C)``.
         length: rows of a window.
-        batch_size: windows of a batch.
+        batch_size: windows of a batch, those of all processes together.
         shuffle: use a new random order every epoch.
         stride: rows from one window to the next.
         seed: of the orders.
         index: windows to use, in place of all of `length` and `stride`.
-        rank: share of every global batch to hand out.
-        world_size: processes that share an epoch.
+        shards: the part of every batch to hand out; default is all of it.
         should_stop: polled while waiting.
         balance: draw series equally often instead of every window once; same epoch length.
 
@@ -114,34 +117,27 @@ class WindowLoader(LoaderPosition):
         stride: int = 1,
         seed: int = 0,
         index: WindowIndex | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        shards: Shards | None = None,
         should_stop: Callable[[], bool] | None = None,
         balance: bool = False,
     ) -> None:
         sizes = {"length": length, "stride": stride, "batch_size": batch_size}
-        for name, value in (sizes | {"world_size": world_size}).items():
+        for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"{name} is {value}, expected 1 or more")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}")
         table = source if isinstance(source, Table) else table_from_array(source)
         self._table = table
         self._windows = index_windows(table, length, stride) if index is None else index
         self.num_windows = len(self._windows)
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
-        self._rank, self._world_size, self._should_stop = rank, world_size, should_stop
-        steps, rest = divmod(self.num_windows, batch_size * world_size)
-        self.steps_per_epoch = steps + (rest >= world_size)
-        if self.steps_per_epoch == 0:
-            raise DataError(
-                f"{counted(self.num_windows, 'window')} cannot be shared by {world_size} processes;"
-                " use fewer"
-            )
+        self._shards, self._should_stop = Shards() if shards is None else shards, should_stop
+        self.steps_per_epoch = -(-self.num_windows // batch_size)
         self._groups = series_ends(table, self._windows) if balance else NO_GROUPS
         self._native_source = native_source(table, self._windows, self._groups, self._key(0, 1))
         self._row_floats = self._windows.length * len(table.columns)
-        fitting = _CHUNK_BYTES // (4 * batch_size * self._row_floats)
+        own = self._shards.rows(batch_size)
+        self._num_own = own.stop - own.start
+        fitting = _CHUNK_BYTES // (4 * max(self._num_own, 1) * self._row_floats)
         self._chunk_batches = max(1, min(fitting, _MAX_CHUNK_BATCHES))
         self._unused: deque[NDArray[np.float32]] = deque(maxlen=_MAX_UNUSED)
         self._chunks: deque[_Chunk] = deque()
@@ -214,8 +210,8 @@ class WindowLoader(LoaderPosition):
         self._chunks.popleft()
         segments = self._windows.segments[chunk.runs]
         values, order = chunk.values.unbind(0), itertools.count(chunk.first)
-        epoch = itertools.repeat(chunk.epoch)
-        return map(WindowBatch, values, chunk.rows, segments, epoch, order)
+        epoch, total = itertools.repeat(chunk.epoch), itertools.repeat(chunk.total)
+        return map(WindowBatch, values, chunk.rows, segments, epoch, order, total)
 
     def _begin(self) -> _Chunk:
         """Starts copying the next chunk: batches of equal size, or an epoch's last batch alone."""
@@ -235,18 +231,19 @@ class WindowLoader(LoaderPosition):
             buffer.ctypes.data,
         )  # fmt: skip
         shape = (*numbers.shape, self._windows.length, len(self._table.columns))
-        return _Chunk(job, epoch, first, numbers, rows, runs, values.view(shape))
+        return _Chunk(
+            job, epoch, first, self._total(first), numbers, rows, runs, values.view(shape)
+        )
 
     def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
-        """Returns the numbers of this rank's windows in `count` batches, ``(count, B)``."""
-        size, world, rank = self._batch_size, self._world_size, self._rank
-        start = first * size * world
-        rest = self.num_windows - start
-        if rest < size * world:  # the last batch, divided evenly among the ranks
-            begin, end = rest * rank // world, rest * (rank + 1) // world
-            return np.arange(start + begin, start + end, dtype=np.int64)[None]
-        steps = np.arange(first, first + count, dtype=np.int64)[:, None] * (size * world)
-        return steps + np.arange(rank * size, (rank + 1) * size)
+        """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""
+        own = self._shards.rows(self._total(first))
+        starts = np.arange(first, first + count, dtype=np.int64)[:, None] * self._batch_size
+        return starts + np.arange(own.start, own.stop)
+
+    def _total(self, number: int) -> int:
+        """Returns the windows of a batch in all processes; an epoch's last one may have fewer."""
+        return min(self._batch_size, self.num_windows - number * self._batch_size)
 
     def _key(self, *numbers: int) -> int:
         words = np.random.SeedSequence([self._seed, *numbers]).generate_state(1, np.uint64)
@@ -254,7 +251,7 @@ class WindowLoader(LoaderPosition):
 
     def _buffer(self) -> NDArray[np.float32]:
         """Returns memory for a chunk; reused because fresh pages cost more than copying."""
-        num_windows = min(self._chunk_batches * self._batch_size, self.num_windows)
+        num_windows = min(self._chunk_batches * max(self._num_own, 1), self.num_windows)
         try:
             memory = self._unused.pop()
         except IndexError:

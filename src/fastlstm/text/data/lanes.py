@@ -60,6 +60,7 @@ class Batches(LoaderPosition, ABC):
     Attributes:
         ids: the text.
         batch_size: B.
+        lanes: of the B, those that are handed out: all, or the part of one process.
         is_in_order: whether a lane of one batch continues in the next.
 
     Raises:
@@ -69,8 +70,11 @@ class Batches(LoaderPosition, ABC):
     _source = "text"
     is_in_order: bool
 
-    def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int) -> None:
+    def __init__(
+        self, ids: Ids, batch_size: int, seq_length: int, seed: int, lanes: slice | None
+    ) -> None:
         self.ids = np.asarray(ids)
+        self.lanes = slice(0, batch_size) if lanes is None else lanes
         self.batch_size = batch_size
         self._seq_length = seq_length
         self._seed = seed
@@ -93,8 +97,8 @@ class Batches(LoaderPosition, ABC):
             self._start_epoch(self._epoch)
             self._prepared = self._epoch
         tokens = torch.from_numpy(self._gather(self._index))
-        reset = torch.from_numpy(self._reset(self._epoch, self._index))
-        start = torch.from_numpy(self._start(self._index))
+        reset = torch.from_numpy(self._reset(self._epoch, self._index)[self.lanes])
+        start = torch.from_numpy(self._start(self._index)[self.lanes])
         batch = Batch(tokens[:-1], tokens[1:], reset, start, self._epoch, self._index)
         self._advance()
         if self._index % _RELEASE_EVERY == 0:
@@ -123,7 +127,7 @@ class Batches(LoaderPosition, ABC):
 
     @abstractmethod
     def _gather(self, index: int) -> NDArray[np.int64]:
-        """Returns the tokens of a batch and the next one, shape ``(T + 1, B)``."""
+        """Returns the tokens of the own lanes of a batch and the next one, ``(T + 1, lanes)``."""
 
     @abstractmethod
     def _start(self, index: int) -> NDArray[np.int64]:
@@ -149,9 +153,15 @@ class LaneBatches(Batches):
     is_in_order = True
 
     def __init__(
-        self, ids: Ids, batch_size: int, seq_length: int, seed: int = 0, lane_reset: float = 0.0
+        self,
+        ids: Ids,
+        batch_size: int,
+        seq_length: int,
+        seed: int = 0,
+        lane_reset: float = 0.0,
+        lanes: slice | None = None,
     ) -> None:
-        super().__init__(ids, batch_size, seq_length, seed)
+        super().__init__(ids, batch_size, seq_length, seed, lanes)
         self._lane_reset = lane_reset
         self._lanes: Ids = self.ids[:0]
         self._offset = 0
@@ -168,7 +178,7 @@ class LaneBatches(Batches):
 
     def _gather(self, index: int) -> NDArray[np.int64]:
         start = index * self._seq_length
-        lanes = self._lanes[start : start + self._seq_length + 1]
+        lanes = self._lanes[start : start + self._seq_length + 1, self.lanes]
         batch: NDArray[np.int64] = lanes.astype(np.int64, order="C")
         return batch
 
@@ -191,8 +201,15 @@ class WindowBatches(Batches):
 
     is_in_order = False
 
-    def __init__(self, ids: Ids, batch_size: int, seq_length: int, seed: int = 0) -> None:
-        super().__init__(ids, batch_size, seq_length, seed)
+    def __init__(
+        self,
+        ids: Ids,
+        batch_size: int,
+        seq_length: int,
+        seed: int = 0,
+        lanes: slice | None = None,
+    ) -> None:
+        super().__init__(ids, batch_size, seq_length, seed, lanes)
         self._starts = np.zeros(0, dtype=np.int64)
 
     def _start_epoch(self, epoch: int) -> None:
@@ -203,7 +220,7 @@ class WindowBatches(Batches):
         self._starts = random.permutation(num_windows) * T + offset
 
     def _gather(self, index: int) -> NDArray[np.int64]:
-        positions = np.arange(self._seq_length + 1)[:, None] + self._start(index)
+        positions = np.arange(self._seq_length + 1)[:, None] + self._start(index)[self.lanes]
         batch: NDArray[np.int64] = self.ids[positions].astype(np.int64)
         return batch
 

@@ -16,7 +16,7 @@ class TextLoader:
 
     Attributes:
         ids: the text, 1-d.
-        num_lanes: B.
+        num_lanes: B; of several processes, the lanes of this one.
         is_in_order: whether a lane of one batch continues in the next.
     """
 
@@ -25,7 +25,7 @@ class TextLoader:
         self._ahead: Prefetcher[Batch] | None = None
         self._waited_s = 0.0
         self.steps_per_epoch = batches.steps_per_epoch
-        self.ids, self.num_lanes = batches.ids, batches.batch_size
+        self.ids, self.num_lanes = batches.ids, batches.lanes.stop - batches.lanes.start
         self.is_in_order = batches.is_in_order
 
     @property

@@ -1,0 +1,119 @@
+"""How a process joins the others that torchrun started, and leaves them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import itertools
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from fastlstm.distributed.launch import is_started_by_torchrun
+from fastlstm.distributed.world import DEADLINE_S, Order, World
+from fastlstm.errors import DistributedError, FastLSTMError, UsageError
+from fastlstm.system import environment, hardware
+
+_PATIENCE = timedelta(days=7)
+"""With rank 0 while it evaluates and writes."""
+_ISA = "instruction set"
+_MEETINGS = itertools.count()
+"""How often this process has joined others; the same in all of them."""
+_PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """Joins the processes that torchrun started, for the length of the block."""
+    if not is_started_by_torchrun() or dist.is_initialized():
+        yield World()
+        return
+    _die_with_parent()
+    world = World(
+        environment.rank(), environment.world_size(), environment.local_world_size(),
+        environment.num_restarts(),
+    )  # fmt: skip
+    with _ended_by_sigterm():
+        store, rank, size = next(rendezvous("env://"))
+        # The agent's store still has the addresses of earlier meetings.
+        store = dist.PrefixStore(f"fastlstm-{world.attempt}-{next(_MEETINGS)}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            timeout=timedelta(seconds=DEADLINE_S), store=store, rank=rank, world_size=size,
+        )  # fmt: skip
+        about: list[Any] = [None] * world.size
+        dist.all_gather_object(about, (f"{socket.gethostname()}, process {os.getpid()}", _own()))
+        world.names = [name for name, _ in about]
+        world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
+    try:
+        with world.together():
+            _require_alike(world, [own for _, own in about])
+        if not world.is_leader:
+            _leave_signals_to_leader()
+        try:
+            yield world
+        except FastLSTMError as error:
+            is_told = world.is_over or isinstance(error, DistributedError)
+            if world.is_leader and not is_told:
+                world.order(Order.ABANDON, error.exit_code)
+            raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _own() -> dict[str, str]:
+    """Returns what the results of this process depend on beside its input."""
+    version = importlib.metadata.version("fastlstm")
+    return {"fastlstm": version, "torch": torch.__version__, _ISA: hardware.cpu().isa}
+
+
+def _require_alike(world: World, own: list[dict[str, str]]) -> None:
+    """Raises UsageError unless all ranks compute alike; `own` is what each computes with."""
+    for rank, other in enumerate(own):
+        for what, value in other.items():
+            if value != own[0][what]:
+                raise UsageError(
+                    f"{world.name_of(rank)} has {what} {value}, rank 0 has {own[0][what]}; make"
+                    " them the same on all machines"
+                    + (" (FASTLSTM_ISA limits the wider one)" if what == _ISA else "")
+                )
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """While processes meet nothing is to be saved, and the wait for one that died is long."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave_signals_to_leader() -> None:
+    """Ignores what stops a run: rank 0 gets it too, and needs this process to save the state."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _die_with_parent() -> None:
+    """Has Linux kill this process when the agent that started it dies: none steps on alone."""
+    if os.name == "posix" and hasattr(signal, "SIGKILL"):
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        except (OSError, AttributeError):
+            return
+        if os.getppid() == 1:  # it was dead before
+            os._exit(128 + signal.SIGKILL)

@@ -1,0 +1,72 @@
+"""`--nproc N`: starts N processes of a command on this machine, as torchrun does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from fastlstm.errors import EXIT_FAILED
+from fastlstm.system import environment
+
+_SHUTDOWN_S = 8
+_MAX_RESTARTS = 100
+
+
+def launch(arguments: Sequence[str], num_processes: int) -> int:
+    """Runs `fastlstm ARGUMENTS` in several processes; returns the exit code.
+
+    All are started again when one dies, and continue from what the others saved. An error that
+    would only come again ends them.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory() as place:
+        verdict = Path(place) / "exit-code"
+        environment.set_verdict_file(str(verdict))
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=num_processes, run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+            max_restarts=_MAX_RESTARTS, monitor_interval=0.1, shutdown_timeout=_SHUTDOWN_S,
+        )  # fmt: skip
+        try:
+            elastic_launch(config, sys.executable)("-m", "fastlstm", *arguments)
+        except ChildFailedError as error:
+            code = max((failure.exitcode for failure in error.failures.values()), default=1)
+            return _left(verdict, code if code > 0 else 1)
+        except SignalException as error:
+            return _left(verdict, 128 + error.sigval)
+        return _left(verdict, 0)
+
+
+def _left(verdict: Path, otherwise: int) -> int:
+    return int(verdict.read_text()) if verdict.exists() else otherwise
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends this process of several with what the command came to.
+
+    An agent starts processes that fail again. Where nothing is to be tried again the code is left
+    in a file for `launch`, and under torchrun its agent is ended: it would only come again.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code not in (0, EXIT_FAILED):
+        if path := environment.verdict_file():
+            Path(path).write_text(str(code))
+            os._exit(0)
+        if environment.max_restarts() > 0:
+            os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(code)  # without waiting for the threads of the transport
+
+
+def is_started_by_torchrun() -> bool:
+    """Returns whether this process is one of several of a run."""
+    return environment.world_size() > 1

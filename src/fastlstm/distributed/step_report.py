@@ -1,0 +1,48 @@
+"""What the processes of a run tell each other with the gradients of every step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class StepReport:
+    """What processes tell each other with the gradients of a step, in one vector of float64.
+
+    Attributes:
+        numbers: the vector; every place is written by one process and zero in the others.
+        losses: of the shards, shape ``(S,)``.
+        targets: that each process has, shape ``(W,)``.
+        seconds: that its passes took, shape ``(W,)``.
+        checks: CRC-32 of the weights of each process, 0 where they are not compared, ``(W,)``.
+    """
+
+    numbers: Tensor
+    losses: Tensor
+    targets: Tensor
+    seconds: Tensor
+    checks: Tensor
+    rank: int
+
+    @classmethod
+    def empty(cls, num_shards: int, rank: int, size: int) -> StepReport:
+        numbers = torch.zeros(num_shards + 3 * size, dtype=torch.float64)
+        losses, targets, seconds, checks = numbers.split([num_shards, size, size, size])
+        return cls(numbers, losses, targets, seconds, checks, rank)
+
+    def set_own(self, num_targets: int, seconds: float, check: int) -> None:
+        self.targets[self.rank], self.seconds[self.rank] = num_targets, seconds
+        self.checks[self.rank] = check
+
+    @property
+    def loss(self) -> float:
+        """Sum over the shards."""
+        return math.fsum(self.losses.tolist())
+
+    @property
+    def num_targets(self) -> float:
+        return math.fsum(self.targets.tolist())

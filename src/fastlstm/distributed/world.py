@@ -1,0 +1,217 @@
+"""The processes that train one model together, as torchrun starts them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastlstm.distributed.reduction import LostPeer, TreeReduction
+from fastlstm.distributed.step_report import StepReport
+from fastlstm.errors import Dismissed, DistributedError, FastLSTMError, UsageError
+from fastlstm.system import hardware
+
+DEADLINE_S = 60.0
+"""A process that does not answer for so long is lost."""
+_SETTLED = 30
+"""Steps before a rank is said to be slow."""
+_SLOW = 1.4
+"""Times the median of the ranks, from which one is said to be slow."""
+
+
+class Order(IntEnum):
+    """What rank 0 has all processes do next."""
+
+    STEP = 1
+    CAPTURE = 2
+    RESTORE = 3
+    RESET = 4
+    SHARE = 5
+    END = 6
+    ABANDON = 7
+
+
+class World:
+    """The processes of a run; of one process alone where nothing else is said.
+
+    Rank 0 leads: it makes every choice that depends on time or files, shows progress and writes.
+    The others are told what to do next (`Order`).
+
+    Attributes:
+        rank: of this process, from 0.
+        size: number of processes.
+        local_size: those on this machine.
+        attempt: how often the processes were started again.
+        names: machine and process number of each rank.
+        seconds: that the passes of a step take on each rank, a running mean.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_size: int = 1, attempt: int = 0) -> None:
+        self.rank, self.size, self.local_size = rank, size, local_size
+        self.names = ["this process"]
+        self.seconds, self._num_heard = [0.0] * size, 0
+        self.orders: dist.ProcessGroup | None = None
+        self.attempt, self.is_over = attempt, False
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def default_threads(self) -> int:
+        """Returns the threads of each process: the cores of the machine, divided evenly.
+
+        The OMP_NUM_THREADS of 1 that torchrun sets would leave the other cores idle.
+        """
+        if self.size == 1:
+            return hardware.default_threads()
+        return max(1, hardware.cores() // self.local_size)
+
+    def order(self, order: Order, number: float = 0.0) -> None:
+        """Tells the others what to do next, with a number that belongs to it."""
+        if self.size > 1:
+            self._tell(torch.tensor([float(order), number], dtype=torch.float64))
+
+    def next_order(self) -> tuple[Order, float]:
+        """Waits for what rank 0 says; raises Dismissed where it has ended the run by an error."""
+        told, number = self._tell(torch.zeros(2, dtype=torch.float64)).tolist()
+        if (order := Order(int(told))) == Order.ABANDON:
+            raise Dismissed(int(number))
+        return order, number
+
+    def _tell(self, numbers: Tensor) -> Tensor:
+        with self._named():
+            dist.broadcast(numbers, 0, self.orders)
+        return numbers
+
+    def shared(self, value: Any = None) -> Any:
+        """Returns what rank 0 gives; in the others the argument is not looked at."""
+        if self.size == 1:
+            return value
+        if self.is_leader:
+            self.order(Order.SHARE)
+        elif (order := self.next_order()[0]) != Order.SHARE:
+            raise AssertionError(f"rank 0 says {order.name}, expected a value")
+        values = [value]
+        with self._named():
+            dist.broadcast_object_list(values, 0)
+        return values[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Returns the value of every rank, in rank 0; an empty list in the others."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size if self.is_leader else None
+        with self._named():
+            dist.gather_object(value, values, 0)
+        return list(values or ())
+
+    def all_gathered(self, own: Tensor, lengths: list[int]) -> list[Tensor]:
+        """Returns the vectors of all ranks, 1-d, of the lengths that all know."""
+        padded = own.new_zeros(max(lengths))
+        padded[: len(own)] = own
+        pieces = own.new_empty(self.size * len(padded)).split(len(padded))
+        with self._named():
+            # As bytes: gloo need not know the type.
+            dist.all_gather([p.view(torch.uint8) for p in pieces], padded.view(torch.uint8))
+        return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
+
+    def report(self, num_shards: int) -> StepReport:
+        """Returns a vector for what is told with the gradients."""
+        return StepReport.empty(num_shards, self.rank, self.size)
+
+    def received(self, report: StepReport) -> None:
+        """Takes in what all processes told.
+
+        Raises:
+            DistributedError: they have different weights.
+        """
+        passed = zip(self.seconds, report.seconds.tolist(), strict=True)
+        self.seconds = [0.98 * before + 0.02 * now if before else now for before, now in passed]
+        self._num_heard += 1
+        checks = report.checks.tolist()
+        usual, count = Counter(checks).most_common(1)[0]
+        if count < self.size:
+            others = [self.name_of(rank) for rank, check in enumerate(checks) if check != usual]
+            raise DistributedError(
+                f"{', '.join(others)} has other weights than the rest: a fault of its memory or"
+                " processor, or code that changes weights in one process only; all processes end"
+                " here, and the same command with --resume continues from the last checkpoint"
+            )
+
+    def straggler(self) -> str | None:
+        """Returns a line about the rank that the others wait for, if there is one."""
+        usual, slowest = statistics.median(self.seconds), max(self.seconds)
+        if self._num_heard < _SETTLED or self.size == 1 or slowest < _SLOW * usual:
+            return None
+        name = self.name_of(self.seconds.index(slowest))
+        return f"{name} takes {slowest / usual:.1f} times as long as the others: all wait for it"
+
+    def reduction(self, flat: Tensor) -> Callable[[Tensor], None]:
+        """Returns what adds `flat`, 1-d float32, over all processes in place."""
+        if self.size == 1:
+            return lambda _: None
+        reduce = TreeReduction(flat)
+
+        def named(about: Tensor) -> None:
+            with self._named():
+                reduce(about)
+
+        return named
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Runs the block in all processes; where it fails in one, none goes on.
+
+        Raises:
+            FastLSTMError: in rank 0, its own error or that of the first rank that has one.
+            Dismissed: in the others.
+        """
+        failure: FastLSTMError | None = None
+        try:
+            yield
+        except FastLSTMError as error:
+            failure = error
+        if self.size == 1:
+            if failure is not None:
+                raise failure
+            return
+        told = (
+            None if failure is None else (type(failure).__name__, str(failure), failure.exit_code)
+        )
+        all_told: list[Any] = [None] * self.size
+        with self._named():
+            dist.all_gather_object(all_told, told)
+        first = next((rank for rank, one in enumerate(all_told) if one is not None), None)
+        if first is None:
+            return
+        self.is_over = True
+        if not self.is_leader:
+            raise Dismissed(all_told[first][2])
+        if failure is not None:
+            raise failure
+        raise UsageError(f"{self.name_of(first)}: {all_told[first][1]}")
+
+    def name_of(self, rank: int) -> str:
+        return f"rank {rank} ({self.names[rank]})"
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turns errors of the transport into one that says what to do."""
+        try:
+            yield
+        except RuntimeError as error:
+            peer = self.name_of(error.peer) if isinstance(error, LostPeer) else "another process"
+            is_silent = "imed out" in str(error)
+            what = f"has not answered for {DEADLINE_S:.0f} s" if is_silent else "is gone"
+            raise DistributedError(
+                f"{peer} {what}, says rank {self.rank}; all processes end here. torchrun starts"
+                " them again as often as --max-restarts allows, and the same command with --resume"
+                " continues the run"
+            ) from error

@@ -1,0 +1,255 @@
+"""Texts, tables and sequences trained by several processes: the weights of one, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from distributed_run import ENVIRONMENT, run_script, train_command
+from fastlstm.runs.tensors import decode_tensors
+
+pytestmark = pytest.mark.slow
+
+SLOWER = ["--rnn-size", 64, "--num-layers", 2, "--checkpoint-every", 20]
+"""A text model whose steps take some milliseconds."""
+JOBS = """
+import os, sys
+import numpy as np, torch
+import fastlstm
+place, rank, size = sys.argv[1], int(os.environ.get("RANK", 0)), os.environ.get("WORLD_SIZE", "1")
+own = dict(threads=1, shards=4, device="cpu", seed=3, eval_every=1000)
+rng = np.random.default_rng(0)
+results = {}
+
+text = dict(rnn_size=16, embed_size=8, seq_length=16, batch_size=8, dropout=0.2, zoneout=(0.1, 0.1))
+for name, more in {
+    "muon": dict(accumulate=2, lane_reset=0.1, num_layers=2, precision="bf16", ema=0.9),
+    "adamw": dict(optimizer="adamw", order="windows", layer_norm=True, precision="fp32"),
+}.items():
+    out = f"{place}/{name}-{size}"
+    more = {**text, **own, **more, "steps": 30, "tensorboard": False}
+    fastlstm.train(sys.argv[2], out=out, observers=(), **more)
+    if rank == 0:
+        model = fastlstm.LM.load(out)
+        results[name] = open(f"{out}/model.safetensors", "rb").read()
+
+table = rng.normal(size=(400, 2)).cumsum(0).astype("float32")
+table[rng.random(table.shape) < 0.1] = np.nan
+for name, more in {
+    "windows": dict(dropout=0.2, batch_size=20, steps=40, precision="bf16"),
+    "chunks": dict(tbptt=24, batch_size=6, steps=40, optimizer="muon", precision="fp32"),
+}.items():
+    model = fastlstm.Forecaster(horizon=4, input_size=24, patch=4, hidden_size=8, **own, **more)
+    model.fit(table)
+    results[name] = [p.detach() for p in model.stored_.network.parameters()]
+    results[name] += [torch.tensor(model.fitted_.best_loss)]
+
+X = [rng.normal(size=(int(n), 3)).astype("float32") for n in rng.integers(2, 20, size=101)]
+y = np.array([x[:, 0].sum() for x in X])
+model = fastlstm.SequenceRegressor(hidden_size=8, batch_size=16, steps=30, dropout=0.2, **own)
+model.fit(X, y)
+results["sequences"] = torch.from_numpy(model.predict(X[:20]))
+torch.save(results, f"{place}/{size}-{rank}.pt")
+"""
+
+
+def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
+    text = a_text(tmp_path)
+    found = {}
+    for world_size in (1, 4):
+        run_script(JOBS, world_size, tmp_path, text)
+        for rank in range(world_size):
+            found[world_size, rank] = torch.load(
+                tmp_path / f"{world_size}-{rank}.pt", weights_only=False
+            )
+    alone = found[1, 0]
+    for (world_size, rank), results in found.items():
+        for name, result in results.items():
+            same = (
+                result == alone[name] if isinstance(result, bytes) else _equal(result, alone[name])
+            )
+            assert same, f"{name} differs in rank {rank} of {world_size}"
+    assert set(alone) == {"muon", "adamw", "windows", "chunks", "sequences"}
+
+
+def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
+    text, options = a_text(tmp_path), [*SLOWER, "--steps", 300, "--shards", 2, "--dropout", 0.2]
+    finished(text, *options, "--out", tmp_path / "whole")
+    out = tmp_path / "moved"
+    command = train_command(text, *options, "--out", out, "--nproc", 2)
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stderr=subprocess.PIPE, start_new_session=True
+    ) as agent:
+        try:
+            wait_for_step(out, 20, agent)
+            os.kill(worker(agent.pid, 1), signal.SIGKILL)
+            wait_for_step(out, 100, agent)
+            os.killpg(agent.pid, signal.SIGINT)
+            _, said = agent.communicate(timeout=200)
+        finally:
+            agent.kill()
+    assert "rank 1 (" in said.decode()
+    assert "Traceback" not in said.decode(), said.decode()[-3000:]
+    finished(text, *options, "--out", out, "--resume")
+    assert last_state(out) == last_state(tmp_path / "whole")
+
+
+def test_no_process_outlives_its_agent(tmp_path):
+    out = tmp_path / "run"
+    command = train_command(
+        a_text(tmp_path), "--steps", 10**6, "--checkpoint-every", 1, "--out", out, "--nproc", 2
+    )
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_for_step(out, 1, agent)
+            workers = [worker(agent.pid, rank) for rank in range(2)]
+        finally:
+            agent.kill()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--nproc", 0], "--nproc 0: expected 1 or more"),
+        (["--nproc", 2, "--shards", 1], "--shards 1: 2 processes cannot share them"),
+        (["--shards", 3], "--shards 3: expected a power of two"),
+    ],
+)
+def test_what_cannot_be_shared_is_one_line_and_code_2(tmp_path, options, told):
+    done = ended(a_text(tmp_path), "--steps", 5, "--out", tmp_path / "run", *options)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert told in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_no_process_has_is_said_once(tmp_path):
+    done = ended(tmp_path / "none.txt", "--steps", 5, "--out", tmp_path / "run", "--nproc", 2)
+    assert done.returncode == 2
+    assert done.stderr.count("no such file or directory") == 1, done.stderr
+
+
+OTHER_TEXT = """
+import os, sys
+import fastlstm
+place, text = sys.argv[1:3]
+if os.environ["RANK"] == "1":
+    text += ".other"
+try:
+    fastlstm.train(text, out=f"{place}/run", observers=(), steps=5, rnn_size=8, embed_size=8,
+                   seq_length=8, batch_size=8, threads=1, precision="fp32")
+except fastlstm.errors.FastLSTMError as error:
+    open(f"{place}/error-{os.environ['RANK']}", "w").write(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_the_rank_with_another_text_is_named(tmp_path):
+    text = a_text(tmp_path)
+    Path(f"{text}.other").write_text(text.read_text() + "more")
+    run_script(OTHER_TEXT, 2, tmp_path, text)
+    error = (tmp_path / "error-0").read_text()
+    assert error.startswith("UsageError: rank 1 ("), error
+    assert "another text" in error
+    assert (tmp_path / "error-1").read_text().startswith("Dismissed")
+
+
+OTHER_WEIGHTS = """
+import os, sys
+import fastlstm
+from fastlstm.training.shard_sum import ShardSum
+place, text = sys.argv[1:3]
+passes = ShardSum.passes
+def flipped(self, task, state, batch, num_parts):
+    if state.progress.step == 3 and os.environ["RANK"] == "1":
+        weight = self._parameters[0].data.view(-1)[:1]
+        weight.copy_(weight.view(__import__("torch").int32).bitwise_xor(1 << 20).view(weight.dtype))
+    return passes(self, task, state, batch, num_parts)
+ShardSum.passes = flipped
+try:
+    fastlstm.train(text, out=f"{place}/run", observers=(), steps=300, rnn_size=8, embed_size=8,
+                   seq_length=8, batch_size=8, threads=1, precision="fp32", eval_every=1000)
+except fastlstm.errors.DistributedError as error:
+    open(f"{place}/error-{os.environ['RANK']}", "w").write(str(error))
+"""
+
+
+def test_a_flipped_bit_of_a_weight_is_found(tmp_path):
+    run_script(OTHER_WEIGHTS, 2, tmp_path, a_text(tmp_path))
+    for rank in range(2):
+        error = (tmp_path / f"error-{rank}").read_text()
+        assert error.startswith("rank 1 (")
+        assert "has other weights than the rest" in error
+
+
+def a_text(place: Path) -> Path:
+    path = place / "text.txt"
+    words = [f"word{(i * i * 7919) % 977} " for i in range(9999)]
+    path.write_text("".join(words))
+    return path
+
+
+def finished(*arguments: object) -> None:
+    done = ended(*arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def ended(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = train_command(*arguments)
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the run has a checkpoint of this step, or a later one, or has begun."""
+    deadline = time.monotonic() + 120
+    while max(steps_of(out), default=-1) < step:
+        assert process.poll() is None, "the run has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def steps_of(out: Path) -> list[int]:
+    names = [path.name for path in out.glob("checkpoint-*")]
+    return [int(name.split("-")[1]) for name in names if name.split("-")[1].isdigit()]
+
+
+def worker(agent: int, rank: int) -> int:
+    """Returns the process number of a rank that an agent has started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "stat").read_text().rsplit(")", 1)[1].split()
+            environment = (path / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(words[1]) == agent and b"RANK=%d" % rank in environment:
+            return int(path.name)
+    raise AssertionError(f"no rank {rank}")
+
+
+def last_state(out: Path) -> dict[str, object]:
+    """Returns the tensors of the newest checkpoint, but for random numbers that are not used."""
+    newest = out / f"checkpoint-{max(steps_of(out))}"
+    state = dict[str, object]()
+    for path in sorted(newest.glob("*.safetensors")):
+        if path.name != "state.safetensors":
+            for name, tensor in decode_tensors(path.read_bytes(), path).items():
+                state[f"{path.name}:{name}"] = tensor.numpy().tobytes()
+    assert "carried.safetensors:h" in state
+    return state
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert isinstance(one, torch.Tensor)
+    assert isinstance(other, torch.Tensor)
+    return torch.equal(one, other)
