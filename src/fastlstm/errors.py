@@ -21,7 +21,7 @@
     ├── NonFiniteError           NaN or Inf that training could not recover from
     ├── CommandError             a command that is measured failed, was killed or took too long
     ├── BudgetError              the budget was over before the first training step
-    ├── DistributedError         a process of a distributed run is lost
+    ├── DistributedError         exit code 69: a process of a distributed run is lost
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
 Each message says what came, what was expected and what to do. It consists of parts; a
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_LOST = 69
+"""EX_UNAVAILABLE of sysexits.h: another process of the run is lost; it may be started again."""
 EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: not a failure; start the same command again with --resume."""
 
@@ -249,6 +251,8 @@ class CommandError(FastLSTMError):
 
 class DistributedError(FastLSTMError):
     """A process of a distributed run died, does not answer, or computes something else."""
+
+    exit_code = EXIT_LOST
 
 
 class Dismissed(FastLSTMError):

@@ -139,6 +139,14 @@ def test_a_file_that_no_process_has_is_said_once(tmp_path):
     assert done.stderr.count("no such file or directory") == 1, done.stderr
 
 
+def test_an_error_that_would_come_again_is_not_tried_again(tmp_path):
+    options = ["--steps", 500, "--learning-rate", 90, "--grad-clip", 1e9, "--optimizer", "sgd"]
+    done = ended(a_text(tmp_path), *options, "--out", tmp_path / "run", "--nproc", 2)
+    assert done.returncode == 1
+    assert done.stderr.count("fastlstm: error: ") == 1, done.stderr
+    assert "is NaN or Inf" in done.stderr
+
+
 OTHER_TEXT = """
 import os, sys
 import fastlstm

@@ -49,6 +49,16 @@ def test_second_signal_ends_the_process_with_the_documented_code():
     )
 
 
+def test_of_several_processes_a_signal_comes_twice(monkeypatch, capfd):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)  # would end the process
+        assert stop.name == "SIGINT"
+    assert capfd.readouterr().err.count("saving, then stopping") == 1
+
+
 @pytest.mark.parametrize(
     ("signals", "seen"), [("INT", "False None"), ("INT TERM", "True SIGTERM")], ids=str
 )

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from fastlstm.distributed.launch import is_started_by_torchrun
+from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
 from fastlstm.distributed.world import DEADLINE_S, Order, World
 from fastlstm.errors import DistributedError, FastLSTMError, UsageError
 from fastlstm.system import environment, hardware
@@ -38,6 +38,9 @@ def joined() -> Iterator[World]:
         yield World()
         return
     _die_with_parent()
+    end_if_over()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
     world = World(
         environment.rank(), environment.world_size(), environment.local_world_size(),
         environment.num_restarts(),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from fastlstm.errors import EXIT_FAILED
+from fastlstm.errors import EXIT_LOST, EXIT_OK
 from fastlstm.system import environment
 
 _SHUTDOWN_S = 8
@@ -58,13 +58,20 @@ def end_process(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if code not in (0, EXIT_FAILED):
+    if code not in (EXIT_OK, EXIT_LOST):
         if path := environment.verdict_file():
             Path(path).write_text(str(code))
             os._exit(0)
         if environment.max_restarts() > 0:
             os.kill(os.getppid(), signal.SIGTERM)
     os._exit(code)  # without waiting for the threads of the transport
+
+
+def end_if_over() -> None:
+    """Ends this process where the command is over, though its agent has started it once more."""
+    path = environment.verdict_file()
+    if path is not None and environment.world_size() > 1 and Path(path).exists():
+        os._exit(EXIT_OK)
 
 
 def is_started_by_torchrun() -> bool:

@@ -120,14 +120,19 @@ def train_forecaster(
     own = checked_callbacks(callbacks)
     with ExitStack() as stack:
         world = stack.enter_context(joined())
+        with world.together():
+            require_files(frame)
+            if world.size > 1 and (start is not None or make_task is not ForecastTask):
+                raise ConfigError(
+                    "compress and partial_fit run in one process, here are"
+                    f" {world.size}; start them without torchrun"
+                )
         if not world.is_leader:
             return _follow(world, frame, stop)
         run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, began)
         session.world = world
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
-        with world.together():
-            require_files(frame)
         with session.start(
             config,
             given,
@@ -235,8 +240,6 @@ class _Session(RunSession):
 
 def _follow(world: World, frame: Any, stop: Callable[[], bool] | None) -> Trained:
     """Trains along with rank 0, with the rows of this process, and returns what rank 0 returns."""
-    with world.together():
-        require_files(frame)
     stored: StoredForecaster = world.shared()
     config, sizes = stored.config, stored.network.config
     with world.together():

@@ -9,7 +9,7 @@
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
-                          ``LOCAL_WORLD_SIZE``: of those on this machine;
+                          ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: among those on this machine;
                           ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
                           they were started again, and may be
 ``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code
@@ -102,6 +102,11 @@ def world_size() -> int:
 def local_world_size() -> int:
     """Returns ``LOCAL_WORLD_SIZE``, those of them on this machine."""
     return _from_torchrun("LOCAL_WORLD_SIZE", 1)
+
+
+def local_rank() -> int:
+    """Returns ``LOCAL_RANK``, the number of this process among those on this machine."""
+    return _from_torchrun("LOCAL_RANK", 0)
 
 
 def num_restarts() -> int:

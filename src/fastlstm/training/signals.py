@@ -6,10 +6,14 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from fastlstm.system import environment
+
+_ONE_SIGNAL_S = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -49,12 +53,14 @@ class StopFlag:
     the second what was stored before stays whole; the exit code is 128 plus the signal's number.
 
     A signal that is ignored stays ignored: shells have the background processes of a script ignore
-    Ctrl-C. Outside the main thread Python allows no handlers; there the flag can still be set by
-    `set()`.
+    Ctrl-C. Of several processes each gets a signal twice, from the terminal and from torchrun: a
+    second one within two seconds counts as the first. Outside the main thread Python allows no
+    handlers; there the flag can still be set by `set()`.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self._set_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopFlag:
@@ -82,8 +88,10 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
+            if environment.world_size() > 1 and time.monotonic() < self._set_at + _ONE_SIGNAL_S:
+                return
             os._exit(128 + number)
-        self.name = signal.Signals(number).name
+        self.name, self._set_at = signal.Signals(number).name, time.monotonic()
         again = (
             "press Ctrl-C again to stop" if number == signal.SIGINT else "a second SIGTERM stops"
         )
