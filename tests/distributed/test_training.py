@@ -79,7 +79,7 @@ def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
 
 
 def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
-    text, options = a_text(tmp_path), [*SLOWER, "--steps", 300, "--shards", 2, "--dropout", 0.2]
+    text, options = a_text(tmp_path), [*SLOWER, "--steps", 160, "--shards", 2, "--dropout", 0.2]
     finished(text, *options, "--out", tmp_path / "whole")
     out = tmp_path / "moved"
     command = train_command(text, *options, "--out", out, "--nproc", 2)
@@ -89,12 +89,12 @@ def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
         try:
             wait_for_step(out, 20, agent)
             os.kill(worker(agent.pid, 1), signal.SIGKILL)
-            wait_for_step(out, 100, agent)
+            wait_for_step(out, 60, agent)
             os.killpg(agent.pid, signal.SIGINT)
             _, said = agent.communicate(timeout=200)
         finally:
             agent.kill()
-    assert "rank 1 (" in said.decode()
+    assert "is gone, says rank 0" in said.decode()
     assert "Traceback" not in said.decode(), said.decode()[-3000:]
     finished(text, *options, "--out", out, "--resume")
     assert last_state(out) == last_state(tmp_path / "whole")
@@ -117,22 +117,6 @@ def test_no_process_outlives_its_agent(tmp_path):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--nproc", 0], "--nproc 0: expected 1 or more"),
-        (["--nproc", 2, "--shards", 1], "--shards 1: 2 processes cannot share them"),
-        (["--shards", 3], "--shards 3: expected a power of two"),
-    ],
-)
-def test_what_cannot_be_shared_is_one_line_and_code_2(tmp_path, options, told):
-    done = ended(a_text(tmp_path), "--steps", 5, "--out", tmp_path / "run", *options)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert told in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_file_that_no_process_has_is_said_once(tmp_path):
     done = ended(tmp_path / "none.txt", "--steps", 5, "--out", tmp_path / "run", "--nproc", 2)
     assert done.returncode == 2
@@ -140,11 +124,10 @@ def test_a_file_that_no_process_has_is_said_once(tmp_path):
 
 
 def test_an_error_that_would_come_again_is_not_tried_again(tmp_path):
-    options = ["--steps", 500, "--learning-rate", 90, "--grad-clip", 1e9, "--optimizer", "sgd"]
-    done = ended(a_text(tmp_path), *options, "--out", tmp_path / "run", "--nproc", 2)
+    done = ended(a_text(tmp_path), "--budget", "1s", "--out", tmp_path / "run", "--nproc", 2)
     assert done.returncode == 1
     assert done.stderr.count("fastlstm: error: ") == 1, done.stderr
-    assert "is NaN or Inf" in done.stderr
+    assert "budget" in done.stderr
 
 
 OTHER_TEXT = """
@@ -169,34 +152,6 @@ def test_the_rank_with_another_text_is_named(tmp_path):
     assert error.startswith("UsageError: rank 1 ("), error
     assert "another text" in error
     assert (tmp_path / "error-1").read_text().startswith("Dismissed")
-
-
-OTHER_WEIGHTS = """
-import os, sys
-import fastlstm
-from fastlstm.training.shard_sum import ShardSum
-place, text = sys.argv[1:3]
-passes = ShardSum.passes
-def flipped(self, task, state, batch, num_parts):
-    if state.progress.step == 3 and os.environ["RANK"] == "1":
-        weight = self._parameters[0].data.view(-1)[:1]
-        weight.copy_(weight.view(__import__("torch").int32).bitwise_xor(1 << 20).view(weight.dtype))
-    return passes(self, task, state, batch, num_parts)
-ShardSum.passes = flipped
-try:
-    fastlstm.train(text, out=f"{place}/run", observers=(), steps=300, rnn_size=8, embed_size=8,
-                   seq_length=8, batch_size=8, threads=1, precision="fp32", eval_every=1000)
-except fastlstm.errors.DistributedError as error:
-    open(f"{place}/error-{os.environ['RANK']}", "w").write(str(error))
-"""
-
-
-def test_a_flipped_bit_of_a_weight_is_found(tmp_path):
-    run_script(OTHER_WEIGHTS, 2, tmp_path, a_text(tmp_path))
-    for rank in range(2):
-        error = (tmp_path / f"error-{rank}").read_text()
-        assert error.startswith("rank 1 (")
-        assert "has other weights than the rest" in error
 
 
 def a_text(place: Path) -> Path:

@@ -1,0 +1,97 @@
+"""What processes tell each other, and what is refused before they train."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastlstm.cli.main import main
+from fastlstm.distributed.world import World
+from fastlstm.errors import ConfigError, DistributedError
+from fastlstm.text.config import TrainConfig
+from fastlstm.training.session import RunSession
+from fastlstm.training.shard_sum import ShardSum
+from linear_task import LinearTask, trainer_of
+
+
+def world_of(size: int) -> World:
+    world = World(0, size)
+    world.names = [f"host{rank}, process {rank}" for rank in range(size)]
+    return world
+
+
+@pytest.mark.parametrize(
+    ("checks", "named"),
+    [
+        ([7, 7, 5, 7], "rank 2 (host2, process 2) has other weights"),
+        ([7, 5, 5, 5], "rank 0 (host0, process 0) has other weights"),
+        ([7, 5], "rank 1 (host1, process 1) has other weights"),
+    ],
+)
+def test_the_rank_with_other_weights_is_named(checks, named):
+    world = world_of(len(checks))
+    report = world.report(num_shards=4)
+    report.checks[:] = torch.tensor(checks)
+    with pytest.raises(DistributedError) as raised:
+        world.received(report)
+    assert str(raised.value).startswith(named)
+
+
+def test_the_same_weights_are_no_error():
+    world = world_of(4)
+    report = world.report(num_shards=4)
+    report.checks[:] = 7
+    world.received(report)
+
+
+def test_a_flipped_bit_changes_the_checksum():
+    trainer = trainer_of(LinearTask(), callbacks=[])
+    parameters = list(trainer.model.parameters())
+    shard_sum = ShardSum(parameters, trainer.plan)
+    shard_sum._world = world_of(2)
+    before = shard_sum._check(100)
+    assert before == shard_sum._check(200) != 0
+    assert shard_sum._check(101) == 0  # not every step
+    bits = parameters[-1].data.view(-1)[:1].view(torch.int32)
+    bits.bitwise_xor_(1)
+    assert shard_sum._check(100) not in (0, before)
+
+
+def test_a_slow_rank_is_named_once_it_has_been_slow_for_some_steps():
+    world = world_of(4)
+    for step in range(60):
+        report = world.report(num_shards=4)
+        report.seconds[:] = torch.tensor([1.0, 1.1, 1.0, 2.0])
+        world.received(report)
+        line = world.straggler()
+        assert (line is None) == (step < 29)
+    assert line is not None
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "told"),
+    [
+        (3, {}, "3 processes train together, expected a power of two: 2, 4, 8, …"),
+        (2, {"shards": 1}, "shards=1: 2 processes cannot share them; start 1 or fewer"),
+        (1, {"shards": 3}, "shards=3: expected a power of two"),
+        (2, {"shards": 2, "batch_size": 1}, "a step has only 1 row; give batch_size=2 or more"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(size, options, told):
+    session = RunSession(None, [])
+    session.world = world_of(size)
+    with pytest.raises(ConfigError) as raised:
+        session.shards(TrainConfig(**options))
+    assert told in str(raised.value)
+
+
+def test_no_processes_are_refused(capsys):
+    assert main(["train", "book.txt", "--out", "run", "--nproc", "0"]) == 2
+    assert capsys.readouterr().err == "fastlstm: error: --nproc 0: expected 1 or more\n"
+
+
+def test_only_train_runs_in_several_processes(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["generate", "run"]) == 2
+    assert "only train runs under torchrun" in capsys.readouterr().err
