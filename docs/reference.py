@@ -21,6 +21,7 @@ _HEAD = """# The command line
 | 2 | bad usage or input |
 | 3 | `ab`: B is slower than A |
 | 4 | `ab`: undecided |
+| 69 | another process of the run is lost; torchrun may start all of them again |
 | 75 | stopped by a signal, the state is saved; the same command with `--resume` continues |
 | 130 | interrupted |
 | 141 | the reader of the output closed the pipe |
