@@ -39,6 +39,10 @@ for name, more in {
         model = fastlstm.LM.load(out)
         results[name] = open(f"{out}/model.safetensors", "rb").read()
 
+rounded = dict(text, **own, steps=120, wire="bf16", precision="fp32", tensorboard=False)
+run = fastlstm.train(sys.argv[2], out=f"{place}/wire-{size}", observers=(), **rounded)
+results["wire"] = run.bits_per_char
+
 table = rng.normal(size=(400, 2)).cumsum(0).astype("float32")
 table[rng.random(table.shape) < 0.1] = np.nan
 for name, more in {
@@ -49,6 +53,11 @@ for name, more in {
     model.fit(table)
     results[name] = [p.detach() for p in model.stored_.network.parameters()]
     results[name] += [torch.tensor(model.fitted_.best_loss)]
+
+table = rng.normal(size=(34, 1)).cumsum(0).astype("float32")  # 13 windows: the last batch has 1
+options = dict(horizon=2, input_size=4, patch=2, hidden_size=4, batch_size=12, split="24,5,5")
+model = fastlstm.Forecaster(**options, **own, steps=9, precision="fp32").fit(table)
+results["one row"] = [p.detach() for p in model.stored_.network.parameters()]
 
 X = [rng.normal(size=(int(n), 3)).astype("float32") for n in rng.integers(2, 20, size=101)]
 y = np.array([x[:, 0].sum() for x in X])
@@ -69,13 +78,16 @@ def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
                 tmp_path / f"{world_size}-{rank}.pt", weights_only=False
             )
     alone = found[1, 0]
+    rounded = [results.pop("wire") for results in found.values()]
+    assert rounded[1:] == [pytest.approx(rounded[0], rel=0.02)] * 4
+    assert len(set(rounded[1:])) == 1  # compared after 100 steps, too
     for (world_size, rank), results in found.items():
         for name, result in results.items():
             same = (
                 result == alone[name] if isinstance(result, bytes) else _equal(result, alone[name])
             )
             assert same, f"{name} differs in rank {rank} of {world_size}"
-    assert set(alone) == {"muon", "adamw", "windows", "chunks", "sequences"}
+    assert set(alone) == {"muon", "adamw", "windows", "chunks", "one row", "sequences"}
 
 
 def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):

@@ -153,11 +153,13 @@ class World:
         name = self.name_of(self.seconds.index(slowest))
         return f"{name} takes {slowest / usual:.1f} times as long as the others: all wait for it"
 
-    def reduction(self, flat: Tensor) -> Callable[[Tensor], None]:
+    def reduction(
+        self, flat: Tensor, wire: torch.dtype = torch.float32
+    ) -> Callable[[Tensor], None]:
         """Returns what adds `flat`, 1-d float32, over all processes in place."""
         if self.size == 1:
             return lambda _: None
-        reduce = TreeReduction(flat)
+        reduce = TreeReduction(flat, wire)
 
         def named(about: Tensor) -> None:
             with self._named():

@@ -128,7 +128,7 @@ def train_forecaster(
                     f" {world.size}; start them without torchrun"
                 )
         if not world.is_leader:
-            return _follow(world, frame, stop)
+            return _follow(world, frame)
         run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, began)
         session.world = world
@@ -238,7 +238,7 @@ class _Session(RunSession):
         return dataset
 
 
-def _follow(world: World, frame: Any, stop: Callable[[], bool] | None) -> Trained:
+def _follow(world: World, frame: Any) -> Trained:
     """Trains along with rank 0, with the rows of this process, and returns what rank 0 returns."""
     stored: StoredForecaster = world.shared()
     config, sizes = stored.config, stored.network.config
@@ -252,7 +252,7 @@ def _follow(world: World, frame: Any, stop: Callable[[], bool] | None) -> Traine
     device, shards = set_up(config, world), Shards(config.shards or 1, world.rank, world.size)
     split = split_table(dataset.table, dataset.frequency, config.split)
     inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
-    loader = training_loader(config, sizes, dataset.table, split, stop, shards)
+    loader = training_loader(config, sizes, dataset.table, split, None, shards)
     valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
     closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
     network = stored.network.to(device)

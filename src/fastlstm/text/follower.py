@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -25,15 +25,10 @@ from fastlstm.training.trainer import Trainer
 
 
 class TextFollower:
-    """One of the other processes.
+    """One of the other processes. It does not look at signals: rank 0 says when to stop."""
 
-    Args:
-        world: the processes.
-        stop: polled while waiting for batches.
-    """
-
-    def __init__(self, world: World, stop: Callable[[], bool] | None) -> None:
-        self._world, self._stop = world, stop
+    def __init__(self, world: World) -> None:
+        self._world = world
 
     def train(self, source: Source) -> tuple[Evaluation, Evaluation | None]:
         """Trains along until rank 0 ends the run; returns its last evaluation and its test."""
@@ -46,7 +41,7 @@ class TextFollower:
         model = LanguageModel(sizes).to(device)
         model.strict_kernels = config.strict_kernels
         shards = Shards(config.shards or 1, self._world.rank, self._world.size)
-        loader = TextLoader(open_batches(config, splits.train, shards), self._stop)
+        loader = TextLoader(open_batches(config, splits.train, shards))
         task = TextTask(
             config=config, model=model, loader=loader, valid_ids=splits.valid,
             tokenizer=tokenizer, device=device, model_files={}, publish_weights=_publish_nothing,

@@ -155,7 +155,7 @@ def train(
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else out
         if not world.is_leader:
-            return Run(Path(path), *TextFollower(world, stop).train(opened))
+            return Run(Path(path), *TextFollower(world).train(opened))
         is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
         first = None if start is None or is_resumed else WarmStart.of_run(start)
         chosen = {*given, *fields} or chosen_names(config)

@@ -10,6 +10,7 @@ from fastlstm.system.fields import Precision
 
 OptimizerName = Literal["muon", "adam", "adamw", "nadam", "sgd"]
 Device = Literal["auto", "cpu", "cuda"]
+Wire = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class TrainingOptions:
         shards: parts of every batch whose gradients are added in one order, so that training gives
             the same weights in as many processes or fewer; a power of two, default one for each
             process of the first start.
+        wire: numbers that several processes send each other: bf16 halves the bytes, and then the
+            weights depend on the number of processes.
         strict_kernels: fail instead of using a slow kernel.
         seed: random seed of initialization, order and dropout.
     """
@@ -73,6 +76,7 @@ class TrainingOptions:
     threads: int | None = None
     memory_limit_gb: float | None = None
     shards: int | None = None
+    wire: Wire = "fp32"
     strict_kernels: bool = False
     seed: int = 0
 
@@ -112,10 +116,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": get_args(OptimizerName),
     "device": get_args(Device),
     "precision": get_args(Precision),
+    "wire": get_args(Wire),
 }
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"shards", "strict_kernels"}
+    | {"shards", "wire", "strict_kernels"}
 )
 """Options that a resumed run may change; the others are those of its first start."""

@@ -43,7 +43,8 @@ class ShardSum:
         self._scale = 2.0 ** rows.bit_length()
         self._flat = self._new_flat()
         self._unused = list[Tensor]()
-        self._reduce = self._world.reduction(self._flat)
+        wire = torch.bfloat16 if plan.options.wire == "bf16" else torch.float32
+        self._reduce = self._world.reduction(self._flat, wire)
 
     def passes(self, task: Task, state: TrainingState, batch: Any, num_parts: int) -> float:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
