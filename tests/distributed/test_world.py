@@ -95,3 +95,9 @@ def test_only_train_runs_in_several_processes(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "run"]) == 2
     assert "only train runs under torchrun" in capsys.readouterr().err
+
+
+def test_infinite_losses_of_both_signs_are_no_number():
+    report = world_of(2).report(num_shards=2)
+    report.losses[:] = torch.tensor([torch.inf, -torch.inf])
+    assert report.loss != report.loss

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +40,8 @@ class StepReport:
     @property
     def loss(self) -> float:
         """Sum over the shards."""
-        return math.fsum(self.losses.tolist())
+        return float(self.losses.sum())
 
     @property
     def num_targets(self) -> float:
-        return math.fsum(self.targets.tolist())
+        return float(self.targets.sum())

@@ -184,21 +184,19 @@ class World:
             if failure is not None:
                 raise failure
             return
-        told = (
-            None if failure is None else (type(failure).__name__, str(failure), failure.exit_code)
-        )
+        told = None if failure is None else (str(failure), failure.exit_code)
         all_told: list[Any] = [None] * self.size
         with self._named():
-            dist.all_gather_object(all_told, told)
+            dist.all_gather_object(all_told, told, group=self.orders)  # reading may take long
         first = next((rank for rank, one in enumerate(all_told) if one is not None), None)
         if first is None:
             return
         self.is_over = True
         if not self.is_leader:
-            raise Dismissed(all_told[first][2])
+            raise Dismissed(all_told[first][1])
         if failure is not None:
             raise failure
-        raise UsageError(f"{self.name_of(first)}: {all_told[first][1]}")
+        raise UsageError(f"{self.name_of(first)}: {all_told[first][0]}")
 
     def name_of(self, rank: int) -> str:
         return f"rank {rank} ({self.names[rank]})"
