@@ -31,19 +31,17 @@ class TreeReduction:
         flat: the vector, 1-d float32; its memory is used in every call.
         wire: `bfloat16` halves the bytes: partial sums are rounded as they are sent, and the sum is
             the same on all processes but no longer independent of their number.
-        group: of processes; default is all.
     """
 
     def __init__(
         self,
         flat: Tensor,
         wire: torch.dtype = torch.float32,
-        group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         if self.size & (self.size - 1):
             raise ValueError(f"{self.size} processes, expected a power of two")
-        self._group, self._wire = group, wire
+        self._wire = wire
         self._flat, self._received = flat, torch.empty_like(flat, dtype=wire)
         self._sent = None if wire == flat.dtype else torch.empty_like(flat, dtype=wire)
         each = PIECE_BYTES // flat.element_size()
@@ -55,8 +53,6 @@ class TreeReduction:
         Args:
             about: a few numbers, 1-d float64, that are added too, whole at every level.
         """
-        if self.size == 1:
-            return
         own = list(self._pieces)  # of each piece, the part that is kept
         levels = range(self.size.bit_length() - 1)
         heard = torch.empty_like(about)
@@ -112,21 +108,20 @@ class TreeReduction:
 
     def _exchange(self, number: int, level: int, sent: Tensor, received: Tensor) -> list[dist.Work]:
         peer, tag = self.rank ^ (1 << level), number * 64 + level
-        group = self._group
         works = list[dist.Work | None]()
         try:
             if sent.is_cuda:  # NCCL would wait for the one before it began the other
                 both = ((dist.isend, sent), (dist.irecv, received))
                 messages = [
-                    dist.P2POp(begin, tensor, group=group, tag=tag, group_peer=peer)
+                    dist.P2POp(begin, tensor, tag=tag, peer=peer)
                     for begin, tensor in both
                     if tensor.numel()
                 ]
                 return list(dist.batch_isend_irecv(messages)) if messages else []
             if received.numel():
-                works.append(dist.irecv(received, group=group, tag=tag, group_src=peer))
+                works.append(dist.irecv(received, tag=tag, src=peer))
             if sent.numel():
-                works.append(dist.isend(sent, group=group, tag=tag, group_dst=peer))
+                works.append(dist.isend(sent, tag=tag, dst=peer))
             return [work for work in works if work is not None]
         except RuntimeError as error:
             raise LostPeer(peer, error) from error

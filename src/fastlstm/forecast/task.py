@@ -81,7 +81,8 @@ class ForecastTask(Task):
         self.flop_per_unit = flop_per_window(sizes)
         self.num_lanes = loader.num_places if isinstance(loader, ChunkLoader) else 0
         steps = config.tbptt or sizes.input_size
-        self.step_units = config.batch_size * config.accumulate * steps / sizes.input_size
+        rows = config.batch_size * config.accumulate / loader.shards.world_size
+        self.step_units = rows * steps / sizes.input_size
         self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
         self._measure = config.loss if config.output == "point" else "loss"

@@ -64,6 +64,7 @@ class SequenceLoader(LoaderPosition):
     Attributes:
         wait_s: seconds spent making batches.
         steps_per_epoch: batches of an epoch.
+        shards: as given, or all.
     """
 
     _source = "data"
@@ -76,7 +77,7 @@ class SequenceLoader(LoaderPosition):
         seed: int,
         shards: Shards | None = None,
     ) -> None:
-        self._shards = Shards() if shards is None else shards
+        self.shards = Shards() if shards is None else shards
         self.wait_s = 0.0
         self.steps_per_epoch = -(-len(numbers) // batch_size)
         self._data, self._numbers, self._batch_size, self._seed = data, numbers, batch_size, seed
@@ -90,7 +91,7 @@ class SequenceLoader(LoaderPosition):
             self._order, self._order_epoch = order, self._epoch
         first = self._index * self._batch_size
         numbers = self._order[first : first + self._batch_size]
-        own = self._data.batch(numbers[self._shards.rows(len(numbers))])
+        own = self._data.batch(numbers[self.shards.rows(len(numbers))])
         batch = own._replace(total=len(numbers))
         self._advance()
         self.wait_s += time.perf_counter() - started

@@ -64,9 +64,8 @@ class SequenceTask(Task):
         config = stored.config
         rows = config.batch_size * config.accumulate
         self.model, self.num_valid = stored.network, len(held_out)
-        own = rows if shards is None else len(range(*shards.rows(rows).indices(rows)))
-        self.step_units = float(own)
         self.loader = SequenceLoader(data, train, rows, config.seed, shards)
+        self.step_units = rows / self.loader.shards.world_size
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
         self._stored, self._data, self._held_out = stored, data, held_out
         self._device, self._files, self._run, self._report_s = device, files, run, report_s

@@ -98,7 +98,7 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        updates = [self._update(parameter, group["momentum"]) for parameter, group in moved]
+        updates = (self._update(parameter, group["momentum"]) for parameter, group in moved)
         for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -119,10 +119,10 @@ class Muon(torch.optim.Optimizer):
         update = torch.lerp(gradient, running, momentum)
         return update.view(4, parameter.shape[0] // 4, parameter.shape[1])
 
-    def _directions(self, updates: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _directions(self, updates: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
         """Returns the orthogonalised blocks of every update."""
         if not self._one_by_one:
-            return [orthogonalise(update) for update in updates]
+            return map(orthogonalise, updates)  # one weight at a time: memory for one
         blocks = [block for update in updates for block in update.split(1)]
         size, rank = self._world.size, self._world.rank
         # Four blocks of a weight are alike, so all processes have equal work.

@@ -73,7 +73,6 @@ class RunSession(EventHub):
     """
 
     needs_steps = True
-    world = World()
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class RunSession(EventHub):
         started: float | None = None,
     ) -> None:
         super().__init__(run, observers)
-        self.stop, self.notes = stop, list[str]()
+        self.stop, self.notes, self.world = stop, list[str](), World()
         self.started = time.perf_counter() if started is None else started
         self._mark = time.perf_counter(), time.thread_time()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,14 +51,14 @@ class ShardSum:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
         started, own = time.perf_counter(), self._shards.own
         rows = self._shards.parts(task.num_places(batch), task.num_rows(batch))
-        cut = [even_parts(part.stop - part.start, num_parts) for part in rows]
-        first = [part.start for part in rows]
-        parts = [
-            slice(begin + part.start, begin + part.stop)
-            for begin, inner in zip(first, cut, strict=True)
-            for part in inner
+        cut = [
+            [
+                slice(shard.start + part.start, shard.start + part.stop)
+                for part in even_parts(shard.stop - shard.start, num_parts)
+            ]
+            for shard in rows
         ]
-        losses = task.losses(batch, parts, self._scale)
+        losses = task.losses(batch, list(chain(*cut)), self._scale)
         report = self._world.report(self._shards.num)
         sums = list[tuple[int, Tensor]]()
         for shard, inner in zip(own, cut, strict=True):

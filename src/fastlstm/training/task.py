@@ -86,7 +86,7 @@ class Task(ABC):
         loader: of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
-        step_units: validation units that are read like a training step.
+        step_units: validation units that are read like this process's part of a training step.
     """
 
     name: ClassVar[str]

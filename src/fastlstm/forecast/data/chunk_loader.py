@@ -74,6 +74,7 @@ class ChunkLoader(LoaderPosition):
     Attributes:
         num_chunks: in every epoch.
         num_windows: forecasts in every epoch.
+        shards: as given, or all.
         steps_per_epoch: batches in every epoch.
         num_places: chunks of the largest batch; others have one fewer.
         wait_s: seconds spent copying batches, which is not done ahead.
@@ -110,7 +111,7 @@ class ChunkLoader(LoaderPosition):
         self._table, self._length, self._horizon = table, length, horizon
         self._chunks_per_run = max(1, run_length // length)
         self._seed, self._should_stop = seed, should_stop
-        self._shards = Shards() if shards is None else shards
+        self.shards = Shards() if shards is None else shards
         self.num_chunks = int(self._counts.sum())
         self.num_windows = self.num_chunks * (length // patch)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
@@ -127,7 +128,7 @@ class ChunkLoader(LoaderPosition):
             self._order = self._epoch_order(self._epoch)
         batch = slice(self._index, None, self.steps_per_epoch)
         rows = self._order.rows[batch]
-        total, own = len(rows), self._shards.rows(self.num_places)  # a place keeps its process
+        total, own = len(rows), self.shards.rows(self.num_places)  # a place keeps its process
         rows = rows[own]
         values = read_windows(self._table, rows, self._length + self._horizon)
         continues = self._order.continues[batch][own] & (self._index > 0)

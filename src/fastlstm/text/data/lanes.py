@@ -71,7 +71,12 @@ class Batches(LoaderPosition, ABC):
     is_in_order: bool
 
     def __init__(
-        self, ids: Ids, batch_size: int, seq_length: int, seed: int, lanes: slice | None
+        self,
+        ids: Ids,
+        batch_size: int,
+        seq_length: int,
+        seed: int = 0,
+        lanes: slice | None = None,
     ) -> None:
         self.ids = np.asarray(ids)
         self.lanes = slice(0, batch_size) if lanes is None else lanes
@@ -200,17 +205,7 @@ class WindowBatches(Batches):
     """Windows of T targets in random order, each from zero state, as most recipes do."""
 
     is_in_order = False
-
-    def __init__(
-        self,
-        ids: Ids,
-        batch_size: int,
-        seq_length: int,
-        seed: int = 0,
-        lanes: slice | None = None,
-    ) -> None:
-        super().__init__(ids, batch_size, seq_length, seed, lanes)
-        self._starts = np.zeros(0, dtype=np.int64)
+    _starts: NDArray[np.int64]
 
     def _start_epoch(self, epoch: int) -> None:
         T = self._seq_length
