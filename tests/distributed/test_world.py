@@ -90,6 +90,11 @@ def test_no_processes_are_refused(capsys):
     assert capsys.readouterr().err == "fastlstm: error: --nproc 0: expected 1 or more\n"
 
 
+def test_processes_cannot_share_standard_input(capsys):
+    assert main(["train", "-", "--out", "run", "--nproc", "2"]) == 2
+    assert "cannot read one standard input" in capsys.readouterr().err
+
+
 def test_only_train_runs_in_several_processes(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -104,6 +104,10 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     sources, out = parsed.positionals, parsed["out"]
     if parsed["nproc"] < 1:
         raise ConfigError(Setting("nproc", parsed["nproc"]), ": expected 1 or more")
+    if "-" in sources and (parsed["nproc"] > 1 or is_started_by_torchrun()):
+        raise ConfigError(
+            "several processes cannot read one standard input; give a file in place of -"
+        )
     if parsed["nproc"] > 1 and not is_started_by_torchrun():
         return launch(["train", *argv], parsed["nproc"])
     config: TrainConfig | ForecastConfig

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.closing import Closing
@@ -38,13 +37,12 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
-from fastlstm.training.follower import follow, set_up, silent
+from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
-from fastlstm.training.trainer import Trainer
 
 MakeTask = Callable[..., ForecastTask]
 _ROLES = ("target", "past", "future", "static")
@@ -136,7 +134,7 @@ def train_forecaster(
         with session.start(
             config,
             given,
-            resume or world.attempt > 0,
+            resume,
             lambda stored: _options(stored)[:2],
             _MAY_CHANGE,
         ) as begin:
@@ -249,18 +247,15 @@ def _follow(world: World, frame: Any) -> Trained:
                 f"{source_text(frame)} is another table than that of rank 0; copy the same file to"
                 " all machines"
             )
-    device, shards = set_up(config, world), Shards(config.shards or 1, world.rank, world.size)
+    own = set_up(config, world)
     split = split_table(dataset.table, dataset.frequency, config.split)
     inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
-    loader = training_loader(config, sizes, dataset.table, split, None, shards)
+    loader = training_loader(config, sizes, dataset.table, split, None, own.shards)
     valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
     closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
-    network = stored.network.to(device)
-    task = ForecastTask(config, network, inputs, loader, valid, device, closing)
-    criterion = StopCriterion.of(config, loader.steps_per_epoch)
-    plan = TrainingPlan(config, criterion, device, world=world, shards=shards)
-    follow(Trainer(task, plan, silent))
-    stored, result = world.shared()
+    network = stored.network.to(own.device)
+    task = ForecastTask(config, network, inputs, loader, valid, own.device, closing)
+    stored, result = follow(task, config, own)
     return Trained(stored, dataset, inputs, result)
 
 

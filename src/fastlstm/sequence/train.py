@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.distributed.joining import joined
-from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
 from fastlstm.errors import DataError, FormatError, Setting, counted
 from fastlstm.ops.explain import explain
@@ -27,14 +26,12 @@ from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.follower import follow, set_up, silent
+from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
-from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
-from fastlstm.training.trainer import Trainer
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
 
@@ -106,7 +103,7 @@ def train_sequence_model(
             session.start(
                 config,
                 names,
-                resume or world.attempt > 0,
+                resume,
                 lambda stored: _options(stored)[:2],
                 MAY_CHANGE,
             )
@@ -172,16 +169,12 @@ def _follow(world: World, data: SequenceData) -> Trained:
         if data.key != stored.key:
             raise DataError("these are other sequences or answers than those of rank 0")
     config = stored.config
-    device, shards = set_up(config, world), Shards(config.shards or 1, world.rank, world.size)
+    own = set_up(config, world)
     task = SequenceTask(
-        stored, data.labelled, data.train, data.held_out, device, {}, None, shards=shards
+        stored, data.labelled, data.train, data.held_out, own.device, {}, None, shards=own.shards
     )
-    task.model.to(device)
-    criterion = StopCriterion.of(config, task.loader.steps_per_epoch)
-    follow(
-        Trainer(task, TrainingPlan(config, criterion, device, world=world, shards=shards), silent)
-    )
-    result: Trained = world.shared()
+    task.model.to(own.device)
+    result: Trained = follow(task, config, own)
     return result
 
 

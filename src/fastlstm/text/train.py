@@ -45,7 +45,7 @@ from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy,
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
-from fastlstm.text.follower import TextFollower
+from fastlstm.text.follower import follow_text
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
@@ -155,7 +155,7 @@ def train(
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else out
         if not world.is_leader:
-            return Run(Path(path), *TextFollower(world).train(opened))
+            return Run(Path(path), *follow_text(world, opened))
         is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
         first = None if start is None or is_resumed else WarmStart.of_run(start)
         chosen = {*given, *fields} or chosen_names(config)

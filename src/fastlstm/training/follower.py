@@ -3,57 +3,68 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import torch
 
-from fastlstm.distributed.world import Order
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import Order, World
 from fastlstm.training.device import set_up_device
+from fastlstm.training.options import TrainingOptions
+from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import allow_tf32
 from fastlstm.training.saver import own_rows
-
-if TYPE_CHECKING:
-    from fastlstm.distributed.world import World
-    from fastlstm.runs.events import Event
-    from fastlstm.training.options import TrainingOptions
-    from fastlstm.training.trainer import Trainer
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.task import Task
+from fastlstm.training.trainer import Trainer
 
 
-def follow(trainer: Trainer) -> None:
-    """Trains until rank 0 ends the training.
+def follow(task: Task, options: TrainingOptions, own: Part) -> Any:
+    """Trains along until rank 0 ends the run; returns what it shares at the end.
 
     Args:
-        trainer: of the same task and plan as rank 0's, with the rows of this process. It has no
-            callbacks, shows nothing and writes nothing.
+        task: as rank 0's, with the rows of this process.
+        options: as rank 0 has resolved them.
+        own: of `set_up`.
     """
-    world, task = trainer.world, trainer.task
-    try:
-        while True:
-            order, factor = world.next_order()
-            match order:
-                case Order.STEP:
-                    _step(trainer, factor)
-                case Order.CAPTURE:
-                    world.gathered(task.carried())
-                case Order.RESTORE:
-                    _restore(trainer)
-                case Order.RESET:
-                    task.reset_state()
-                case Order.END:
-                    return
-    finally:
-        task.loader.close()
+    criterion = StopCriterion.of(options, task.loader.steps_per_epoch)
+    plan = TrainingPlan(options, criterion, own.device, world=own.world, shards=own.shards)
+    trainer = Trainer(task, plan, lambda event: None)  # rank 0 shows what happens
+    with closing(task.loader):
+        while (order := own.world.next_order())[0] != Order.END:
+            _obey(trainer, *order)
+    return own.world.shared()
 
 
-def set_up(options: TrainingOptions, world: World) -> torch.device:
-    """Sets threads and precision as rank 0 has chosen them; returns the device."""
+class Part(NamedTuple):
+    """What a process has of a run: the device, the world and its shards of every batch."""
+
+    device: torch.device
+    world: World
+    shards: Shards
+
+
+def set_up(options: TrainingOptions, world: World) -> Part:
+    """Sets threads and precision as rank 0 has chosen them."""
     torch.set_num_threads(options.threads or world.default_threads())
     allow_tf32(options.precision)
-    return set_up_device(options)
+    shards = Shards(options.shards or 1, world.rank, world.size)
+    return Part(set_up_device(options), world, shards)
 
 
-def silent(event: Event) -> None:
-    """Does nothing: rank 0 shows what happens."""
+def _obey(trainer: Trainer, order: Order, factor: float) -> None:
+    match order:
+        case Order.STEP:
+            _step(trainer, factor)
+        case Order.CAPTURE:
+            trainer.world.gathered(trainer.task.carried())
+        case Order.RESTORE:
+            _restore(trainer)
+        case Order.RESET:
+            trainer.task.reset_state()
+        case _:
+            raise AssertionError(f"rank 0 says {order.name} while it trains")
 
 
 def _step(trainer: Trainer, factor: float) -> None:

@@ -106,7 +106,8 @@ class RunSession(EventHub):
         """
         first, checkpoint = options, None
         if self.run is not None:
-            checkpoint = checkpoint_to_resume(self.run, resume, self.say)
+            is_resumed = resume or self.world.attempt > 0  # torchrun has started all again
+            checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
         elif resume:
             raise ConfigError(
                 Setting("resume", True), " continues a run directory; give ", Setting("out")
