@@ -106,3 +106,17 @@ def test_infinite_losses_of_both_signs_are_no_number():
     report = world_of(2).report(num_shards=2)
     report.losses[:] = torch.tensor([torch.inf, -torch.inf])
     assert report.loss != report.loss
+
+
+def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
+    world, groups = world_of(2), []
+    world.orders = object()  # the group that waits for days
+
+    def gather(told, own, group=None):
+        groups.append(group)
+        told[:] = [None, None]
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    with world.together():
+        pass
+    assert groups == [world.orders]
