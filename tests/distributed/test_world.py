@@ -120,3 +120,19 @@ def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
     with world.together():
         pass
     assert groups == [world.orders]
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "waits_for", "named"),
+    [
+        (1, 2, None, "rank 0 (host0, process 0) is gone"),
+        (3, 4, 0, "rank 0 (host0, process 0) is gone"),
+        (3, 4, None, "another process is gone"),
+    ],
+)
+def test_the_process_that_is_waited_for_is_named(rank, size, waits_for, named):
+    world = world_of(size)
+    world.rank = rank
+    with pytest.raises(DistributedError) as raised, world._named(waits_for):
+        raise RuntimeError("Connection closed by peer")
+    assert str(raised.value).startswith(f"{named}, says rank {rank}")

@@ -86,7 +86,7 @@ class World:
         return order, number
 
     def _tell(self, numbers: Tensor) -> Tensor:
-        with self._named():
+        with self._named(None if self.is_leader else 0):
             dist.broadcast(numbers, 0, self.orders)
         return numbers
 
@@ -202,16 +202,24 @@ class World:
         return f"rank {rank} ({self.names[rank]})"
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Turns errors of the transport into one that says what to do."""
+    def _named(self, peer: int | None = None) -> Iterator[None]:
+        """Turns errors of the transport into one that says what to do.
+
+        Args:
+            peer: the rank that is waited for, where it is one.
+        """
         try:
             yield
         except RuntimeError as error:
-            peer = self.name_of(error.peer) if isinstance(error, LostPeer) else "another process"
+            if isinstance(error, LostPeer):
+                peer = error.peer
+            elif self.size == 2:
+                peer = 1 - self.rank
+            name = "another process" if peer is None else self.name_of(peer)
             is_silent = "imed out" in str(error)
             what = f"has not answered for {DEADLINE_S:.0f} s" if is_silent else "is gone"
             raise DistributedError(
-                f"{peer} {what}, says rank {self.rank}; all processes end here. torchrun starts"
+                f"{name} {what}, says rank {self.rank}; all processes end here. torchrun starts"
                 " them again as often as --max-restarts allows, and the same command with --resume"
                 " continues the run"
             ) from error
