@@ -255,6 +255,10 @@ class DistributedError(FastLSTMError):
     exit_code = EXIT_LOST
 
 
+class LostProcessError(DistributedError):
+    """A process of a distributed run died or does not answer; what this one has is right."""
+
+
 class Dismissed(FastLSTMError):
     """Another process of a distributed run has said why the run ends; this one is silent."""
 

@@ -13,9 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastlstm.distributed.neighbour import NeighbourCopy
 from fastlstm.distributed.reduction import LostPeer, TreeReduction
 from fastlstm.distributed.step_report import StepReport
-from fastlstm.errors import Dismissed, DistributedError, FastLSTMError, UsageError
+from fastlstm.errors import (
+    Dismissed,
+    DistributedError,
+    FastLSTMError,
+    LostProcessError,
+    UsageError,
+)
 from fastlstm.system import hardware
 
 DEADLINE_S = 60.0
@@ -34,8 +41,9 @@ class Order(IntEnum):
     RESTORE = 3
     RESET = 4
     SHARE = 5
-    END = 6
-    ABANDON = 7
+    NOTE = 6
+    END = 7
+    ABANDON = 8
 
 
 class World:
@@ -167,6 +175,16 @@ class World:
 
         return named
 
+    def begin_copy(self, data: bytes) -> None:
+        """Begins to send `data` to the next rank, and to receive what the one before sends."""
+        with self._named():
+            self._copy = NeighbourCopy(data)
+
+    def finish_copy(self) -> tuple[int, bytes]:
+        """Returns the rank before this one and what it has sent."""
+        with self._named():
+            return self._copy.source, self._copy.received()
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Runs the block in all processes; where it fails in one, none goes on.
@@ -218,7 +236,7 @@ class World:
             name = "another process" if peer is None else self.name_of(peer)
             is_silent = "imed out" in str(error)
             what = f"has not answered for {DEADLINE_S:.0f} s" if is_silent else "is gone"
-            raise DistributedError(
+            raise LostProcessError(
                 f"{name} {what}, says rank {self.rank}; all processes end here. torchrun starts"
                 " them again as often as --max-restarts allows, and the same command with --resume"
                 " continues the run"

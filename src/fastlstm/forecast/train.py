@@ -41,6 +41,7 @@ from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
@@ -125,11 +126,12 @@ def train_forecaster(
                     "compress and partial_fit run in one process, here are"
                     f" {world.size}; start them without torchrun"
                 )
+        left = left_behind(world, out, resume or world.attempt > 0)
         if not world.is_leader:
             return _follow(world, frame)
         run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, began)
-        session.world = world
+        session.world, session.left_behind = world, left
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         with session.start(
             config,

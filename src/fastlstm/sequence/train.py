@@ -30,6 +30,7 @@ from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 
@@ -92,12 +93,13 @@ def train_sequence_model(
     started = time.perf_counter()
     with ExitStack() as stack:
         world = stack.enter_context(joined())
+        left = left_behind(world, out, resume or world.attempt > 0)
         if not world.is_leader:
             return _follow(world, data)
         stop = None if out is None else stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(out))
         session = _Session(run, list(observers), stop, started)
-        session.world = world
+        session.world, session.left_behind = world, left
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
             session.start(

@@ -65,6 +65,7 @@ from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 
@@ -154,6 +155,7 @@ def train(
                 _refuse_tables(source, config)
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else out
+        left = left_behind(world, path, resume)
         if not world.is_leader:
             return Run(Path(path), *follow_text(world, opened))
         is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
@@ -167,7 +169,7 @@ def train(
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
         session = TextSession(run, observers, stop, began)
-        session.chosen, session.world = chosen, world
+        session.chosen, session.world, session.left_behind = chosen, world, left
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,11 +37,20 @@ class BestWeights:
 
     def keep(self) -> None:
         """Keeps a copy of the weights that are in the model now."""
-        own = weights_of(self._trainer.task.model)
-        self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
+        self._copy()
         self.published_step = -1  # a roll-back may find a better model at an earlier step
         if self._trainer.task.publishes_at_once:
             self.publish_if_possible()
+
+    def copy_averaged(self) -> None:
+        """Keeps a copy of the weights that an evaluation at this step has scored."""
+        average = self._trainer.state.average
+        with average.applied() if average is not None else nullcontext():
+            self._copy()
+
+    def _copy(self) -> None:
+        own = weights_of(self._trainer.task.model)
+        self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
 
     def forget(self) -> None:
         """Starts anew: nothing is the best so far. What was published stays published."""

@@ -90,21 +90,33 @@ def save_checkpoint(
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
     """
+    finite = finite and first_non_finite(tensors.get("model", {}).items()) is None
+    contents, manifest = encoded_state(step, tensors, meta, files, finite)
+    path = run.path / f"checkpoint-{step}"
+    storage.require_space(run.path, sum(map(len, contents.values())))
+    with storage.storage_errors(path, "write the checkpoint"):
+        _write(path, contents, manifest)
+    with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
+        _rotate(run, path, finite, keep)
+    return path
+
+
+def encoded_state(
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    meta: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    finite: bool,
+) -> tuple[dict[str, bytes], Manifest]:
+    """Returns the files of a state, as `load_checkpoint` reads them, and their manifest."""
     contents = {stem + _TENSORS: encode_tensors(group) for stem, group in tensors.items()}
     trainer = {"format": FORMAT, "format_version": FORMAT_VERSION, "step": step, "meta": dict(meta)}
     contents[TRAINER_FILE] = storage.encode_json(trainer)
     contents.update(files)
     for name in contents:
-        check_name(name, run.path)
-    finite = finite and first_non_finite(tensors.get("model", {}).items()) is None
+        check_name(name, Path(name))
     records = {name: FileRecord.of(data) for name, data in contents.items()}
-    path = run.path / f"checkpoint-{step}"
-    storage.require_space(run.path, sum(map(len, contents.values())))
-    with storage.storage_errors(path, "write the checkpoint"):
-        _write(path, contents, Manifest(records, finite, {"step": step}))
-    with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
-        _rotate(run, path, finite, keep)
-    return path
+    return contents, Manifest(records, finite, {"step": step})
 
 
 def _write(path: Path, contents: Mapping[str, bytes], manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import Order, World
+from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.device import set_up_device
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.plan import TrainingPlan
@@ -31,7 +33,7 @@ def follow(task: Task, options: TrainingOptions, own: Part) -> Any:
     criterion = StopCriterion.of(options, task.loader.steps_per_epoch)
     plan = TrainingPlan(options, criterion, own.device, world=own.world, shards=own.shards)
     trainer = Trainer(task, plan, lambda event: None)  # rank 0 shows what happens
-    with closing(task.loader):
+    with closing(task.loader), trainer.rescue.writing():
         while (order := own.world.next_order())[0] != Order.END:
             _obey(trainer, *order)
     return own.world.shared()
@@ -62,15 +64,18 @@ def _obey(trainer: Trainer, order: Order, factor: float) -> None:
         case Order.RESTORE:
             _restore(trainer)
         case Order.RESET:
-            trainer.task.reset_state()
+            trainer.reset_carried()
+        case Order.NOTE:
+            trainer.rescue.take_note()
         case _:
             raise AssertionError(f"rank 0 says {order.name} while it trains")
 
 
 def _step(trainer: Trainer, factor: float) -> None:
-    loss, norm = trainer.step(trainer.task.loader.next(), factor)
+    started, batch = time.perf_counter(), trainer.task.loader.next()
+    loss, norm = trainer.step(batch, factor)
     if math.isfinite(loss) and math.isfinite(norm):
-        trainer.progress.step += 1
+        trainer.count_step(batch, time.perf_counter() - started)
     else:
         trainer.optimizers.zero_grad()
 
@@ -79,3 +84,5 @@ def _restore(trainer: Trainer) -> None:
     tensors, meta = trainer.world.shared()
     trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta))
     trainer.task.restore_carried(own_rows(trainer, tensors.get("carried", {})))
+    trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
+    trainer.rescue.forget()

@@ -6,6 +6,7 @@ al., "The Polar Express", 2025, for polynomials that differ from step to step.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -98,8 +99,13 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        updates = (self._update(parameter, group["momentum"]) for parameter, group in moved)
+        running = deque[torch.Tensor]()
+        updates = (
+            self._update(parameter, group["momentum"], running) for parameter, group in moved
+        )
+        # Where a process is lost in an exchange, nothing has changed in the others.
         for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
+            self.state[parameter]["momentum"] = running.popleft()
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
             scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
@@ -107,16 +113,17 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(direction, alpha=-group["lr"] * scale)
         return loss
 
-    def _update(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
-        """Returns the running gradient, looked ahead, as a block per gate ``(4, H, K)``."""
+    def _update(
+        self, parameter: torch.Tensor, momentum: float, running: deque[torch.Tensor]
+    ) -> torch.Tensor:
+        """Returns the running gradient, looked ahead, as a block per gate ``(4, H, K)``; `running`
+        gets it as it is to be kept."""
         gradient = parameter.grad
         assert gradient is not None
-        state = self.state[parameter]
-        if not state:
-            state["momentum"] = torch.zeros_like(parameter)
-        running = state["momentum"]
-        running.lerp_(gradient, 1 - momentum)
-        update = torch.lerp(gradient, running, momentum)
+        before = self.state[parameter].get("momentum")
+        before = torch.zeros_like(parameter) if before is None else before
+        running.append(torch.lerp(before, gradient, 1 - momentum))
+        update = torch.lerp(gradient, running[-1], momentum)
         return update.view(4, parameter.shape[0] // 4, parameter.shape[1])
 
     def _directions(self, updates: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:

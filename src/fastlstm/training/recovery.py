@@ -38,7 +38,7 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
     if weight is None and math.isfinite(loss) and is_scaled:
         return  # fp16 overflowed; the next batch is tried with the smaller scale
     trainer.world.order(Order.RESET)
-    task.reset_state()
+    trainer.reset_carried()
     if state.guard.bad_step(state.progress.step, culprit) or weight is not None:
         roll_back(trainer, culprit)
     else:

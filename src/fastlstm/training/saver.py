@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 _FINITE = ("model", "optimizer", "average", "carried")
 """Stems of the tensors without NaN and Inf in a state that can be restored."""
+
+
+def of_all_rows(
+    parts: Sequence[Mapping[str, Tensor]], axis: Mapping[str, int]
+) -> dict[str, Tensor]:
+    """Returns the carried state of all rows, of the parts that processes have, in order of rank."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {name: torch.cat([part[name] for part in parts], axis[name]) for name in parts[0]}
 
 
 def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -50,11 +60,18 @@ class Saver:
 
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
+        tensors, meta = self.capture_own()
+        if carried := self._carried():
+            tensors["carried"] = carried
+        return tensors, meta
+
+    def capture_own(self) -> tuple[Tensors, dict[str, Any]]:
+        """Returns the same without the carried state, which each process has a part of."""
         trainer = self._trainer
         trainer.progress.elapsed_s = trainer.elapsed_s()
         tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
         own, meta["callbacks"] = trainer.callbacks.capture()
-        groups = {**own, "carried": self._carried(), BEST: trainer.best.weights}
+        groups = {**own, BEST: trainer.best.weights}
         tensors.update({stem: group for stem, group in groups.items() if group})
         meta["published_step"] = trainer.best.published_step
         return tensors, meta
@@ -63,20 +80,13 @@ class Saver:
         """Returns the carried state of all rows, whichever process has them."""
         world, task = self._trainer.world, self._trainer.task
         world.order(Order.CAPTURE)
-        parts: list[dict[str, Tensor]] = world.gathered(task.carried())
-        if len(parts) == 1:
-            return parts[0]
-        return {
-            name: torch.cat([part[name] for part in parts], task.row_axis[name])
-            for name in parts[0]
-        }
+        return of_all_rows(world.gathered(task.carried()), task.row_axis)
 
     def share(self, tensors: Tensors, meta: dict[str, Any]) -> None:
         """Gives the other processes, if there are any, a state that this one has."""
         if self._trainer.world.size > 1:
-            needed = {stem: group for stem, group in tensors.items() if stem != BEST}
             self._trainer.world.order(Order.RESTORE)
-            self._trainer.world.shared((needed, meta))
+            self._trainer.world.shared((tensors, meta))
 
     def restore(self, checkpoint: Checkpoint, is_roll_back: bool) -> None:
         """Puts a state back; a roll-back keeps the trouble counters and best weights of now.
@@ -145,13 +155,7 @@ class Saver:
         trainer, step = self._trainer, self._trainer.progress.step
         started = time.perf_counter()
         tensors, meta = self.capture()
-        named = (
-            (name, tensor)
-            for stem in _FINITE
-            for name, tensor in tensors.get(stem, {}).items()
-            if name not in trainer.task.may_be_nan
-        )
-        is_finite, place = first_non_finite(named) is None, Path(f"the state of step {step}")
+        is_finite, place = self.is_finite(tensors), Path(f"the state of step {step}")
         state = Checkpoint(place, step, tensors, meta, trainer.task.files(), is_finite)
         about = trainer.snapshots.save(state)
         self.saved_step = step
@@ -160,3 +164,13 @@ class Saver:
         trainer.progress.add("saving", seconds)
         if about is not None:
             trainer.emit({"event": "checkpoint", "step": step, "seconds": seconds, **about})
+
+    def is_finite(self, tensors: Tensors) -> bool:
+        """Returns whether a state has no NaN and Inf, so that a run can go back to it."""
+        named = (
+            (name, tensor)
+            for stem in _FINITE
+            for name, tensor in tensors.get(stem, {}).items()
+            if name not in self._trainer.task.may_be_nan
+        )
+        return first_non_finite(named) is None

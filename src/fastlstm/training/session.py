@@ -26,6 +26,7 @@ from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.rescued_state import rescue_newest
 from fastlstm.training.resuming import OptionsT, checkpoint_to_resume, remaining, resumed_config
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.snapshots import RunSnapshots
@@ -68,6 +69,7 @@ class RunSession(EventHub):
         started: as given, or now.
         notes: messages that follow the `start` event.
         world: the processes that train together.
+        left_behind: what those of the last start have left (`rescued_state`).
         needs_steps: whether a run that has used its budget is refused; else what follows training
             is done again.
     """
@@ -83,6 +85,7 @@ class RunSession(EventHub):
     ) -> None:
         super().__init__(run, observers)
         self.stop, self.notes, self.world = stop, list[str](), World()
+        self.left_behind: list[Checkpoint] = []
         self.started = time.perf_counter() if started is None else started
         self._mark = time.perf_counter(), time.thread_time()
 
@@ -108,6 +111,8 @@ class RunSession(EventHub):
         if self.run is not None:
             is_resumed = resume or self.world.attempt > 0  # torchrun has started all again
             checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
+            if checkpoint is not None and self.left_behind:
+                checkpoint = self._rescued(self.run, checkpoint, options.keep_checkpoints)
         elif resume:
             raise ConfigError(
                 Setting("resume", True), " continues a run directory; give ", Setting("out")
@@ -130,6 +135,14 @@ class RunSession(EventHub):
         gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
         with torch.random.fork_rng(gpus):
             yield Start(options, first, device, checkpoint)
+
+    def _rescued(self, run: RunDirectory, checkpoint: Checkpoint, keep: int) -> Checkpoint:
+        newer = rescue_newest(run, self.left_behind, checkpoint, keep)
+        if newer is None:
+            return checkpoint
+        text = f"continuing from step {newer.step:,}, which the processes that were left had kept"
+        self.say("info", text)
+        return newer
 
     def stop_criterion(
         self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int

@@ -15,9 +15,9 @@ from fastlstm.distributed.shards import shard_seed
 from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
-    from fastlstm.training.plan import TrainingPlan
     from fastlstm.training.state import TrainingState
     from fastlstm.training.task import Task
+    from fastlstm.training.trainer import Trainer
 
 _CHECK_EVERY = 100
 """Steps between comparisons of the weights of all processes."""
@@ -32,10 +32,11 @@ class ShardSum:
 
     Args:
         parameters: that are trained.
-        plan: with the shards, and the world that shares them.
+        trainer: whose plan has the shards, and the world that shares them.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], plan: TrainingPlan) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], trainer: Trainer) -> None:
+        plan, self._rescue = trainer.plan, trainer.rescue
         self._parameters, self._shards, self._world = parameters, plan.shards, plan.world
         self._seed, self._device = plan.options.seed, plan.device
         # Sums are divided by about the rows at once, so that fp16 does not overflow; a power of two
@@ -76,10 +77,12 @@ class ShardSum:
                 sums[-1] = (level + 1, sums[-1][1].add_(last))
                 self._unused.append(last)
         next(losses, None)  # the carried state moves on
+        self._rescue.begin_step()
         report.set_own(
             task.num_targets(batch), time.perf_counter() - started, self._check(state.progress.step)
         )
         self._reduce(report.numbers)
+        self._rescue.finish_step()
         self._world.received(report)
         self._flat.mul_(self._scale / max(report.num_targets, 1.0))
         for parameter, gradient in zip(self._parameters, self._views(self._flat), strict=True):

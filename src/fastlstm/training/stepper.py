@@ -33,7 +33,8 @@ class Stepper:
         self._num_parts = trainer.plan.options.accumulate
         self._parameters = [p for p in trainer.model.parameters() if p.requires_grad]
         shards = trainer.plan.shards
-        self._shard_sum = ShardSum(self._parameters, trainer.plan) if shards.num > 1 else None
+        is_cut = shards.num > 1
+        self._shard_sum = ShardSum(self._parameters, trainer) if is_cut else None
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.recovery import handle_bad_step, roll_back
+from fastlstm.training.rescue import Rescue
 from fastlstm.training.saver import Saver
 from fastlstm.training.schedule import learning_rate_factor
 from fastlstm.training.snapshots import MemorySnapshots, Snapshots
@@ -58,6 +59,7 @@ class Trainer:
         state: both with averaged weights, counters and what else a checkpoint holds.
         best: the best weights.
         saver: saves the state.
+        rescue: keeps what the loss of another process needs.
         stepper: takes the optimizer steps.
         meter: how fast the run is.
     """
@@ -87,13 +89,14 @@ class Trainer:
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
-        self.best, self.saver, self.stepper = BestWeights(self), Saver(self), Stepper(self)
+        self.best, self.saver, self.rescue = BestWeights(self), Saver(self), Rescue(self)
+        self.stepper = Stepper(self)
         self.meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._phases = PhaseTimes(self)
         self._evaluations = EvaluationSchedule(
             plan.eval_every, plan.evaluations, plan.stop_criterion
         )
-        self._emit, self._run_path = emit, run_path
+        self._emit, self.run_path = emit, run_path
         self._machine = MachineEvents(self, run_path)
         self._watch = self._machine.watching(watch)
         self._started = time.perf_counter() if plan.started is None else plan.started
@@ -137,26 +140,8 @@ class Trainer:
         progress.slot = min(progress.slot, self._evaluations.slot(self.done()))
         self.callbacks.call("on_begin")
         try:
-            with closing(self.task.loader):
-                if checkpoint is None:
-                    self.saver.share(*self.saver.capture())
-                self._phases.begin()
-                if checkpoint is None and self.done() < 1.0:
-                    self.saver.save_if_possible()
-                self._train()
-                self.saver.save_last()
-            self.world.order(Order.END)
-            self.emit(self._phases.event())
-            if self.meter.is_ceiling_wrong:
-                threads, device = torch.get_num_threads(), self.plan.device.type
-                doubt_ceilings(self.plan.options.precision, threads, device=device)
-            self._warn_without_best()
-            self.best.into_model()
-            finish = self.task.finish(self)
-            end = end_event(self, self._reason, self._run_path)
-            self.emit({**end, "final": self._last_event, **finish})
-        except Stopped:
-            self._stopped()
+            with self.rescue.writing(), self._saved_if_stopped():
+                self._fit(checkpoint)
         except NonFiniteError:
             with suppress(FastLSTMError):  # the error that ends the run counts for more
                 self.best.publish_if_possible()
@@ -166,6 +151,26 @@ class Trainer:
             self.model.eval()
             self.callbacks.call("on_end")
         return self._result(earlier_s)
+
+    def _fit(self, checkpoint: Checkpoint | None) -> None:
+        with closing(self.task.loader):
+            if checkpoint is None:
+                self.saver.share(*self.saver.capture())
+            self._phases.begin()
+            if checkpoint is None and self.done() < 1.0:
+                self.saver.save_if_possible()
+            self._train()
+            self.saver.save_last()
+        self.world.order(Order.END)
+        self.emit(self._phases.event())
+        if self.meter.is_ceiling_wrong:
+            threads, device = torch.get_num_threads(), self.plan.device.type
+            doubt_ceilings(self.plan.options.precision, threads, device=device)
+        self._warn_without_best()
+        self.best.into_model()
+        finish = self.task.finish(self)
+        end = end_event(self, self._reason, self.run_path)
+        self.emit({**end, "final": self._last_event, **finish})
 
     def _warn_without_best(self) -> None:
         if self.progress.best_step < 0:
@@ -192,6 +197,7 @@ class Trainer:
         """
         self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
         self.saver.restore(checkpoint, is_roll_back)
+        self.rescue.forget()
 
     def _train(self) -> None:
         """Steps and evaluates to the end; the last step is evaluated."""
@@ -217,14 +223,21 @@ class Trainer:
             self.take_step()
             self._machine.emit_if_due()
 
+    @contextmanager
+    def _saved_if_stopped(self) -> Iterator[None]:
+        try:
+            yield
+        except Stopped:
+            self._stopped()
+
     def _stopped(self) -> None:
         """Saves the state after a stop and raises Stopped."""
         self.emit(self._phases.event())  # first: what is written later is cut by a resumed run
         self.saver.save()
-        if self._run_path is None:
+        if self.run_path is None:
             raise Stopped("stopped while training") from None
         name = getattr(self.stop, "name", None) or "request"
-        self.emit(end_event(self, f"stopped by {name}", self._run_path))
+        self.emit(end_event(self, f"stopped by {name}", self.run_path))
         saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
         raise Stopped(
             f"{saved}, ",
@@ -272,26 +285,40 @@ class Trainer:
         started, options = time.perf_counter(), self.plan.options
         factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
         factor *= self.progress.lr_scale
+        self.rescue.tell()
         self.world.order(Order.STEP, factor)
         batch = self.task.loader.next()
-        size = self.task.size(batch)
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             handle_bad_step(self, loss)
             return
         progress, seconds = self.progress, time.perf_counter() - started
-        self.state.guard.good_step()
-        progress.step += 1
-        progress.tokens += size
+        self.count_step(batch, seconds)
         progress.elapsed_s = self.elapsed_s()
-        progress.train_s += seconds
-        self.meter.add_step(loss, norm, size, seconds)
+        self.meter.add_step(loss, norm, self.task.size(batch), seconds)
         if self.meter.log_due(options.log_every, progress.step):
             left = self._evaluations.left(progress)
             self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
             self._warn_of_straggler()
         if self._phases.is_due():
             self.emit(self._phases.event())
+
+    def count_step(self, batch: Any, seconds: float) -> None:
+        """Counts a step that has changed the weights."""
+        self.state.guard.good_step()
+        progress = self.progress
+        progress.step += 1
+        progress.tokens += self.task.size(batch)
+        progress.train_s += seconds
+
+    def reset_carried(self) -> None:
+        """Sets the state that is carried from batch to batch to zero."""
+        self.task.reset_state()
+        self.rescue.forget()
+
+    def continue_clock(self, elapsed_s: float) -> None:
+        """Sets the wall clock of the run."""
+        self._started = time.perf_counter() - elapsed_s
 
     def _warn_of_straggler(self) -> None:
         line = self.world.straggler()
@@ -311,7 +338,9 @@ class Trainer:
         """
         if not self.model.training:
             self.model.train()
-        return self.stepper.step(batch, factor)
+        result = self.stepper.step(batch, factor)
+        self.rescue.stepped()
+        return result
 
     # evaluation ---------------------------------------------------------------------------------
 
