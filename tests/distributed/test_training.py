@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from fastlstm.runs.tensors import decode_tensors
 
 pytestmark = pytest.mark.slow
 
-SLOWER = ["--rnn-size", 64, "--num-layers", 2, "--checkpoint-every", 20]
-"""A text model whose steps take some milliseconds."""
+SLOWER = ["--rnn-size", 64, "--num-layers", 2, "--log-every", 1]
+"""A text model whose steps take some milliseconds, and are all logged."""
 JOBS = """
 import os, sys
 import numpy as np, torch
@@ -92,6 +94,7 @@ def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
 
 def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
     text, options = a_text(tmp_path), [*SLOWER, "--steps", 160, "--shards", 2, "--dropout", 0.2]
+    options += ["--ema", 0.9, "--eval-every", 15]
     finished(text, *options, "--out", tmp_path / "whole")
     out = tmp_path / "moved"
     command = train_command(text, *options, "--out", out, "--nproc", 2)
@@ -99,23 +102,27 @@ def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
         command, env=ENVIRONMENT, stderr=subprocess.PIPE, start_new_session=True
     ) as agent:
         try:
-            wait_for_step(out, 20, agent)
-            os.kill(worker(agent.pid, 1), signal.SIGKILL)
-            wait_for_step(out, 60, agent)
+            for rank, step in ((1, 20), (0, 60)):
+                wait_for_step(out, step, agent)
+                os.kill(worker(agent.pid, rank), signal.SIGKILL)
+                time.sleep(0.2)
+            wait_for_step(out, 100, agent)
             os.killpg(agent.pid, signal.SIGINT)
             _, said = agent.communicate(timeout=200)
         finally:
             agent.kill()
     assert "is gone, says rank 0" in said.decode()
     assert "Traceback" not in said.decode(), said.decode()[-3000:]
+    assert max(rescued_steps(out)) >= 59  # no checkpoint was due
     finished(text, *options, "--out", out, "--resume")
     assert last_state(out) == last_state(tmp_path / "whole")
+    assert logged_steps(out) == list(range(1, 161))
 
 
 def test_no_process_outlives_its_agent(tmp_path):
     out = tmp_path / "run"
     command = train_command(
-        a_text(tmp_path), "--steps", 10**6, "--checkpoint-every", 1, "--out", out, "--nproc", 2
+        a_text(tmp_path), "--steps", 10**6, "--log-every", 1, "--out", out, "--nproc", 2
     )
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as agent:
         try:
@@ -184,12 +191,30 @@ def ended(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def wait_for_step(out: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    """Waits until the run has a checkpoint of this step, or a later one, or has begun."""
+    """Waits until the run has logged this step, or a later one."""
     deadline = time.monotonic() + 120
-    while max(steps_of(out), default=-1) < step:
+    while max(logged_steps(out), default=0) < step:
         assert process.poll() is None, "the run has ended"
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def logged_steps(out: Path) -> list[int]:
+    return [event["step"] for event in events(out) if event["event"] == "step"]
+
+
+def rescued_steps(out: Path) -> list[int]:
+    """Returns the steps from which the run continued after the loss of a process."""
+    begin = "continuing from step "
+    texts = [event.get("text", "") for event in events(out)]
+    texts = [text.removeprefix(begin) for text in texts if text.startswith(begin)]
+    return [int(text.split(",")[0]) for text in texts]
+
+
+def events(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def steps_of(out: Path) -> list[int]:

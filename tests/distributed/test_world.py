@@ -47,7 +47,7 @@ def test_the_same_weights_are_no_error():
 def test_a_flipped_bit_changes_the_checksum():
     trainer = trainer_of(LinearTask(), callbacks=[])
     parameters = list(trainer.model.parameters())
-    shard_sum = ShardSum(parameters, trainer.plan)
+    shard_sum = ShardSum(parameters, trainer)
     shard_sum._world = world_of(2)
     before = shard_sum._check(100)
     assert before == shard_sum._check(200) != 0

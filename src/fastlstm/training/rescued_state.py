@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import FastLSTMError
+from fastlstm.errors import CorruptFileError, FastLSTMError
 from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import storage
-from fastlstm.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fastlstm.training.checkpoint import Checkpoint, load_checkpoint, reading, save_checkpoint
 from fastlstm.training.rescue import FOLDER, KEY, checkpoint_mark, discard
 from fastlstm.training.saver import of_all_rows
 
@@ -61,8 +61,11 @@ def rescue_newest(
         keep: checkpoints to keep.
     """
     mark = checkpoint_mark(checkpoint.path)
-    own = [state for state in states if state.meta.get(KEY, {}).get("base") == mark]
-    whole = [state for state in map(lambda one: _whole(one, own), own) if state is not None]
+    own = [state for state in states if _base(state) == mark]
+    whole = list[Checkpoint]()
+    for state in own:
+        with suppress(CorruptFileError), reading(state):
+            whole += _whole(state, own)
     if not whole:
         discard(run.path)
         return None
@@ -78,11 +81,16 @@ def rescue_newest(
     return load_checkpoint(path)
 
 
-def _whole(state: Checkpoint, others: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Returns a state with the carried state of all rows, or None where some are lost."""
+def _base(state: Checkpoint) -> Any:
+    about = state.meta.get(KEY)
+    return about.get("base") if isinstance(about, dict) else None
+
+
+def _whole(state: Checkpoint, others: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Returns a state with the carried state of all rows; nothing where some are lost."""
     about = state.meta[KEY]
     if "model" not in state.tensors or not state.finite:
-        return None
+        return []
     tensors = {s: group for s, group in state.tensors.items() if not s.startswith("rows-")}
     if about["has_rows"]:
         parts = []
@@ -91,11 +99,11 @@ def _whole(state: Checkpoint, others: Sequence[Checkpoint]) -> Checkpoint | None
             same = (one for one in others if one.meta[KEY]["start"] == about["start"])
             part = next((one.tensors[stem] for one in same if stem in one.tensors), None)
             if part is None:
-                return None
+                return []
             parts.append(part)
         if carried := of_all_rows(parts, about["row_axis"]):
             tensors["carried"] = carried
-    return replace(state, tensors=tensors)
+    return [replace(state, tensors=tensors)]
 
 
 def _cut(path: Path, step: int, evaluated_step: int) -> dict[str, Any]:
