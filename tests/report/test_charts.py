@@ -66,3 +66,13 @@ def test_a_chart_that_fails_says_so_beside_the_others(
     failed = [chart for chart in charts if not chart.svg]
     assert [chart.title for chart in failed] == ["Throughput"]
     assert "ValueError: no <b>paper</b>\\nleft" in failed[0].caption
+
+
+def test_several_processes_have_a_chart_that_names_the_slowest(run_dir: Path) -> None:
+    history = read_history(run_dir / "metrics.jsonl")
+    assert "Processes" not in [chart.title for chart in draw_charts(history)]
+    for event in history.steps:
+        event["rank_s"] = [0.2, 0.21, 0.4, 0.19]
+    chart = next(chart for chart in draw_charts(history) if chart.title == "Processes")
+    assert "in the end rank 2 of 4" in chart.caption
+    assert "slowest" in chart.svg

@@ -376,3 +376,20 @@ def test_a_log_gets_few_lines_of_what_is_under_way(monkeypatch: pytest.MonkeyPat
         output({"event": "progress", **about})
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines if "evaluating" in line] == ["0", "10"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ([0.2311, 0.2291], "  ranks 231/229 ms"),
+        ([0.2, 0.21, 0.31, 0.2, 0.2], "  ranks 200-310 ms, slowest 2"),
+        ([0.2], ""),
+        (["x", 0.2], ""),
+    ],
+)
+def test_the_seconds_of_several_processes_are_shown(
+    events: list[Any], seconds: list[Any], text: str
+) -> None:
+    line = plain({**step_of(events), "rank_s": seconds})
+    assert ("ranks" in line) == bool(text)
+    assert text in line

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import MissingExtraError
 from fastlstm.report.drawing import Chart, Curve, draw
-from fastlstm.report.events import number
+from fastlstm.report.events import number, rank_seconds
 from fastlstm.report.forecast_charts import forecast_charts
 from fastlstm.report.history import History, series
 from fastlstm.report.markup import failure_text
@@ -43,6 +44,7 @@ def draw_charts(history: History) -> list[Chart]:
         ("Quality by time", partial(_quality, history, "Quality by time", "elapsed_s", "time")),
         ("Throughput", partial(_throughput, history)),
         ("Share of the ceiling", partial(_ceiling, history)),
+        ("Processes", partial(_processes, history)),
         ("Learning rate", partial(_learning_rate, history, *x)),
         ("Gradient norm", partial(_gradient_norm, history, *x)),
     ]
@@ -105,6 +107,31 @@ def _one_curve(
         return None
     svg = draw([Curve(x, y, y_label, "a")], title, x_unit, y_label, name=y_key, **axes)
     return Chart(title, caption, svg)
+
+
+def _processes(history: History) -> Chart | None:
+    """Returns the passes of the slowest, the median and the fastest process of several."""
+    points = [
+        {"elapsed_s": event.get("elapsed_s"), "low": min(s), "mid": median(s), "high": max(s)}
+        for event in history.steps
+        if (s := rank_seconds(event))
+    ]
+    if len(points) < 2:
+        return None
+    curves = [
+        Curve(*series(points, "elapsed_s", key), label, colour, is_dotted=key == "mid")
+        for key, label, colour in (
+            ("high", "slowest", "a"), ("mid", "median", "muted"), ("low", "fastest", "b"),
+        )
+    ]  # fmt: skip
+    last = next(s for event in reversed(history.steps) if (s := rank_seconds(event)))
+    svg = draw(curves, "Processes", "time", "seconds", bottom=0.0, name="processes")
+    return Chart(
+        "Processes",
+        f"Seconds that the passes of a step take; all wait for the slowest, in the end rank"
+        f" {last.index(max(last))} of {len(last)}.",
+        svg,
+    )
 
 
 def _ceiling(history: History) -> Chart | None:

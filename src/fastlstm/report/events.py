@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,3 +97,12 @@ def text_of(event: Event, key: str) -> str:
     if isinstance(value, list | tuple):
         value = ", ".join(str(part) for part in value)
     return "" if value is None else visible(value)
+
+
+def rank_seconds(event: Event) -> list[float]:
+    """Returns the seconds that the passes of a step take on each process of a run; empty where it
+    has one."""
+    seconds = event.get("rank_s")
+    own = seconds if isinstance(seconds, list) else []
+    is_known = all(type(s) in (int, float) and math.isfinite(s) and s >= 0 for s in own)
+    return [float(s) for s in own] if is_known and len(own) > 1 else []

@@ -9,13 +9,25 @@ import os.path
 import shlex
 
 from fastlstm.errors import counted
-from fastlstm.report.events import SPLITS, Event, measure_of, metrics_of, number, text_of, unit_of
+from fastlstm.report.events import (
+    SPLITS,
+    Event,
+    measure_of,
+    metrics_of,
+    number,
+    rank_seconds,
+    text_of,
+    unit_of,
+)
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 from fastlstm.system import hardware
 
 Row = tuple[str, str]
 """A label and a text; a row without a label belongs to the one above."""
+
+_LISTED_RANKS = 4
+"""Whose seconds are listed one by one."""
 
 
 def count_of(event: Event, key: str, noun: str) -> str:
@@ -411,3 +423,13 @@ def next_commands(end: Event, start: Event) -> list[str]:
     if logs := text_of(end, "tensorboard"):
         commands.append(f"tensorboard --logdir {shlex.quote(logs)}")
     return commands
+
+
+def ranks_text(event: Event) -> str:
+    """Returns how long the passes of a step take on each rank, of many on the fastest and slowest;
+    empty where there is one process."""
+    seconds = rank_seconds(event)
+    if len(seconds) <= _LISTED_RANKS:
+        return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
+    low, high = min(seconds), max(seconds)
+    return f"{1e3 * low:.0f}-{1e3 * high:.0f} ms, slowest {seconds.index(high)}"

@@ -295,7 +295,7 @@ class Part:
 
 
 def step_parts(event: Event, unit: str) -> list[Part]:
-    """Returns the parts of a step: percent, loss, bits, speed, ceiling, input wait, ETA."""
+    """Returns the parts of a step: percent, loss, bits, speed, ceiling, input wait, ETA, ranks."""
     table: tuple[tuple[str, Callable[[float], str], str, str, int, int], ...] = (
         ("progress", _whole_percent, "{}", "{}", 0, 4),
         ("loss", "{:.3f}".format, "loss {}", "loss {}", 3, 5),
@@ -305,11 +305,14 @@ def step_parts(event: Event, unit: str) -> list[Part]:
         ("input_wait_share", percent, "input wait {}", "wait {}", 5, 4),
         ("eta_s", clock, "ETA {}", "ETA {}", 2, 0),
     )
-    return [
+    parts = [
         Part(form(value), long, short, rank, width)
         for key, form, long, short, rank, width in table
         if (value := number(event, key)) is not None
     ]
+    if text := words.ranks_text(event):
+        parts.append(Part(text, "ranks {}", "ranks {}", 6))
+    return parts
 
 
 def _whole_percent(share: float) -> str:
