@@ -119,13 +119,13 @@ def _processes(history: History) -> Chart | None:
     if len(points) < 2:
         return None
     curves = [
-        Curve(*series(points, "elapsed_s", key), label, colour, is_dotted=key == "mid")
+        Curve(*series(points, "elapsed_s", key), label, colour)
         for key, label, colour in (
             ("high", "slowest", "a"), ("mid", "median", "muted"), ("low", "fastest", "b"),
         )
     ]  # fmt: skip
     last = next(s for event in reversed(history.steps) if (s := rank_seconds(event)))
-    svg = draw(curves, "Processes", "time", "seconds", bottom=0.0, name="processes")
+    svg = draw(curves, "Processes", "time", "seconds a step", bottom=0.0, name="processes")
     return Chart(
         "Processes",
         f"Seconds that the passes of a step take; all wait for the slowest, in the end rank"
