@@ -1,4 +1,4 @@
-"""An LSTM trained by two processes under `DistributedDataParallel`."""
+"""An LSTM trained by two processes under `DistributedDataParallel` and FSDP2."""
 
 import subprocess
 import sys
@@ -13,18 +13,25 @@ WORKER = """
 import os, sys
 import torch, fastlstm
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-rank, place = int(sys.argv[1]), sys.argv[2]
+rank, place, how = int(sys.argv[1]), *sys.argv[2:4]
 torch.set_num_threads(1)
 distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
 torch.manual_seed(0)
 layer = fastlstm.LSTM(5, 7, num_layers=2, bidirectional=True)
-model = DistributedDataParallel(layer)
+if how == "ddp":
+    model = DistributedDataParallel(layer)
+else:
+    model = fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
 x = torch.randn(4, 6, 5)
 y, (h, c) = model(x[:, 3 * rank : 3 * rank + 3])
+assert "LSTMFunction" in type(y.grad_fn.next_functions[0][0]).__name__  # our kernels
 (y.square().sum() + h.sum() + c.sum()).backward()
-torch.save([p.grad for p in layer.parameters()], f"{place}/{rank}.pt")
+grads = [p.grad.full_tensor() if how == "fsdp" else p.grad for p in layer.parameters()]
+torch.save(grads, f"{place}/{rank}.pt")
 distributed.destroy_process_group()
 # Gloo's threads can outlive the interpreter and abort the process (pytorch#190489).
 os._exit(0)
@@ -32,9 +39,10 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel_averages_the_gradients(tmp_path):
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_gradients_are_averaged(tmp_path, how):
     command = [sys.executable, "-c", WORKER]
-    workers = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    workers = [subprocess.Popen([*command, str(rank), str(tmp_path), how]) for rank in range(2)]
     try:
         assert [worker.wait(timeout=120) for worker in workers] == [0, 0]
     finally:
