@@ -122,6 +122,13 @@ def test_evaluations_take_about_a_twentieth_of_the_work():
     assert notes == (f"dropout {resolved.dropout:g}: {expected}",)
 
 
+def test_a_narrow_output_needs_no_dropout_that_is_given():
+    config = TrainConfig(steps=100, seq_length=16, output_rank=8, rnn_size=24)
+    precision = PrecisionChoice("fp32", "as asked", 0.01)
+    resolved, _ = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
+    assert resolved.dropout is not None
+
+
 def test_short_runs_get_short_sequences():
     precision = PrecisionChoice("bf16", "as asked", 0.1)
 

@@ -9,7 +9,7 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.errors import DataError, counted
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import PRESETS, TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
 from fastlstm.text.data.tokenizer import Ids
 from fastlstm.training.evaluations import EVALUATION_SHARE
@@ -114,7 +114,7 @@ def resolve(
     dropout = config.dropout
     if dropout is None:
         epochs, share = total / train_tokens, num_parameters / train_tokens
-        layers = config.model_config(1, 0.0).num_layers
+        layers = config.num_layers or PRESETS[config.preset]["num_layers"]
         dropout = default_dropout(epochs, share, num_parameters, layers)
         notes = (
             f"dropout {dropout:g}: about {epochs:.2f} epochs, {share:.2f} parameters per training"
