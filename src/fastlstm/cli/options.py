@@ -20,7 +20,7 @@ _TEXT_GROUPS = {
     "cell": " ".join(OPTION_NAMES),
     "training": "budget steps epochs patience batch_size seq_length accumulate order lane_reset"
     " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
-    "machine": _MACHINE,
+    "machine": f"{_MACHINE} pipeline",
     "output": "eval_every checkpoint_every keep_checkpoints sample_every log_every tensorboard",
 }
 _TABLE_GROUPS = {

@@ -42,8 +42,9 @@ class Order(IntEnum):
     RESET = 4
     SHARE = 5
     NOTE = 6
-    END = 7
-    ABANDON = 8
+    GATHER = 7
+    END = 8
+    ABANDON = 9
 
 
 class World:
@@ -129,6 +130,13 @@ class World:
             # As bytes: gloo need not know the type.
             dist.all_gather([p.view(torch.uint8) for p in pieces], padded.view(torch.uint8))
         return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
+
+    def summed(self, numbers: Tensor) -> Tensor:
+        """Adds numbers over all processes, in place: exact where all but one of them are zero."""
+        if self.size > 1:
+            with self._named():
+                dist.all_reduce(numbers)
+        return numbers
 
     def report(self, num_shards: int) -> StepReport:
         """Returns a vector for what is told with the gradients."""

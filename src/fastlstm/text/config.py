@@ -196,6 +196,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         learning_rate: peak learning rate; default depends on the optimizer.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
         sample_every: evaluations between text samples; 0 disables samples.
+        pipeline: divide the layers, not the batch, among the processes, and cut each sequence into
+            so many chunks of time, which pass through them; 0 divides the batch.
     """
 
     vocab: Vocab = "char"
@@ -227,6 +229,7 @@ class TrainConfig(TrainingOptions, CellOptions):
     lane_reset: float = 0.0
     optimizer: OptimizerName = "muon"
     sample_every: int = 1
+    pipeline: int = 0
 
     def __post_init__(self) -> None:
         for name in PARTS:
@@ -247,6 +250,32 @@ class TrainConfig(TrainingOptions, CellOptions):
                 Setting("lane_reset"), " works on lanes; with ", Setting("order", "windows"),
                 " leave it out",
             )  # fmt: skip
+
+        self._check_pipeline()
+
+    @property
+    def divides_batch(self) -> bool:
+        return self.pipeline == 0
+
+    def _check_pipeline(self) -> None:
+        """Raises ConfigError for what a pipeline of layers cannot do."""
+        if not self.pipeline:
+            return
+        per_token = "it draws for every token, and a chunk draws what the sequence draws"
+        refused = (
+            ("shards", (self.shards or 1) > 1, 1, "processes share the layers, not the batch"),
+            ("accumulate", self.accumulate > 1, 1, "a step runs in chunks of time, not of rows"),
+            ("wire", self.wire != "fp32", "fp32", "activations travel as they are computed"),
+            ("tie_weights", self.tie_weights, False, "one weight would be in two processes"),
+            ("zoneout", self.zoneout != (0.0, 0.0), 0.0, per_token),
+            ("dropout_kind", self.dropout_kind == "plain", "variational", per_token),
+        )
+        for name, is_given, instead, why in refused:
+            if is_given:
+                raise ConfigError(
+                    Setting("pipeline", self.pipeline), f" excludes {name}: {why}; give ",
+                    Setting(name, instead),
+                )  # fmt: skip
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
@@ -279,6 +308,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "seq_length": (1, 65_536),
     "lane_reset": (0.0, 1.0),
     "sample_every": (0, 10**9),
+    "pipeline": (0, 65_536),
 }
 
 

@@ -15,8 +15,8 @@ from fastlstm.text.data.text import READING, Splits, prepare_text
 from fastlstm.text.data.tokenizer import Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.model import LanguageModel
+from fastlstm.text.pipelined_task import text_task
 from fastlstm.text.plan import open_batches
-from fastlstm.text.task import TextTask
 from fastlstm.training.follower import follow, set_up
 
 
@@ -32,8 +32,8 @@ def follow_text(world: World, source: Source) -> tuple[Evaluation, Evaluation | 
     model = LanguageModel(sizes).to(own.device)
     model.strict_kernels = config.strict_kernels
     loader = TextLoader(open_batches(config, splits.train, own.shards))
-    task = TextTask(
-        config=config, model=model, loader=loader,
+    task = text_task(
+        world, config=config, model=model, loader=loader,
         valid_ids=splits.valid, tokenizer=tokenizer, device=own.device, model_files={},
         publish_weights=_publish_nothing, report_s=0.0, final_test=None,
     )  # fmt: skip

@@ -112,25 +112,45 @@ class LanguageModel(nn.Module):
             ShapeError: tokens or state of the wrong shape.
         """
         _check(tokens, state, self.config)
-        # Tokens go into the first layer as they are: its kernel gathers instead of multiplying.
-        keeps_tokens = not (self.config.residual or (self.training and self.config.dropout > 0))
-        x = tokens if keeps_tokens else self._drop(self.embedding(tokens), EMBEDDING_SHARE)
-        hs, cs = [], []
-        for k, layer in enumerate(self.layers):
-            assert isinstance(layer, LSTM)
-            embedding = self.embedding.weight if keeps_tokens and k == 0 else None
-            y, h, c = layer.run(x, state[0][k], state[1][k], embedding=embedding)
-            if self.config.output_norm:
-                norm = self.norms[k]
-                assert isinstance(norm, nn.LayerNorm)
-                y = norm(y.to(norm.weight.dtype))
-            if self.config.residual and x.shape == y.shape:
-                y = x + y
-            x = self._drop(y)
+        x, hs, cs = tokens, [], []
+        for k in range(self.config.num_layers):
+            x, h, c = self.run_layer(k, x, state[0][k], state[1][k])
             hs.append(h)
             cs.append(c)
-        features = x if self.projection is None else self.projection(x)
-        return features, (torch.stack(hs), torch.stack(cs))
+        return self.projected(x), (torch.stack(hs), torch.stack(cs))
+
+    def run_layer(self, k: int, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs a layer with what belongs to it: embedding, norm, residual, dropout.
+
+        Args:
+            k: from 0.
+            x: tokens `(T, B)` for the first layer, else the output of the one before, `(T, B, H)`.
+            h: `(B, H)` state of the layer.
+            c: `(B, H)`.
+
+        Returns:
+            Its output `(T, B, H)` and new state.
+        """
+        layer, embedding = self.layers[k], None
+        assert isinstance(layer, LSTM)
+        if k == 0:
+            # Tokens go into the layer as they are: its kernel gathers instead of multiplying.
+            if self.config.residual or (self.training and self.config.dropout > 0):
+                x = self._drop(self.embedding(x), EMBEDDING_SHARE)
+            else:
+                embedding = self.embedding.weight
+        y, h, c = layer.run(x, h, c, embedding=embedding)
+        if self.config.output_norm:
+            norm = self.norms[k]
+            assert isinstance(norm, nn.LayerNorm)
+            y = norm(y.to(norm.weight.dtype))
+        if self.config.residual and x.shape == y.shape:
+            y = x + y
+        return self._drop(y), h, c
+
+    def projected(self, y: Tensor) -> Tensor:
+        """Returns the features `(T, B, F)` of the output of the last layer."""
+        return y if self.projection is None else self.projection(y)
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns `features @ output_weight^T + bias`: `(…, F)` to `(…, V)`."""
@@ -148,10 +168,13 @@ class LanguageModel(nn.Module):
         Tokens and targets, the token after each, are `(T, B)` int64; `(h, c)` each `(L, B, H)`.
         """
         features, state = self.features(tokens, state)
-        total = projected_cross_entropy(
+        return self.features_loss(features, targets), state
+
+    def features_loss(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, of `(T, B, F)`."""
+        return projected_cross_entropy(
             features.flatten(0, 1), self.output_weight, self.output.bias, targets.reshape(-1)
         )
-        return total, state
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """As `loss`, but `(T, B)` nats, one per target, without a gradient."""

@@ -99,6 +99,7 @@ def can_choose_size(
         and stop.budget_s >= MIN_BUDGET_S
         and not any(name in chosen for name in _SIZES)
         and config.vocab != "bpe"
+        and not config.pipeline
         and config.order == "lanes"
         and device.type == "cpu"
         and train_tokens > _MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG

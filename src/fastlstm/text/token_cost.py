@@ -8,14 +8,24 @@ if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
 
 
+def layer_flop_per_token(config: ModelConfig, k: int) -> int:
+    """Returns the operations of the forward pass of layer k, from 0, per token."""
+    H = config.rnn_size
+    return 8 * H * ((config.embed_size if k == 0 else H) + H)
+
+
+def output_flop_per_token(config: ModelConfig) -> int:
+    """Returns the operations of the output layer, with its projection if there is one, per token"""
+    return 2 * (config.rnn_size * config.output_rank + config.output_width * config.vocab_size)
+
+
 def inference_flop_per_token(config: ModelConfig) -> int:
     """Returns the operations of a language model's forward pass per token.
 
     The embedding is a row gather and counts nothing.
     """
-    E, H, V, L = config.embed_size, config.rnn_size, config.vocab_size, config.num_layers
-    layers = 8 * H * (E + H) + (L - 1) * 8 * H * (H + H)
-    return layers + 2 * (H * config.output_rank + config.output_width * V)
+    layers = sum(layer_flop_per_token(config, k) for k in range(config.num_layers))
+    return layers + output_flop_per_token(config)
 
 
 def training_flop_per_token(config: ModelConfig) -> int:

@@ -50,6 +50,7 @@ from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
+from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, text_task
 from fastlstm.text.plan import (
     LONG,
     choose_seq_length,
@@ -71,7 +72,7 @@ from fastlstm.training.signals import StopFlag
 
 Source = str | Path | Sequence[str | Path]
 
-TEXT_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", *PARTS}
+TEXT_MAY_CHANGE = MAY_CHANGE | {"sample_every", "cache_dir", "pipeline", *PARTS}
 """A text may be found under another name: a resumed run compares what is in it."""
 
 
@@ -242,6 +243,7 @@ class TextSession(RunSession):
         if checkpoint is None:
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
+        check_pipeline(config, sizes.num_layers, device, self.world.size)
         shards = self.shards(config)
         loader = TextLoader(open_batches(config, splits.train, shards), self.stop)
         self.set_weights(model, texts, config)
@@ -251,7 +253,7 @@ class TextSession(RunSession):
         ceiling = self.ceiling(config.precision, device.type)
         if precision.is_recalled:
             self.notes.append(measurements.note("the times of a pass were"))
-        self.notes += [*texts.notes(), *notes, *reasons]
+        self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, sizes, self.world)]
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
@@ -315,7 +317,7 @@ class TextSession(RunSession):
 
     def make_task(self, **parts: Any) -> TextTask:
         """Returns what is trained; `parts` are the fields of `TextTask`."""
-        return TextTask(**parts)
+        return text_task(self.world, **parts)
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns what the best model is scored on at the end, or None."""

@@ -51,7 +51,9 @@ def set_up(options: TrainingOptions, world: World) -> Part:
     """Sets threads and precision as rank 0 has chosen them."""
     torch.set_num_threads(options.threads or world.default_threads())
     allow_tf32(options.precision)
-    shards = Shards(options.shards or 1, world.rank, world.size)
+    shards = Shards()
+    if options.divides_batch:
+        shards = Shards(options.shards or 1, world.rank, world.size)
     return Part(set_up_device(options), world, shards)
 
 
@@ -63,6 +65,8 @@ def _obey(trainer: Trainer, order: Order, factor: float) -> None:
             trainer.world.gathered(trainer.task.carried())
         case Order.RESTORE:
             _restore(trainer)
+        case Order.GATHER:
+            trainer.stepper.gather()
         case Order.RESET:
             trainer.reset_carried()
         case Order.NOTE:

@@ -80,6 +80,11 @@ class TrainingOptions:
     strict_kernels: bool = False
     seed: int = 0
 
+    @property
+    def divides_batch(self) -> bool:
+        """Whether several processes share the rows of a batch, not the layers of the model."""
+        return True
+
     def check_schedule(self) -> None:
         """Raises ConfigError where warm-up and cool-down are longer than the run."""
         if self.warmup + self.cooldown > 1:

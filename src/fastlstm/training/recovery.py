@@ -31,7 +31,7 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
         name = first_non_finite((n, tensor) for n, tensor in carried if n not in task.may_be_nan)
         culprit = f"carried {name}" if name else "loss"
     else:
-        culprit = f"gradient of {gradient}"
+        culprit = f"gradient of {gradient or 'another rank'}"
     state.optimizers.zero_grad()
     # The scaler has halved its scale since: below 1 a smaller one cannot help.
     is_scaled = state.scaler is not None and state.scaler.get_scale() >= 1.0

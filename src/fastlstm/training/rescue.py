@@ -3,7 +3,8 @@
 Weights and optimizers are the same in all processes; only the carried state of its own rows is a
 process's alone. So in every step it sends those to the next rank. When a process is lost, each of
 the others writes what it has into ``RUN/.rescue``, without asking anybody, and ends. The next start
-puts a state together from these files (`rescued_state`)::
+puts a state together from these files (`rescued_state`). Of a pipeline nothing is kept: the weights
+of a lost process are nowhere else::
 
     rank            0        1        2        3
     weights         W        W        W        W
@@ -93,8 +94,8 @@ class Rescue:
     def tell(self) -> None:
         """Has rank 0 tell the others what evaluations, checkpoints and bad steps have changed."""
         trainer, progress = self._trainer, self._trainer.progress
-        if self._world.size == 1:
-            return
+        if self._world.size == 1 or trainer.task.pipeline is not None:
+            return  # what a stage of a pipeline has is nowhere else
         numbers = (
             progress.evaluations, progress.evaluated_step, progress.best_step, progress.slot,
             progress.scored, progress.lr_scale, trainer.best.published_step,

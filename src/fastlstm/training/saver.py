@@ -36,7 +36,7 @@ def of_all_rows(
 
 def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the part of the carried state that belongs to the rows of this process."""
-    if trainer.world.size == 1:
+    if trainer.plan.shards.world_size == 1:
         return carried
     own, axis = dict[str, Tensor](), trainer.task.row_axis
     num_rows = min((t.shape[axis[name]] for name, t in carried.items()), default=0)
@@ -60,6 +60,7 @@ class Saver:
 
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
+        self._trainer.stepper.gather()
         tensors, meta = self.capture_own()
         if carried := self._carried():
             tensors["carried"] = carried

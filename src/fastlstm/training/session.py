@@ -121,7 +121,7 @@ class RunSession(EventHub):
             with reading(checkpoint):
                 resolved, first = stored(checkpoint)
             options = resumed_config(options, names, resolved, first, may_change)
-        if self.world.size > 1 and options.shards is None:
+        if self.world.size > 1 and options.shards is None and options.divides_batch:
             if checkpoint is not None:
                 raise ConfigError(
                     "this run was started in one process, with one shard; give ",
@@ -199,6 +199,8 @@ class RunSession(EventHub):
         Raises:
             ConfigError: the batch, or the processes, cannot share so many.
         """
+        if not options.divides_batch:
+            return Shards()
         world, num = self.world, options.shards or 1
         rows = options.batch_size * options.accumulate
         if world.size & (world.size - 1):

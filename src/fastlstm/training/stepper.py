@@ -35,6 +35,7 @@ class Stepper:
         shards = trainer.plan.shards
         is_cut = shards.num > 1
         self._shard_sum = ShardSum(self._parameters, trainer) if is_cut else None
+        self._pipeline = trainer.task.pipeline
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.
@@ -57,7 +58,10 @@ class Stepper:
                 scaler.unscale_(optimizer)
         self._trainer.callbacks.call("on_gradients")
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._pipeline is None:
+            norm = torch.nn.utils.get_total_norm(gradients)
+        else:
+            norm = self._pipeline.norm
         is_finite = math.isfinite(loss) and math.isfinite(float(norm))
         if is_finite:
             max_norm = self._trainer.plan.options.grad_clip
@@ -77,7 +81,7 @@ class Stepper:
                 return self._passes(batch)
             except torch.cuda.OutOfMemoryError:
                 limit = self._task.num_rows(batch)
-                if self._num_parts >= limit:
+                if self._num_parts >= limit or self._pipeline is not None:
                     raise
                 self._state.optimizers.zero_grad()
                 torch.cuda.empty_cache()
@@ -85,7 +89,14 @@ class Stepper:
                 text = f"out of GPU memory: a batch now runs in {self._num_parts} parts"
                 self._trainer.say("warning", f"{text}, with the same result")
 
+    def gather(self) -> None:
+        """Brings the weights of the stages of a pipeline, if it is one, to rank 0."""
+        if self._pipeline is not None:
+            self._pipeline.gather(self._state)
+
     def _passes(self, batch: Any) -> float:
+        if self._pipeline is not None:
+            return self._pipeline.passes(batch, self._state.progress.step)
         if self._shard_sum is not None:
             return self._shard_sum.passes(self._task, self._state, batch, self._num_parts)
         scaler, losses = self._state.scaler, []

@@ -14,6 +14,7 @@ from fastlstm.errors import UsageError
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
+    from fastlstm.training.pipeline import Pipeline
     from fastlstm.training.state import Progress
     from fastlstm.training.trainer import Trainer
 
@@ -87,6 +88,7 @@ class Task(ABC):
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
         step_units: validation units that are read like this process's part of a training step.
+        pipeline: runs the passes where processes share the layers; else None.
     """
 
     name: ClassVar[str]
@@ -104,6 +106,7 @@ class Task(ABC):
     flop_per_unit: float = 0.0
     num_valid: int
     step_units: float
+    pipeline: Pipeline | None = None
 
     @abstractmethod
     def size(self, batch: Any) -> int:

@@ -350,6 +350,7 @@ class Trainer:
     def evaluate(self) -> bool:
         """Evaluates; returns False where the loss was not finite and the run was rolled back."""
         started, progress = time.perf_counter(), self.progress
+        self.stepper.gather()
         if not progress.scored:
             progress.scored = self._limit()
             if progress.scored < self.task.num_valid:
