@@ -49,6 +49,7 @@ VERBS = {
     "generate": "write text with a trained model",
     "serve": "serve a trained model as an OpenAI-compatible API",
     "forecast": "forecast the next steps of time series",
+    "merge": "join the parts that forecast or evaluate --shard wrote",
     "compress": "make a trained model smaller and faster, and say what it costs",
     "export": "write a model for another runtime, checked in it",
     "import": "read a model of another framework as a run",
