@@ -12,18 +12,17 @@ from fastlstm.errors import EXIT_OK, UsageError
 
 COMMAND = Command(
     verb="merge",
-    summary="Join the parts that forecast or evaluate wrote with --shard: their rows into one file,"
-    " or their errors into the figures of the whole table.",
+    summary="Join the parts that forecast, or evaluate on a table, wrote with --shard.",
     positionals=(Positional("DIR", "the directory or URL of all parts"),),
     options=(
         Option(
             "out",
             str | None,
             None,
-            "of forecasts: a .parquet, .csv or .arrow file",
+            "a .parquet, .csv or .arrow file; of forecasts",
             value="FILE",
         ),
-        json_option("of an evaluation: one JSON object"),
+        json_option("one JSON object; of an evaluation"),
     ),
     examples=("fastlstm merge parts --out pred.parquet", "fastlstm merge parts --json"),
 )

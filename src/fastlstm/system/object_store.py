@@ -181,7 +181,7 @@ def _pattern(path: str) -> str:
 def _address(url: str, path: str, place: str) -> str:
     """Returns the URL of a file at `place`, from a URL whose path is `path`."""
     base, mark, parameters = url.partition("?")
-    return base.removesuffix(path) + place + mark + parameters
+    return base.rstrip("/").removesuffix(path.rstrip("/")) + place + mark + parameters
 
 
 def _info(store: Any, path: str, url: str) -> Any:
