@@ -12,7 +12,7 @@ from pyarrow import csv, ipc, parquet
 from fastlstm.cli import forecast
 from fastlstm.cli.main import main
 from fastlstm.cli.options import levels_of
-from fastlstm.errors import ConfigError, StorageError
+from fastlstm.errors import ConfigError
 
 TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]})
 
@@ -20,16 +20,17 @@ TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]}
 class Model:
     """Stands for a forecaster: remembers what it is asked."""
 
+    schema, num_rows, has_whole_seconds = TABLE.schema, 2, True
+
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def predict(self, *arguments: Any) -> pa.Table:
-        self.asked.append(("points", *arguments))
-        return TABLE
+    def forecasts(self, *arguments: Any) -> Model:
+        self.asked.append(arguments)
+        return self
 
-    def predict_quantiles(self, *arguments: Any) -> pa.Table:
-        self.asked.append(("quantiles", *arguments))
-        return TABLE
+    def blocks(self) -> list[pa.Table]:
+        return [TABLE.slice(0, 1), TABLE.slice(1)]
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def test_points_quantiles_and_future_reach_the_model(model: Model) -> None:
     assert main(["forecast", "run", "a.csv"]) == 0
     assert main(["forecast", "run", "a.csv", "b.csv", "--quantiles", "0.1", "--future", "f"]) == 0
     assert model.asked == [
-        ("points", "a.csv", None),
-        ("quantiles", ["a.csv", "b.csv"], (0.1,), "f"),
+        ("a.csv", (), None),
+        (["a.csv", "b.csv"], (0.1,), "f"),
     ]
 
 
@@ -78,7 +79,10 @@ def test_the_end_of_the_name_decides_the_kind_of_file(
 
 
 def test_a_file_that_cannot_be_written_is_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "a.csv"
     path.write_text("old")
@@ -86,8 +90,8 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(csv, "write_csv", full)
-    with pytest.raises(StorageError, match=r"No space left on device.*give another --out"):
-        forecast._write(TABLE, str(path))
+    monkeypatch.setattr(csv, "CSVWriter", full)
+    assert main(["forecast", "run", "a.csv", "--out", str(path)]) == 1
+    assert "the disk is full; free some space" in capsys.readouterr().err
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

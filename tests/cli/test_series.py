@@ -13,7 +13,6 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from fastlstm.cli import evaluate, train
-from fastlstm.cli.forecast import _in_seconds
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
 from series_frames import long_table
@@ -225,15 +224,3 @@ def test_texts_beside_tables_are_left_out_and_named(
     told = " ".join(capsys.readouterr().out.split())
     assert "notes.md not used" in told
     assert "table.csv" not in told
-
-
-@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
-def test_times_without_fractions_are_written_without(zone: str | None) -> None:
-    times = pa.array([0, 3_600_000_000], pa.timestamp("us", zone))
-    table = pa.table({"time": times, "y": [1.0, 2.0]})
-    found = _in_seconds(table)
-    assert found["time"].type == pa.timestamp("s", zone)
-    assert found["time"].cast(times.type).equals(table["time"])
-    assert found.column_names == ["time", "y"]
-    finer = pa.table({"time": pa.array([0, 500_000], pa.timestamp("us", zone))})
-    assert _in_seconds(finer).equals(finer)

@@ -96,7 +96,7 @@ def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) 
     report = model.backtest(season=SEASON, quantiles=(0.1, 0.5))
     origins = windows_of(y)
     about = naive_of(y, origins)
-    rows = model._windows(model.dataset_, "test", 1)[1]
+    rows = model._windows(model.dataset_, "test", 1)[1].rows()
     assert rows.tolist() == [s * ROWS + origin - INPUT for s, origin in origins]
     in_sample = [pd.Series(row[:TRAIN].astype(np.float64)).diff(SEASON).abs().mean() for row in y]
     scale = np.array([in_sample[s] for s, _ in origins])
@@ -164,7 +164,7 @@ def test_several_targets_are_scored_in_deviations_each_of_its_own() -> None:
     model = Forecaster(**QUICK).fit(y)
     report = model.backtest(season=SEASON, scaled=True)
     scaler = model._inputs.scaler
-    rows = model._windows(model.dataset_, "test", 1)[1]
+    rows = model._windows(model.dataset_, "test", 1)[1].rows()
     center = torch.cat([found for found, _ in forecast(model.network_, model._inputs, rows)])
     figures: dict[str, Any] = {"actual": [], "naive": [], "seasonal_naive": [], "forecaster": []}
     scales = []

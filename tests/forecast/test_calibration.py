@@ -38,7 +38,7 @@ def noisy(num_rows: int = 2400) -> NDArray[np.float32]:
 
 def inside(model: Forecaster, level: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns which test values lie in their interval, and which are of the quiet hours."""
-    rows = model._windows(model.dataset_, "test", 1)[1]
+    rows = model._windows(model.dataset_, "test", 1)[1].rows()
     ends = ((1 - level) / 2, (1 + level) / 2)
     found = []
     for q, y in forecast(model.network_, model._inputs, rows, model.stored_.calibration, ends):
@@ -68,7 +68,7 @@ def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
 def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: Any) -> None:
     """Even of a network that has learned nothing: what it is off by is added."""
     model = Forecaster(**{**QUICK, "steps": 1}, output=output).fit(noisy(600))
-    rows = model._windows(model.dataset_, "valid", 1)[1]
+    rows = model._windows(model.dataset_, "valid", 1)[1].rows()
     levels = (0.025, 0.1, 0.3, 0.5, 0.825, 0.975)
     below = [
         (y[..., None] <= q)[:, :, 0].double()
@@ -183,7 +183,7 @@ def counting() -> Forecaster:
 
 
 def test_mean_and_dispersion_of_counts_are_learned_at_every_scale(counting: Forecaster) -> None:
-    rows = counting._windows(counting.dataset_, "test", 1)[1]
+    rows = counting._windows(counting.dataset_, "test", 1)[1].rows()
     hours = (rows[:, None] + 48 + np.arange(HORIZON)) % 600
     series = rows // 600
     found = []

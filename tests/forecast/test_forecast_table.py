@@ -16,7 +16,7 @@ from fastlstm.forecast import forecast_table
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.forecast_table import as_kind, kind_of, predict_table
+from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from forecast_server import L, fit_plain, h
 from series_frames import START, long_table
 
@@ -27,7 +27,7 @@ def model() -> Forecaster:
 
 
 def test_every_series_continues_where_it_ends(model: Forecaster) -> None:
-    table = predict_table(model.stored_, model.dataset_, model._inputs)
+    table = Forecasts(model.stored_, model.dataset_, model._inputs).table()
     assert table.column_names == ["unique_id", "ds", "y"]
     assert table["unique_id"].to_pylist() == [f"s{n}" for n in range(3) for _ in range(h)]
     ahead = [START + datetime.timedelta(hours=120 + step) for step in range(h)]
@@ -39,7 +39,7 @@ def test_values_are_those_of_the_last_window_in_the_units_of_the_table(model: Fo
     cut = model.dataset_.table.segments.first_rows + 120 - L - h
     scaled, _ = next(forecast(model.network_, model._inputs, cut))
     shorter = prepare(long_rows(model, 120 - h), ForecastConfig(target=("y",)))
-    found = predict_table(model.stored_, shorter, model._table(long_rows(model, 120 - h))[1])
+    found = Forecasts(model.stored_, shorter, model._table(long_rows(model, 120 - h))[1]).table()
     std, mean = model.stored_.scaler.std[0], model.stored_.scaler.mean[0]
     expected = scaled[..., 0, 0].numpy() * std + mean
     np.testing.assert_allclose(found["y"].to_numpy().reshape(3, h), expected, rtol=1e-5)
@@ -54,7 +54,7 @@ def long_rows(model: Forecaster, num_rows: int) -> pa.Table:
 
 def test_a_column_per_quantile(model: Forecaster) -> None:
     levels = (0.25, 0.5, 0.75)
-    table = predict_table(model.stored_, model.dataset_, model._inputs, levels)
+    table = Forecasts(model.stored_, model.dataset_, model._inputs, levels).table()
     assert table.column_names[2:] == ["y-q0.25", "y-q0.5", "y-q0.75"]
     low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
     assert (low <= middle).all()
@@ -65,9 +65,9 @@ def test_a_column_per_quantile(model: Forecaster) -> None:
 def test_many_series_are_forecast_in_parts(
     model: Forecaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = predict_table(model.stored_, model.dataset_, model._inputs)
-    monkeypatch.setattr(forecast_table, "_SERIES_AT_ONCE", 2)
-    parts = predict_table(model.stored_, model.dataset_, model._inputs)
+    whole = Forecasts(model.stored_, model.dataset_, model._inputs).table()
+    monkeypatch.setattr(forecast_table, "SERIES_AT_ONCE", 2)
+    parts = Forecasts(model.stored_, model.dataset_, model._inputs).table()
     np.testing.assert_allclose(whole["y"].to_numpy(), parts["y"].to_numpy(), rtol=1e-5)
     assert whole.drop_columns(["y"]).equals(parts.drop_columns(["y"]))
 

@@ -42,7 +42,7 @@ def test_the_validation_loss_is_the_mean_of_present_values(
 
     monkeypatch.setattr(ScaledWindows, "read", parted)
     model = Forecaster(**QUICK).fit(values(most_missing))
-    rows = model._windows(model.dataset_, "valid", 1)[1]
+    rows = model._windows(model.dataset_, "valid", 1)[1].rows()
     errors = [
         np.abs(found[..., 0].numpy() - target.numpy()).ravel()
         for found, target in forecast(model.network_, model._inputs, rows)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
+from fastlstm.cli.inputs import (
+    one_or_many,
+    open_forecaster,
+    refuse_swapped,
+    require_run,
+    require_tables,
+)
 from fastlstm.cli.options import READ_OPTIONS, levels_of
 from fastlstm.cli.parser import parse
-from fastlstm.errors import EXIT_OK, ConfigError, StorageError, counted
-from fastlstm.system.storage import temporary_name
+from fastlstm.cli.shard import SHARD_OPTION, Shard
+from fastlstm.errors import EXIT_OK, ConfigError, counted
+from fastlstm.system.folder import write_whole
+from fastlstm.system.object_store import is_url
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Sequence
+
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.forecast.forecast_table import Forecasts
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
 
@@ -41,10 +51,12 @@ COMMAND = Command(
             "a table with the future covariates of the steps to forecast",
             value="FILE",
         ),
+        SHARD_OPTION,
         *READ_OPTIONS,
     ),
     examples=(
         "fastlstm forecast runs/etth1 ETTh1.csv --out pred.parquet",
+        "fastlstm forecast runs/sales s3://shop/sales/ --out parts --shard 3/64",
         "fastlstm forecast runs/sales sales.csv --future plan.csv --quantiles 0.1,0.9",
     ),
 )
@@ -55,56 +67,63 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     path, *data = parsed.positionals
     out, future = parsed["out"], parsed["future"]
-    if out is not None and not out.endswith(_SUFFIXES):
-        raise ConfigError(
-            f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}"
-        )
     levels = levels_of(parsed["quantiles"])
+    tables = data if future is None else [*data, future]
     refuse_swapped("forecast", path, data)
-    model = open_forecaster(parsed, data if future is None else [*data, future])
-    frame = one_or_many(data)
-    _write(
-        model.predict_quantiles(frame, levels, future) if levels else model.predict(frame, future),
-        out,
-    )
+    if parsed["shard"] is not None:
+        return _forecast_part(parsed, tables, levels)
+    suffix = ".csv" if out is None else suffix_of(out)
+    model = open_forecaster(parsed, tables)
+    _write(model.forecasts(one_or_many(data), levels, future), out, suffix)
     return EXIT_OK
 
 
-def _write(table: pa.Table, out: str | None) -> None:
+def _forecast_part(parsed: Parsed, tables: list[str], levels: tuple[float, ...]) -> int:
+    path, *data = parsed.positionals
+    require_run(path, "forecaster")
+    require_tables(tables)
+    options = {"quantiles": list(levels), "future": parsed["future"] is not None}
+    shard = Shard(parsed, tables, options)
+    if shard.is_done():
+        return EXIT_OK
+    model = open_forecaster(parsed, tables)
+
+    from fastlstm.forecast.table_parts import forecast_part
+
+    stored = forecast_part(
+        model, one_or_many(data), shard.part, shard.directory, levels, parsed["future"],
+        facts={"request": shard.request},
+    )  # fmt: skip
+    shard.show(stored)
+    return EXIT_OK
+
+
+def suffix_of(out: str) -> str:
+    """Returns the kind of file that --out names. Raises ConfigError for another one."""
+    name = out.partition("?")[0] if is_url(out) else out
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix):
+            return suffix
+    raise ConfigError(f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}")
+
+
+def _write(forecasts: Forecasts, out: str | None, suffix: str) -> None:
     import pyarrow as pa
-    from pyarrow import csv, ipc, parquet
+
+    from fastlstm.forecast.forecast_file import write_rows
+
+    schema, whole = forecasts.schema, forecasts.has_whole_seconds
+
+    def produce(file: Any) -> None:
+        write_rows(file, suffix, schema, forecasts.blocks(), whole)
 
     if out is None:
-        csv.write_csv(_in_seconds(table), pa.PythonFile(sys.stdout.buffer, mode="w"))
+        produce(pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
-    temporary = temporary_name(Path(out))
-    try:
-        with temporary.open("wb") as file:
-            if out.endswith(".parquet"):
-                parquet.write_table(table, file)
-            elif out.endswith(".csv"):
-                csv.write_csv(_in_seconds(table), file)
-            else:
-                with ipc.new_file(file, table.schema) as writer:
-                    writer.write_table(table)
-        temporary.replace(out)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageError(
-            f"{out} cannot be written ({error.strerror or error}); give another --out"
-        ) from None
-    print(f"{out}: {counted(table.num_rows, 'row')} of {', '.join(table.column_names)}")
+    write_whole(out, produce)
+    show_written(out, forecasts.num_rows, schema.names)
 
 
-def _in_seconds(table: pa.Table) -> pa.Table:
-    """Returns a table with times in whole seconds, where no time has a fraction."""
-    import pyarrow as pa
-
-    for number, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type):
-            try:
-                times = table.column(number).cast(pa.timestamp("s", field.type.tz))
-            except pa.ArrowInvalid:
-                continue
-            table = table.set_column(number, field.name, times)
-    return table
+def show_written(out: str, num_rows: int, columns: Sequence[str]) -> None:
+    """Prints what a file of forecasts holds."""
+    print(f"{out}: {counted(num_rows, 'row')} of {', '.join(columns)}")

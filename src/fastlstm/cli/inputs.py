@@ -13,6 +13,7 @@ from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
 from fastlstm.runs.run_directory import Kind, kind_of_run
+from fastlstm.system.object_store import is_url
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file
 
@@ -118,7 +119,8 @@ def require_tables(sources: Sequence[str]) -> None:
     refuse_runs(sources)
     for source in sources:
         path = os.path.expanduser(source)
-        if not os.path.exists(path) and not glob.glob(path, recursive=True):
+        is_there = is_url(source) or os.path.exists(path) or glob.glob(path, recursive=True)
+        if not is_there:
             raise DataError(f"there is no file {source or repr('')}{hint_of_file(Path(path))}")
         if kind_of_source(source) == "text":
             raise DataError(f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy")

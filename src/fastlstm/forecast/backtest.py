@@ -14,6 +14,7 @@ from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepEr
 from fastlstm.forecast.data.naive import SeasonalNaive
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.model.config import ForecasterConfig
 
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
@@ -61,8 +62,9 @@ def backtest(
     scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, done = inputs.table.segments, 0
-    num_levels = max(len(quantiles.levels), len(LEVELS))
-    size = min(64 if should_continue else 256, max(1, _MAX_NUMBERS // (h * C * num_levels)))
+    size = windows_at_once(config, quantiles)
+    if should_continue is not None:
+        size = min(size, 64)
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
@@ -90,6 +92,12 @@ def backtest(
         if should_continue is not None and not should_continue(done):
             break
     return scores
+
+
+def windows_at_once(config: ForecasterConfig, quantiles: QuantileScores) -> int:
+    """Returns the windows of a batch of `backtest`: 256, fewer where they have many quantiles."""
+    num_levels = max(len(quantiles.levels), len(LEVELS))
+    return min(256, max(1, _MAX_NUMBERS // (config.horizon * config.num_targets * num_levels)))
 
 
 def season_of(dataset: SeriesDataset) -> int:

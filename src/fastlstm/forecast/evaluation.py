@@ -13,7 +13,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.error_measures import QuantileScores, StepErrors
+from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepErrors
 from fastlstm.forecast.data.naive import seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
@@ -48,10 +48,17 @@ def evaluate_forecasts(
         stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
         should_continue=should_continue,
     )  # fmt: skip
-    report = {name: score.result() for name, score in errors.items()}
+    return figures_of(errors, quantiles)
+
+
+def figures_of(
+    scores: Mapping[str, Scores], quantiles: QuantileScores
+) -> dict[str, dict[str, float]]:
+    """Returns the figures of `backtest` by forecast, those of quantiles with the forecaster's."""
+    figures = {name: score.result() for name, score in scores.items()}
     if quantiles.num_values:
-        report["forecaster"] |= quantiles.result()
-    return report
+        figures["forecaster"] |= quantiles.result()
+    return figures
 
 
 def num_test_windows(dataset: SeriesDataset, split: Split, sizes: ForecasterConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,25 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import DataError, Setting, counted
-from fastlstm.forecast.calibration import answer
+from fastlstm.forecast.calibration import answer, require_known
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
 
-_SERIES_AT_ONCE = 256
+SERIES_AT_ONCE = 256
+"""Series of a block. The last bits of a forecast may depend on those it is computed with, so that
+whoever computes a block computes the same one."""
+_SECOND_US = 1_000_000
 
 
-@torch.no_grad()
-def predict_table(
-    stored: StoredForecaster,
-    dataset: SeriesDataset,
-    inputs: ScaledWindows,
-    quantiles: Sequence[float] = (),
-    future: SeriesDataset | None = None,
-) -> pa.Table:
-    """Forecasts the steps after the end of every series.
+class Forecasts:
+    """The forecasts of the steps after the end of every series, in blocks of series.
 
     Args:
         stored: the forecaster.
@@ -40,33 +36,101 @@ def predict_table(
         quantiles: levels, a column each; none for point forecasts.
         future: future covariates, if any.
 
+    Attributes:
+        num_series: series forecast.
+        num_blocks: blocks of `SERIES_AT_ONCE` of them, the last of fewer.
+        num_rows: rows of all blocks.
+        schema: Arrow's, of every block.
+
     Raises:
-        DataError: a series is too short, or future covariates are missing.
+        DataError: a series is too short.
         ConfigError: a level outside those calibrated.
     """
-    table, sizes = dataset.table, stored.network.config
-    last = np.flatnonzero(np.diff(table.segments.series, append=-1))
-    rows = table.segments.num_rows[last]
-    _refuse_short(dataset, last, rows, sizes.input_size)
-    series = table.segments.series[last]
-    times = _times_ahead(dataset, last, sizes.horizon)
-    known = None
-    if future is not None:
-        known = future_covariates(future, dataset, stored.schema, series, times)
-    starts = table.segments.first_rows[last] + rows - sizes.input_size
-    answers = []
-    for first in range(0, len(last), _SERIES_AT_ONCE):
-        part = slice(first, first + _SERIES_AT_ONCE)
-        past = read_windows(table, starts[part], sizes.input_size)
+
+    def __init__(
+        self,
+        stored: StoredForecaster,
+        dataset: SeriesDataset,
+        inputs: ScaledWindows,
+        quantiles: Sequence[float] = (),
+        future: SeriesDataset | None = None,
+    ) -> None:
+        require_known(quantiles)
+        self.stored, self.dataset, self.future = stored, dataset, future
+        self.quantiles, self._inputs = tuple(quantiles), inputs
+        segments, sizes = dataset.table.segments, stored.network.config
+        self._last = np.flatnonzero(np.diff(segments.series, append=-1))
+        _refuse_short(dataset, self._last, segments.num_rows[self._last], sizes.input_size)
+        self.num_series = len(self._last)
+        self.num_blocks = -(-self.num_series // SERIES_AT_ONCE)
+        self.num_rows = self.num_series * sizes.horizon
+        self._names = pa.array(list(dataset.series))
+        no_answers = torch.empty(0, sizes.horizon, sizes.num_targets, len(quantiles) or 1)
+        self.schema = self._table(self._last[:0], no_answers).schema
+
+    @property
+    def has_whole_seconds(self) -> bool:
+        """Whether no time has a fraction of a second."""
+        frequency, starts = self.dataset.frequency, self.dataset.table.segments.start_times
+        step = frequency.step if frequency.unit == "us" else 0
+        is_whole = (starts[self._last] % _SECOND_US == 0).all() and step % _SECOND_US == 0
+        return self.dataset.has_clock and bool(is_whole)
+
+    def blocks(self, first: int = 0, end: int | None = None) -> Iterator[pa.Table]:
+        """Yields the rows of the blocks ``first .. end - 1``, a table each; default all.
+
+        Raises:
+            DataError: future covariates are missing.
+        """
+        segments = self._last[first * SERIES_AT_ONCE :]
+        segments = segments[: None if end is None else (end - first) * SERIES_AT_ONCE]
+        known = self._known(segments)
+        for begin in range(0, len(segments), SERIES_AT_ONCE):
+            part = slice(begin, begin + SERIES_AT_ONCE)
+            answers = self._answers(segments[part], None if known is None else known[part])
+            yield self._table(segments[part], answers)
+
+    def table(self) -> pa.Table:
+        """Returns all rows as one table."""
+        return pa.concat_tables(self.blocks()) if self.num_blocks else self.schema.empty_table()
+
+    def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""
+        if self.future is None:
+            return None
+        stored, sizes = self.stored, self.stored.network.config
+        series = self.dataset.table.segments.series[segments]
+        times = _times_ahead(self.dataset, segments, sizes.horizon)
+        known = future_covariates(self.future, self.dataset, stored.schema, series, times)
+        place = sizes.num_targets + sizes.num_past
+        return (known - stored.scaler.mean[place:]) / stored.scaler.std[place:]
+
+    @torch.no_grad()
+    def _answers(self, segments: NDArray[np.int64], known: NDArray[np.float64] | None) -> Tensor:
+        """Returns scaled forecasts ``(N, h, C, levels)`` of the windows that end the segments."""
+        stored, table, sizes = self.stored, self.dataset.table, self.stored.network.config
+        ends = table.segments.first_rows[segments] + table.segments.num_rows[segments]
+        past = read_windows(table, ends - sizes.input_size, sizes.input_size)
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
-        values, statics = inputs.prepare(torch.cat([past, empty], 1), last[part])
+        values, statics = self._inputs.prepare(torch.cat([past, empty], 1), segments)
         if known is not None:
             place = sizes.num_targets + sizes.num_past
-            scaled = (known[part] - stored.scaler.mean[place:]) / stored.scaler.std[place:]
-            values[:, sizes.input_size :, place:] = torch.from_numpy(scaled).float()
-        answers.append(answer(stored.network, values, statics, stored.calibration, quantiles))
-    columns = _columns(stored, torch.cat(answers), dataset.roles.target, quantiles)
-    return _table(dataset, series, times, columns)
+            values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
+        return answer(stored.network, values, statics, stored.calibration, self.quantiles)
+
+    def _table(self, segments: NDArray[np.int64], answers: Tensor) -> pa.Table:
+        """Returns a row per series and step."""
+        dataset, roles, horizon = self.dataset, self.dataset.roles, answers.shape[1]
+        table: dict[str, Any] = {}
+        if roles.series is not None:
+            series = dataset.table.segments.series[segments]
+            table[roles.series] = self._names.take(pa.array(np.repeat(series, horizon)))
+        times = _times_ahead(dataset, segments, horizon)
+        table["step" if roles.time is None else roles.time] = _as_times(dataset, times)
+        columns = _columns(self.stored, answers, roles.target, self.quantiles)
+        for column, values in columns.items():
+            table[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.table(table)
 
 
 def _refuse_short(
@@ -89,10 +153,13 @@ def _times_ahead(
 ) -> NDArray[np.int64]:
     """Returns the times of the steps after the end of the segments `last`, ``(N, h)``."""
     segments, frequency = dataset.table.segments, dataset.frequency
+    starts, counts = segments.start_times[last], segments.num_rows[last]
+    if frequency.unit in ("us", "rows"):
+        steps = counts[:, None] + np.arange(horizon, dtype=np.int64)
+        return np.asarray(starts[:, None] + steps * frequency.step)
     times = []
-    for segment in last.tolist():
-        count = int(segments.num_rows[segment])
-        end = frequency.after(int(segments.start_times[segment]), count)[-1]
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        end = frequency.after(start, count)[-1]
         times.append(frequency.after(int(end), horizon + 1)[1:])
     return np.array(times, dtype=np.int64).reshape(-1, horizon)
 
@@ -110,18 +177,8 @@ def _columns(
     return columns
 
 
-def _table(
-    dataset: SeriesDataset,
-    series: NDArray[np.int64],
-    times: NDArray[np.int64],
-    columns: Mapping[str, NDArray[np.float64]],
-) -> pa.Table:
-    """Returns a row per series ``(N,)`` and step: times and values are ``(N, h)`` each."""
-    table: dict[str, Any] = {}
-    roles = dataset.roles
-    if roles.series is not None:
-        names = pa.array(list(dataset.series))
-        table[roles.series] = names.take(pa.array(np.repeat(series, times.shape[1])))
+def _as_times(dataset: SeriesDataset, times: NDArray[np.int64]) -> pa.Array:
+    """Returns times of a table as Arrow's: counted rows, or times of its zone."""
     steps = pa.array(times.reshape(-1))
     if dataset.has_clock:
         steps = steps.cast(pa.timestamp("us", None if dataset.is_wall else dataset.time_zone))
@@ -129,10 +186,7 @@ def _table(
             steps = pc.assume_timezone(
                 steps, dataset.time_zone, ambiguous="earliest", nonexistent="latest"
             )
-    table["step" if roles.time is None else roles.time] = steps
-    for column, values in columns.items():
-        table[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return pa.table(table)
+    return steps
 
 
 def kind_of(frame: Any) -> str:

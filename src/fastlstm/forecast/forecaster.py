@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, Setting, kind_of_value
 from fastlstm.estimator import Estimator, show_warning, signature_of
@@ -22,10 +21,11 @@ from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
-from fastlstm.forecast.evaluation import INTERVALS, evaluate_forecasts
+from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
-from fastlstm.forecast.forecast_table import as_kind, kind_of, predict_table
+from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.table_evaluation import TableEvaluation
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.events import checked_observers
@@ -170,7 +170,7 @@ class Forecaster(Estimator[StoredForecaster]):
             DataError: other columns than at `fit`, a series that is too short, or a step without
                 future covariates.
         """
-        return self._predict(frame, future, ())
+        return self._as_came(self.forecasts(frame, (), future), frame)
 
     def predict_quantiles(
         self, frame: Any = None, quantiles: Sequence[float] = (0.1, 0.5, 0.9), future: Any = None
@@ -182,14 +182,22 @@ class Forecaster(Estimator[StoredForecaster]):
         quantiles of the distribution, not calibrated. A quantile for which validation has too few
         values is infinite, with a warning.
         """
-        return self._predict(frame, future, quantiles)
+        return self._as_came(self.forecasts(frame, quantiles, future), frame)
 
-    def _predict(self, frame: Any, future: Any, quantiles: Sequence[float]) -> Any:
+    def forecasts(
+        self, frame: Any = None, quantiles: Sequence[float] = (), future: Any = None
+    ) -> Forecasts:
+        """Returns what `predict` or `predict_quantiles` does, to be computed block by block.
+
+        ``for table in model.forecasts("sales/").blocks(): …`` holds one block of series in memory.
+        """
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         ahead = self._ahead(future, dataset)
-        table = predict_table(self._fitted(), dataset, inputs, quantiles, ahead)
-        return as_kind(table, kind_of(frame) if frame is not None else self._came)
+        return Forecasts(self._fitted(), dataset, inputs, quantiles, ahead)
+
+    def _as_came(self, forecasts: Forecasts, frame: Any) -> Any:
+        return as_kind(forecasts.table(), kind_of(frame) if frame is not None else self._came)
 
     def _table(self, frame: Any) -> tuple[SeriesDataset, ScaledWindows]:
         """Returns a table and its windows; default that of `fit`."""
@@ -258,15 +266,29 @@ class Forecaster(Estimator[StoredForecaster]):
             num_without_scale of them, whose series is constant from season to season in its
             training rows, or has none. Either count is left out if 0.
         """
+        return self.evaluation(part, stride, season, scaled, frame, quantiles).sums().figures()
+
+    def evaluation(
+        self,
+        part: Literal["train", "valid", "test"] = "test",
+        stride: int = 1,
+        season: int | None = None,
+        scaled: bool = False,
+        frame: Any = None,
+        quantiles: Sequence[float] = (),
+    ) -> TableEvaluation:
+        """Returns what `backtest` computes, to be computed block by block."""
         _require_part(part)
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and not (is_whole(value) and value >= 1):
                 raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more whole steps")
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
-        split, rows = self._windows(dataset, part, stride)
-        season, scores = season or season_of(dataset), QuantileScores(quantiles, INTERVALS)
-        return evaluate_forecasts(self._fitted(), inputs, split, rows, season, scores, scaled)
+        split, windows = self._windows(dataset, part, stride)
+        season = season or season_of(dataset)
+        return TableEvaluation(
+            self._fitted(), dataset, inputs, split, windows, season, quantiles, scaled
+        )
 
     def coverage(
         self,
@@ -277,7 +299,7 @@ class Forecaster(Estimator[StoredForecaster]):
         _require_part(part)
         stored = self._fitted()
         dataset, inputs = self._table(None)
-        _, rows = self._windows(dataset, part, 1)
+        rows = self._windows(dataset, part, 1)[1].rows()
         require_numbers("intervals", intervals)
         scores = QuantileScores((), intervals, has_crps=False)
         self._warn_unsupported(scores.levels)
@@ -303,14 +325,11 @@ class Forecaster(Estimator[StoredForecaster]):
         if text is not None:
             warnings.warn(text, stacklevel=4)
 
-    def _windows(
-        self, dataset: SeriesDataset, part: str, stride: int
-    ) -> tuple[Split, NDArray[np.int64]]:
-        """Returns the parts of a table, and the first rows of the windows of one of them."""
+    def _windows(self, dataset: SeriesDataset, part: str, stride: int) -> tuple[Split, WindowIndex]:
+        """Returns the parts of a table, and the windows of one of them."""
         config, sizes = self._fitted().config, self._fitted().network.config
         split = split_table(dataset.table, dataset.frequency, config.split)
-        windows = split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
-        return split, windows.rows()
+        return split, split.windows(dataset.table, part, sizes.input_size, sizes.horizon, stride)
 
     def save(self, path: str | Path) -> None:
         """Writes config.json, schema.json, scaler.json and model.safetensors; nothing executable.

@@ -20,9 +20,9 @@ from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
-from fastlstm.forecast.data.records import require_files
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
+from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork

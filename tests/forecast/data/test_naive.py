@@ -103,3 +103,17 @@ def test_the_error_is_that_of_the_training_rows_of_each_series(
     assert np.isnan(whole[2]).all()  # three rows have no pair four rows apart
     monkeypatch.setattr(naive, "_BLOCK_ROWS", 7)
     np.testing.assert_allclose(seasonal_error(source, ends, 2, 4), whole)
+
+
+def test_the_error_of_some_series_has_the_bits_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(naive, "_BLOCK_ROWS", 16)
+    lengths = [13, 30, 7, 41, 22]
+    sizes = 10.0 ** np.random.default_rng(0).integers(-9, 9, sum(lengths))  # sums are rounded
+    rows = (with_missing(sum(lengths), 0.2) * sizes).astype(np.float32)
+    source = table(rows[:, None], [0, 1, 1, 2, 3], lengths)
+    ends = source.segments.first_rows + source.segments.num_rows
+    whole = seasonal_error(source, ends, 1, 3)
+    for low in range(4):
+        for high in range(low, 4):
+            some = seasonal_error(source, ends, 1, 3, (low, high))
+            np.testing.assert_array_equal(some[low : high + 1], whole[low : high + 1])

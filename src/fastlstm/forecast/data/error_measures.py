@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastlstm.forecast.data.exact_sum import ExactSum
+
 Values = NDArray[np.floating]
+_SUMMED = ("mae", "mse", "smape", "naive", "mase")
+_COUNTED = ("num_values", "num_without_past", "num_without_scale")
 
 
 @dataclass
 class Scores:
     """Errors of point forecasts, summed over batches; missing values are skipped.
+
+    The sums of batches are added exactly: their order does not matter.
 
     Attributes:
         num_values: values evaluated.
@@ -26,7 +32,9 @@ class Scores:
     num_values: int = 0
     num_without_past: int = 0
     num_without_scale: int = 0
-    _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _sums: dict[str, ExactSum] = field(
+        default_factory=lambda: {name: ExactSum() for name in _SUMMED}
+    )
 
     def add(
         self, forecast: Values, actual: Values, naive: Values, scale: Values | None = None
@@ -63,19 +71,31 @@ class Scores:
         training rows of its series (Hyndman & Koehler 2006). Either is omitted if undefined;
         num_without_past and num_without_scale are omitted if 0.
         """
-        n = max(self.num_values, 1)
+        n, sums = max(self.num_values, 1), {name: float(s) for name, s in self._sums.items()}
         measures: dict[str, float] = {"num_values": self.num_values}
-        measures |= {name: self._sums[name] / n for name in ("mse", "mae", "smape")}
+        measures |= {name: sums[name] / n for name in ("mse", "mae", "smape")}
         measures["rmse"] = measures["mse"] ** 0.5
-        if self._sums["naive"] > 0:
-            measures["rel_mae"] = self._sums["mae"] / self._sums["naive"]
+        if sums["naive"] > 0:
+            measures["rel_mae"] = sums["mae"] / sums["naive"]
         if num_scaled := self.num_values - self.num_without_scale:
-            measures["mase"] = self._sums["mase"] / num_scaled
+            measures["mase"] = sums["mase"] / num_scaled
             if self.num_without_scale:
                 measures["num_without_scale"] = self.num_without_scale
         if self.num_without_past:
             measures["num_without_past"] = self.num_without_past
         return measures
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns counts and sums as JSON values."""
+        sums = {name: total.to_json() for name, total in self._sums.items()}
+        return {**{name: getattr(self, name) for name in _COUNTED}, "sums": sums}
+
+    def add_json(self, values: Mapping[str, Any]) -> None:
+        """Adds what `to_json` of another returned."""
+        for name in _COUNTED:
+            setattr(self, name, getattr(self, name) + int(values[name]))
+        for name in _SUMMED:
+            self._sums[name] += ExactSum.from_json(values["sums"][name])
 
 
 class StepErrors:
@@ -127,7 +147,7 @@ class QuantileScores:
         self.levels = tuple(sorted({*quantiles, *self._percentiles, *ends}))
         self._inner = [self.levels.index(p) for p in self._percentiles] or slice(None)
         self.num_values = 0
-        self._losses = dict.fromkeys(self.levels, 0.0)
+        self._losses = {level: ExactSum() for level in self.levels}
         self._inside = dict.fromkeys(self._intervals, 0)
 
     def add(self, forecast: Values, actual: Values, scale: Values | float = 1.0) -> None:
@@ -169,9 +189,25 @@ class QuantileScores:
         n = max(self.num_values, 1)
         measures = {}
         if self._percentiles:
-            measures["crps"] = 2 * sum(self._losses[p] for p in self._percentiles) / (n * 100)
-        measures |= {f"pinball_{level:g}": self._losses[level] / n for level in self._quantiles}
+            losses = sum(float(self._losses[p]) for p in self._percentiles)
+            measures["crps"] = 2 * losses / (n * 100)
+        for level in self._quantiles:
+            measures[f"pinball_{level:g}"] = float(self._losses[level]) / n
         return measures | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns counts and sums as JSON values, in the order of levels and intervals."""
+        losses = [loss.to_json() for loss in self._losses.values()]
+        inside = list(self._inside.values())
+        return {"num_values": self.num_values, "losses": losses, "inside": inside}
+
+    def add_json(self, values: Mapping[str, Any]) -> None:
+        """Adds what `to_json` of one with the same levels and intervals returned."""
+        self.num_values += int(values["num_values"])
+        for level, loss in zip(self.levels, values["losses"], strict=True):
+            self._losses[level] += ExactSum.from_json(loss)
+        for interval, inside in zip(self._intervals, values["inside"], strict=True):
+            self._inside[interval] += int(inside)
 
 
 def _finite(quantiles: Values, inner: slice | list[int]) -> Values:

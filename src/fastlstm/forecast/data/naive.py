@@ -101,7 +101,11 @@ class _FilledRows:
 
 
 def seasonal_error(
-    table: Table, ends: NDArray[np.int64], num_targets: int, season: int
+    table: Table,
+    ends: NDArray[np.int64],
+    num_targets: int,
+    season: int,
+    among: tuple[int, int] | None = None,
 ) -> NDArray[np.float64]:
     """Returns the mean of ``|y[t] - y[t - season]|`` over the training rows of every series.
 
@@ -113,6 +117,7 @@ def seasonal_error(
         ends: end (exclusive) of the training rows of each segment.
         num_targets: C, number of leading columns.
         season: in rows.
+        among: first and last series that are needed; the others are left NaN or wrong.
 
     Returns:
         Shape ``(num_series, C)``; NaN for a series without pairs.
@@ -121,7 +126,12 @@ def seasonal_error(
     num_series = int(segments.series.max()) + 1
     total, count = (np.zeros((num_series, num_targets)) for _ in range(2))
     size = max(_BLOCK_ROWS, season)
-    for begin in range(0, table.num_rows, size):
+    low, high = (0, num_series - 1) if among is None else among
+    first_row = int(segments.first_rows[np.searchsorted(segments.series, low)])
+    after = int(np.searchsorted(segments.series, high, side="right"))
+    end_row = table.num_rows if after == len(segments) else int(segments.first_rows[after])
+    # The blocks are those of all series, so that the sums of each are rounded alike.
+    for begin in range(first_row // size * size, end_row, size):
         first = max(begin - season, 0)
         rows = table.rows(first, begin + size)[:, :num_targets].astype(np.float64)
         numbers = np.arange(first, first + len(rows))

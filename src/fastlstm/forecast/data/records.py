@@ -1,18 +1,18 @@
 """Sources of tables: files and frames, read in batches through Arrow.
 
-CSV (also .tsv, .gz, .zst), Parquet, Arrow IPC and .npy files, directories and lists of them;
+CSV (also .tsv, .gz, .zst), Parquet, Arrow IPC and .npy files, directories and lists of them, on a
+disk or in an object store;
 pandas, polars and Arrow frames (anything with Arrow's C stream interface), NumPy arrays.
 """
 
 from __future__ import annotations
 
-import glob
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,15 @@ from pyarrow import parquet as pq
 from fastlstm.errors import DataError, Setting, counted, kind_of_value
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
+from fastlstm.forecast.data.table_files import (
+    SUFFIXES,
+    TableFile,
+    open_input,
+    require_files,
+    signature_of,
+)
 from fastlstm.forecast.data.time_text import are_times
-from fastlstm.system.cache import file_signature
+from fastlstm.system.object_store import RemoteFile
 
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
@@ -94,8 +101,8 @@ class Records(ABC):
         for before in self.signature or ():
             path = str(before[0])
             try:
-                is_same = file_signature(Path(path)) == before
-            except OSError:
+                is_same = signature_of(path) == before
+            except (OSError, DataError):
                 is_same = False
             if not is_same:
                 return path
@@ -122,11 +129,12 @@ class FrameRecords(Records):
 
 
 class FileRecords(Records):
-    """One file; `path` is where it is."""
+    """One file; `file` is where it is."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name, self.signature = path, str(path), [file_signature(path)]
-        self.total_bytes = path.stat().st_size
+    def __init__(self, file: TableFile) -> None:
+        signature = signature_of(file)
+        self.file, self.name, self.signature = file, str(file), [signature]
+        self.total_bytes = int(signature[1])
         self.schema = self._read_schema()
 
     @abstractmethod
@@ -146,14 +154,18 @@ class ParquetRecords(FileRecords):
     """A Parquet file, one row group after the other."""
 
     def _read_schema(self) -> pa.Schema:
-        with self._reading():
-            return pq.read_schema(self.path)
+        with self._reading(), open_input(self.file, is_mapped=True) as source:
+            return pq.read_schema(source)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         # Texts are read as dictionaries: repeated ones are not expanded.
         texts = [name for name in types if is_text(self.schema.field(name).type)]
-        options: Any = {"memory_map": True, "read_dictionary": texts}
-        with self._reading(), pq.ParquetFile(self.path, **options) as file:
+        options: Any = {"read_dictionary": texts, "pre_buffer": isinstance(self.file, RemoteFile)}
+        with (
+            self._reading(),
+            open_input(self.file, is_mapped=True) as source,
+            pq.ParquetFile(source, **options) as file,
+        ):
             num_rows, done = max(1, file.metadata.num_rows), 0
             size = rows_at_once(len(types), _BATCH_ROWS)
             for batch in file.iter_batches(size, columns=list(types)):
@@ -179,7 +191,7 @@ class ArrowRecords(FileRecords):
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Any]]:
-        with self._reading(), pa.memory_map(str(self.path)) as source:
+        with self._reading(), open_input(self.file, is_mapped=True) as source:
             yield source, ipc.open_file(source)
 
 
@@ -189,9 +201,8 @@ class CsvRecords(FileRecords):
     is_parsed = True
 
     def _read_schema(self) -> pa.Schema:
-        self._compression = {".gz": "gzip", ".zst": "zstd"}.get(self.path.suffix)
-        path, compression = str(self.path), self._compression
-        with self._reading(), pa.input_stream(path, compression=compression) as stream:
+        self._compression = {".gz": "gzip", ".zst": "zstd"}.get(self.file.suffix)
+        with self._reading(), self._uncompressed() as stream:
             line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
         if not line.strip():
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
@@ -221,10 +232,7 @@ class CsvRecords(FileRecords):
             raise self._malformed(error) or self._bad_value(types, row, error) from error
 
     def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        self._stream = pa.OSFile(str(self.path))
-        source = self._stream
-        if self._compression:
-            source = pa.CompressedInputStream(source, self._compression)
+        source = self._uncompressed()
         # NA can be a name; see `without_null_words`
         convert = csv.ConvertOptions(strings_can_be_null=False)
         if types is not None:
@@ -238,6 +246,12 @@ class CsvRecords(FileRecords):
             ),
             convert,
         )
+
+    def _uncompressed(self) -> Any:
+        self._stream = open_input(self.file)
+        if not self._compression:
+            return self._stream
+        return pa.CompressedInputStream(self._stream, self._compression)
 
     def _malformed(self, error: Exception) -> DataError | None:
         """Returns the error for malformed lines, or None if `error` is about something else.
@@ -279,7 +293,11 @@ class NumpyRecords(FileRecords):
 
     def _read_schema(self) -> pa.Schema:
         try:
-            array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            if isinstance(self.file, RemoteFile):
+                with self.file.open() as source:
+                    array = np.load(BytesIO(source.read()), allow_pickle=False)
+            else:
+                array = np.load(self.file, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError, TypeError, OverflowError) as error:
             raise damaged(self.name, error) from error
         if not isinstance(array, np.ndarray) or array.ndim == 0:
@@ -339,14 +357,13 @@ _KINDS: dict[str, type[FileRecords]] = {
     **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRecords),
     ".npy": NumpyRecords,
 }
-SUFFIXES = tuple(_KINDS)
 
 
 def open_records(source: Any) -> Records:
     """Opens a source of rows; reads only its columns.
 
     Args:
-        source: a path, a directory, a glob, several of them, or a frame (see the module).
+        source: a path, a directory, a glob, a URL, several of them, or a frame (see the module).
 
     Raises:
         DataError: there is no such file, or no table in it.
@@ -356,15 +373,6 @@ def open_records(source: Any) -> Records:
         return FrameRecords(source)
     parts = [_open_file(path) for path in files]
     return parts[0] if len(parts) == 1 else JoinedRecords(parts)
-
-
-def require_files(source: Any) -> list[Path] | None:
-    """Returns the files that `source` names, None for a frame; raises DataError without any."""
-    if isinstance(source, str | Path):
-        return _files(source)
-    if isinstance(source, Sequence) and source and all(isinstance(p, str | Path) for p in source):
-        return [path for item in source for path in _files(item)]
-    return None
 
 
 def damaged(name: str, error: Exception) -> DataError:
@@ -423,35 +431,16 @@ def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]
     return low, column[low].as_py()
 
 
-def _files(source: str | Path) -> list[Path]:
-    path = Path(os.path.expanduser(source))
-    if source == "":  # its path would be the current directory
-        raise DataError("there is no file ''")
-    if os.path.isdir(path):  # Path.is_dir would raise without permission
-        paths: Iterable[Path] = path.rglob("*")
-        reason = f"{path} has no table; expected files ending in {', '.join(SUFFIXES)}"
-    elif os.path.exists(path):
-        return [path]
-    else:
-        paths = map(Path, glob.glob(str(path), recursive=True))
-        reason = f"there is no file {path}"
-    files = sorted(p for p in paths if p.is_file() and p.name.lower().endswith(SUFFIXES))
-    if not files:
-        raise DataError(reason)
-    tables = [p for p in files if not p.name.lower().endswith(".txt")]
-    return tables or files  # a .txt beside tables describes them
-
-
-def _open_file(path: Path) -> Records:
-    if not path.is_file():
-        raise DataError(f"{path} is a pipe or a device; save the table to a file: it is read twice")
+def _open_file(file: TableFile) -> Records:
+    if isinstance(file, Path) and not file.is_file():
+        raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     for suffix, kind in _KINDS.items():
-        if path.name.lower().endswith(suffix):
+        if file.name.lower().endswith(suffix):
             try:
-                return kind(path)
+                return kind(file)
             except OSError as error:
-                raise DataError(f"cannot read {path}: {error.strerror}") from error
-    raise DataError(f"{path} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
+                raise DataError(f"cannot read {file}: {error.strerror}") from error
+    raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
 
 
 def _arrow_table(frame: Any) -> pa.Table:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastlstm.system.object_store import is_url
 from fastlstm.text.data.corpora import BUILT_IN
 from fastlstm.text.data.sources import TEXT_SUFFIXES, text_suffix
 
@@ -47,6 +48,10 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
     path = Path(os.path.expanduser(source))
     if not source:  # its path would be the current directory
         files = []
+    elif is_url(source):  # an object store; texts are read from none
+        path = Path(source.partition("?")[0])
+        is_text = text_suffix(path) in TEXT_SUFFIXES and not path.name.lower().endswith(_CSV)
+        return ([], [path]) if is_text else ([path], [])
     elif os.path.isdir(path):
         files = [
             p

@@ -1,0 +1,59 @@
+"""Parts of a table's result by number: the option, and parts that are there already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.command import Option
+from fastlstm.cli.options import READ_OPTIONS, given_options
+from fastlstm.errors import UsageError, counted
+from fastlstm.runs.parts import Part, PartDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.runs.parts import StoredPart
+
+SHARD_OPTION = Option(
+    "shard",
+    str | None,
+    None,
+    "only part I of N, numbered from 0, into the directory --out; fastlstm merge joins them",
+    value="I/N",
+)
+
+
+class Shard:
+    """The part that a command line asks for.
+
+    Attributes:
+        part: which.
+        directory: of all parts.
+        request: tells the same command line again; see `part_request`.
+    """
+
+    def __init__(self, parsed: Parsed, tables: Sequence[str], options: dict[str, Any]) -> None:
+        from fastlstm.forecast.part_request import request_key
+
+        self.part, self.directory = Part.parse(parsed["shard"]), parsed["out"]
+        if self.directory is None:
+            raise UsageError("--shard needs --out DIR, the directory of all parts")
+        run = parsed.positionals[0]
+        options = {"command": parsed.command.verb, **options}
+        options |= given_options(parsed, READ_OPTIONS)
+        self.request = request_key(run, tables, options)
+
+    def is_done(self) -> bool:
+        """Whether the same command line has made this part; says so."""
+        stored = PartDirectory(self.directory).find(self.part)
+        if stored is None or stored.facts.get("request") != self.request:
+            return False
+        self.show(None)
+        return True
+
+    def show(self, stored: StoredPart | None) -> None:
+        """Prints what was written, or that the part was there."""
+        name = f"{self.directory}: part {self.part}"
+        size = "" if stored is None else counted(stored.record.size, "byte")
+        print(f"{name} is there already" if stored is None else f"{name}, {size}")

@@ -1,0 +1,198 @@
+"""Files of object stores: ``s3://bucket/key``, ``gs://…``, and any other URL that fsspec opens.
+
+pyarrow's file systems are used where they know the scheme, those of fsspec elsewhere. Keys and the
+address of a store come from where its own tools take them (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
+``AWS_ENDPOINT_URL``; a service account). A URL may end in parameters of pyarrow:
+``s3://bucket/key?endpoint_override=localhost:9000&scheme=http``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fastlstm.errors import DataError, StorageError
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_KEYS = re.compile(r"://[^/?#@]*:[^/?#]*@")
+_EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs"}
+"""Packages with which fsspec opens a scheme that this build of pyarrow does not."""
+
+
+def is_url(source: object) -> bool:
+    """Returns whether a source is a URL; ``C:/a.csv`` and ``a.csv`` are paths."""
+    return isinstance(source, str) and _URL.match(source) is not None
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of an object store.
+
+    Attributes:
+        url: its address, as given or as a directory of it was.
+        path: its path in `store`.
+        store: pyarrow's file system.
+    """
+
+    url: str
+    path: str
+    store: Any
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name, with its dot, or an empty text."""
+        return re.search(r"(\.[^.]*)?$", self.name)[0]  # type: ignore[index]
+
+    def open(self) -> Any:
+        """Opens it to be read at any place. Raises OSError, also where it is not there."""
+        return self.store.open_input_file(self.path)
+
+    def signature(self) -> list[str | int]:
+        """Returns what the store knows of its content: URL, size, time or version.
+
+        Raises:
+            DataError: it is not there.
+        """
+        info = _info(self.store, self.path, self.url)
+        if not info.is_file:
+            raise DataError(f"there is no file {self.url}")
+        return [self.url, info.size, info.mtime_ns or 0, _version(self.store, self.path)]
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """Returns pyarrow's file system of a URL, and the path in it.
+
+    Raises:
+        DataError: no installed package opens it, or it holds keys.
+    """
+    if _KEYS.search(url):
+        raise DataError(
+            "the URL holds keys, which would be stored with the run; leave them out and set"
+            " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of the store's tools"
+        )
+    base, has_parameters, parameters = url.partition("?")
+    scheme, _, rest = base.partition("://")
+    place, _, key = rest.partition("/")
+    store, path = _store(f"{scheme}://{place}/", has_parameters + parameters)
+    return store, f"{path.rstrip('/')}/{key}"
+
+
+@lru_cache(maxsize=64)
+def _store(root: str, parameters: str) -> tuple[Any, str]:
+    import pyarrow as pa
+    from pyarrow import fs
+
+    scheme = root.partition(":")[0]
+    try:
+        store, path = fs.FileSystem.from_uri(root + parameters)
+        return store, path
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ImportError) as error:
+        if isinstance(error, pa.ArrowInvalid) and "Unrecognized" not in str(error):
+            raise DataError(f"{root} is not the URL of a store ({error})") from error
+    except OSError as error:
+        raise store_error(root, "read", error) from error
+    try:
+        import fsspec
+
+        opened, path = fsspec.core.url_to_fs(root)
+    except (ImportError, ValueError) as error:
+        package = _EXTRAS.get(scheme)
+        cure = f"pip install {package}" if package else "use s3://, gs:// or a local path"
+        raise DataError(f"{scheme}:// cannot be opened ({error}); {cure}") from error
+    return fs.PyFileSystem(fs.FSSpecHandler(opened)), path
+
+
+@contextmanager
+def store_errors(url: str, doing: str) -> Iterator[None]:
+    """Turns an error of a store inside the block into a DataError or StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(url, doing, error) from error
+
+
+def store_error(url: str, doing: str, error: Exception) -> DataError | StorageError:
+    """Returns the error for a store that refused; says which key or setting is missing."""
+    text = " ".join(str(error).split())
+    if any(word in text for word in ("NO_SUCH_BUCKET", "NoSuchBucket")):
+        advice = "there is no such bucket; check its name and the region"
+    elif any(word in text for word in ("NO_SUCH_KEY", "NoSuchKey", "not found", "No such file")):
+        advice = "there is no such file"
+    elif any(word in text for word in ("ACCESS_DENIED", "Forbidden", "credentials", "403", "401")):
+        advice = "the store refused the keys, or found none; set AWS_ACCESS_KEY_ID and"
+        advice += " AWS_SECRET_ACCESS_KEY, or what the store's own tools use"
+    else:
+        advice = "check the address, the keys and the network"
+    kind = DataError if doing == "read" else StorageError
+    return kind(f"{url}: cannot {doing} ({text[:300]}): {advice}")
+
+
+def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
+    """Returns the files that a URL names: one, those below a directory, those of a pattern.
+
+    Args:
+        url: its path may hold ``*``, which stays within a directory, and ``**``.
+        suffixes: of the names that count in a directory or a pattern.
+
+    Raises:
+        DataError: there is none, or the store refused.
+    """
+    from pyarrow import fs
+
+    store, path = open_store(url)
+    base = path.split("*")[0].rpartition("/")[0] if "*" in path else path.rstrip("/")
+    info = _info(store, base, url)
+    if info.is_file and base == path:
+        return [RemoteFile(url, path, store)]
+    if info.type != fs.FileType.Directory:
+        bucket = path.strip("/").partition("/")[0]
+        is_there = _info(store, bucket, url).type != fs.FileType.NotFound
+        why = "" if is_there else f": the store has no {bucket}"
+        raise DataError(f"there is no file {url}{why}")
+    with store_errors(url, "read"):
+        found = store.get_file_info(fs.FileSelector(base, recursive=True))
+    wanted = re.compile(_pattern(path) if "*" in path else ".*", re.DOTALL)
+    paths = sorted(f.path for f in found if f.is_file and f.path.lower().endswith(suffixes))
+    paths = [place for place in paths if wanted.fullmatch(place)]
+    if not paths:
+        raise DataError(f"{url} has no table; expected files ending in {', '.join(suffixes)}")
+    return [RemoteFile(_address(url, path, place), place, store) for place in paths]
+
+
+def _pattern(path: str) -> str:
+    parts = re.split(r"(\*\*/?|\*)", path)
+    return "".join(
+        {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts
+    )
+
+
+def _address(url: str, path: str, place: str) -> str:
+    """Returns the URL of a file at `place`, from a URL whose path is `path`."""
+    base, mark, parameters = url.partition("?")
+    return base.rstrip("/").removesuffix(path.rstrip("/")) + place + mark + parameters
+
+
+def _info(store: Any, path: str, url: str) -> Any:
+    with store_errors(url, "read"):
+        return store.get_file_info(path)
+
+
+def _version(store: Any, path: str) -> str:
+    """Returns the ETag of a file, or what fsspec knows of it, or an empty text."""
+    inner = getattr(getattr(store, "handler", None), "fs", None)
+    if inner is not None:
+        return str(inner.ukey(path))
+    with store_errors(path, "read"), store.open_input_stream(path) as stream:
+        return bytes(stream.metadata().get("ETag", b"")).decode("ascii", "replace")

@@ -1,0 +1,113 @@
+"""Tables in object stores are read as those on a disk."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, ipc
+from pyarrow import parquet as pq
+
+from fastlstm import Forecaster
+from fastlstm.cli.main import main
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.dataset import prepare_table
+from fastlstm.forecast.data.fingerprint import fingerprint
+from forecast_server import QUICK, waves
+from series_frames import long_table
+
+fsspec = pytest.importorskip("fsspec")
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """fsspec's store in memory, empty."""
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    yield memory
+    memory.store.clear()
+
+
+def packed(table: pa.Table, suffix: str) -> bytes:
+    file = io.BytesIO()
+    if suffix == ".npy":
+        np.save(file, np.stack([table["y"], table["temp"]], 1))
+    elif suffix == ".parquet":
+        pq.write_table(table, file)
+    elif suffix == ".arrow":
+        with ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        csv.write_csv(table, file)
+        if suffix == ".csv.gz":
+            return bytes(pa.compress(file.getvalue(), "gzip", asbytes=True))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet", ".arrow", ".npy"])
+def test_a_table_of_a_store_is_the_one_of_a_disk(store: Any, suffix: str, tmp_path: Path) -> None:
+    data = packed(long_table(), suffix)
+    (tmp_path / f"a{suffix}").write_bytes(data)
+    store.pipe(f"/shop/a{suffix}", data)
+    local = prepare_table(tmp_path / f"a{suffix}", cache_dir=tmp_path)
+    remote = prepare_table(f"memory://shop/a{suffix}", cache_dir=tmp_path)
+    assert fingerprint(remote) == fingerprint(local)
+    assert prepare_table(f"memory://shop/a{suffix}", cache_dir=tmp_path).from_cache
+    store.pipe(f"/shop/a{suffix}", packed(long_table(60), suffix))
+    changed = prepare_table(f"memory://shop/a{suffix}", cache_dir=tmp_path)
+    assert (changed.from_cache, changed.table.num_rows) == (False, 180)
+
+
+def test_a_directory_of_a_store_is_one_table(store: Any, tmp_path: Path) -> None:
+    table = long_table()
+    for number in range(3):
+        store.pipe(f"/shop/t/{number}.csv", packed(table.slice(50 * number, 50), ".csv"))
+    store.pipe("/shop/t/notes.txt", b"no table")
+    whole = fingerprint(prepare_table(table, cache_dir=tmp_path))
+    for source in ("memory://shop/t", "memory://shop/t/*.csv"):
+        assert fingerprint(prepare_table(source, cache_dir=tmp_path)) == whole
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(store: Any, tmp_path: Path) -> None:
+    store.pipe("/shop/a.csv", packed(long_table(), ".csv"))
+
+    def changed(*_: Any) -> None:
+        store.pipe("/shop/a.csv", packed(long_table(51), ".csv"))
+
+    with pytest.raises(DataError, match=r"memory://shop/a\.csv changed while it was being read"):
+        prepare_table("memory://shop/a.csv", cache_dir=tmp_path, on_progress=changed)
+
+
+def test_the_command_line_reads_and_writes_urls(
+    store: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.pipe("/shop/waves.parquet", packed(waves(), ".parquet"))
+    run, url = str(tmp_path / "run"), "memory://shop/waves.parquet"
+    Forecaster(**QUICK).fit(waves()).save(run)
+    assert main(["prepare", url]) == 0
+    for out in (str(tmp_path / "one.csv"), "memory://shop/one.csv"):
+        assert main(["forecast", run, url, "--out", out]) == 0
+    for number in range(2):
+        assert main(["forecast", run, url, "--out=memory://shop/p", f"--shard={number}/2"]) == 0
+    assert main(["forecast", run, url, "--out=memory://shop/p", "--shard=1/2"]) == 0
+    assert "part 1/2 is there already" in capsys.readouterr().out
+    assert main(["merge", "memory://shop/p", "--out", "memory://shop/all.csv"]) == 0
+    one = (tmp_path / "one.csv").read_bytes()
+    assert store.cat("/shop/all.csv") == store.cat("/shop/one.csv") == one
+    part = "/shop/p/part-00000-of-00002.arrow"
+    store.pipe(part, store.cat(part)[:-5])
+    assert main(["merge", "memory://shop/p", "--out", "memory://shop/all.csv"]) == 1
+    assert "1 part of 2 is not what was written: 0" in capsys.readouterr().err
+    for argv, told in (
+        (["forecast", run, "memory://shop/gone.csv"], "there is no file memory://shop/gone.csv"),
+        (["prepare", "nosuch://a/b.csv"], "nosuch:// cannot be opened"),
+        (["forecast", run, "memory://shop/a.txt"], "is a text, expected a table"),
+        (["train", "memory://shop/waves.parquet", "--out", "r"], "--horizon is missing"),
+    ):
+        assert main(argv) == 2
+        assert told in capsys.readouterr().err
