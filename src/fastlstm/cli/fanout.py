@@ -40,7 +40,7 @@ _MAY_CHANGE = MAY_CHANGE - {"steps", "epochs", "budget", "patience", "threads", 
 
 COMMAND = Command(
     verb="fanout",
-    summary="Train one forecaster for each group of a table, on this machine or a Ray cluster.",
+    summary="Train a forecaster for each group of a table, on this machine or on Ray.",
     positionals=(
         Positional(
             "DATA",
@@ -67,11 +67,11 @@ COMMAND = Command(
     ),
     required=("out", "by"),
     examples=(
-        "fastlstm fanout sales.parquet --by store --horizon 28 --steps 2000 --out runs/stores",
-        "fastlstm fanout sales.csv --by store --horizon 28 --out /nfs/stores --ray auto",
+        "fastlstm fanout sales.csv --by store --horizon 28 --steps 900 --out stores",
+        "fastlstm fanout sales.csv --by store --horizon 28 --out /nfs/x --ray auto",
     ),
-    other="The options are those of fastlstm train for a table. The same command continues where\n"
-    "it was stopped. A job has one thread unless --threads is given.",
+    other="The options are those of fastlstm train for a table. The same command continues\n"
+    "where it was stopped. A job has one thread unless --threads is given.",
 )  # fmt: skip
 
 
