@@ -5,7 +5,7 @@
 12 groups are trained one after the other, then on a `ray.cluster_utils.Cluster` of three nodes on
 this machine, one of which is removed while it trains, and with `--jobs 2`, where a job and then
 the fan-out itself are killed and the command is started again. Last, a text is trained by
-`fastlstm.ray.train` in two workers beside `--nproc 2`.
+`fastlstm.ray.train` in two workers, one of which is lost with its node, beside one process alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,9 @@ def main() -> None:
     began = time.monotonic()
     killed = with_kills(table, folder / "killed", rng)
     shown("kills", models(folder / "killed"), serial, began, **killed)
+    began = time.monotonic()
+    alone, together = trained_text(folder)
+    shown("ray.train", together, alone, began)
 
 
 def write_table(path: Path) -> None:
@@ -86,7 +90,7 @@ def on_ray(table: Path, out: Path, rng: random.Random) -> dict[str, Any]:
         at, before = done(out), trained(out)
         cluster.remove_node(rng.choice(nodes), allow_graceful=False)
         code = fanout.wait(timeout=900)
-        resumed = sum(run.read_bytes().count(b'"event":"start"') > 1 for run in metrics(out))
+        resumed = sum(num_events(run, "start") > 1 for run in runs(out))
     finally:
         cluster.shutdown()
     assert code == 0, code
@@ -109,8 +113,53 @@ def with_kills(table: Path, out: Path, rng: random.Random) -> dict[str, Any]:
     at = done(out)
     again = command(table, out, "--jobs", "2")
     assert again.wait(timeout=900) == 0
-    resumed = sum(run.read_bytes().count(b'"event":"start"') > 1 for run in metrics(out))
+    resumed = sum(num_events(run, "start") > 1 for run in runs(out))
     return {"done_at_kill": at, "jobs_at_kill": len(jobs), "orphans": orphans, "resumed": resumed}
+
+
+def trained_text(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Trains a text alone, and in two workers, one lost with its node; returns the weights."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    import fastlstm
+    import fastlstm.ray
+
+    text = folder / "text.txt"
+    rng = random.Random(0)
+    text.write_text(
+        " ".join(rng.choice(("the", "cat", "sat", "on", "a", "mat")) for _ in range(60_000))
+    )
+    options: dict[str, Any] = {
+        "rnn_size": 24, "embed_size": 12, "seq_length": 16, "batch_size": 16, "precision": "fp32",
+        "steps": 1500, "eval_every": 1000, "tensorboard": False, "device": "cpu", "threads": 1,
+        "checkpoint_every": 100, "shards": 2,
+    }  # fmt: skip
+    alone, together = folder / "alone", folder / "together"
+    fastlstm.train(text, out=alone, **options)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False)
+
+    def lose() -> None:
+        while num_events(together, "checkpoint") < 2:
+            time.sleep(0.2)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+
+    threading.Thread(target=lose, daemon=True).start()
+    fastlstm.ray.train(text, out=together, num_workers=2, **options)
+    assert num_events(together, "start") == 2
+    ray.shutdown()
+    cluster.shutdown()
+    return tuple({"text": (out / _FILES[0]).read_bytes()} for out in (alone, together))
+
+
+def num_events(run: Path, kind: str) -> int:
+    try:
+        return (run / "metrics.jsonl").read_bytes().count(f'"event":"{kind}"'.encode())
+    except OSError:
+        return 0
 
 
 def children(pid: int) -> list[int]:
@@ -121,8 +170,8 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in text.split()]
 
 
-def metrics(out: Path) -> list[Path]:
-    return sorted(out.glob("*/metrics.jsonl"))
+def runs(out: Path) -> list[Path]:
+    return [path.parent for path in sorted(out.glob("*/metrics.jsonl"))]
 
 
 def states(out: Path) -> list[str]:
@@ -138,7 +187,7 @@ def done(out: Path) -> int:
 
 def trained(out: Path) -> int:
     """Returns how many groups have started and are not finished."""
-    return len(metrics(out)) - done(out)
+    return len(runs(out)) - done(out)
 
 
 def models(out: Path) -> dict[str, list[bytes]]:
