@@ -143,6 +143,19 @@ def test_without_ray_the_extra_is_named(
         ray_train.train("book.txt", out=tmp_path / "run")
 
 
+def test_a_cluster_that_does_not_answer_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_jobs, "import_ray", lambda: None)
+    monkeypatch.setattr(ray_jobs, "_CONNECT", "raise SystemExit('first\\nnothing there')")
+    with pytest.raises(UsageError, match=r"--ray is 'h:1': .* \(nothing there\)"):
+        ray_jobs.require_answer("h:1")
+    monkeypatch.setattr(ray_jobs, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(ray_jobs, "_CONNECT", "import time; time.sleep(60)")
+    with pytest.raises(UsageError, match="no answer within"):
+        ray_jobs.require_answer("h:1")
+
+
 @pytest.mark.parametrize(
     ("options", "values"),
     [

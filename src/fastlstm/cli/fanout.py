@@ -91,10 +91,10 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.fanout.fanout import fan_out
     from fastlstm.fanout.local_jobs import LocalJobs
-    from fastlstm.fanout.ray_jobs import import_ray, ray_jobs
+    from fastlstm.fanout.ray_jobs import ray_jobs, require_answer
 
     if parsed["ray"] is not None:
-        import_ray()
+        require_answer(parsed["ray"])
     budget_s = StopCriterion.of(config, 1).budget_s
     place = RunDirectory(parsed["out"])
     place.create()

@@ -6,6 +6,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -123,13 +124,12 @@ class RayJobs:
 
 @contextmanager
 def ray_jobs(address: str, folder: Path, threads: int) -> Iterator[RayJobs]:
-    """Connects to a cluster for the length of the block.
+    """Connects to a cluster that answers, for the length of the block.
 
     Raises:
-        UsageError: it does not answer, or has no node with so many CPUs.
+        UsageError: it has no node with so many CPUs.
     """
     ray = import_ray()
-    _require_answer(address)
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     jobs = None
     try:
@@ -141,17 +141,27 @@ def ray_jobs(address: str, folder: Path, threads: int) -> Iterator[RayJobs]:
         ray.shutdown()
 
 
-def _require_answer(address: str) -> None:
-    """Connects in a process of its own: Ray waits long, and may end the process."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _CONNECT, address], stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=_ANSWER_S,
-        )  # fmt: skip
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        why = "" if done.returncode == 0 else lines[-1] if lines else "it ended without a word"
-    except subprocess.TimeoutExpired:
-        why = f"no answer within {_ANSWER_S:.0f} s"
+def require_answer(address: str) -> None:
+    """Checks that a cluster answers, in a process of its own: Ray waits long, or ends the process.
+
+    Raises:
+        UsageError: it does not.
+        MissingExtraError: Ray is not installed.
+    """
+    import_ray()
+    argv = [sys.executable, "-c", _CONNECT, address]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                timeout=_ANSWER_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            why = f"no answer within {_ANSWER_S:.0f} s"
+        else:
+            errors.seek(0)
+            text = errors.read().decode("utf-8", "replace").strip()
+            why = "" if done.returncode == 0 else text.rpartition("\n")[2] or "it told nothing"
     if why:
         raise UsageError(
             f"--ray is {address!r}: cannot connect to that Ray cluster ({why:.300}); start one with"
