@@ -22,8 +22,8 @@ RANKS = (
     ("keras", "training"),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),
-    ("tuning", "monitor"),
-    ("serve",),
+    ("tuning", "monitor", "fanout"),
+    ("serve", "ray"),
     ("cli",),
     ("__main__",),
 )

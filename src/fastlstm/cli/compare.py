@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.options import json_option
-from fastlstm.cli.output import print_json, write_page
+from fastlstm.cli.output import print_json, table, write_page
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.markup import visible
-from fastlstm.report.terminal import cell_width, clock
+from fastlstm.report.terminal import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastlstm.monitor.comparison import RunComparison
 
 COMMAND = Command(
@@ -80,11 +78,11 @@ def text(result: RunComparison, at: str) -> str:
             ]
         )  # fmt: skip
     labels = dict.fromkeys(run.measure.label for run in result.runs)
-    parts = [_table(rows), f"best: lowest validation figure ({', '.join(labels)}); lower is better"]
+    parts = [table(rows), f"best: lowest validation figure ({', '.join(labels)}); lower is better"]
     if result.differences:
         names = ["differs", *(run.path.name or str(run.path) for run in result.runs)]
         lines = [[name, *map(_value, values)] for name, values in result.differences.items()]
-        parts += ["", _table([names, *lines])]
+        parts += ["", table([names, *lines])]
     parts += ["", *(f"note: {visible(note)}" for note in result.notes)] if result.notes else []
     return "\n".join(parts) + "\n"
 
@@ -100,16 +98,3 @@ def _figure(value: float | None) -> str:
 def _value(value: Any) -> str:
     shown = "-" if value is None else str(value)
     return shown if len(shown) <= _MAX_WIDTH else shown[: _MAX_WIDTH - 1] + "…"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Returns aligned columns; the first is on the left, the others on the right."""
-    cells = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for first, *others in cells:
-        line = first + " " * (widths[0] - cell_width(first))
-        for cell, width in zip(others, widths[1:], strict=True):
-            line += "  " + " " * (width - cell_width(cell)) + cell
-        lines.append(line.rstrip())
-    return "\n".join(lines)

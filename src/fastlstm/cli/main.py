@@ -35,6 +35,7 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.system import environment
+from fastlstm.system.parent import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ VERBS = {
     "import": "read a model of another framework as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
     "merge": "join the parts that forecast or evaluate --shard wrote",
+    "fanout": "train a forecaster for each group of a table, here or on Ray",
     "prepare": "read a table of time series into the cache, checked",
     "profile": "find bottlenecks and measure what removing each one gains",
     "predict": "predict the quality of a training run from a short one",
@@ -74,6 +76,8 @@ def console() -> NoReturn:
     A signal while the interpreter exits must not replace the exit code. Ignored signals stay
     ignored until the end, Python's own handlers do not.
     """
+    if (parent := environment.take_parent()) is not None:
+        die_with_parent(parent)
     code = main()
     if is_started_by_torchrun():
         end_process(code)

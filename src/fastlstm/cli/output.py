@@ -41,6 +41,19 @@ def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_jso
     sys.stdout.flush()
 
 
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Returns aligned columns; the first is on the left, the others on the right."""
+    cells = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for first, *others in cells:
+        line = first + " " * (widths[0] - cell_width(first))
+        for cell, width in zip(others, widths[1:], strict=True):
+            line += "  " + " " * (width - cell_width(cell)) + cell
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
 def say(text: str, details: Sequence[str] = ()) -> None:
     """Prints a message on standard error, and indented lines below it."""
     lines = [f"fastlstm: {visible(text)}", *(f"  {visible(line)}" for line in details)]

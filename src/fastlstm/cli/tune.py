@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.config_file import resolve_config
+from fastlstm.cli.config_file import resolve_config, write_config_file
 from fastlstm.cli.inputs import one_or_many, refuse_runs, require_horizon, require_tables
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
@@ -17,7 +17,6 @@ from fastlstm.cli.train_command import train_command
 from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import short_bytes
-from fastlstm.system import storage
 from fastlstm.system.fields import parse_amount, parse_duration, parse_latency
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
@@ -169,16 +168,10 @@ def _write_config(
     search: Search, config: TrainConfig | ForecastConfig, names: set[str], found: Tuned
 ) -> Path:
     """Writes config.yaml for `fastlstm train --config`."""
-    import yaml
-
     path = search.out / "config.yaml"
     given = {name: getattr(config, name) for name in names}
-    values = {
-        name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-        for name, value in {**given, "budget": config.budget or config.default_budget}.items()
-    }
-    text = yaml.safe_dump({**values, **found.options}, sort_keys=True)
-    storage.write_file(path, text.encode())
+    budget = config.budget or config.default_budget
+    write_config_file(path, {**given, "budget": budget, **found.options})
     return path
 
 

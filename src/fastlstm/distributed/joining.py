@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import itertools
 import os
@@ -22,13 +21,13 @@ from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
 from fastlstm.distributed.world import DEADLINE_S, Order, World
 from fastlstm.errors import DistributedError, FastLSTMError, UsageError
 from fastlstm.system import environment, hardware
+from fastlstm.system.parent import die_with_parent
 
 _PATIENCE = timedelta(days=7)
 """With rank 0 while it evaluates and writes."""
 _ISA = "instruction set"
 _MEETINGS = itertools.count()
 """How often this process has joined others; the same in all of them."""
-_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -37,7 +36,7 @@ def joined() -> Iterator[World]:
     if not is_started_by_torchrun() or dist.is_initialized():
         yield World()
         return
-    _die_with_parent()
+    die_with_parent()
     end_if_over()
     if torch.cuda.is_available():
         torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
@@ -109,14 +108,3 @@ def _leave_signals_to_leader() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-
-
-def _die_with_parent() -> None:
-    """Has Linux kill this process when the agent that started it dies: none steps on alone."""
-    if os.name == "posix" and hasattr(signal, "SIGKILL"):
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        except (OSError, AttributeError):
-            return
-        if os.getppid() == 1:  # it was dead before
-            os._exit(128 + signal.SIGKILL)

@@ -13,6 +13,7 @@
                           ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
                           they were started again, and may be
 ``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code
+``FASTLSTM_PARENT``       set by ``fanout``: the process with which its jobs end
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
 ``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
                           ``MLFLOW_EXPERIMENT_NAME``
@@ -127,6 +128,15 @@ def _from_torchrun(name: str, default: int) -> int:
 def verdict_file() -> str | None:
     """Returns ``FASTLSTM_VERDICT``, the file in which a process of several leaves its exit code."""
     return os.environ.get("FASTLSTM_VERDICT")
+
+
+PARENT = "FASTLSTM_PARENT"
+
+
+def take_parent() -> int | None:
+    """Returns ``FASTLSTM_PARENT``, the process with which this one ends, and forgets it."""
+    text = os.environ.pop(PARENT, "")
+    return int(text) if text.isdigit() else None
 
 
 def set_verdict_file(path: str) -> None:

@@ -21,6 +21,11 @@ _ROLES = ("target", "time", "series", "past", "future", "static", "categorical",
 Progress = Callable[[int, int | None], None]
 
 
+def role_request(config: ForecastConfig, **changed: Any) -> RoleRequest:
+    """Returns the roles that a configuration gives to columns, some of them changed."""
+    return RoleRequest(**{name: getattr(config, name) for name in _ROLES} | changed)
+
+
 def prepare(
     frame: Any,
     config: ForecastConfig,
@@ -39,7 +44,7 @@ def prepare(
         like: timeline of a table that this one must match, or None.
         roles: of the columns; default those of `config`.
     """
-    roles = roles or RoleRequest(**{name: getattr(config, name) for name in _ROLES})
+    roles = roles or role_request(config)
     policy = Policy(config.disorder, config.duplicates, config.gaps)
     codes = Codes(config.missing_value, config.keep_value)
     options = PrepareOptions(roles, policy, dtype, config.time_format, codes, like)

@@ -206,7 +206,7 @@ class CsvRecords(FileRecords):
             line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
         if not line.strip():
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
-        self._delimiter = max(_DELIMITERS, key=line.count)
+        self._delimiter = _delimiter_of(line)
         self._has_one_column = self._delimiter not in line
         try:
             with self._open() as reader:
@@ -379,6 +379,25 @@ def damaged(name: str, error: Exception) -> DataError:
     """Returns the error for a file that Arrow or the system cannot read."""
     reason = str(error).splitlines()[0].rstrip(".")
     return DataError(f"{name} cannot be read ({reason}); is it complete?")
+
+
+def csv_delimiter(names: Sequence[str]) -> str:
+    """Returns the delimiter with which `CsvRecords` reads back a header of these names.
+
+    Raises:
+        DataError: there is none.
+    """
+    for delimiter in _DELIMITERS:
+        if _delimiter_of(delimiter.join(names)) == delimiter:
+            return delimiter
+    raise DataError(
+        f"the column names have more of the characters {' '.join(_DELIMITERS[:2])} than a CSV can"
+        " have; rename the columns"
+    )
+
+
+def _delimiter_of(line: str) -> str:
+    return max(_DELIMITERS, key=line.count)
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -1,0 +1,137 @@
+"""Training in the workers of Ray Train: `fastlstm.ray.train`, a thin TorchTrainer.
+
+Every worker runs `fastlstm train` in a process of its own, as torchrun would start it. Ray says how
+many there are and starts them again where one is lost; the run continues from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import EXIT_LOST, EXIT_OK, ConfigError, DistributedError, UsageError
+from fastlstm.fanout.job import TrainProcess
+from fastlstm.fanout.ray_jobs import import_ray
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.system.fields import built
+from fastlstm.text.config import TrainConfig
+
+_MAX_FAILURES = 100
+_POLL_S = 0.2
+
+
+def train(
+    source: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path,
+    num_workers: int | tuple[int, int] = 1,
+    **options: Any,
+) -> Path:
+    """Trains one model in the workers of a Ray cluster, and returns its run directory.
+
+    Args:
+        source: files that every node has under the same path: a text, or a table with `horizon`.
+        out: the run directory, on storage that all nodes share; a run that is there is continued.
+        num_workers: processes; (2, 8) means as many as the cluster has room for. Of 3, 5, 6 or 7
+            the largest power of two trains.
+        options: of `fastlstm.TrainConfig`, with `horizon` of `fastlstm.ForecastConfig`. `threads`
+            of each worker is 1 by default, and `shards` the largest number of workers: so the
+            weights are the same in any number of them.
+
+    Raises:
+        UsageError: an option, the source or the run directory cannot be used.
+        DistributedError: workers were lost again and again.
+    """
+    ray = import_ray()
+    most = num_workers if isinstance(num_workers, int) else max(num_workers)
+    if most < 1 or (not isinstance(num_workers, int) and not 1 <= num_workers[0] <= num_workers[1]):
+        raise ConfigError(f"num_workers is {num_workers}, expected 1 or more, or (least, most)")
+    values = {"threads": 1, "shards": _power_of_two(most) if most > 1 else None} | options
+    config = built(ForecastConfig if "horizon" in options else TrainConfig, values, "options")
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    run = Path(out).absolute()
+    words = [*(os.path.abspath(path) for path in sources), "--out", str(run), "--resume"]
+    words += _flags(values)
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    trainer = TorchTrainer(
+        partial(_train_worker, words),
+        scaling_config=ScalingConfig(
+            num_workers=num_workers, resources_per_worker={"CPU": config.threads or 1}
+        ),
+        torch_config=TorchConfig(backend="gloo"),
+        run_config=RunConfig(
+            name=run.name,
+            storage_path=str(run.parent / ".ray"),
+            failure_config=FailureConfig(max_failures=_MAX_FAILURES),
+        ),
+    )
+    try:
+        told = trainer.fit().return_value
+    except ray.train.TrainingFailedError as error:
+        raise DistributedError(f"Ray Train gave up: {str(error).splitlines()[0]:.300}") from error
+    if told:
+        raise UsageError(told)
+    return run
+
+
+def _power_of_two(number: int) -> int:
+    """Returns the largest power of two that is not above a number."""
+    return 1 << (number.bit_length() - 1)
+
+
+def _flags(values: dict[str, Any]) -> list[str]:
+    """Returns options as words of the command line."""
+    words = list[str]()
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+            words.append(f"--{flag}={text}")
+    return words
+
+
+def _train_worker(words: list[str]) -> str | None:
+    """Runs in every worker; returns why the command was refused, or None.
+
+    Raises:
+        RuntimeError: this or another process is lost: Ray starts all again.
+    """
+    from ray import train as ray_train
+    from ray.util import get_node_ip_address
+    from torch import distributed as dist
+
+    context = ray_train.get_context()
+    rank, size = context.get_world_rank(), _power_of_two(context.get_world_size())
+    place = [(get_node_ip_address(), _free_port())]
+    if dist.is_initialized():
+        dist.broadcast_object_list(place, 0)  # Ray's group has a port of its own
+    if rank >= size:
+        return None
+    variables = {
+        "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": context.get_local_rank(),
+        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+        "MASTER_ADDR": place[0][0], "MASTER_PORT": place[0][1],
+    }  # fmt: skip
+    process = TrainProcess(words, {name: str(value) for name, value in variables.items()})
+    while (outcome := process.poll()) is None:
+        time.sleep(_POLL_S)
+    if process.code == EXIT_OK:
+        return None
+    if process.code is None or process.code < 0 or process.code == EXIT_LOST:
+        raise RuntimeError(f"rank {rank} is lost: {outcome.reason}")
+    return outcome.reason or "stopped"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
