@@ -66,6 +66,16 @@ y = np.array([x[:, 0].sum() for x in X])
 model = fastlstm.SequenceRegressor(hidden_size=8, batch_size=16, steps=30, dropout=0.2, **own)
 model.fit(X, y)
 results["sequences"] = torch.from_numpy(model.predict(X[:20]))
+
+own["sync_every"] = 5
+local = dict(text, **own, steps=12, wire="bf16", precision="fp32", tensorboard=False)
+run = fastlstm.train(sys.argv[2], out=f"{place}/local-{size}", observers=(), **local)
+results["local"] = [torch.tensor(run.bits_per_char)]
+table[:9] = np.nan
+model = fastlstm.Forecaster(**options, **own, steps=12, precision="fp32").fit(table)
+results["local"] += [p.detach() for p in model.stored_.network.parameters()]
+model = fastlstm.SequenceRegressor(hidden_size=8, batch_size=16, steps=12, **own).fit(X, y)
+results["local"] += [torch.from_numpy(model.predict(X[:20]))]
 torch.save(results, f"{place}/{size}-{rank}.pt")
 """
 MOVED = """
@@ -119,6 +129,9 @@ def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
             )
     alone = found[1, 0]
     rounded = [results.pop("wire") for results in found.values()]
+    local = [results.pop("local") for results in found.values()]
+    assert all(_equal(local[1], other) for other in local[2:])
+    assert not _equal(local[0], local[1])  # one process has nothing to average
     assert rounded[1:] == [pytest.approx(rounded[0], rel=0.02)] * 4
     assert len(set(rounded[1:])) == 1  # compared after 100 steps, too
     for (world_size, rank), results in found.items():
@@ -155,6 +168,24 @@ def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
     finished(text, *options, "--out", out, "--resume")
     assert last_state(out) == last_state(tmp_path / "whole")
     assert logged_steps(out) == list(range(1, 161))
+
+
+def test_local_steps_that_were_killed_are_taken_again(tmp_path):
+    text, out = a_text(tmp_path), tmp_path / "run"
+    options = [*SLOWER, "--steps", 150, "--checkpoint-every", 20, "--sync-every", 7]
+    command = train_command(text, *options, "--wire", "bf16", "--out", out, "--nproc", 2)
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as agent:
+        try:
+            wait_for_step(out, 30, agent)
+            os.kill(worker(agent.pid, 1), signal.SIGKILL)
+            assert agent.wait(200) == 0
+        finally:
+            agent.kill()
+    (resumed,) = [e["resumed_from"] for e in events(out) if e["event"] == "start"][1:]
+    assert resumed % 20 == 0
+    assert resumed > 0
+    assert logged_steps(out) == sorted(set(logged_steps(out)))
+    assert logged_steps(out)[-1] == 150
 
 
 def test_a_run_that_moves_between_numbers_of_processes_reads_every_row_once(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -47,12 +49,14 @@ class TreeReduction:
         each = PIECE_BYTES // flat.element_size()
         self._pieces = [(a, min(a + each, len(flat))) for a in range(0, len(flat), each)]
 
-    def __call__(self, about: Tensor) -> None:
+    def __call__(self, about: Tensor, deadline: timedelta) -> None:
         """Adds `flat` over all processes, in place.
 
         Args:
             about: a few numbers, 1-d float64, that are added too, whole at every level.
+            deadline: for each message.
         """
+        self._deadline = deadline
         own = list(self._pieces)  # of each piece, the part that is kept
         levels = range(self.size.bit_length() - 1)
         heard = torch.empty_like(about)
@@ -129,6 +133,6 @@ class TreeReduction:
     def _wait(self, works: list[dist.Work], level: int) -> None:
         try:
             for work in works:
-                work.wait()
+                work.wait(self._deadline)
         except RuntimeError as error:
             raise LostPeer(self.rank ^ (1 << level), error) from error

@@ -18,6 +18,8 @@ class StepReport:
         targets: that each process has, shape ``(W,)``.
         seconds: that its passes took, shape ``(W,)``.
         checks: CRC-32 of the weights of each process, 0 where they are not compared, ``(W,)``.
+        skipped: of local steps, those that each process has skipped, shape ``(W,)``.
+        in_a_row: the most of them without a good one between, shape ``(W,)``.
     """
 
     numbers: Tensor
@@ -25,13 +27,16 @@ class StepReport:
     targets: Tensor
     seconds: Tensor
     checks: Tensor
+    skipped: Tensor
+    in_a_row: Tensor
     rank: int
 
     @classmethod
     def empty(cls, num_shards: int, rank: int, size: int) -> StepReport:
-        numbers = torch.zeros(num_shards + 3 * size, dtype=torch.float64)
-        losses, targets, seconds, checks = numbers.split([num_shards, size, size, size])
-        return cls(numbers, losses, targets, seconds, checks, rank)
+        numbers = torch.zeros(num_shards + 5 * size, dtype=torch.float64)
+        losses, *of_ranks = numbers.split([num_shards, *5 * [size]])
+        targets, seconds, checks, skipped, in_a_row = of_ranks
+        return cls(numbers, losses, targets, seconds, checks, skipped, in_a_row, rank)
 
     def set_own(self, num_targets: int, seconds: float, check: int) -> None:
         self.targets[self.rank], self.seconds[self.rank] = num_targets, seconds

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,9 @@ _SETTLED = 30
 _SLOW = 1.4
 """Times the median of the ranks, from which one is said to be slow."""
 
+_NUMBERS = 4
+"""Places for numbers in an order."""
+
 
 class Order(IntEnum):
     """What rank 0 has all processes do next."""
@@ -43,8 +47,16 @@ class Order(IntEnum):
     SHARE = 5
     NOTE = 6
     GATHER = 7
-    END = 8
-    ABANDON = 9
+    ROUND = 8
+    SETTLE = 9
+    END = 10
+    ABANDON = 11
+
+
+class Reduction(Protocol):
+    """Adds a vector and a few numbers over all processes."""
+
+    def __call__(self, about: Tensor, deadline_s: float = ...) -> None: ...
 
 
 class World:
@@ -82,17 +94,18 @@ class World:
             return hardware.default_threads()
         return max(1, hardware.cores() // self.local_size)
 
-    def order(self, order: Order, number: float = 0.0) -> None:
-        """Tells the others what to do next, with a number that belongs to it."""
+    def order(self, order: Order, *numbers: float) -> None:
+        """Tells the others what to do next, with the numbers that belong to it."""
         if self.size > 1:
-            self._tell(torch.tensor([float(order), number], dtype=torch.float64))
+            told = [float(order), *numbers, *[0.0] * (_NUMBERS - len(numbers))]
+            self._tell(torch.tensor(told, dtype=torch.float64))
 
-    def next_order(self) -> tuple[Order, float]:
+    def next_order(self) -> tuple[Order, list[float]]:
         """Waits for what rank 0 says; raises Dismissed where it has ended the run by an error."""
-        told, number = self._tell(torch.zeros(2, dtype=torch.float64)).tolist()
+        told, *numbers = self._tell(torch.zeros(1 + _NUMBERS, dtype=torch.float64)).tolist()
         if (order := Order(int(told))) == Order.ABANDON:
-            raise Dismissed(int(number))
-        return order, number
+            raise Dismissed(int(numbers[0]))
+        return order, numbers
 
     def _tell(self, numbers: Tensor) -> Tensor:
         with self._named(None if self.is_leader else 0):
@@ -169,17 +182,19 @@ class World:
         name = self.name_of(self.seconds.index(slowest))
         return f"{name} takes {slowest / usual:.1f} times as long as the others: all wait for it"
 
-    def reduction(
-        self, flat: Tensor, wire: torch.dtype = torch.float32
-    ) -> Callable[[Tensor], None]:
-        """Returns what adds `flat`, 1-d float32, over all processes in place."""
+    def reduction(self, flat: Tensor, wire: torch.dtype = torch.float32) -> Reduction:
+        """Returns what adds `flat`, 1-d float32, over all processes in place.
+
+        It takes a few numbers that are added too, and for how many seconds to wait for another
+        process.
+        """
         if self.size == 1:
-            return lambda _: None
+            return lambda about, deadline_s=DEADLINE_S: None
         reduce = TreeReduction(flat, wire)
 
-        def named(about: Tensor) -> None:
-            with self._named():
-                reduce(about)
+        def named(about: Tensor, deadline_s: float = DEADLINE_S) -> None:
+            with self._named(deadline_s=deadline_s):
+                reduce(about, timedelta(seconds=deadline_s))
 
         return named
 
@@ -228,11 +243,12 @@ class World:
         return f"rank {rank} ({self.names[rank]})"
 
     @contextmanager
-    def _named(self, peer: int | None = None) -> Iterator[None]:
+    def _named(self, peer: int | None = None, deadline_s: float = DEADLINE_S) -> Iterator[None]:
         """Turns errors of the transport into one that says what to do.
 
         Args:
             peer: the rank that is waited for, where it is one.
+            deadline_s: for how long.
         """
         try:
             yield
@@ -243,7 +259,7 @@ class World:
                 peer = 1 - self.rank
             name = "another process" if peer is None else self.name_of(peer)
             is_silent = "imed out" in str(error)
-            what = f"has not answered for {DEADLINE_S:.0f} s" if is_silent else "is gone"
+            what = f"has not answered for {deadline_s:.0f} s" if is_silent else "is gone"
             raise LostProcessError(
                 f"{name} {what}, says rank {self.rank}; all processes end here. torchrun starts"
                 " them again as often as --max-restarts allows, and the same command with --resume"

@@ -180,7 +180,7 @@ class _Session(RunSession):
         config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)
-        loader = training_loader(config, sizes, dataset.table, split, self.stop, shards)
+        loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, shards)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}

@@ -266,6 +266,7 @@ class TrainConfig(TrainingOptions, CellOptions):
             ("shards", (self.shards or 1) > 1, 1, "processes share the layers, not the batch"),
             ("accumulate", self.accumulate > 1, 1, "a step runs in chunks of time, not of rows"),
             ("wire", self.wire != "fp32", "fp32", "activations travel as they are computed"),
+            ("sync_every", self.sync_every > 1, 1, "each process has only its own layers"),
             ("tie_weights", self.tie_weights, False, "one weight would be in two processes"),
             ("zoneout", self.zoneout != (0.0, 0.0), 0.0, per_token),
             ("dropout_kind", self.dropout_kind == "plain", "variational", per_token),

@@ -245,7 +245,7 @@ class TextSession(RunSession):
             config, notes = fit_batch(config, len(splits.train))
         check_pipeline(config, sizes.num_layers, device, self.world.size)
         shards = self.shards(config)
-        loader = TextLoader(open_batches(config, splits.train, shards), self.stop)
+        loader = TextLoader(open_batches(config, splits.train, shards), self.loader_stop)
         self.set_weights(model, texts, config)
         lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)

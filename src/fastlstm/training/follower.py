@@ -13,6 +13,7 @@ from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import Order, World
 from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.device import set_up_device
+from fastlstm.training.local_steps import Round
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import allow_tf32
@@ -57,10 +58,10 @@ def set_up(options: TrainingOptions, world: World) -> Part:
     return Part(set_up_device(options), world, shards)
 
 
-def _obey(trainer: Trainer, order: Order, factor: float) -> None:
+def _obey(trainer: Trainer, order: Order, numbers: list[float]) -> None:
     match order:
         case Order.STEP:
-            _step(trainer, factor)
+            _step(trainer, numbers[0])
         case Order.CAPTURE:
             trainer.world.gathered(trainer.task.carried())
         case Order.RESTORE:
@@ -71,6 +72,10 @@ def _obey(trainer: Trainer, order: Order, factor: float) -> None:
             trainer.reset_carried()
         case Order.NOTE:
             trainer.rescue.take_note()
+        case Order.ROUND:
+            trainer.local.run(Round(*numbers))
+        case Order.SETTLE:
+            trainer.local.average_state()
         case _:
             raise AssertionError(f"rank 0 says {order.name} while it trains")
 

@@ -70,6 +70,16 @@ class OptimizerSet:
             for key, value in state.items()
         }
 
+    def shapes(self) -> dict[str, torch.Size]:
+        """Returns the names of all that `tensors` may return, with the shapes."""
+        return {
+            f"{self._names[id(p)]}:{key}": torch.Size() if key in _COUNTERS else p.shape
+            for optimizer in self.members
+            for group in optimizer.param_groups
+            for p in group["params"]
+            for key in sorted(_STATES[type(optimizer)])
+        }
+
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restores what `tensors` returned.
 

@@ -47,6 +47,8 @@ class TrainingOptions:
             process of the first start.
         wire: numbers that several processes send each other: bf16 halves the bytes, and then the
             weights depend on the number of processes.
+        sync_every: steps that each of several processes takes on its own rows before all average
+            their weights, for slow links; 1 adds the gradients of every step.
         strict_kernels: fail instead of using a slow kernel.
         seed: random seed of initialization, order and dropout.
     """
@@ -77,6 +79,7 @@ class TrainingOptions:
     memory_limit_gb: float | None = None
     shards: int | None = None
     wire: Wire = "fp32"
+    sync_every: int = 1
     strict_kernels: bool = False
     seed: int = 0
 
@@ -115,6 +118,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 4096),
     "memory_limit_gb": (0.1, 10_000),
     "shards": (1, 65_536),
+    "sync_every": (1, 100_000),
     "seed": (0, 2**63 - 1),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -126,6 +130,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"shards", "wire", "strict_kernels"}
+    | {"shards", "wire", "sync_every", "strict_kernels"}
 )
 """Options that a resumed run may change; the others are those of its first start."""

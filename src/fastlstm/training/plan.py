@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -39,6 +40,16 @@ class TrainingPlan:
     started: float | None = None
     world: World = field(default_factory=World)
     shards: Shards = field(default_factory=Shards)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each of several processes steps on its own rows (`LocalSteps`)."""
+        return self.world.size > 1 and self.options.sync_every > 1
+
+    @cached_property
+    def step_world(self) -> World:
+        """The processes that share a step: all, or this one alone where steps are local."""
+        return World() if self.is_local else self.world
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fastlstm.distributed.step_report import StepReport
 from fastlstm.distributed.world import Order
 from fastlstm.errors import NonFiniteError, Setting, counted
-from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
+from fastlstm.training.guard import (
+    SKIPS_BEFORE_ROLLBACK,
+    bad_gradient,
+    bad_weight,
+    first_non_finite,
+)
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -43,6 +49,25 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
         roll_back(trainer, culprit)
     else:
         _emit_skip(trainer, culprit, "step skipped, state reset")
+
+
+def handle_bad_round(trainer: Trainer, report: StepReport) -> None:
+    """Tells of the local steps that processes have skipped, and goes back where one cannot go on.
+
+    Raises:
+        NonFiniteError: roll-backs did not help.
+    """
+    state = trainer.state
+    for rank, skipped in enumerate(map(int, report.skipped.tolist())):
+        if not skipped:
+            continue
+        culprit = f"loss, gradient or weight of {trainer.world.name_of(rank)}"
+        for _ in range(skipped):
+            state.guard.bad_step(state.progress.step, culprit)
+        if report.in_a_row[rank] >= SKIPS_BEFORE_ROLLBACK:
+            roll_back(trainer, culprit)
+            return
+        _emit_skip(trainer, culprit, f"{counted(skipped, 'step')} skipped, its state reset")
 
 
 def roll_back(trainer: Trainer, culprit: str) -> None:

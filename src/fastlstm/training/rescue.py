@@ -44,14 +44,15 @@ _NUM_REPLICAS = 8
 
 
 class Rescue:
-    """Keeps what a process knows of the last steps; does nothing where it is the only one.
+    """Keeps what a process knows of the last steps; does nothing where no other has them too: of
+    one process, and of local steps.
 
     Args:
         trainer: whose state it is.
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._world = trainer, trainer.world
+        self._trainer, self._world = trainer, trainer.plan.step_world
         self._ticks = 0  # steps since this start, skipped ones too
         self._rows: dict[tuple[int, int], bytes] = {}  # by tick and rank
         self._loader: dict[str, int] | None = None  # position after the last whole step

@@ -121,6 +121,9 @@ class RunSession(EventHub):
             with reading(checkpoint):
                 resolved, first = stored(checkpoint)
             options = resumed_config(options, names, resolved, first, may_change)
+        is_local = self.world.size > 1 and options.sync_every > 1
+        if is_local and (options.shards is None or "shards" not in names):
+            options = dataclasses.replace(options, shards=self.world.size)
         if self.world.size > 1 and options.shards is None and options.divides_batch:
             if checkpoint is not None:
                 raise ConfigError(
@@ -219,7 +222,29 @@ class RunSession(EventHub):
                 Setting("shards", num), f": a step has only {counted(rows, 'row')}; give ",
                 Setting("batch_size", -(-num // options.accumulate)), " or more",
             )  # fmt: skip
+        if options.sync_every > 1:
+            self._check_local_steps(options)
         return Shards(num, world.rank, world.size)
+
+    def _check_local_steps(self, options: TrainingOptions) -> None:
+        every, size = Setting("sync_every", options.sync_every), self.world.size
+        if size == 1:
+            self.notes.append(f"sync_every = {options.sync_every} changes nothing in one process")
+        elif options.shards != size:
+            raise ConfigError(
+                Setting("shards", options.shards), ": with ", every, " each process has one; leave"
+                f" it out, or give {size}",
+            )  # fmt: skip
+        elif options.precision == "fp16":
+            raise ConfigError(
+                every, " does not train in fp16, whose loss scale all steps share; give ",
+                Setting("precision", "bf16"),
+            )  # fmt: skip
+
+    @property
+    def loader_stop(self) -> Callable[[], bool] | None:
+        """What a loader polls. Of several processes none may stop within a step of all."""
+        return self.stop if self.world.size == 1 else None
 
     def announce(
         self, task: Task, plan: TrainingPlan, checkpoint: Checkpoint | None, about: Event

@@ -32,12 +32,12 @@ class ShardSum:
 
     Args:
         parameters: that are trained.
-        trainer: whose plan has the shards, and the world that shares them.
+        trainer: whose plan has the shards, and the processes that share a step.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], trainer: Trainer) -> None:
         plan, self._rescue = trainer.plan, trainer.rescue
-        self._parameters, self._shards, self._world = parameters, plan.shards, plan.world
+        self._parameters, self._shards, self._world = parameters, plan.shards, plan.step_world
         self._seed, self._device = plan.options.seed, plan.device
         # Sums are divided by about the rows at once, so that fp16 does not overflow; a power of two
         # changes no bit.

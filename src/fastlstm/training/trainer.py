@@ -21,6 +21,7 @@ from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.events import end_event, step_event
 from fastlstm.training.guard import bad_weight
+from fastlstm.training.local_steps import LocalSteps
 from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.phases import PhaseTimes
@@ -61,6 +62,7 @@ class Trainer:
         saver: saves the state.
         rescue: keeps what the loss of another process needs.
         stepper: takes the optimizer steps.
+        local: takes them in rounds, where several processes step alone.
         meter: how fast the run is.
     """
 
@@ -80,7 +82,7 @@ class Trainer:
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
         self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
-        self.optimizers = OptimizerSet(task.model, options, options.learning_rate, plan.world)
+        self.optimizers = OptimizerSet(task.model, options, options.learning_rate, plan.step_world)
         self.state = TrainingState(
             model=task.model,
             optimizers=self.optimizers,
@@ -90,7 +92,7 @@ class Trainer:
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
         self.best, self.saver, self.rescue = BestWeights(self), Saver(self), Rescue(self)
-        self.stepper = Stepper(self)
+        self.stepper, self.local = Stepper(self), LocalSteps(self)
         self.meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._phases = PhaseTimes(self)
         self._evaluations = EvaluationSchedule(
@@ -220,7 +222,10 @@ class Trainer:
                 self._is_ended = True
                 return
             self.saver.save_if_due()
-            self.take_step()
+            if self.plan.is_local:
+                self.local.take_round()
+            else:
+                self.take_step()
             self._machine.emit_if_due()
 
     @contextmanager
@@ -258,16 +263,17 @@ class Trainer:
         """Returns the seconds of wall clock of this run, over all its starts."""
         return time.perf_counter() - self._started
 
-    def done(self) -> float:
-        """Returns how much of the training is done, 0..1."""
+    def done(self, later: int = 0) -> float:
+        """Returns how much of the training is done, 0..1; `later` is so many steps from now."""
         progress, reserve_s = self.progress, 0.0
         if self.plan.stop_criterion.budget_s is not None:
             unit_s = self.meter.unit_s
             reserve_s = self.meter.evaluation_s or unit_s * (progress.scored or self._limit())
             reserve_s += self.meter.save_s + CLOSING_S + self.task.finish_s(unit_s)
         return self.plan.stop_criterion.progress(
-            progress.step, self.elapsed_s(), progress.setup_s, reserve_s
-        )
+            progress.step + later, self.elapsed_s() + later * self.meter.seconds_per_step,
+            progress.setup_s, reserve_s,
+        )  # fmt: skip
 
     def emit(self, event: Event) -> None:
         """Hands an event to the display, the files and the callbacks."""
@@ -296,7 +302,13 @@ class Trainer:
         self.count_step(batch, seconds)
         progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(loss, norm, self.task.size(batch), seconds)
-        if self.meter.log_due(options.log_every, progress.step):
+        self.tell_of_steps(factor)
+
+    def tell_of_steps(self, factor: float, taken: int = 1) -> None:
+        """Emits what is due after the `taken` steps that the meter has got last; `factor` is the
+        share of the peak learning rate that the last one had."""
+        progress = self.progress
+        if self.meter.log_due(self.plan.options.log_every, progress.step, taken):
             left = self._evaluations.left(progress)
             self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
             self._warn_of_straggler()
@@ -357,6 +369,8 @@ class Trainer:
                 part = f"{progress.scored:,} of {self.task.num_valid:,} validation {self.task.unit}"
                 self.say("info", f"each evaluation scores {part}")
         average = self.state.average
+        if average is not None:
+            self.local.settle()
         applied = average.applied() if average is not None else nullcontext()
         with applied, self.callbacks.weights_in_use():
             score = self.task.evaluate(progress.scored, self.stop, self._watch)

@@ -1,0 +1,290 @@
+"""Local steps: processes that train on their own rows and average their weights now and then."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import Order
+from fastlstm.errors import ConfigError, Stopped
+from fastlstm.training.follower import Part, follow
+from fastlstm.training.options import TrainingOptions
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import RunSession
+from fastlstm.training.snapshots import MemorySnapshots
+from fastlstm.training.trainer import Trainer
+from linear_task import LinearTask, RowLoader, of_kind
+from thread_world import Hub, ThreadWorld, in_threads
+
+STEPS = 23
+
+
+class OwnRows(RowLoader):
+    """The rows of a rank; `nan_at` are the batches in which they are NaN."""
+
+    def __init__(self, rank: int, nan_at: set[int]) -> None:
+        super().__init__()
+        self._rank, self._nan_at = rank, nan_at
+
+    def next(self) -> Tensor:
+        rows = super().next()[4 * self._rank : 4 * self._rank + 4]
+        return rows * float("nan") if self.at - 1 in self._nan_at else rows
+
+
+class OwnTask(LinearTask):
+    """The rows of a rank of two, with a level of their own."""
+
+    num_lanes, row_axis = 2, {"level": 0}
+
+    def __init__(self, rank: int, nan_at: set[int]) -> None:
+        super().__init__(dropout=0.0)
+        self.loader = OwnRows(rank, nan_at)
+
+    def size(self, batch: Tensor) -> int:
+        return 8
+
+    def num_places(self, batch: Tensor) -> int:
+        return 8
+
+
+class Run:
+    """A run of two ranks in threads.
+
+    Attributes:
+        trainer: of rank 0.
+        tasks: of both.
+        events: of the run.
+    """
+
+    def __init__(self, nan_at=(), eval_every=None, stop=None, snapshots=None, **options):
+        own = {"steps": STEPS, "sync_every": 5, "learning_rate": 0.05, "log_every": 1}
+        own |= {"optimizer": "adamw", "precision": "fp32", "device": "cpu", "threads": 1}
+        own |= {"shards": 2, **options}
+        self.options = TrainingOptions(**own)
+        self.hub, self.events = Hub(2), []
+        self.worlds = [ThreadWorld(rank, self.hub) for rank in range(2)]
+        nan_at = dict(nan_at)
+        self.tasks = [OwnTask(rank, nan_at.get(rank, set())) for rank in range(2)]
+        plan = TrainingPlan(
+            self.options, StopCriterion.of(self.options, 5), torch.device("cpu"),
+            eval_every, 2, world=self.worlds[0], shards=Shards(2, 0, 2),
+        )  # fmt: skip
+        snapshots = MemorySnapshots() if snapshots is None else snapshots
+        self.trainer = Trainer(self.tasks[0], plan, self.events.append, stop, snapshots)
+
+    def train(self, checkpoint=None):
+        own = Part(torch.device("cpu"), self.worlds[1], Shards(2, 1, 2))
+
+        def lead():
+            self.trainer.fit(checkpoint)
+            self.worlds[0].shared()
+
+        in_threads([lead, partial(follow, self.tasks[1], self.options, own)], self.hub)
+        return self
+
+    @property
+    def weights(self):
+        return [weights_of(task) for task in self.tasks]
+
+
+def weights_of(task):
+    return torch.cat([p.detach().flatten() for p in task.model.parameters()])
+
+
+def trained_apart(rounds, **options):
+    """Returns the weights after rounds of two models that train alone, then are averaged."""
+    tasks = [OwnTask(rank, set()) for rank in range(2)]
+    alone = {"learning_rate": 0.05, "optimizer": "adamw", "precision": "fp32", "steps": STEPS}
+    chosen = TrainingOptions(**{**alone, **options})
+    plan = TrainingPlan(chosen, StopCriterion.of(chosen, 5), torch.device("cpu"))
+    trainers = [Trainer(task, plan, lambda event: None) for task in tasks]
+    for factors in rounds:
+        for task, trainer in zip(tasks, trainers, strict=True):
+            for factor in factors:
+                trainer.step(task.loader.next(), factor)
+        with torch.no_grad():
+            for one, other in zip(*(task.model.parameters() for task in tasks), strict=True):
+                one.copy_((one + other) / 2)
+                other.copy_(one)
+    return weights_of(tasks[0])
+
+
+def rates(numbers):
+    """Returns the factors of the learning rate of some steps, without warm-up."""
+    return [min(1.0, (1 - number / STEPS) / 0.5) for number in numbers]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "nadam"])
+def test_a_round_is_the_mean_of_models_that_train_alone(optimizer):
+    rounds = [rates(range(at, min(at + 5, STEPS))) for at in range(0, STEPS, 5)]
+    expected = trained_apart(rounds, optimizer=optimizer)
+    run = Run(optimizer=optimizer, warmup=0.0, cooldown=0.5).train()
+    torch.testing.assert_close(run.weights[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_all_have_the_same_bits_after_a_round_and_no_word_within_one():
+    run = Run(wire="bf16").train()
+    assert torch.equal(*run.weights)
+    heard = [order for order in run.worlds[1].orders_heard if order != Order.SHARE]
+    assert heard.count(Order.ROUND) == 5
+    assert Order.STEP not in heard
+    assert [e["step"] for e in of_kind(run.events, "step")] == [5, 10, 15, 20, 23]
+    assert run.trainer.progress.tokens == STEPS * 8
+
+
+def test_bf16_rounds_only_what_has_changed():
+    exact, rounded = Run(steps=5).train(), Run(steps=5, wire="bf16").train()
+    start = weights_of(OwnTask(0, set()))
+    change, error = exact.weights[0] - start, rounded.weights[0] - exact.weights[0]
+    assert not torch.equal(*(run.weights[0] for run in (exact, rounded)))
+    assert (error.abs() <= change.abs().max() / 128 + 1e-7).all()
+
+
+def test_evaluations_and_checkpoints_end_a_round():
+    run = Run(eval_every=8, checkpoint_every=7, snapshots=Kept()).train()
+    assert [e["step"] for e in of_kind(run.events, "eval")] == [8, 16, 23]
+    assert run.trainer.snapshots.steps == [0, 7, 14, 21, 23]
+
+
+class Kept(MemorySnapshots):
+    """Keeps all states, copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.states = []
+
+    @property
+    def steps(self):
+        return [state.step for state in self.states]
+
+    def save(self, checkpoint):
+        tensors = {
+            stem: {name: tensor.detach().clone() for name, tensor in group.items()}
+            for stem, group in checkpoint.tensors.items()
+        }
+        self.states.append(dataclasses.replace(checkpoint, tensors=tensors))
+        return super().save(checkpoint)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_continues_from_a_checkpoint_is_what_goes_on(optimizer):
+    options = {"checkpoint_every": 10, "ema": 0.9, "optimizer": optimizer}
+    whole = Run(snapshots=Kept(), **options).train()
+    state = whole.trainer.snapshots.states[1]
+    assert state.step == 10
+    assert state.tensors["carried"]["level"].tolist() == pytest.approx(
+        [float(sum(rows_of(rank, at).mean() for at in range(10))) for rank in range(2)]
+    )
+    resumed = Run(**options).train(state)
+    for own, other in zip(resumed.weights, whole.weights, strict=True):
+        assert torch.equal(own, other)
+    for group in ("optimizer", "average"):
+        for name, tensor in resumed.trainer.saver.capture_own()[0][group].items():
+            last = whole.trainer.snapshots.states[-1].tensors[group][name]
+            assert torch.equal(tensor, last), name
+
+
+def rows_of(rank, at):
+    loader = OwnRows(rank, set())
+    loader.at = at
+    return loader.next()
+
+
+def test_a_stop_waits_for_the_end_of_the_round():
+    asked = []
+
+    def stop():
+        asked.append(run.trainer.progress.step)
+        return run.trainer.progress.step >= 7
+
+    run = Run(stop=stop)
+    with pytest.raises(Stopped):
+        run.train()
+    assert asked[-1] == 10
+    assert run.tasks[0].loader.at == run.tasks[1].loader.at == 10
+
+
+def test_a_step_of_nan_is_skipped_by_its_process_alone():
+    run = Run(nan_at={1: {6}}).train()
+    (skip,) = of_kind(run.events, "skip")
+    assert (skip["step"], skip["action"]) == (10, "1 step skipped, its state reset")
+    assert "rank 1" in skip["tensor"]
+    assert torch.equal(*run.weights)
+    assert run.weights[0].isfinite().all()
+    assert run.trainer.progress.step == STEPS
+    assert run.trainer.state.guard.skipped == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_go_back_where_one_cannot_go_on(rank):
+    run = Run(nan_at={rank: set(range(6, 11))}, checkpoint_every=5)
+    run.trainer.stop = lambda: run.trainer.state.guard.rollbacks > 0
+    with pytest.raises(Stopped):
+        run.train()
+    actions = [event["action"] for event in of_kind(run.events, "skip")]
+    assert actions[0] == "4 steps skipped, its state reset"  # of the round before
+    assert actions[1].startswith("rolled back")
+    assert run.trainer.progress.lr_scale == 0.5
+    assert torch.equal(*run.weights)
+    assert run.weights[0].isfinite().all()
+
+
+def test_a_weight_of_nan_reaches_no_other_process():
+    run = Run(steps=10)
+    bad = run.tasks[1].model.get_parameter("1.bias")
+    seen = []
+
+    class Broken(OwnRows):
+        def next(self):
+            if self.at == 7 and not seen:
+                seen.append(bad.data.fill_(float("nan")))
+            return super().next()
+
+    run.tasks[1].loader = Broken(1, set())
+    run.train()
+    assert of_kind(run.events, "skip")[0]["action"].startswith("rolled back")
+    assert run.trainer.progress.step == 10
+    assert run.weights[0].isfinite().all()
+
+
+def test_a_process_counts_as_much_as_its_targets():
+    run = Run(steps=5, sync_every=5)
+    run.tasks[1].num_targets = lambda batch: 0
+    run.train()
+    alone = OwnTask(0, set())
+    options = dataclasses.replace(run.options, sync_every=1)
+    plan = TrainingPlan(options, StopCriterion.of(options, 5), torch.device("cpu"))
+    trainer = Trainer(alone, plan, lambda event: None)
+    for number in range(5):
+        done = number / 5
+        trainer.step(
+            alone.loader.next(),
+            max(done / 0.02, 0.01) if done < 0.02 else min(1.0, (1 - done) / 0.7),
+        )
+    torch.testing.assert_close(run.weights[0], weights_of(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shards": 4}, "with sync_every=25 each process has one; leave it out, or give 2"),
+        ({"shards": 2, "precision": "fp16"}, "does not train in fp16"),
+    ],
+)
+def test_what_local_steps_cannot_do_is_refused(options, words):
+    session = RunSession(None, [])
+    session.world = ThreadWorld(0, Hub(2))
+    with pytest.raises(ConfigError, match=words):
+        session.shards(TrainingOptions(sync_every=25, **options))
+
+
+def test_one_process_says_that_it_has_nothing_to_average():
+    session = RunSession(None, [])
+    session.shards(TrainingOptions(sync_every=25))
+    assert "changes nothing in one process" in session.notes[0]
