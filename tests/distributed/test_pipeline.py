@@ -166,6 +166,7 @@ def test_a_sequence_has_one_dropout_mask_in_all_its_chunks():
     [
         ({"shards": 2}, "pipeline=4 excludes shards: processes share the layers, not the batch"),
         ({"accumulate": 2}, "pipeline=4 excludes accumulate"),
+        ({"sync_every": 2}, "pipeline=4 excludes sync_every: a process has not all weights"),
         ({"wire": "bf16"}, "give wire='fp32'"),
         ({"tie_weights": True}, "pipeline=4 excludes tie_weights: one weight would be in two"),
         ({"zoneout": 0.1}, "pipeline=4 excludes zoneout: it draws for every token"),
