@@ -13,6 +13,9 @@ PIECE_BYTES = 4 << 20
 each costs Python and a wake-up (docs/log.md)."""
 
 
+_DEADLINE = timedelta(seconds=60)
+
+
 class LostPeer(RuntimeError):
     """The transport failed while this process and `peer`, a rank, exchanged something."""
 
@@ -49,7 +52,7 @@ class TreeReduction:
         each = PIECE_BYTES // flat.element_size()
         self._pieces = [(a, min(a + each, len(flat))) for a in range(0, len(flat), each)]
 
-    def __call__(self, about: Tensor, deadline: timedelta) -> None:
+    def __call__(self, about: Tensor, deadline: timedelta = _DEADLINE) -> None:
         """Adds `flat` over all processes, in place.
 
         Args:
