@@ -267,6 +267,30 @@ def test_a_stop_while_rank_0_waits_for_a_batch_saves_the_state(tmp_path):
     assert steps_of(tmp_path / "run") == [3, 0]
 
 
+LOST = """
+import os, sys, time
+from fastlstm.distributed.joining import joined
+from fastlstm.errors import FastLSTMError, Stopped
+place, rank = sys.argv[1], int(os.environ["RANK"])
+try:
+    with joined() as world:
+        if rank == 3 and sys.argv[2] == "lost":
+            os._exit(0)
+        if rank > 0:
+            world.next_order()
+        time.sleep(0.5)
+        raise Stopped("stopped by SIGTERM")
+except FastLSTMError as error:
+    open(f"{place}/error-{rank}", "w").write(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(("what", "error"), [("lost", "LostProcessError"), ("none", "Stopped")])
+def test_the_signal_of_an_agent_that_lost_a_process_is_no_stop(tmp_path, what, error):
+    run_script(LOST, 4, tmp_path, what)
+    assert (tmp_path / "error-0").read_text() == error
+
+
 OTHER_TEXT = """
 import os, sys
 import fastlstm

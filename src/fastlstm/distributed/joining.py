@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
-from fastlstm.distributed.world import DEADLINE_S, Order, World
+from fastlstm.distributed.world import DEADLINE_S, World
 from fastlstm.errors import DistributedError, FastLSTMError, UsageError
 from fastlstm.system import environment, hardware
 from fastlstm.system.parent import die_with_parent
@@ -67,7 +67,7 @@ def joined() -> Iterator[World]:
         except FastLSTMError as error:
             is_told = world.is_over or isinstance(error, DistributedError)
             if world.is_leader and not is_told:
-                world.order(Order.ABANDON, error.exit_code)
+                world.abandon(error)
             raise
     finally:
         dist.destroy_process_group()
