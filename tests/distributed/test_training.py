@@ -237,6 +237,60 @@ def test_an_error_that_would_come_again_is_not_tried_again(tmp_path):
     assert "budget" in done.stderr
 
 
+STOPPED = """
+import os, sys
+import numpy as np, torch
+import fastlstm
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.chunk_loader import ChunkLoader
+from fastlstm.forecast.train import train_forecaster
+place, rank, flags, before = sys.argv[1], os.environ["RANK"], [], ChunkLoader.next
+
+def stopped_while_it_waits(self):
+    flags.extend([1] * (self.state_dict()["index"] == 3))
+    return before(self)
+
+ChunkLoader.next = stopped_while_it_waits
+own = dict(threads=1, shards=2, eval_every=1000, steps=90, precision="fp32", tbptt=24)
+config = ForecastConfig(horizon=4, input_size=24, patch=4, hidden_size=8, batch_size=2, **own)
+table = np.random.default_rng(0).normal(size=(400, 2)).cumsum(0)
+try:
+    train_forecaster(table, config, out=f"{place}/run", stop=lambda: bool(flags))
+except fastlstm.errors.FastLSTMError as error:
+    open(f"{place}/error-{rank}", "w").write(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_stop_while_rank_0_waits_for_a_batch_saves_the_state(tmp_path):
+    run_script(STOPPED, 2, tmp_path)
+    assert (tmp_path / "error-0").read_text().startswith("Stopped: ")
+    assert steps_of(tmp_path / "run") == [3, 0]
+
+
+LOST = """
+import os, sys, time
+from fastlstm.distributed.joining import joined
+from fastlstm.errors import FastLSTMError, Stopped
+place, rank = sys.argv[1], int(os.environ["RANK"])
+try:
+    with joined() as world:
+        if rank == 3 and sys.argv[2] == "lost":
+            os._exit(0)
+        if rank > 0:
+            world.next_order()
+        time.sleep(0.5)
+        raise Stopped("stopped by SIGTERM")
+except FastLSTMError as error:
+    open(f"{place}/error-{rank}", "w").write(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(("what", "error"), [("lost", "LostProcessError"), ("none", "Stopped")])
+def test_the_signal_of_an_agent_that_lost_a_process_is_no_stop(tmp_path, what, error):
+    run_script(LOST, 4, tmp_path, what)
+    assert (tmp_path / "error-0").read_text() == error
+
+
 OTHER_TEXT = """
 import os, sys
 import fastlstm

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from fastlstm.cli.main import main
+from fastlstm.distributed import joining
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, DistributedError
+from fastlstm.errors import ConfigError, DistributedError, UsageError
+from fastlstm.system import hardware, parent
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.session import RunSession
 from fastlstm.training.shard_sum import ShardSum
@@ -136,3 +144,34 @@ def test_the_process_that_is_waited_for_is_named(rank, size, waits_for, named):
     with pytest.raises(DistributedError) as raised, world._named(waits_for):
         raise RuntimeError("Connection closed by peer")
     assert str(raised.value).startswith(f"{named}, says rank {rank}")
+
+
+def test_the_agent_may_be_process_1_of_a_container(monkeypatch):
+    monkeypatch.setattr(parent.os, "getppid", lambda: 1)
+    monkeypatch.setattr(parent.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(parent.os, "_exit", pytest.fail)
+    parent.die_with_parent()
+
+
+def test_processes_meet_that_agents_have_started_unequally_often():
+    """The store still has what an earlier start wrote, in which rank 1 had answered."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    names = list[str]()
+    for _ in range(2):
+        with ThreadPoolExecutor(2) as pool:
+            follower = pool.submit(joining._meeting, store, 1, 2)
+            leader = joining._meeting(store, 0, 2)
+            assert follower.result() == leader
+        names.append(leader)
+    assert names[0] != names[1]
+
+
+def test_muons_results_travel_in_one_dtype(monkeypatch):
+    own = joining._own()
+    has_bf16, features = own["bf16 products"] == "yes", hardware.cpu().features
+    features = features - {"avx512_bf16", "amx_bf16"} if has_bf16 else features | {"amx_bf16"}
+    cpu = dataclasses.replace(hardware.cpu(), features=features)
+    monkeypatch.setattr(hardware, "cpu", lambda: cpu)
+    with pytest.raises(UsageError, match=r"rank 1 \(host1, process 1\) has bf16 products"):
+        joining._require_alike(world_of(2), [own, joining._own()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from fastlstm.errors import LostProcessError
 from fastlstm.runs.manifest import write_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import encode_tensors
+from fastlstm.training import follower, rescued_state
 from fastlstm.training.checkpoint import encoded_state, load_checkpoint, save_checkpoint
 from fastlstm.training.muon import Muon
 from fastlstm.training.rescue import FOLDER, KEY, checkpoint_mark
 from fastlstm.training.rescued_state import left_behind, rescue_newest
+from linear_task import LinearTask, trainer_of
 
 START, OTHER = "0" * 16, "1" * 16
 FILES = {"config.json": b"{}"}
@@ -156,3 +159,39 @@ def test_an_update_that_loses_a_process_changes_nothing():
         optimizer.step()
     assert torch.equal(weight, before)
     assert torch.equal(optimizer.state[weight]["momentum"], momentum)
+
+
+class PatientWorld(World):
+    """Notes whether the others wait without a deadline."""
+
+    is_patient = False
+
+    @contextmanager
+    def together(self):
+        self.is_patient = True
+        yield
+        self.is_patient = False
+
+
+def test_reading_what_was_left_has_no_deadline(run, monkeypatch):
+    leave(run, 0, 4, [], has_rows=False)
+    world, before, read = PatientWorld(), rescued_state._opened, []
+    monkeypatch.setattr(
+        rescued_state, "_opened", lambda path: (read.append(world.is_patient), before(path))[1]
+    )
+    assert len(left_behind(world, run.path, True)) == 1
+    assert read == [True]
+
+
+@pytest.mark.parametrize("is_roll_back", [True, False])
+def test_a_roll_back_keeps_the_best_weights_in_all_processes(is_roll_back, monkeypatch):
+    trainer = trainer_of(LinearTask(), callbacks=[])
+    stored = {name: t.detach().clone() for name, t in trainer.model.named_parameters()}
+    tensors, meta = trainer.saver.capture()
+    best = {name: tensor + 1.0 for name, tensor in stored.items()}
+    trainer.best.weights, trainer.progress.best_step = best, 50
+    state = {**tensors, "best": stored}, {**meta, "published_step": 30}, is_roll_back
+    monkeypatch.setattr(trainer.world, "shared", lambda: state)
+    follower._restore(trainer)
+    assert (trainer.best.weights is best) == is_roll_back
+    assert trainer.progress.best_step == (50 if is_roll_back else -1)

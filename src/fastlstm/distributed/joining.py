@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import os
+import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
-from fastlstm.distributed.world import DEADLINE_S, Order, World
+from fastlstm.distributed.world import DEADLINE_S, World
 from fastlstm.errors import DistributedError, FastLSTMError, UsageError
 from fastlstm.system import environment, hardware
 from fastlstm.system.parent import die_with_parent
@@ -26,8 +27,7 @@ from fastlstm.system.parent import die_with_parent
 _PATIENCE = timedelta(days=7)
 """With rank 0 while it evaluates and writes."""
 _ISA = "instruction set"
-_MEETINGS = itertools.count()
-"""How often this process has joined others; the same in all of them."""
+_INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 
 
 @contextmanager
@@ -46,19 +46,20 @@ def joined() -> Iterator[World]:
     )  # fmt: skip
     with _ended_by_sigterm():
         store, rank, size = next(rendezvous("env://"))
-        # The agent's store still has the addresses of earlier meetings.
-        store = dist.PrefixStore(f"fastlstm-{world.attempt}-{next(_MEETINGS)}", store)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             timeout=timedelta(seconds=DEADLINE_S), store=store, rank=rank, world_size=size,
         )  # fmt: skip
         about: list[Any] = [None] * world.size
-        dist.all_gather_object(about, (f"{socket.gethostname()}, process {os.getpid()}", _own()))
-        world.names = [name for name, _ in about]
+        name = f"{socket.gethostname()}, process {os.getpid()}"
+        dist.all_gather_object(about, (name, world.attempt, _own()))
+        world.names, attempts, own = map(list, zip(*about, strict=True))
+        world.attempt = max(attempts)  # each agent counts its own failures only
         world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
     try:
         with world.together():
-            _require_alike(world, [own for _, own in about])
+            _require_alike(world, own)
         if not world.is_leader:
             _leave_signals_to_leader()
         try:
@@ -66,16 +67,47 @@ def joined() -> Iterator[World]:
         except FastLSTMError as error:
             is_told = world.is_over or isinstance(error, DistributedError)
             if world.is_leader and not is_told:
-                world.order(Order.ABANDON, error.exit_code)
+                world.abandon(error)
             raise
     finally:
         dist.destroy_process_group()
 
 
+def _meeting(store: dist.Store, rank: int, size: int) -> str:  # type: ignore[name-defined]
+    """Returns a name that the processes of this start, and only they, agree upon.
+
+    The store of the agents still has what earlier starts wrote, and the agents of several machines
+    need not have started their processes equally often. So rank 0 invites, the others answer, each
+    with a word of its own, and rank 0 repeats all words.
+    """
+    own = secrets.token_hex(8)
+    if rank == 0:
+        store.set(_INVITATION, own)
+        words = [store.get(f"fastlstm-{own}-{other}").decode() for other in range(1, size)]
+        store.set(f"fastlstm-{own}", " ".join(words))
+        return f"fastlstm-{own}"
+    deadline = time.monotonic() + store.timeout.total_seconds()
+    while time.monotonic() < deadline:
+        meeting = f"fastlstm-{store.get(_INVITATION).decode()}"
+        store.set(f"{meeting}-{rank}", own)
+        if store.check([meeting]) and own in store.get(meeting).decode().split():
+            return meeting
+        time.sleep(_POLL_S)
+    raise DistributedError("rank 0 has not started; see what its machine says")
+
+
 def _own() -> dict[str, str]:
-    """Returns what the results of this process depend on beside its input."""
-    version = importlib.metadata.version("fastlstm")
-    return {"fastlstm": version, "torch": torch.__version__, _ISA: hardware.cpu().isa}
+    """Returns what the results of this process depend on beside its input.
+
+    FASTLSTM_ISA does not limit the products of Muon, which travel in their dtype.
+    """
+    features = hardware.cpu().features
+    return {
+        "fastlstm": importlib.metadata.version("fastlstm"),
+        "torch": torch.__version__,
+        _ISA: hardware.cpu().isa,
+        "bf16 products": "yes" if features & {"avx512_bf16", "amx_bf16"} else "no",
+    }
 
 
 def _require_alike(world: World, own: list[dict[str, str]]) -> None:

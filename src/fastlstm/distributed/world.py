@@ -22,6 +22,7 @@ from fastlstm.errors import (
     DistributedError,
     FastLSTMError,
     LostProcessError,
+    Stopped,
     UsageError,
 )
 from fastlstm.system import hardware
@@ -104,8 +105,21 @@ class World:
         """Waits for what rank 0 says; raises Dismissed where it has ended the run by an error."""
         told, *numbers = self._tell(torch.zeros(1 + _NUMBERS, dtype=torch.float64)).tolist()
         if (order := Order(int(told))) == Order.ABANDON:
+            if numbers[0] == Stopped.exit_code:
+                self.gathered(None)
             raise Dismissed(int(numbers[0]))
         return order, numbers
+
+    def abandon(self, error: FastLSTMError) -> None:
+        """Tells the others that an error ends the run.
+
+        Raises:
+            LostProcessError: it was a stop, and a process is lost: then it was its agent that sent
+                the signal, and the run is to be started again.
+        """
+        self.order(Order.ABANDON, error.exit_code)
+        if isinstance(error, Stopped):
+            self.gathered(None)
 
     def _tell(self, numbers: Tensor) -> Tensor:
         with self._named(None if self.is_leader else 0):

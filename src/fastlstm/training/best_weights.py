@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 STEM = "best"
 """File stem in a checkpoint."""
+COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
+"""What the progress of a run has of them."""
 
 
 class BestWeights:
@@ -55,7 +57,7 @@ class BestWeights:
     def forget(self) -> None:
         """Starts anew: nothing is the best so far. What was published stays published."""
         progress, first = self._trainer.progress, Progress()
-        for name in ("best_step", "best_loss", "best_bits_per_char"):
+        for name in COUNTERS:
             setattr(progress, name, getattr(first, name))
         self.weights, self.published_step, self._refusal = {}, -1, None
 

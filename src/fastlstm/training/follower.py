@@ -11,6 +11,7 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import Order, World
+from fastlstm.training.best_weights import COUNTERS
 from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.device import set_up_device
 from fastlstm.training.local_steps import Round
@@ -90,8 +91,13 @@ def _step(trainer: Trainer, factor: float) -> None:
 
 
 def _restore(trainer: Trainer) -> None:
-    tensors, meta = trainer.world.shared()
+    tensors, meta, is_roll_back = trainer.world.shared()
+    best = {name: getattr(trainer.progress, name) for name in COUNTERS}
     trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta))
     trainer.task.restore_carried(own_rows(trainer, tensors.get("carried", {})))
-    trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
+    if is_roll_back:
+        for name, value in best.items():
+            setattr(trainer.progress, name, value)
+    else:
+        trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
     trainer.rescue.forget()

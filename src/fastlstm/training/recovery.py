@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fastlstm.distributed.step_report import StepReport
 from fastlstm.distributed.world import Order
 from fastlstm.errors import NonFiniteError, Setting, counted
+from fastlstm.training.best_weights import COUNTERS
 from fastlstm.training.guard import (
     SKIPS_BEFORE_ROLLBACK,
     bad_gradient,
@@ -18,7 +19,7 @@ from fastlstm.training.guard import (
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_KEPT = ("best_step", "best_loss", "best_bits_per_char", "spent", "scored", "train_s")
+_KEPT = (*COUNTERS, "spent", "scored", "train_s")
 """Counters that a roll-back leaves as they are."""
 
 

@@ -131,8 +131,8 @@ class Rescue:
         is_published = best.published_step == progress.best_step
         if progress.best_step < 0 or (is_published and trainer.task.publishes_at_once):
             best.weights = {}
-        elif progress.best_step == progress.step and progress.best_step != before.best_step:
-            best.copy_averaged()
+        elif progress.best_step == progress.step and progress.best_loss != before.best_loss:
+            best.copy_averaged()  # after a roll-back the same step may be the best again
         if is_first and self._note["run"] is not None:
             discard(Path(self._note["run"]))
 

@@ -36,7 +36,8 @@ def left_behind(world: World, path: str | Path | None, is_resumed: bool) -> list
     names = [] if not place.is_dir() else sorted(p.name for p in place.iterdir())
     names = [name for name in names if _NAME.fullmatch(name)]
     known = set(world.shared(names))
-    own = [_opened(place / name) for name in names if world.is_leader or name not in known]
+    with world.together():  # reading may take long
+        own = [_opened(place / name) for name in names if world.is_leader or name not in known]
     by_name = dict[str, Checkpoint]()  # of machines that share a disk each has all
     for states in world.gathered([state for state in own if state is not None]):
         by_name.update({state.path.name: state for state in states})

@@ -84,11 +84,11 @@ class Saver:
         world.order(Order.CAPTURE)
         return of_all_rows(world.gathered(task.carried()), task.row_axis)
 
-    def share(self, tensors: Tensors, meta: dict[str, Any]) -> None:
+    def share(self, tensors: Tensors, meta: dict[str, Any], is_roll_back: bool = False) -> None:
         """Gives the other processes, if there are any, a state that this one has."""
         if self._trainer.world.size > 1:
             self._trainer.world.order(Order.RESTORE)
-            self._trainer.world.shared((tensors, meta))
+            self._trainer.world.shared((tensors, meta, is_roll_back))
 
     def restore(self, checkpoint: Checkpoint, is_roll_back: bool) -> None:
         """Puts a state back; a roll-back keeps the trouble counters and best weights of now.
@@ -102,7 +102,7 @@ class Saver:
             first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
             carried = tensors.get("carried", first)  # of format 1: in "state"
             trainer.task.restore_carried(own_rows(trainer, carried))
-            self.share({**tensors, "carried": carried}, meta)
+            self.share({**tensors, "carried": carried}, meta, is_roll_back)
             if not is_roll_back:
                 trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
             if not isinstance(callbacks := meta.get("callbacks", {}), dict):

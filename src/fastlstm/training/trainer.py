@@ -291,9 +291,9 @@ class Trainer:
         started, options = time.perf_counter(), self.plan.options
         factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
         factor *= self.progress.lr_scale
+        batch = self.task.loader.next()  # first: where the run is stopped in it, all must save
         self.rescue.tell()
         self.world.order(Order.STEP, factor)
-        batch = self.task.loader.next()
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             handle_bad_step(self, loss)
