@@ -104,8 +104,8 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     parsed = parse(command, argv)
     sources, out = parsed.positionals, parsed["out"]
     nproc = parsed["nproc"]
-    if nproc < 1 or nproc & (nproc - 1):
-        raise ConfigError(Setting("nproc", nproc), ": expected a power of two: 1, 2, 4, 8, …")
+    if nproc < 1:
+        raise ConfigError(Setting("nproc", nproc), ": expected 1 or more")
     if nproc > 1 or is_started_by_torchrun():
         _refuse_pipes(sources)
     config: TrainConfig | ForecastConfig
@@ -122,7 +122,8 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
         if kind_of_run(out) != "forecaster":
             require_horizon(names, sources)
     if nproc > 1 and not is_started_by_torchrun():
-        _require_rows(nproc, config, parsed["resume"])
+        if config.divides_batch:
+            _require_rows(nproc, config, parsed["resume"])
         return launch(["train", *argv], nproc)
 
     from fastlstm.report.progress import default_output
@@ -161,7 +162,9 @@ def _refuse_pipes(sources: list[str]) -> None:
 
 
 def _require_rows(nproc: int, config: TrainConfig | ForecastConfig, is_resumed: bool) -> None:
-    """Raises ConfigError before more processes start than a step has rows."""
+    """Raises ConfigError before processes start that cannot share the rows of a step."""
+    if nproc & (nproc - 1):
+        raise ConfigError(Setting("nproc", nproc), ": expected a power of two: 1, 2, 4, 8, …")
     rows = config.batch_size * config.accumulate
     if nproc > rows and not is_resumed:  # else the run may have more
         raise ConfigError(
