@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -93,14 +94,27 @@ def test_what_cannot_be_shared_is_refused(size, options, told):
     assert told in str(raised.value)
 
 
-def test_no_processes_are_refused(capsys):
-    assert main(["train", "book.txt", "--out", "run", "--nproc", "0"]) == 2
-    assert capsys.readouterr().err == "fastlstm: error: --nproc 0: expected 1 or more\n"
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("0", "--nproc 0: expected 1 or more"),
+        ("3", "--nproc 3: expected a power of two: 1, 2, 4, 8, …"),
+        ("1024", "--nproc 1024: a step has only 32 rows; start fewer, or give --batch-size 1024"),
+        ("2", "no such file or directory: none.txt"),
+    ],
+)
+def test_what_cannot_train_is_refused_before_processes_start(given, told, monkeypatch, capsys):
+    monkeypatch.setattr("fastlstm.cli.train.launch", None)
+    source = "none.txt" if given == "2" else __file__
+    assert main(["train", source, "--out", "run", "--batch-size", "32", "--nproc", given]) == 2
+    assert told in capsys.readouterr().err
 
 
-def test_processes_cannot_share_standard_input(capsys):
-    assert main(["train", "-", "--out", "run", "--nproc", "2"]) == 2
-    assert "cannot read one standard input" in capsys.readouterr().err
+def test_processes_cannot_share_a_pipe(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for source, name in (("-", "standard input"), (str(tmp_path / "pipe"), "pipe")):
+        assert main(["train", source, "--out", "run", "--nproc", "2"]) == 2
+        assert f"cannot read one {name}" in capsys.readouterr().err
 
 
 def test_only_train_runs_in_several_processes(monkeypatch, capsys):

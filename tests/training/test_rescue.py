@@ -38,7 +38,19 @@ def run(tmp_path):
     return run
 
 
-def leave(run, rank, tick, rows, *, start=START, base=None, size=3, finite=True, has_rows=True):
+def leave(
+    run,
+    rank,
+    tick,
+    rows,
+    *,
+    start=START,
+    base=None,
+    size=3,
+    finite=True,
+    has_rows=True,
+    weight=None,
+):
     """Writes what a rank leaves that has done `tick` steps since the checkpoint of step 5.
 
     `rows` are the (tick, rank) whose carried state it has.
@@ -51,7 +63,7 @@ def leave(run, rank, tick, rows, *, start=START, base=None, size=3, finite=True,
         f"rows-{t}-{r}.safetensors": encode_tensors({"h": torch.full((1, 2), 10.0 * t + r)})
         for t, r in rows
     }
-    model = {"model": {"w": torch.full((2,), float(tick))}}
+    model = {"model": {"w": torch.full((2,), float(tick)) if weight is None else weight}}
     contents, manifest = encoded_state(5 + tick, model, {**meta, KEY: about}, files, finite)
     place = run.path / FOLDER / f"{start}-{rank}"
     place.parent.mkdir(exist_ok=True)
@@ -110,11 +122,13 @@ def test_of_two_starts_rows_are_not_mixed(run):
         {"rows": [(4, 0), (4, 2)]},
         {"rows": [(4, 0), (4, 1), (4, 2)], "base": "f" * 64},
         {"rows": [(4, 0), (4, 1), (4, 2)], "finite": False},
+        {"rows": [(0, 0), (0, 1), (0, 2)], "tick": 0},
+        {"rows": [(4, 0), (4, 1), (4, 2)], "weight": torch.zeros(3)},
     ],
-    ids=["rows are lost", "another checkpoint", "NaN"],
+    ids=["rows are lost", "another checkpoint", "NaN", "not later", "another model"],
 )
 def test_what_is_not_whole_is_not_used(run, left):
-    leave(run, 0, 4, **left)
+    leave(run, 0, **{"tick": 4, **left})
     assert newest(run) is None
     assert not (run.path / FOLDER).exists()
     assert [path.name for path in run.checkpoints()] == ["checkpoint-5"]
@@ -128,9 +142,14 @@ def test_a_damaged_file_is_not_used(run):
     assert newest(run) is None
 
 
-def test_odd_values_are_not_used(run):
+@pytest.mark.parametrize(
+    ("about", "progress"),
+    [({"has_rows": 3}, {}), ({"rank": "x"}, {}), ({}, None), ({}, {"evaluated_step": "x"})],
+)
+def test_odd_values_are_not_used(run, about, progress):
     place = leave(run, 0, 4, [], has_rows=False)
-    meta = {KEY: {"base": checkpoint_mark(run.checkpoints()[0]), "has_rows": 3}}
+    base = checkpoint_mark(run.checkpoints()[0])
+    meta = {KEY: {"base": base, "has_rows": False, "rank": 0, **about}, "progress": progress}
     contents, manifest = encoded_state(9, {"model": {"w": torch.zeros(2)}}, meta, {}, True)
     write_directory(place, contents, manifest)
     assert newest(run) is None
@@ -139,6 +158,29 @@ def test_odd_values_are_not_used(run):
 def test_a_run_that_starts_anew_reads_nothing(run):
     leave(run, 0, 4, [], has_rows=False)
     assert left_behind(World(), run.path, False) == []
+
+
+class Follower(World):
+    """Rank 1; rank 0 says what `said` has."""
+
+    def __init__(self, *said):
+        super().__init__(1, 2)
+        self._said = list(said)
+
+    def shared(self, value=None):
+        return self._said.pop(0)
+
+    def gathered(self, value):
+        self.offered = value
+        return []
+
+
+def test_rank_0_says_whether_the_run_continues(run):
+    leave(run, 1, 4, [], has_rows=False)
+    world = Follower(str(run.path), [])
+    assert left_behind(world, None, False) == []
+    assert [state.step for state in world.offered] == [9]
+    assert left_behind(Follower(None), run.path, True) == []
 
 
 class LosingWorld(World):

@@ -97,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
-        if isinstance(error, Dismissed) or (isinstance(error, UsageError) and environment.rank()):
-            return error.exit_code  # rank 0 says it
+        if isinstance(error, Dismissed) or (isinstance(error, UsageError) and _is_said_by_other()):
+            return error.exit_code
         first, *rest = error.lines()
         if isinstance(error, Stopped):
             return error.exit_code if error.is_shown else _fail(first, error.exit_code)
@@ -194,6 +194,11 @@ def _tolerate_encoding() -> None:
 def _show_warning(message: Warning | str, *_: object) -> None:
     """Shows a warning as one line; Python would add a path and a line of source."""
     say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
+
+
+def _is_said_by_other() -> bool:
+    """Returns whether another process of this machine says what is wrong with the command."""
+    return is_started_by_torchrun() and environment.local_rank() > 0
 
 
 def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:

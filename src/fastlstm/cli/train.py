@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.cli.command import Command, Option, Positional
@@ -20,7 +21,7 @@ from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option
 from fastlstm.cli.parser import parse
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
-from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, in_flags
+from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, counted, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.text.config import PARTS, TrainConfig
@@ -102,14 +103,11 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     sources, out = parsed.positionals, parsed["out"]
-    if parsed["nproc"] < 1:
-        raise ConfigError(Setting("nproc", parsed["nproc"]), ": expected 1 or more")
-    if "-" in sources and (parsed["nproc"] > 1 or is_started_by_torchrun()):
-        raise ConfigError(
-            "several processes cannot read one standard input; give a file in place of -"
-        )
-    if parsed["nproc"] > 1 and not is_started_by_torchrun():
-        return launch(["train", *argv], parsed["nproc"])
+    nproc = parsed["nproc"]
+    if nproc < 1:
+        raise ConfigError(Setting("nproc", nproc), ": expected 1 or more")
+    if nproc > 1 or is_started_by_torchrun():
+        _refuse_pipes(sources)
     config: TrainConfig | ForecastConfig
     if command is COMMAND:
         config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
@@ -123,6 +121,10 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
         require_tables(sources)
         if kind_of_run(out) != "forecaster":
             require_horizon(names, sources)
+    if nproc > 1 and not is_started_by_torchrun():
+        if config.divides_batch:
+            _require_rows(nproc, config, parsed["resume"])
+        return launch(["train", *argv], nproc)
 
     from fastlstm.report.progress import default_output
     from fastlstm.training.signals import StopFlag
@@ -147,6 +149,28 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
             _warn_of_texts(sources, shown)
             train_forecaster(one_or_many(sources), ends_early=True, **shared)
     return EXIT_OK
+
+
+def _refuse_pipes(sources: list[str]) -> None:
+    for source in sources:
+        path = Path(source)
+        if source == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            name = "standard input" if source == "-" else "pipe"
+            raise ConfigError(
+                f"several processes cannot read one {name}; give a file in place of {source}"
+            )
+
+
+def _require_rows(nproc: int, config: TrainConfig | ForecastConfig, is_resumed: bool) -> None:
+    """Raises ConfigError before processes start that cannot share the rows of a step."""
+    if nproc & (nproc - 1):
+        raise ConfigError(Setting("nproc", nproc), ": expected a power of two: 1, 2, 4, 8, …")
+    rows = config.batch_size * config.accumulate
+    if nproc > rows and not is_resumed:  # else the run may have more
+        raise ConfigError(
+            Setting("nproc", nproc), f": a step has only {counted(rows, 'row')}; start fewer, or"
+            " give ", Setting("batch_size", -(-nproc // config.accumulate)), " or more",
+        )  # fmt: skip
 
 
 def _warn_of_texts(sources: list[str], show: Observer) -> None:

@@ -9,8 +9,9 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -20,12 +21,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
 from fastlstm.distributed.world import DEADLINE_S, World
-from fastlstm.errors import DistributedError, FastLSTMError, UsageError
+from fastlstm.errors import DistributedError, FastLSTMError, LostProcessError, UsageError
 from fastlstm.system import environment, hardware
 from fastlstm.system.parent import die_with_parent
 
 _PATIENCE = timedelta(days=7)
 """With rank 0 while it evaluates and writes."""
+_MEETING = timedelta(minutes=10)
+"""For all processes to come, from the first on."""
+_SAID_AFTER_S = 15.0
 _ISA = "instruction set"
 _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 
@@ -33,6 +37,8 @@ _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 @contextmanager
 def joined() -> Iterator[World]:
     """Joins the processes that torchrun started, for the length of the block."""
+    if not dist.is_initialized():
+        environment.require_torchrun()
     if not is_started_by_torchrun() or dist.is_initialized():
         yield World()
         return
@@ -44,8 +50,9 @@ def joined() -> Iterator[World]:
         environment.rank(), environment.world_size(), environment.local_world_size(),
         environment.num_restarts(),
     )  # fmt: skip
-    with _ended_by_sigterm():
-        store, rank, size = next(rendezvous("env://"))
+    # While processes meet nothing is to be saved, and the wait for one that died is long.
+    with _handled(signal.SIG_DFL), _waiting(world):
+        store, rank, size = next(rendezvous("env://", timeout=_MEETING))
         store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -60,15 +67,15 @@ def joined() -> Iterator[World]:
     try:
         with world.together():
             _require_alike(world, own)
-        if not world.is_leader:
-            _leave_signals_to_leader()
-        try:
-            yield world
-        except FastLSTMError as error:
-            is_told = world.is_over or isinstance(error, DistributedError)
-            if world.is_leader and not is_told:
-                world.abandon(error)
-            raise
+        # Rank 0 gets the signals too, and needs the others to save the state.
+        with nullcontext() if world.is_leader else _handled(signal.SIG_IGN):
+            try:
+                yield world
+            except FastLSTMError as error:
+                is_told = world.is_over or isinstance(error, DistributedError)
+                if world.is_leader and not is_told:
+                    world.abandon(error)
+                raise
     finally:
         dist.destroy_process_group()
 
@@ -86,7 +93,7 @@ def _meeting(store: dist.Store, rank: int, size: int) -> str:  # type: ignore[na
         words = [store.get(f"fastlstm-{own}-{other}").decode() for other in range(1, size)]
         store.set(f"fastlstm-{own}", " ".join(words))
         return f"fastlstm-{own}"
-    deadline = time.monotonic() + store.timeout.total_seconds()
+    deadline = time.monotonic() + _MEETING.total_seconds()
     while time.monotonic() < deadline:
         meeting = f"fastlstm-{store.get(_INVITATION).decode()}"
         store.set(f"{meeting}-{rank}", own)
@@ -123,20 +130,38 @@ def _require_alike(world: World, own: list[dict[str, str]]) -> None:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """While processes meet nothing is to be saved, and the wait for one that died is long."""
-    if threading.current_thread() is not threading.main_thread():
+def _waiting(world: World) -> Iterator[None]:
+    """Says that the other processes are waited for, and where, if they take long to come."""
+    here = f"rank {world.rank} waits at {environment.meeting_place()} for {world.size} processes"
+    timer = threading.Timer(
+        _SAID_AFTER_S, warnings.warn, [f"{here}; to train in this one alone, unset RANK"]
+    )
+    timer.daemon = True
+    if environment.local_rank() == 0:
+        timer.start()
+    try:
         yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except RuntimeError as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise LostProcessError(
+            f"{here}, and not all have come ({str(error).splitlines()[0][:200]}); start all of them"
+            f" within {_MEETING.seconds // 60} minutes, with an address that all machines reach"
+        ) from error
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _handled(handler: signal.Handlers) -> Iterator[None]:
+    """Handles the signals that stop a run so within the block; one that is ignored stays so."""
+    before = dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave_signals_to_leader() -> None:
-    """Ignores what stops a run: rank 0 gets it too, and needs this process to save the state."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
+        for changed, known in before.items():
+            signal.signal(changed, known)

@@ -8,10 +8,11 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from fastlstm.errors import EXIT_LOST, EXIT_OK
+from fastlstm.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK
 from fastlstm.system import environment
 
 _SHUTDOWN_S = 8
@@ -43,11 +44,12 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
             return _left(verdict, code if code > 0 else 1)
         except SignalException as error:
             return _left(verdict, 128 + error.sigval)
-        return _left(verdict, 0)
+        return _left(verdict, EXIT_FAILED if verdict.exists() else EXIT_OK)
 
 
 def _left(verdict: Path, otherwise: int) -> int:
-    return int(verdict.read_text()) if verdict.exists() else otherwise
+    text = verdict.read_text() if verdict.exists() else ""
+    return int(text) if text else otherwise
 
 
 def end_process(code: int) -> NoReturn:
@@ -56,15 +58,26 @@ def end_process(code: int) -> NoReturn:
     An agent starts processes that fail again. Where nothing is to be tried again the code is left
     in a file for `launch`, and under torchrun its agent is ended: it would only come again.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):  # `main` has said it
+            stream.flush()
     if code not in (EXIT_OK, EXIT_LOST):
         if path := environment.verdict_file():
-            Path(path).write_text(str(code))
+            with suppress(OSError):  # a full disk: an empty file says that it is over
+                Path(path).write_text(str(code))
             os._exit(0)
-        if environment.max_restarts() > 0:
+        if environment.max_restarts() > 0 and _is_agent(os.getppid()):
             os.kill(os.getppid(), signal.SIGTERM)
     os._exit(code)  # without waiting for the threads of the transport
+
+
+def _is_agent(process: int) -> bool:
+    """Returns whether a process is torchrun's; a shell may have kept its variables."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc/self").exists()  # no Linux: not to be known
+    return b"torchrun" in words or b"torch.distributed" in words
 
 
 def end_if_over() -> None:

@@ -9,6 +9,7 @@
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
+                          ``MASTER_ADDR``, ``MASTER_PORT``: where they meet;
                           ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: among those on this machine;
                           ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
                           they were started again, and may be
@@ -100,6 +101,30 @@ def world_size() -> int:
     return _from_torchrun("WORLD_SIZE", 1) if "RANK" in os.environ else 1
 
 
+def require_torchrun() -> None:
+    """Raises ConfigError where ``RANK`` and ``WORLD_SIZE`` are set, but not as torchrun does: then
+    they are left over from something else, and processes would be waited for that do not exist.
+    """
+    text, given = os.environ.get("WORLD_SIZE", "").strip(), os.environ.get("RANK", "").strip()
+    if not text or not given or text == "1":
+        return
+    are_numbers = text.isdecimal() and given.isdecimal()
+    has_place = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT", "").isdecimal()
+    if are_numbers and int(given) < int(text) and has_place:
+        return
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    shown = ", ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in names)
+    raise ConfigError(
+        f"the environment is not as torchrun sets it: {shown}; start several processes with"
+        " torchrun or --nproc, or unset RANK and WORLD_SIZE to train in one"
+    )
+
+
+def meeting_place() -> str:
+    """Returns where processes meet, from ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+
+
 def local_world_size() -> int:
     """Returns ``LOCAL_WORLD_SIZE``, those of them on this machine."""
     return _from_torchrun("LOCAL_WORLD_SIZE", 1)
@@ -122,7 +147,7 @@ def max_restarts() -> int:
 
 def _from_torchrun(name: str, default: int) -> int:
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if text.isdecimal() else default
 
 
 def verdict_file() -> str | None:

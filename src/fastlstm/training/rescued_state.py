@@ -27,12 +27,14 @@ def left_behind(world: World, path: str | Path | None, is_resumed: bool) -> list
 
     Args:
         world: of this start.
-        path: the run directory, the same in all processes.
-        is_resumed: whether the run continues, the same in all.
+        path: the run directory; that of rank 0 counts, and where it has none nothing is read.
+        is_resumed: whether the run continues; what rank 0 says counts.
     """
-    if path is None or not is_resumed:
+    is_read = path is not None and is_resumed
+    told = world.shared(str(Path(path or ".").absolute()) if is_read else None)
+    if told is None:
         return []
-    place = Path(world.shared(str(Path(path).absolute()))) / FOLDER
+    place = Path(told) / FOLDER
     names = [] if not place.is_dir() else sorted(p.name for p in place.iterdir())
     names = [name for name in names if _NAME.fullmatch(name)]
     known = set(world.shared(names))
@@ -62,7 +64,7 @@ def rescue_newest(
         keep: checkpoints to keep.
     """
     mark = checkpoint_mark(checkpoint.path)
-    own = [state for state in states if _base(state) == mark]
+    own = [state for state in states if _base(state) == mark and _is_later(state, checkpoint)]
     whole = list[Checkpoint]()
     for state in own:
         with suppress(CorruptFileError), reading(state):
@@ -70,10 +72,9 @@ def rescue_newest(
     if not whole:
         discard(run.path)
         return None
-    newest = max(whole, key=lambda state: (state.step, -state.meta[KEY]["rank"]))
+    newest = max(whole, key=lambda state: (state.step, -int(state.meta[KEY]["rank"])))
     meta = {name: value for name, value in newest.meta.items() if name != KEY}
-    progress = meta["progress"]
-    meta["metrics"] = _cut(run.metrics_path, newest.step, int(progress.get("evaluated_step", -1)))
+    meta["metrics"] = _cut(run.metrics_path, newest.step, _evaluated_step(newest))
     path = save_checkpoint(
         run, newest.step, newest.tensors, {**checkpoint.meta, **meta}, checkpoint.files,
         finite=True, keep=keep,
@@ -87,9 +88,26 @@ def _base(state: Checkpoint) -> Any:
     return about.get("base") if isinstance(about, dict) else None
 
 
+def _evaluated_step(state: Checkpoint) -> int:
+    return int(state.meta["progress"].get("evaluated_step", -1))
+
+
+def _is_later(state: Checkpoint, base: Checkpoint) -> bool:
+    """Returns whether a state can follow a checkpoint: it is later, with the same parameters."""
+    shapes = [
+        {
+            name: (tensor.shape, tensor.dtype)
+            for name, tensor in one.tensors.get("model", {}).items()
+        }
+        for one in (state, base)
+    ]
+    return state.step > base.step and (not shapes[0] or shapes[0] == shapes[1])
+
+
 def _whole(state: Checkpoint, others: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Returns a state with the carried state of all rows; nothing where some are lost."""
     about = state.meta[KEY]
+    int(about["rank"]), _evaluated_step(state)  # `rescue_newest` needs them
     if "model" not in state.tensors or not state.finite:
         return []
     tensors = {s: group for s, group in state.tensors.items() if not s.startswith("rows-")}

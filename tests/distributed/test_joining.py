@@ -1,0 +1,101 @@
+"""How a process meets the others, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+import fastlstm.distributed.joining as joining
+from fastlstm.cli.main import main
+from fastlstm.distributed.joining import joined
+from fastlstm.errors import ConfigError, LostProcessError
+
+PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
+
+
+@pytest.fixture
+def set_all(monkeypatch):
+    def set_all(**values):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "x", **PLACE}, "WORLD_SIZE is x"),
+        ({"RANK": "5", "WORLD_SIZE": "2", **PLACE}, "RANK is 5, WORLD_SIZE is 2"),
+        ({"RANK": "0", "WORLD_SIZE": "2", **PLACE, "MASTER_PORT": "y"}, "MASTER_PORT is y"),
+    ],
+)
+def test_variables_that_are_left_over_are_refused(set_all, values, shown):
+    set_all(**values)
+    with pytest.raises(ConfigError) as raised, joined():
+        pass
+    assert shown in str(raised.value)
+
+
+@pytest.mark.parametrize("values", [{}, {"RANK": "3"}, {"WORLD_SIZE": "8"}])
+def test_one_variable_alone_says_nothing(set_all, values):
+    set_all(**values)
+    with joined() as world:
+        assert world.size == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"RANK": "5"}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}],
+    ids=["left over", "another machine"],
+)
+def test_bad_usage_is_said_on_every_machine(set_all, capsys, values):
+    set_all(**values)
+    assert main(["train", "book.txt", "--bogus"]) == 2
+    assert capsys.readouterr().err.startswith("fastlstm: error: unknown flag '--bogus'")
+    set_all(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    assert main(["train", "book.txt", "--bogus"]) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatch):
+    set_all(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
+    monkeypatch.setattr(joining, "_MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(joining, "die_with_parent", lambda: None)
+    with pytest.raises(LostProcessError, match="rank 1 waits at localhost:1 for 2"), joined():
+        pass
+
+
+def test_signals_are_handled_as_before_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    with joining._handled(signal.SIG_IGN):
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_shell_with_left_over_variables_is_not_ended(tmp_path):
+    values = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m fastlstm generate none; echo alive $?"],
+        env={**os.environ, **values}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "alive 2\n"
+
+
+def test_an_exit_code_is_left_where_the_output_is_closed(tmp_path):
+    verdict = tmp_path / "verdict"
+    code = "import sys; from fastlstm.distributed.launch import end_process as end; "
+    subprocess.run(
+        [sys.executable, "-c", f"{code}sys.stdout.close(); end(2)"], timeout=60, check=True,
+        env={**os.environ, "FASTLSTM_VERDICT": str(verdict)},
+    )  # fmt: skip
+    assert verdict.read_text() == "2"
