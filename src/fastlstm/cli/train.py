@@ -104,10 +104,8 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     parsed = parse(command, argv)
     sources, out = parsed.positionals, parsed["out"]
     nproc = parsed["nproc"]
-    if nproc < 1:
-        raise ConfigError(Setting("nproc", nproc), ": expected 1 or more")
-    if nproc > 1 or is_started_by_torchrun():
-        _refuse_pipes(sources)
+    if nproc != 1 or is_started_by_torchrun():
+        _require_several(nproc, sources)
     config: TrainConfig | ForecastConfig
     if command is COMMAND:
         config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
@@ -122,8 +120,7 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
         if kind_of_run(out) != "forecaster":
             require_horizon(names, sources)
     if nproc > 1 and not is_started_by_torchrun():
-        if config.divides_batch:
-            _require_rows(nproc, config, parsed["resume"])
+        _require_rows(nproc, config, parsed["resume"])
         return launch(["train", *argv], nproc)
 
     from fastlstm.report.progress import default_output
@@ -151,7 +148,10 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     return EXIT_OK
 
 
-def _refuse_pipes(sources: list[str]) -> None:
+def _require_several(nproc: int, sources: list[str]) -> None:
+    """Raises ConfigError for no processes, and for what several cannot read."""
+    if nproc < 1:
+        raise ConfigError(Setting("nproc", nproc), ": expected 1 or more")
     for source in sources:
         path = Path(source)
         if source == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
@@ -163,6 +163,8 @@ def _refuse_pipes(sources: list[str]) -> None:
 
 def _require_rows(nproc: int, config: TrainConfig | ForecastConfig, is_resumed: bool) -> None:
     """Raises ConfigError before processes start that cannot share the rows of a step."""
+    if not config.divides_batch:
+        return
     if nproc & (nproc - 1):
         raise ConfigError(Setting("nproc", nproc), ": expected a power of two: 1, 2, 4, 8, …")
     rows = config.batch_size * config.accumulate
