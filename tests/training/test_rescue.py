@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -169,6 +169,9 @@ class Follower(World):
 
     def shared(self, value=None):
         return self._said.pop(0)
+
+    def together(self):
+        return nullcontext()
 
     def gathered(self, value):
         self.offered = value
