@@ -112,6 +112,10 @@ def trained_apart(rounds, **options):
             for one, other in zip(*(task.model.parameters() for task in tasks), strict=True):
                 one.copy_((one + other) / 2)
                 other.copy_(one)
+        one, other = (trainer.optimizers.tensors() for trainer in trainers)
+        mean = {name: (one[name] + other[name]) / 2 for name in one}
+        for trainer in trainers:
+            trainer.optimizers.load(mean)
     return weights_of(tasks[0])
 
 
@@ -131,6 +135,7 @@ def test_a_round_is_the_mean_of_models_that_train_alone(optimizer):
 def test_all_have_the_same_bits_after_a_round_and_no_word_within_one():
     run = Run(wire="bf16").train()
     assert torch.equal(*run.weights)
+    assert run.trainer.optimizers.tensors().keys() == run.trainer.optimizers.shapes().keys()
     heard = [order for order in run.worlds[1].orders_heard if order != Order.SHARE]
     assert heard.count(Order.ROUND) == 5
     assert Order.STEP not in heard
@@ -173,10 +178,14 @@ class Kept(MemorySnapshots):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_what_continues_from_a_checkpoint_is_what_goes_on(optimizer):
-    options = {"checkpoint_every": 10, "ema": 0.9, "optimizer": optimizer}
+def test_a_run_that_continues_is_the_one_that_never_stopped(optimizer):
+    options = {"ema": 0.9, "optimizer": optimizer}
+    stopped = Run(snapshots=Kept(), **options)
+    stopped.trainer.stop = lambda: stopped.trainer.progress.step >= 10
+    with pytest.raises(Stopped):
+        stopped.train()
     whole = Run(snapshots=Kept(), **options).train()
-    state = whole.trainer.snapshots.states[1]
+    state = stopped.trainer.snapshots.states[-1]
     assert state.step == 10
     assert state.tensors["carried"]["level"].tolist() == pytest.approx(
         [float(sum(rows_of(rank, at).mean() for at in range(10))) for rank in range(2)]

@@ -49,9 +49,8 @@ class Order(IntEnum):
     NOTE = 6
     GATHER = 7
     ROUND = 8
-    SETTLE = 9
-    END = 10
-    ABANDON = 11
+    END = 9
+    ABANDON = 10
 
 
 class Reduction(Protocol):

@@ -267,7 +267,6 @@ class TrainConfig(TrainingOptions, CellOptions):
             ("accumulate", self.accumulate > 1, 1, "a step runs in chunks of time, not of rows"),
             ("sync_every", self.sync_every > 1, 1, "a process has not all weights to average"),
             ("wire", self.wire != "fp32", "fp32", "activations travel as they are computed"),
-            ("sync_every", self.sync_every > 1, 1, "each process has only its own layers"),
             ("tie_weights", self.tie_weights, False, "one weight would be in two processes"),
             ("zoneout", self.zoneout != (0.0, 0.0), 0.0, per_token),
             ("dropout_kind", self.dropout_kind == "plain", "variational", per_token),

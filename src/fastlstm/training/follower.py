@@ -75,8 +75,6 @@ def _obey(trainer: Trainer, order: Order, numbers: list[float]) -> None:
             trainer.rescue.take_note()
         case Order.ROUND:
             trainer.local.run(Round(*numbers))
-        case Order.SETTLE:
-            trainer.local.average_state()
         case _:
             raise AssertionError(f"rank 0 says {order.name} while it trains")
 

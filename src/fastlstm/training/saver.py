@@ -61,7 +61,6 @@ class Saver:
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
         self._trainer.stepper.gather()
-        self._trainer.local.settle()
         tensors, meta = self.capture_own()
         if carried := self._carried():
             tensors["carried"] = carried

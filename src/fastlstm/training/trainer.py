@@ -369,8 +369,6 @@ class Trainer:
                 part = f"{progress.scored:,} of {self.task.num_valid:,} validation {self.task.unit}"
                 self.say("info", f"each evaluation scores {part}")
         average = self.state.average
-        if average is not None:
-            self.local.settle()
         applied = average.applied() if average is not None else nullcontext()
         with applied, self.callbacks.weights_in_use():
             score = self.task.evaluate(progress.scored, self.stop, self._watch)
