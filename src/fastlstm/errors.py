@@ -252,11 +252,11 @@ class CommandError(FastLSTMError):
 class DistributedError(FastLSTMError):
     """A process of a distributed run died, does not answer, or computes something else."""
 
-    exit_code = EXIT_LOST
-
 
 class LostProcessError(DistributedError):
     """A process of a distributed run died or does not answer; what this one has is right."""
+
+    exit_code = EXIT_LOST
 
 
 class Dismissed(FastLSTMError):

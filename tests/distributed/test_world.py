@@ -44,6 +44,7 @@ def test_the_rank_with_other_weights_is_named(checks, named):
     with pytest.raises(DistributedError) as raised:
         world.received(report)
     assert str(raised.value).startswith(named)
+    assert raised.value.exit_code == 1  # not started again: it would come again
 
 
 def test_the_same_weights_are_no_error():
