@@ -87,7 +87,6 @@ def test_the_newest_state_with_all_rows_is_taken(run):
     assert found.meta["loader"] == {"batch": 9}
     assert found.files == FILES
     assert KEY not in found.meta
-    assert not (run.path / FOLDER).exists()
     assert [path.name for path in run.checkpoints()] == ["checkpoint-9", "checkpoint-5"]
 
 
@@ -130,7 +129,6 @@ def test_of_two_starts_rows_are_not_mixed(run):
 def test_what_is_not_whole_is_not_used(run, left):
     leave(run, 0, **{"tick": 4, **left})
     assert newest(run) is None
-    assert not (run.path / FOLDER).exists()
     assert [path.name for path in run.checkpoints()] == ["checkpoint-5"]
 
 

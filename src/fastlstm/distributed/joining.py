@@ -60,9 +60,10 @@ def joined() -> Iterator[World]:
         )  # fmt: skip
         about: list[Any] = [None] * world.size
         name = f"{socket.gethostname()}, process {os.getpid()}"
-        dist.all_gather_object(about, (name, world.attempt, _own()))
-        world.names, attempts, own = map(list, zip(*about, strict=True))
+        dist.all_gather_object(about, (name, world.attempt, world.local_size, _own()))
+        world.names, attempts, sizes, own = map(list, zip(*about, strict=True))
         world.attempt = max(attempts)  # each agent counts its own failures only
+        world.machine_size = max(sizes)
         world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
     try:
         with world.together():

@@ -1,4 +1,4 @@
-"""Every process keeps a copy of what the one before it alone has."""
+"""Every process keeps a copy of what another one alone has."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ _LENGTH, _CONTENT = 1 << 20, (1 << 20) + 1
 
 
 class NeighbourCopy:
-    """Sends bytes to the next rank of a ring while the sums of a step travel.
+    """Sends bytes to another rank of a ring while the sums of a step travel.
 
     Args:
-        data: for the next rank; any number of bytes, at least one.
+        data: to send; any number of bytes, at least one.
+        distance: to the rank that receives them, the same in all processes.
 
     Attributes:
-        source: the rank before this one, whose bytes are received.
+        source: the rank whose bytes are received.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, distance: int) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
-        self.source, self._target = (rank - 1) % size, (rank + 1) % size
+        self.source, self._target = (rank - distance) % size, (rank + distance) % size
         self._sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         length = torch.tensor([len(data)])
         self._length = torch.zeros_like(length)
@@ -36,7 +37,7 @@ class NeighbourCopy:
         self._kept = length  # until it is sent
 
     def received(self) -> bytes:
-        """Waits for what the rank before has sent."""
+        """Waits for what the other rank has sent."""
         self._wait(self._waits_for_length, self.source)
         data = torch.empty(int(self._length), dtype=torch.uint8)
         self._wait(self._begun(dist.irecv, data, self.source, _CONTENT), self.source)

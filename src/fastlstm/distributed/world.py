@@ -69,6 +69,7 @@ class World:
         rank: of this process, from 0.
         size: number of processes.
         local_size: those on this machine.
+        machine_size: the most on any machine.
         attempt: how often the processes were started again.
         names: machine and process number of each rank.
         seconds: that the passes of a step take on each rank, a running mean.
@@ -76,6 +77,7 @@ class World:
 
     def __init__(self, rank: int = 0, size: int = 1, local_size: int = 1, attempt: int = 0) -> None:
         self.rank, self.size, self.local_size = rank, size, local_size
+        self.machine_size = local_size
         self.names = ["this process"]
         self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
@@ -212,12 +214,12 @@ class World:
         return named
 
     def begin_copy(self, data: bytes) -> None:
-        """Begins to send `data` to the next rank, and to receive what the one before sends."""
+        """Begins to send `data` to the same process of the next machine, or to the next rank."""
         with self._named():
-            self._copy = NeighbourCopy(data)
+            self._copy = NeighbourCopy(data, self.machine_size % self.size or 1)
 
     def finish_copy(self) -> tuple[int, bytes]:
-        """Returns the rank before this one and what it has sent."""
+        """Returns the rank that sends to this one, and what it has sent."""
         with self._named():
             return self._copy.source, self._copy.received()
 

@@ -1,10 +1,11 @@
 """What each process of a run keeps of the last steps, so that the loss of another one costs none.
 
 Weights and optimizers are the same in all processes; only the carried state of its own rows is a
-process's alone. So in every step it sends those to the next rank. When a process is lost, each of
-the others writes what it has into ``RUN/.rescue``, without asking anybody, and ends. The next start
-puts a state together from these files (`rescued_state`). Of a pipeline nothing is kept: the weights
-of a lost process are nowhere else::
+process's alone. So in every step it sends those to the next rank, of several machines to the same
+process of the next one. When a process is lost, each of the others writes what it has into
+``RUN/.rescue``, without asking anybody, and ends. The next start puts a state together from these
+files (`rescued_state`). Of a pipeline nothing is kept: the weights of a lost process are nowhere
+else::
 
     rank            0        1        2        3
     weights         W        W        W        W

@@ -16,7 +16,7 @@ from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import storage
 from fastlstm.training.checkpoint import Checkpoint, load_checkpoint, reading, save_checkpoint
-from fastlstm.training.rescue import FOLDER, KEY, checkpoint_mark, discard
+from fastlstm.training.rescue import FOLDER, KEY, checkpoint_mark
 from fastlstm.training.saver import of_all_rows
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9]+")
@@ -70,7 +70,6 @@ def rescue_newest(
         with suppress(CorruptFileError), reading(state):
             whole += _whole(state, own)
     if not whole:
-        discard(run.path)
         return None
     newest = max(whole, key=lambda state: (state.step, -int(state.meta[KEY]["rank"])))
     meta = {name: value for name, value in newest.meta.items() if name != KEY}
@@ -79,7 +78,6 @@ def rescue_newest(
         run, newest.step, newest.tensors, {**checkpoint.meta, **meta}, checkpoint.files,
         finite=True, keep=keep,
     )  # fmt: skip
-    discard(run.path)
     return load_checkpoint(path)
 
 

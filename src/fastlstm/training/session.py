@@ -26,6 +26,7 @@ from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.rescue import discard
 from fastlstm.training.rescued_state import rescue_newest
 from fastlstm.training.resuming import OptionsT, checkpoint_to_resume, remaining, resumed_config
 from fastlstm.training.schedule import StopCriterion
@@ -113,6 +114,7 @@ class RunSession(EventHub):
             checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
             if checkpoint is not None and self.left_behind:
                 checkpoint = self._rescued(self.run, checkpoint, options.keep_checkpoints)
+            discard(self.run.path)
         elif resume:
             raise ConfigError(
                 Setting("resume", True), " continues a run directory; give ", Setting("out")
