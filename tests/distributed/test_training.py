@@ -287,6 +287,30 @@ except FastLSTMError as error:
 """
 
 
+STILL = """
+import os, signal, sys
+from fastlstm.distributed import joining, pulse
+from fastlstm.errors import LostProcessError
+joining.DEADLINE_S, pulse._EVERY_S = 2.0, 0.2
+with joining.joined() as world:
+    leader = int(world.names[0].split()[-1])
+    if world.is_leader:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        world.next_order()
+    except LostProcessError as error:
+        open(f"{sys.argv[1]}/error", "w").write(str(error))
+    os.kill(leader, signal.SIGCONT)
+    os._exit(0)
+"""
+
+
+def test_rank_0_that_is_stopped_between_two_orders_is_named(tmp_path):
+    run_script(STILL, 2, tmp_path)
+    assert (tmp_path / "error").read_text().startswith("rank 0 (")
+
+
 @pytest.mark.parametrize(("what", "error"), [("lost", "LostProcessError"), ("none", "Stopped")])
 def test_the_signal_of_an_agent_that_lost_a_process_is_no_stop(tmp_path, what, error):
     run_script(LOST, 4, tmp_path, what)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
+from fastlstm.distributed.pulse import Pulse
 from fastlstm.distributed.world import DEADLINE_S, World
 from fastlstm.errors import DistributedError, FastLSTMError, LostProcessError, UsageError
 from fastlstm.system import environment, hardware
@@ -65,6 +66,7 @@ def joined() -> Iterator[World]:
         world.attempt = max(attempts)  # each agent counts its own failures only
         world.machine_size = max(sizes)
         world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
+        world.pulse = Pulse(world.is_leader, DEADLINE_S)
     try:
         with world.together():
             _require_alike(world, own)
@@ -78,6 +80,8 @@ def joined() -> Iterator[World]:
                     world.abandon(error)
                 raise
     finally:
+        if world.pulse is not None:
+            world.pulse.end()
         dist.destroy_process_group()
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastlstm.distributed.neighbour import NeighbourCopy
+from fastlstm.distributed.pulse import Pulse
 from fastlstm.distributed.reduction import LostPeer, TreeReduction
 from fastlstm.distributed.step_report import StepReport
 from fastlstm.errors import (
@@ -36,6 +37,10 @@ _SLOW = 1.4
 
 _NUMBERS = 4
 """Places for numbers in an order."""
+
+
+_LOOK_EVERY = timedelta(seconds=1)
+"""Whether rank 0 still lives."""
 
 
 class Order(IntEnum):
@@ -81,6 +86,7 @@ class World:
         self.names = ["this process"]
         self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
+        self.pulse: Pulse | None = None
         self.attempt, self.is_over = attempt, False
 
     @property
@@ -124,7 +130,12 @@ class World:
 
     def _tell(self, numbers: Tensor) -> Tensor:
         with self._named(None if self.is_leader else 0):
-            dist.broadcast(numbers, 0, self.orders)
+            work = dist.broadcast(numbers, 0, self.orders, async_op=True)
+            assert work is not None
+            if self.is_leader or self.pulse is None:
+                work.wait()
+            else:
+                _wait_for_leader(work, self.pulse)
         return numbers
 
     def shared(self, value: Any = None) -> Any:
@@ -280,3 +291,18 @@ class World:
                 " them again as often as --max-restarts allows, and the same command with --resume"
                 " continues the run"
             ) from error
+
+
+def _wait_for_leader(work: dist.Work, pulse: Pulse) -> None:
+    """Waits for rank 0 as long as it lives; raises RuntimeError where it does not."""
+    while True:
+        was_silent = pulse.is_silent  # where it is gone, the transport says so soon
+        try:
+            work.wait(_LOOK_EVERY)
+        except RuntimeError:
+            if work.is_completed():
+                raise
+        if work.is_completed():
+            return
+        if was_silent:
+            raise RuntimeError("timed out: rank 0 is silent")
