@@ -124,7 +124,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
         " generate, serve, forecast, compress, export, import, evaluate, merge, fanout, prepare,"
-        " profile, predict, tune, watch, publish, ab, monitor, compare, info\n"
+        " profile, predict, scale, tune, watch, publish, ab, monitor, compare, info\n"
     )
 
 
@@ -139,7 +139,7 @@ def test_unknown_top_level_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "book.txt", "--ouput", "r"], "'--ouput' (did you mean '--out'?); see fastlstm"),
         (
             ["forecast", "r", "--horizon", "4"],
-            "'--horizon'; it is an option of train, fanout, profile, predict, tune; see",
+            "'--horizon'; it is an option of train, fanout, profile, predict, scale, tune; see",
         ),
         (["generate", "r", "--lanes", "4"], "'--lanes'; it is an option of evaluate; see"),
         (["generate", "r", "--xyz", "4"], "'--xyz'; see fastlstm generate --help"),

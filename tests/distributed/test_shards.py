@@ -14,7 +14,7 @@ from fastlstm.distributed.joining import joined
 from fastlstm.distributed.reduction import TreeReduction
 place = sys.argv[1]
 with joined() as world:
-    for size in (1, 7, 1000, 700_001):
+    for size in (1, 7, 1000, 2_500_001):
         parts = [torch.randn(size, generator=torch.Generator().manual_seed(s)) for s in range(4)]
         flat = parts[world.rank].clone()
         report = torch.full((3,), 0.25, dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_random_numbers_differ_by_seed_step_and_shard():
 @pytest.mark.slow
 def test_sums_have_the_same_bits_in_any_number_of_processes(tmp_path):
     run_script(SUMS, 4, tmp_path)
-    for size in (1, 7, 1000, 700_001):
+    for size in (1, 7, 1000, 2_500_001):
         parts = [torch.randn(size, generator=torch.Generator().manual_seed(s)) for s in range(4)]
         expected = (parts[0] + parts[1]) + (parts[2] + parts[3])
         rounded = [torch.load(tmp_path / f"bf16-4-{rank}-{size}.pt") for rank in range(4)]

@@ -6,6 +6,7 @@ import signal
 import time
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import fastlstm
 from fastlstm.cli import profile as cli
 from fastlstm.cli.main import main
 from fastlstm.cli.profile_rows import gain_text, rows
+from fastlstm.cli.source_of_run import with_source_of_run
 from fastlstm.cli.train_command import train_command
 from fastlstm.errors import CommandError, StorageError
 from fastlstm.forecast.config import ForecastConfig
@@ -362,14 +364,15 @@ def test_the_source_of_a_run_is_found_or_asked_for(tmp_path, monkeypatch, capsys
     for name in ("a, b.txt", "x.csv", "y.csv"):
         Path(name).write_text("1,2\n")
     run = run_of(tmp_path / "run", "a, b.txt")
-    found, path = cli._with_source_of_run(["run", "--measure=2s", "--no-verify", "--residual=yes"])
+    source_of = partial(with_source_of_run, text=cli.COMMAND, table=cli.TABLE_COMMAND)
+    found, path = source_of(["run", "--measure=2s", "--no-verify", "--residual=yes"])
     assert found[:3] == ["a, b.txt", "--config", "run/config.json"]
     assert (found[3:], path) == (["--measure=2s", "--no-verify", "--residual=yes"], Path("run"))
     table = run_of(tmp_path / "table", "", kind="forecaster")
     (table / "metrics.jsonl").write_text('{"event":"start","source":"x.csv, y.csv"}\n')
-    assert cli._with_source_of_run(["table"])[0][:2] == ["x.csv", "y.csv"]
+    assert source_of(["table"])[0][:2] == ["x.csv", "y.csv"]
     # A run is an argument, not the value of an option.
-    assert cli._with_source_of_run(["x.csv", "--out", "run"]) == (["x.csv", "--out", "run"], None)
+    assert source_of(["x.csv", "--out", "run"]) == (["x.csv", "--out", "run"], None)
     assert main(["profile", "run", "table"]) == 2
     assert "give one run" in capsys.readouterr().err
     for source in ("x.csv and 1 more", "gone.txt"):

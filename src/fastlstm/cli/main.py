@@ -59,6 +59,7 @@ VERBS = {
     "prepare": "read a table of time series into the cache, checked",
     "profile": "find bottlenecks and measure what removing each one gains",
     "predict": "predict the quality of a training run from a short one",
+    "scale": "predict what training on several machines gains",
     "tune": "find the settings with the best result within a budget",
     "watch": "follow runs while they train, and raise alerts",
     "publish": "publish the metrics of a run as a table or in a tracker",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import json
-import os
 import shlex
 import tempfile
 from pathlib import Path
@@ -17,17 +14,16 @@ from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
 from fastlstm.cli.output import print_result, say
-from fastlstm.cli.parser import parse, split_arguments
+from fastlstm.cli.parser import parse
 from fastlstm.cli.profile_rows import rows
+from fastlstm.cli.source_of_run import with_source_of_run
 from fastlstm.cli.train_command import train_command, train_words
-from fastlstm.errors import EXIT_OK, ConfigError, FastLSTMError, StorageError, UsageError
+from fastlstm.errors import EXIT_OK, FastLSTMError, StorageError, UsageError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.report.history import read_history
-from fastlstm.runs.run_directory import TRAINER_FILE, kind_of_run
+from fastlstm.runs.run_directory import TRAINER_FILE
 from fastlstm.system.fields import parse_duration
-from fastlstm.system.storage import MAX_JSON_BYTES, finite, read_bytes, write_json
+from fastlstm.system.storage import finite, write_json
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.corpora import BUILT_IN
 from fastlstm.text.data.sources import open_source
 
 if TYPE_CHECKING:
@@ -97,7 +93,7 @@ def run(argv: list[str]) -> int:
 
 
 def _profile_training(argv: list[str]) -> int:
-    argv, run_path = _with_source_of_run(argv)
+    argv, run_path = with_source_of_run(argv, COMMAND, TABLE_COMMAND)
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     sources, seconds = parsed.positionals, parse_duration(parsed["measure"], "measure")
@@ -184,64 +180,6 @@ def _set_up(
                 train_forecaster(one_or_many(sources), **shared)
         except Profiled:
             pass
-
-
-def _with_source_of_run(argv: list[str]) -> tuple[list[str], Path | None]:
-    """Returns a command line with the source and options of a run in place of the run, and the
-    run's path; the same command line where it names no run."""
-    merged = {option.name: option for option in (*TABLE_COMMAND.options, *COMMAND.options)}
-    arguments = split_arguments(tuple(merged.values()), argv)
-    runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
-    if not runs:
-        return argv, None
-    if len(arguments.positionals) > 1:
-        raise UsageError("give one run, or sources to train on, not both")
-    path = Path(runs[0])
-    words = [*arguments.unknown, *(["--help"] if arguments.is_help else [])]
-    for option, value in arguments.options:
-        words.append(option.flag if option.is_switch else f"{option.flag}={value}")
-    return [*_sources_of(path), "--config", str(path / "config.json"), *words], path
-
-
-def _sources_of(path: Path) -> list[str]:
-    """Returns what a run was trained on.
-
-    Raises:
-        ConfigError: its files do not say so, or it is not there.
-    """
-    kind = kind_of_run(path)
-    if kind == "sequence":
-        raise ConfigError(f"{path} is a sequence model, expected a run of a text or a table")
-    name = _source_of(path, kind)
-    several = [[name]] if kind == "text" else [[name], name.split(", ")]
-    for sources in several:
-        if all(map(_is_there, sources)):
-            return sources
-    instead = shlex.join(["fastlstm", "profile", "--config", str(path / "config.json")])
-    raise ConfigError(
-        f"{path} was trained on {name}, which is not here; name what it was trained on:"
-        f" {instead} SOURCE"
-    )
-
-
-def _is_there(source: str) -> bool:
-    place = os.path.expanduser(source)
-    return source in BUILT_IN or os.path.exists(place) or bool(glob.glob(place, recursive=True))
-
-
-def _source_of(path: Path, kind: str | None) -> str:
-    """Returns the name of what a run was trained on; raises ConfigError where nothing says it."""
-    try:
-        if kind == "text":
-            config = json.loads(read_bytes(path / "config.json", MAX_JSON_BYTES))
-            source = config["data"]["source"]
-        else:
-            source = read_history(path / "metrics.jsonl").start["source"]
-    except (FastLSTMError, ValueError, KeyError, TypeError, RecursionError):
-        source = None
-    if not isinstance(source, str) or not source:
-        raise ConfigError(f"the files of {path} do not say what it was trained on")
-    return source
 
 
 def _verified(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -9,11 +10,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 PIECE_BYTES = 4 << 20
-"""Of a message: the next one travels while this one is added. Of 1 MiB they take 1.4 times as long:
+"""Of the vector: one travels while another is added. Of 1 MiB they take 1.4 times as long as of 4:
 each costs Python and a wake-up (docs/log.md)."""
-
-
+_ABOUT = -1
+"""In place of the number of a piece."""
 _DEADLINE = timedelta(seconds=60)
+
+
+@dataclass
+class _Piece:
+    """A part of the vector on its way.
+
+    Attributes:
+        number: of the piece.
+        kept: what this process adds of it, or has the sum of.
+        given: what it gave away, by level.
+        works: messages that are under way.
+    """
+
+    number: int
+    kept: slice
+    given: list[slice] = field(default_factory=list)
+    works: list[dist.Work] = field(default_factory=list)
 
 
 class LostPeer(RuntimeError):
@@ -50,71 +68,84 @@ class TreeReduction:
         self._flat, self._received = flat, torch.empty_like(flat, dtype=wire)
         self._sent = None if wire == flat.dtype else torch.empty_like(flat, dtype=wire)
         each = PIECE_BYTES // flat.element_size()
-        self._pieces = [(a, min(a + each, len(flat))) for a in range(0, len(flat), each)]
+        self._pieces = [slice(a, min(a + each, len(flat))) for a in range(0, len(flat), each)]
 
     def __call__(self, about: Tensor, deadline: timedelta = _DEADLINE) -> None:
         """Adds `flat` over all processes, in place.
+
+        Each piece goes to its next level as soon as it is added: the link is never idle.
 
         Args:
             about: a few numbers, 1-d float64, that are added too, whole at every level.
             deadline: for each message.
         """
         self._deadline = deadline
-        own = list(self._pieces)  # of each piece, the part that is kept
         levels = range(self.size.bit_length() - 1)
-        heard = torch.empty_like(about)
+        pieces = [_Piece(number, place) for number, place in enumerate(self._pieces)]
+        heard, whole = torch.empty_like(about), list[dist.Work]()
         for level in levels:
-            works = [self._halves(number, own, level) for number in range(len(own))]
-            whole = self._exchange(len(own), level, about, heard)
-            for number, work in enumerate(works):
-                self._wait(work, level)
-                begin, end = own[number]
-                self._flat[begin:end] += self._received[begin:end]
-            self._wait(whole, level)
-            about += heard
-        if self._sent is not None:  # all processes get the numbers that travel
-            for begin, end in own:
-                self._flat[begin:end] = self._flat[begin:end].to(self._wire)
+            for piece in pieces:
+                if level > 0:
+                    self._add(piece, level - 1)
+                self._begin_halving(piece, level)
+            if level > 0:
+                self._wait(whole, level - 1)
+                about += heard
+            whole = self._exchange(_ABOUT, level, about, heard)
         for level in reversed(levels):
-            doubled = [self._doubled(number, own, level) for number in range(len(own))]
-            for number, (work, kept, other) in enumerate(doubled):
-                self._wait(work, level)
-                if self._sent is not None:
-                    self._flat[other[0] : other[1]] = self._received[other[0] : other[1]]
-                own[number] = (min(kept[0], other[0]), max(kept[1], other[1]))
+            for piece in pieces:
+                if level == levels[-1]:
+                    self._add(piece, level)
+                    self._round(piece)
+                else:
+                    self._take(piece, level + 1)
+                self._begin_doubling(piece, level)
+        for piece in pieces:
+            self._take(piece, 0)
+        self._wait(whole, levels[-1])
+        about += heard
 
-    def _halves(self, number: int, own: list[tuple[int, int]], level: int) -> list[dist.Work]:
-        """Begins to exchange the halves of a piece; `own` gets the half that is kept."""
-        begin, end = own[number]
-        middle = (begin + end) // 2
-        kept, sent = (begin, middle), (middle, end)
+    def _begin_halving(self, piece: _Piece, level: int) -> None:
+        """Begins to exchange the halves of a piece: one is kept, the other sent."""
+        middle = (piece.kept.start + piece.kept.stop) // 2
+        kept, sent = slice(piece.kept.start, middle), slice(middle, piece.kept.stop)
         if self.rank >> level & 1:
             kept, sent = sent, kept
-        own[number] = kept
-        message = self._flat[sent[0] : sent[1]]
-        if self._sent is not None:
-            message = self._sent[sent[0] : sent[1]].copy_(message)
-        return self._exchange(number, level, message, self._received[kept[0] : kept[1]])
+        piece.kept = kept
+        piece.given.append(sent)
+        piece.works = self._exchange(piece.number, level, self._out(sent), self._received[kept])
 
-    def _doubled(
-        self, number: int, own: list[tuple[int, int]], level: int
-    ) -> tuple[list[dist.Work], tuple[int, int], tuple[int, int]]:
-        """Begins to exchange the sums of a piece; returns what is sent and what is received."""
-        begin, end = self._pieces[number]
-        for lower in range(level):
-            middle = (begin + end) // 2
-            begin, end = (middle, end) if self.rank >> lower & 1 else (begin, middle)
-        middle = (begin + end) // 2
-        other = (begin, middle) if self.rank >> level & 1 else (middle, end)
-        kept = own[number]
-        message, into = self._flat[kept[0] : kept[1]], self._flat[other[0] : other[1]]
+    def _add(self, piece: _Piece, level: int) -> None:
+        self._wait(piece.works, level)
+        self._flat[piece.kept] += self._received[piece.kept]
+
+    def _round(self, piece: _Piece) -> None:
+        """All processes get the numbers that travel."""
         if self._sent is not None:
-            message = self._sent[kept[0] : kept[1]].copy_(message)
-            into = self._received[other[0] : other[1]]
-        return self._exchange(number, level, message, into), kept, other
+            self._flat[piece.kept] = self._flat[piece.kept].to(self._wire)
+
+    def _begin_doubling(self, piece: _Piece, level: int) -> None:
+        """Begins to send the sums that this process has, and to receive those of the half that it
+        gave away at this level."""
+        into = self._flat if self._sent is None else self._received
+        missing = into[piece.given[level]]
+        piece.works = self._exchange(piece.number, level, self._out(piece.kept), missing)
+
+    def _take(self, piece: _Piece, level: int) -> None:
+        self._wait(piece.works, level)
+        missing, kept = piece.given[level], piece.kept
+        if self._sent is not None:
+            self._flat[missing] = self._received[missing]
+        piece.kept = slice(min(kept.start, missing.start), max(kept.stop, missing.stop))
+
+    def _out(self, place: slice) -> Tensor:
+        """Returns a part of the vector as it travels."""
+        if self._sent is None:
+            return self._flat[place]
+        return self._sent[place].copy_(self._flat[place])
 
     def _exchange(self, number: int, level: int, sent: Tensor, received: Tensor) -> list[dist.Work]:
-        peer, tag = self.rank ^ (1 << level), number * 64 + level
+        peer, tag = self.rank ^ (1 << level), (number + 1) * 64 + level
         works = list[dist.Work | None]()
         try:
             if sent.is_cuda:  # NCCL would wait for the one before it began the other

@@ -173,6 +173,27 @@ def parse_amount(name: str, text: str, unit: str = "") -> float:
     return amount
 
 
+def parse_rate(text: str, name: str) -> float:
+    """Returns the bytes a second in ``"1gbit"``, ``"100mbit"``, ``"25Gbit/s"`` or ``"125MB/s"``.
+
+    Args:
+        text: a speed above 0 with its unit; k, M, G are powers of 1,000.
+        name: of the setting, for the message.
+    """
+    bits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit(?:/s)?|bps)", text.strip().lower())
+    whole = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)B/s", text.strip())
+    match, size = (bits, 1 / 8) if bits is not None else (whole, 1.0)
+    amount = 0.0
+    if match is not None:
+        amount = float(match[1]) * 1000.0 ** " kmgt".index(match[2].lower() or " ") * size
+    if not 1e3 <= amount <= 1e13:
+        raise ConfigError(
+            Setting(name), f" is {text!r:.60}, expected the speed of a network such as 1gbit,"
+            " 100mbit, 25gbit or 125MB/s",
+        )  # fmt: skip
+    return amount
+
+
 def parse_split(text: str) -> tuple[float, float, float]:
     """Returns the train, validation and test shares of ``"90/5/5"``; they sum to 1."""
     try:

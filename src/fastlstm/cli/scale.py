@@ -1,0 +1,173 @@
+"""`fastlstm scale RUN`: what training on several machines would gain, before they are rented."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.config_file import resolve_config
+from fastlstm.cli.inputs import one_or_many, require_horizon, require_tables
+from fastlstm.cli.kind import command_for
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
+from fastlstm.cli.output import print_result
+from fastlstm.cli.parser import parse
+from fastlstm.cli.source_of_run import with_source_of_run
+from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.report.terminal import short_count
+from fastlstm.system.fields import parse_latency, parse_rate
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.data.sources import open_source
+from fastlstm.tuning.scale_law import Link, shown
+
+if TYPE_CHECKING:
+    from fastlstm.report.lines import Row
+    from fastlstm.tuning.scale import Prediction, Way
+    from fastlstm.tuning.step_cost import StepCost
+
+_SCALE_OPTIONS = (
+    config_option(),
+    Option("nodes", str, "2,4,8", "numbers of machines, with commas", value="N,N"),
+    Option("link", str, None, "speed of the network of a machine: 1gbit, 100mbit, 125MB/s",
+           value="SPEED"),
+    Option("latency", str, "0.1ms", "time of a message one way", value="TIME"),
+    json_option("one JSON object"),
+)  # fmt: skip
+COMMAND = Command(
+    verb="scale",
+    summary="Predict time and efficiency of training on several machines like this one.",
+    positionals=(Positional("SOURCE", "a run, or what a run trains on", is_many=True),),
+    options=(*_SCALE_OPTIONS, *TEXT_OPTIONS),
+    required=("link",),
+    examples=(
+        "fastlstm scale runs/book --nodes 2,8,64,1000 --link 1gbit",
+        "fastlstm scale book.txt --nodes 4 --link 100mbit --latency 25ms",
+    ),
+    other="Without --wire and --sync-every their values are compared.\n"
+    "For a table of time series: fastlstm scale --horizon N --help",
+)
+TABLE_COMMAND = Command(
+    verb="scale",
+    summary="Predict time and efficiency of training a forecaster on several machines.",
+    positionals=(Positional("DATA", "the run of a forecaster, or a table", is_many=True),),
+    options=(*_SCALE_OPTIONS, *FORECAST_OPTIONS),
+    required=("link",),
+    examples=("fastlstm scale ETTh1.csv --horizon 96 --nodes 4 --link 10gbit",),
+)
+_LIST = 8
+
+
+def run(argv: list[str]) -> int:
+    """Prints the prediction; returns 0."""
+    from fastlstm.training.signals import ended_like_ctrl_c
+
+    with ended_like_ctrl_c():
+        return _scale(argv)
+
+
+def _scale(argv: list[str]) -> int:
+    argv, _ = with_source_of_run(argv, COMMAND, TABLE_COMMAND)
+    command = command_for(argv, COMMAND, TABLE_COMMAND)
+    parsed = parse(command, argv)
+    nodes = parsed_nodes(parsed["nodes"])
+    link = Link(parse_rate(parsed["link"], "link"), parse_latency(parsed["latency"], "latency"))
+    config: Any
+    if command is COMMAND:
+        config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
+        open_source(parsed.positionals)  # a misspelt name is an error before torch is loaded
+    else:
+        config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
+        require_tables(parsed.positionals)
+        require_horizon(names, parsed.positionals)
+
+    from fastlstm.tuning.scale import predict_scale
+
+    wire = config.wire if "wire" in parsed.values else None
+    every = config.sync_every if "sync_every" in parsed.values else None
+    cost = _measured(parsed.positionals, _alone(config), names)
+    found = [predict_scale(cost, number, link, wire, every) for number in nodes]
+    facts = {
+        "step": cost.to_dict(), "link_bytes_per_s": link.bytes_per_s,
+        "latency_s": link.latency_s, "nodes": [one.to_dict() for one in found],
+    }  # fmt: skip
+    print_result(facts, rows(cost, link, found), parsed["json"])
+    return EXIT_OK
+
+
+def _alone(config: Any) -> Any:
+    """Returns the options of the run in one process that divides nothing."""
+    changed = {"shards": None, "sync_every": 1, "wire": "fp32"}
+    if isinstance(config, TrainConfig):
+        changed["pipeline"] = 0
+    return replace(config, **changed)
+
+
+def _measured(sources: list[str], config: Any, names: Any) -> StepCost:
+    """Sets the run up as `train` does, in a directory that is removed, and times its steps."""
+    from fastlstm.forecast.train import train_forecaster
+    from fastlstm.tuning.planned_run import plan_run
+    from fastlstm.tuning.step_cost import measured_cost
+
+    costs, source = list[Any](), one_or_many(sources)
+    is_table = isinstance(config, ForecastConfig)
+    start = {"start": train_forecaster} if is_table else {}
+    plan_run(
+        source, config, names, look=lambda trainer: costs.append(measured_cost(trainer)), **start
+    )
+    cost: StepCost = costs[0]
+    return cost
+
+
+def parsed_nodes(text: str) -> list[int]:
+    """Returns the numbers of ``"2,8,64"``; raises UsageError for something else."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and 2 <= int(word) <= 100_000 for word in words):
+        raise UsageError(
+            f"--nodes is {text!r:.60}, expected numbers from 2 to 100,000 such as 2,8,64"
+        )
+    if len(words) > _LIST:
+        raise UsageError(f"--nodes has {len(words)} numbers, expected at most {_LIST}")
+    return sorted({int(word) for word in words})
+
+
+def rows(cost: StepCost, link: Link, found: list[Prediction]) -> list[Row]:
+    """Returns the lines of the result."""
+    passes = ", ".join(f"{shown(s)} of {n}" for n, s in cost.passes)
+    muon = f"; Muon's blocks one by one {shown(cost.muon_s)}" if cost.muon_s else ""
+    rate = cost.rows * cost.units_per_row / cost.step_s
+    lines: list[Row] = [
+        ("one node", f"{shown(cost.step_s)} a step, {short_count(rate)} {cost.unit}/s"),
+        ("", f"{cost.description}; {cost.rows} rows, {cost.numbers / 1e6:.3g} M numbers"),
+        ("measured", f"passes {passes} rows; update {shown(cost.update_s)}{muon}"),
+        ("link", f"{8e-6 * link.bytes_per_s:,.4g} Mbit/s, {1e3 * link.latency_s:g} ms one way"),
+    ]
+    for one in found:
+        lines += _rows_of(cost, one)
+    lines.append(("", "same batch: the run learns the same, sooner. A batch on every node: more"))
+    lines.append(("", f"{cost.unit} a second, not quality; a larger batch learns less from each"))
+    return lines
+
+
+def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
+    used = one.strong[0].used
+    label, rate = f"{one.nodes} nodes", cost.rows * cost.units_per_row / cost.step_s
+    lines = [
+        (label, f"same batch on {used}, {cost.rows / used:.3g} rows each: {_ways(one.strong)}")
+    ]
+    weak = one.weak[0].used
+    each = f"batch on each of {weak}" if weak != one.nodes else "batch on each"
+    fastest = max(one.weak, key=lambda way: way.speedup)
+    total = f"{short_count(rate * fastest.speedup)} {cost.unit}/s"
+    lines.append(("", f"{each}: {_ways(one.weak)}; {total}"))
+    lines.append(("", f"advice: {one.reason}"))
+    way = one.best or max(one.strong, key=lambda way: way.speedup)
+    part = f"{shown(way.compute_s)} of {shown(way.step_s)} = {100 * way.efficiency:.0f} %"
+    lines.append(("", f"{way.name}: computes {part}"))
+    lines.append(("", f"waits {shown(way.exposed_s)} = {way.formula}"))
+    return lines
+
+
+def _ways(ways: list[Way]) -> str:
+    """Returns "fp32 1.8x (55 %) · bf16 2.4x (70 %)"."""
+    return " · ".join(f"{w.name} {w.speedup:.3g}x ({100 * w.efficiency:.0f} %)" for w in ways)

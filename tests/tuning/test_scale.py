@@ -1,0 +1,165 @@
+"""What `fastlstm scale` predicts from the cost of a step and the speed of a link."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fastlstm
+from fastlstm.cli.main import main
+from fastlstm.errors import ConfigError
+from fastlstm.system.fields import parse_rate
+from fastlstm.text.config import TrainConfig
+from fastlstm.tuning import step_cost
+from fastlstm.tuning.scale import predict_scale
+from fastlstm.tuning.scale_law import PAYLOAD, Exchange, Link, waiting
+from fastlstm.tuning.step_cost import StepCost
+
+GIGABIT = Link(125e6, 1e-4)
+COST = StepCost(
+    unit="tokens", rows=128, units_per_row=128, num_layers=1, boundary_per_row=131_072.0,
+    passes=((128, 0.3), (64, 0.16), (32, 0.09), (16, 0.05)), update_s=0.03, muon_s=0.025,
+    rest_s=0.01,
+    numbers=1_400_000, muon_numbers=1_310_720, averaged=2_750_000, carried_per_row=4096.0,
+    description="made up",
+)  # fmt: skip
+WORDS = "--rnn-size 16 --embed-size 8 --batch-size 8 --seq-length 16 --precision fp32 --steps 10"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("It was the best of times, it was the worst of times. " * 2000)
+    return path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_cost, "_TIMED_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("1gbit", 125e6), ("100mbit", 12.5e6), ("25Gbit/s", 3.125e9), ("10 Gbps", 1.25e9),
+     ("125MB/s", 125e6), ("1.5GB/s", 1.5e9), ("800kbit", 1e5)],
+)  # fmt: skip
+def test_speeds_of_links(text, bytes_per_s):
+    assert parse_rate(text, "link") == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1gb", "fast", "0gbit", "-1gbit", "1e9gbit", "5MB"])
+def test_other_speeds_are_refused(text):
+    with pytest.raises(ConfigError, match="expected the speed of a network such as 1gbit"):
+        parse_rate(text, "link")
+
+
+@pytest.mark.parametrize(("size", "share"), [(2, 1 / 2), (4, 3 / 4), (64, 63 / 64)])
+@pytest.mark.parametrize(("wire", "width"), [("fp32", 4), ("bf16", 2)])
+def test_a_sum_sends_twice_its_share_each_way(size, share, wire, width):
+    slow = Link(1e4)  # so slow that only the bytes count
+    waits = waiting(Exchange(1_000_000, wire), slow, size)
+    assert waits.sums == pytest.approx(2 * share * 1e6 * width / (PAYLOAD * 1e4), rel=1e-3)
+    assert waiting(Exchange(1_000_000, wire), slow, size, every=8).step_s < waits.step_s / 7.9
+
+
+def test_one_process_waits_for_nothing():
+    assert waiting(Exchange(1000), GIGABIT, 1).step_s == 0.0
+
+
+def test_latency_counts_per_message_and_after_pauses():
+    sent, far = Exchange(10_000_000), Link(12.5e6, 0.025)
+    near = waiting(sent, Link(12.5e6), 4).sums
+    assert waiting(sent, far, 4).sums == pytest.approx(near + 2 * 2 * 0.025)
+    assert waiting(sent, far, 4, every=25, compute_s=0.1).sums > near + 0.2  # TCP starts slowly
+
+
+def test_muons_blocks_travel_only_with_sums_in_every_step():
+    ways = {way.name: way for way in predict_scale(COST, 4, GIGABIT).strong}
+    assert "Muon" in ways["bf16"].formula
+    assert "Muon" not in ways["bf16 every 8"].formula
+    assert "1.4 M" in ways["bf16"].formula
+    assert "2.75 M" in ways["bf16 every 8"].formula  # the optimizer's state, too
+    assert ways["bf16"].compute_s == pytest.approx(0.09 + 0.01 + 0.025 / 4)
+    assert ways["bf16 every 8"].compute_s == pytest.approx(0.09 + 0.01 + 0.025)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "strong", "weak"), [(2, 2, 2), (7, 4, 4), (64, 64, 64), (1000, 128, 512)]
+)
+def test_processes_are_a_power_of_two_and_each_has_a_row(nodes, strong, weak):
+    found = predict_scale(COST, nodes, GIGABIT)
+    assert {way.used for way in found.strong} == {strong}
+    assert {way.used for way in found.weak} == {weak}
+
+
+def test_fewer_rows_are_never_faster_than_in_proportion_to_the_fewest():
+    assert COST.passes_s(48) == pytest.approx((0.16 + 0.09) / 2)
+    assert COST.passes_s(4) == pytest.approx(max(0.05 - 0.04 * 12 / 16, 0.05 * 4 / 16))
+    assert 0.0 < COST.passes_s(1) < COST.passes_s(2)
+
+
+def test_a_fast_network_pays_and_a_slow_one_does_not():
+    fast, slow = Link(3e9, 1e-5), Link(1e5, 1e-4)
+    pays = predict_scale(COST, 4, fast)
+    assert pays.best is not None
+    assert pays.best.name == "fp32"  # bf16 is no clear gain
+    assert 2.0 < pays.best.speedup < 4.0
+    refused = predict_scale(COST, 4, slow)
+    assert refused.best is None
+    assert "one node is as fast: it takes 330 ms a step" in refused.reason
+    local = predict_scale(COST, 4, Link(12.5e6, 1e-4))
+    assert local.best is not None
+    assert local.best.name == "bf16 every 25"
+    assert "learn a little less (0.007 bits/char worse, measured once)" in local.reason
+
+
+def test_layers_are_divided_where_there_are_several():
+    assert all(way.kind != "pipeline" for way in predict_scale(COST, 4, GIGABIT).strong)
+    deep = replace(COST, num_layers=4)
+    pipeline = predict_scale(deep, 4, Link(3e9)).strong[-1]
+    assert pipeline.kind == "pipeline"
+    # Of 8 chunks in 4 stages, 3 of 11 turns wait; messages cost some more.
+    assert 0.6 < pipeline.efficiency < 8 / 11
+    assert predict_scale(deep, 64, GIGABIT).strong[-1].used == 4
+    assert predict_scale(deep, 4, GIGABIT, every=8).strong[-1].kind == "local"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [([], ["fp32", "bf16", "bf16 every 8", "bf16 every 25"]),
+     (["--wire", "fp32", "--sync-every", "50"], ["fp32 every 50"])],
+)  # fmt: skip
+def test_scale_of_a_text(text, capsys, quick, words, names):
+    argv = ["scale", str(text), *WORDS.split(), "--link", "1gbit", "--nodes", "8,2", *words]
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["nodes"] for one in found["nodes"]] == [2, 8]
+    assert found["step"]["rows"] == 8
+    assert [rows for rows, _ in found["step"]["passes"]] == [8, 4, 2, 1]
+    assert found["step"]["muon_numbers"] == 4 * 16 * (8 + 16)
+    assert [way["name"] for way in found["nodes"][0]["strong"]] == names
+
+
+def test_scale_of_a_run_shows_the_formula(text, tmp_path, capsys, quick):
+    sizes = {"rnn_size": 16, "embed_size": 8, "batch_size": 6, "seq_length": 16}
+    config = TrainConfig(steps=2, precision="fp32", tensorboard=False, **sizes)  # type: ignore[arg-type]
+    fastlstm.train(str(text), out=tmp_path / "run", config=config, observers=[])
+    assert main(["scale", str(tmp_path / "run"), "--link", "10mbit", "--nodes", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "2·3/4" in shown
+    assert "advice: " in shown
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "--link is missing"), (["--link", "fast"], "--link is 'fast'"),
+     (["--link", "1gbit", "--nodes", "1"], "--nodes is '1'"),
+     (["--link", "1gbit", "--nodes", "2,x"], "--nodes is '2,x'"),
+     (["--link", "1gbit", "--latency", "far"], "--latency is 'far'"),
+     (["--link", "1gbit", "--sync-every", "0"], "--sync-every is 0")],
+)  # fmt: skip
+def test_what_is_asked_wrongly(text, capsys, words, message):
+    assert main(["scale", str(text), *words]) == 2
+    assert message in capsys.readouterr().err
