@@ -63,7 +63,8 @@ class Link:
         if full <= first:
             return 0.0
         rounds = math.log2(min(full, max(sent, first)) / first)
-        return max(0.0, rounds * trip_s - first * (2**rounds - 1) / self.payload_per_s)
+        lost_s = rounds * trip_s - first * (2.0**rounds - 1.0) / self.payload_per_s
+        return max(0.0, float(lost_s))
 
 
 @dataclass(frozen=True)
