@@ -59,7 +59,7 @@ class Link:
         trip_s = 2 * self.latency_s
         full = self.payload_per_s * trip_s
         halvings = min(60, int(pause_s / (_HALVING_S + trip_s)))
-        first = max(_FIRST_WINDOW, full / 2**halvings)
+        first = max(_FIRST_WINDOW, full / 2.0**halvings)
         if full <= first:
             return 0.0
         rounds = math.log2(min(full, max(sent, first)) / first)
