@@ -257,3 +257,9 @@ def test_control_characters_in_a_list_are_escaped(
     run_with(monkeypatch, found)
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:] == ["  - x\\nfastlstm: done", "  - y"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_is_closed_costs_nothing(closed):
+    done = subprocess.run(f"{sys.executable} -m fastlstm --version {closed}", shell=True)
+    assert done.returncode == 0

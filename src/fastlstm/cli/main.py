@@ -77,6 +77,7 @@ def console() -> NoReturn:
     A signal while the interpreter exits must not replace the exit code. Ignored signals stay
     ignored until the end, Python's own handlers do not.
     """
+    _open_closed_streams()
     if (parent := environment.take_parent()) is not None:
         die_with_parent(parent)
     code = main()
@@ -182,6 +183,13 @@ def _version() -> str:
         return version("fastlstm")
     except PackageNotFoundError:
         return "(not installed)"
+
+
+def _open_closed_streams() -> None:
+    """Opens standard streams that were closed (`>&-`), so that no file gets their number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
 
 
 def _tolerate_encoding() -> None:
