@@ -745,7 +745,7 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
         plan=SimpleNamespace(stop_criterion=ending),
         elapsed_s=lambda: 45.0,
         task=task,
-        meter=SimpleNamespace(unit_s=1.0, evaluation_s=0.0, save_s=2.5),
+        meter=SimpleNamespace(unit_s=1.0, evaluation_s=0.0, save_s=2.5, seconds_per_step=0.0),
     )  # fmt: skip
     reserve_s = 7 + 2.5 + trainer_module.CLOSING_S + 20
     assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s))
