@@ -86,7 +86,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.text.data.loader import TextLoader
-place, text, name, end = *sys.argv[1:4], int(sys.argv[4])
+place, text = sys.argv[1:3]
 rank, rows, steps = os.environ.get("RANK", 0), [], [0]
 
 class Count(fastlstm.Callback):
@@ -101,20 +101,23 @@ for kind, rows_of in ((TextLoader, lambda b: b.x.T), (WindowLoader, lambda b: b.
     kind.next = noted
 
 own = dict(threads=1, shards=4, seed=3, eval_every=1000, steps=90, dropout=0.2, precision="fp32")
-more = dict(callbacks=[Count()], stop=lambda: steps[0] >= end < 90, resume=True, observers=())
 sizes = dict(rnn_size=16, embed_size=8, seq_length=16, batch_size=8)
-out, table = f"{place}/{name}", np.random.default_rng(0).normal(size=(400, 2)).cumsum(0)
+table = np.random.default_rng(0).normal(size=(400, 2)).cumsum(0)
 config = ForecastConfig(horizon=4, input_size=24, patch=4, hidden_size=8, batch_size=20, **own)
-for train in (
-    lambda: fastlstm.train(text, out=out + "-text", tensorboard=False, **sizes, **own, **more),
-    lambda: train_forecaster(table, config, out=out + "-table", **more),
-):
-    steps[0] = 0
-    try:
-        train()
-    except fastlstm.errors.FastLSTMError as error:
-        assert end < 90, error
-torch.save(rows, f"{out}-{end}-{rank}.pt")
+for name, end in zip(sys.argv[3::2], map(int, sys.argv[4::2])):
+    out, rows[:] = f"{place}/{name}", []
+    stop = lambda: steps[0] >= end < 90
+    more = dict(callbacks=[Count()], stop=stop, resume=True, observers=())
+    for train in (
+        lambda: fastlstm.train(text, out=out + "-text", tensorboard=False, **sizes, **own, **more),
+        lambda: train_forecaster(table, config, out=out + "-table", **more),
+    ):
+        steps[0] = 0
+        try:
+            train()
+        except fastlstm.errors.FastLSTMError as error:
+            assert end < 90, error
+    torch.save(list(rows), f"{out}-{end}-{rank}.pt")
 """
 
 
@@ -192,10 +195,10 @@ def test_local_steps_that_were_killed_are_taken_again(tmp_path):
 
 def test_a_run_that_moves_between_numbers_of_processes_reads_every_row_once(tmp_path):
     text = a_text(tmp_path)
-    run_script(MOVED, 1, tmp_path, text, "whole", 90)
     rows, num_text = list[torch.Tensor](), 0
     for world_size, end in ((1, 30), (4, 60), (2, 90)):
-        run_script(MOVED, world_size, tmp_path, text, "moved", end)
+        whole = ("whole", 90) if world_size == 1 else ()
+        run_script(MOVED, world_size, tmp_path, text, "moved", end, *whole)
         names = [f"moved-{end}-{rank}.pt" for rank in range(world_size)]
         ranks = [torch.load(tmp_path / name) for name in names]
         together = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
