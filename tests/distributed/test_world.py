@@ -156,7 +156,7 @@ def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
 def test_the_process_that_is_waited_for_is_named(rank, size, waits_for, named):
     world = world_of(size)
     world.rank = rank
-    with pytest.raises(DistributedError) as raised, world._named(waits_for):
+    with pytest.raises(DistributedError) as raised, world.naming(waits_for):
         raise RuntimeError("Connection closed by peer")
     assert str(raised.value).startswith(f"{named}, says rank {rank}")
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Option
 from fastlstm.cli.config_file import resolve_config, write_config_file
 from fastlstm.cli.inputs import one_or_many, require_horizon, require_tables
-from fastlstm.cli.options import FORECAST_OPTIONS, config_option, json_option
+from fastlstm.cli.options import FORECAST_OPTIONS, TABLES, config_option, json_option
 from fastlstm.cli.output import print_json, say, table
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, UsageError, counted
@@ -41,13 +41,7 @@ _MAY_CHANGE = MAY_CHANGE - {"steps", "epochs", "budget", "patience", "threads", 
 COMMAND = Command(
     verb="fanout",
     summary="Train a forecaster for each group of a table, on this machine or on Ray.",
-    positionals=(
-        Positional(
-            "DATA",
-            "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
-            is_many=True,
-        ),
-    ),
+    positionals=(TABLES,),
     options=(
         Option("out", str, None, "directory of the runs, one for each group", "run", value="DIR"),
         Option("by", str, None, "column whose values are the groups", "run", value="COLUMN"),

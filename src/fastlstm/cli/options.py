@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_origin
 
-from fastlstm.cli.command import Option, options_from_dataclass, unwrap_optional
+from fastlstm.cli.command import Option, Positional, options_from_dataclass, unwrap_optional
 from fastlstm.cli.parser import Parsed
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -70,6 +70,11 @@ def _as_flag(option: Option) -> Option:
 TEXT_OPTIONS = _fields(TrainConfig, _TEXT_GROUPS)
 FORECAST_OPTIONS = _fields(ForecastConfig, _TABLE_GROUPS)
 TABLE_OPTIONS = tuple(o for o in FORECAST_OPTIONS if o.group in ("columns", "table"))
+TABLES = Positional(
+    "DATA",
+    "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
+    is_many=True,
+)
 READ_OPTIONS = tuple(option for option in FORECAST_OPTIONS if option.name in READING)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Option
 from fastlstm.cli.inputs import one_or_many, require_tables
-from fastlstm.cli.options import TABLE_OPTIONS, given_options, json_option
+from fastlstm.cli.options import TABLE_OPTIONS, TABLES, given_options, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, counted, in_flags
@@ -22,13 +22,7 @@ Dtype = Literal["auto", "float32", "float16", "int16"]
 COMMAND = Command(
     verb="prepare",
     summary="Read a table of time series into the cache, check it and describe it.",
-    positionals=(
-        Positional(
-            "DATA",
-            "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
-            is_many=True,
-        ),
-    ),
+    positionals=(TABLES,),
     options=(
         *TABLE_OPTIONS,
         Option("dtype", Dtype, "auto", "data type of the stored values", "table"),

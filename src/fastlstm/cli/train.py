@@ -18,7 +18,7 @@ from fastlstm.cli.inputs import (
     require_tables,
 )
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option
+from fastlstm.cli.options import FORECAST_OPTIONS, TABLES, TEXT_OPTIONS, config_option
 from fastlstm.cli.parser import parse
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
 from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, counted, in_flags
@@ -81,13 +81,7 @@ COMMAND = Command(
 TABLE_COMMAND = Command(
     verb="train",
     summary="Train a forecaster on a table of time series, until --budget, --steps or --epochs.",
-    positionals=(
-        Positional(
-            "DATA",
-            "CSV (.gz, .zst), Parquet, Arrow or .npy files, directories or globs of them",
-            is_many=True,
-        ),
-    ),
+    positionals=(TABLES,),
     options=(*_RUN_OPTIONS, *FORECAST_OPTIONS),
     required=("out",),
     examples=(

@@ -45,7 +45,7 @@ class Channel:
             return
         if [tuple(b.shape) for b in self._buffers] != [tuple(shape) for shape in shapes]:
             self._buffers = [torch.empty(tuple(shape), dtype=dtype) for shape in shapes]
-        with self._world._named(source):
+        with self._world.naming(source):
             self._receiving = [
                 dist.irecv(buffer, source, tag=k) for k, buffer in enumerate(self._buffers)
             ]
@@ -62,7 +62,7 @@ class Channel:
         if self._target is None:
             return
         tensor = tensor.detach().contiguous()
-        with self._world._named(self._target):
+        with self._world.naming(self._target):
             self._sending.append((dist.isend(tensor, self._target, tag=k), tensor))
         self.sent_bytes += tensor.numel() * tensor.element_size()
 
@@ -76,6 +76,6 @@ class Channel:
     def _wait(self, work: dist.Work | None, peer: int) -> None:
         began = time.perf_counter()
         if work is not None:
-            with self._world._named(peer):
+            with self._world.naming(peer):
                 work.wait()
         self.wait_s += time.perf_counter() - began

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +25,7 @@ from fastlstm.distributed.world import DEADLINE_S, World
 from fastlstm.errors import DistributedError, FastLSTMError, LostProcessError, UsageError
 from fastlstm.system import environment, hardware
 from fastlstm.system.parent import die_with_parent
+from fastlstm.system.signal_handlers import handling
 
 _PATIENCE = timedelta(days=7)
 """With rank 0 while it evaluates and writes."""
@@ -157,16 +158,7 @@ def _waiting(world: World) -> Iterator[None]:
         timer.cancel()
 
 
-@contextmanager
-def _handled(handler: signal.Handlers) -> Iterator[None]:
+def _handled(handler: signal.Handlers) -> AbstractContextManager[None]:
     """Handles the signals that stop a run so within the block; one that is ignored stays so."""
-    before = dict[int, Any]()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for changed, known in before.items():
-            signal.signal(changed, known)
+    handlers: dict[int, Any] = {signal.SIGTERM: handler, signal.SIGINT: handler}
+    return handling(handlers, lambda known: known is not signal.SIG_IGN)

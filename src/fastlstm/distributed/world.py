@@ -129,7 +129,7 @@ class World:
             self.gathered(None)
 
     def _tell(self, numbers: Tensor) -> Tensor:
-        with self._named(None if self.is_leader else 0):
+        with self.naming(None if self.is_leader else 0):
             work = dist.broadcast(numbers, 0, self.orders, async_op=True)
             assert work is not None
             if self.is_leader or self.pulse is None:
@@ -147,7 +147,7 @@ class World:
         elif (order := self.next_order()[0]) != Order.SHARE:
             raise AssertionError(f"rank 0 says {order.name}, expected a value")
         values = [value]
-        with self._named():
+        with self.naming():
             dist.broadcast_object_list(values, 0)
         return values[0]
 
@@ -156,7 +156,7 @@ class World:
         if self.size == 1:
             return [value]
         values = [None] * self.size if self.is_leader else None
-        with self._named():
+        with self.naming():
             dist.gather_object(value, values, 0)
         return list(values or ())
 
@@ -165,7 +165,7 @@ class World:
         padded = own.new_zeros(max(lengths))
         padded[: len(own)] = own
         pieces = own.new_empty(self.size * len(padded)).split(len(padded))
-        with self._named():
+        with self.naming():
             # As bytes: gloo need not know the type.
             dist.all_gather([p.view(torch.uint8) for p in pieces], padded.view(torch.uint8))
         return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
@@ -173,7 +173,7 @@ class World:
     def summed(self, numbers: Tensor) -> Tensor:
         """Adds numbers over all processes, in place: exact where all but one of them are zero."""
         if self.size > 1:
-            with self._named():
+            with self.naming():
                 dist.all_reduce(numbers)
         return numbers
 
@@ -219,19 +219,19 @@ class World:
         reduce = TreeReduction(flat, wire)
 
         def named(about: Tensor, deadline_s: float = DEADLINE_S) -> None:
-            with self._named(deadline_s=deadline_s):
+            with self.naming(deadline_s=deadline_s):
                 reduce(about, timedelta(seconds=deadline_s))
 
         return named
 
     def begin_copy(self, data: bytes) -> None:
         """Begins to send `data` to the same process of the next machine, or to the next rank."""
-        with self._named():
+        with self.naming():
             self._copy = NeighbourCopy(data, self.machine_size % self.size or 1)
 
     def finish_copy(self) -> tuple[int, bytes]:
         """Returns the rank that sends to this one, and what it has sent."""
-        with self._named():
+        with self.naming():
             return self._copy.source, self._copy.received()
 
     @contextmanager
@@ -253,7 +253,7 @@ class World:
             return
         told = None if failure is None else (str(failure), failure.exit_code)
         all_told: list[Any] = [None] * self.size
-        with self._named():
+        with self.naming():
             dist.all_gather_object(all_told, told, group=self.orders)  # reading may take long
         first = next((rank for rank, one in enumerate(all_told) if one is not None), None)
         if first is None:
@@ -269,7 +269,7 @@ class World:
         return f"rank {rank} ({self.names[rank]})"
 
     @contextmanager
-    def _named(self, peer: int | None = None, deadline_s: float = DEADLINE_S) -> Iterator[None]:
+    def naming(self, peer: int | None = None, deadline_s: float = DEADLINE_S) -> Iterator[None]:
         """Turns errors of the transport into one that says what to do.
 
         Args:

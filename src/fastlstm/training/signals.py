@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from fastlstm.system import environment
+from fastlstm.system.signal_handlers import handling
 
 _ONE_SIGNAL_S = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -29,17 +30,12 @@ def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
     handlers: dict[int, Any] = {signal.SIGTERM: _exit, signal.SIGHUP: _exit}
     if within_stop_flag:
         handlers[signal.SIGINT] = signal.default_int_handler
-    before = dict[int, Any]()
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in handlers.items():
-            known = signal.getsignal(number)
-            if known is signal.SIG_DFL or (within_stop_flag and known is not signal.SIG_IGN):
-                before[number] = signal.signal(number, handler)
-    try:
+
+    def replaces(known: Any) -> bool:
+        return known is signal.SIG_DFL or (within_stop_flag and known is not signal.SIG_IGN)
+
+    with handling(handlers, replaces):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

@@ -291,7 +291,7 @@ class Trainer:
         started, options = time.perf_counter(), self.plan.options
         factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
         factor *= self.progress.lr_scale
-        batch = self.task.loader.next()  # first: where the run is stopped in it, all must save
+        batch = self.task.loader.next()  # first: after an error in it the others hear of the end
         self.rescue.tell()
         self.world.order(Order.STEP, factor)
         loss, norm = self.step(batch, factor)
