@@ -80,7 +80,7 @@ def run(argv: list[str]) -> int:
     if slots is not None and slots < 1:
         raise UsageError(f"--jobs is {slots}, expected 1 or more")
     if slots is not None and parsed["ray"] is not None:
-        raise UsageError("--jobs is of this machine and --ray of a cluster; give one of them")
+        raise UsageError("--jobs runs on this machine and --ray on a cluster; give one of them")
     slots = slots or max(1, hardware.cores() // threads)
 
     from fastlstm.fanout.fanout import fan_out

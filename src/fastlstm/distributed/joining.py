@@ -106,7 +106,7 @@ def _meeting(store: dist.Store, rank: int, size: int) -> str:  # type: ignore[na
         if store.check([meeting]) and own in store.get(meeting).decode().split():
             return meeting
         time.sleep(_POLL_S)
-    raise LostProcessError("rank 0 has not started; see what its machine says")
+    raise LostProcessError("rank 0 did not start; look at the output of its machine")
 
 
 def _own() -> dict[str, str]:

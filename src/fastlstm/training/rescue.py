@@ -148,7 +148,7 @@ class Rescue:
             try:
                 self._write()
             except (OSError, FastLSTMError) as error:
-                self._trainer.say("warning", f"the last steps could not be kept: {error}")
+                self._trainer.say("warning", f"the last steps could not be saved: {error}")
             raise
 
     def _write(self) -> None:

@@ -145,7 +145,7 @@ class RunSession(EventHub):
         newer = rescue_newest(run, self.left_behind, checkpoint, keep)
         if newer is None:
             return checkpoint
-        text = f"continuing from step {newer.step:,}, which the processes that were left had kept"
+        text = f"continuing from step {newer.step:,}, recovered from the processes that survived"
         self.say("info", text)
         return newer
 
