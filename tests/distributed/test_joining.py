@@ -99,3 +99,10 @@ def test_an_exit_code_is_left_where_the_output_is_closed(tmp_path):
         env={**os.environ, "FASTLSTM_VERDICT": str(verdict)},
     )  # fmt: skip
     assert verdict.read_text() == "2"
+
+
+def test_a_group_of_the_script_itself_is_told_that_each_process_trains_alone(monkeypatch):
+    monkeypatch.setattr(joining.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(joining.dist, "get_world_size", lambda: 2)
+    with pytest.warns(UserWarning, match="each of them trains a model of its own"), joined() as own:
+        assert (own.rank, own.size) == (0, 1)

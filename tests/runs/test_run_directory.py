@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastlstm.errors import CorruptFileError, RunDirectoryError
-from fastlstm.runs import manifest
+from fastlstm.runs import manifest, run_directory
 from fastlstm.runs.manifest import FileRecord, Manifest, write_directory
 from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
@@ -95,6 +95,20 @@ def test_a_forked_worker_neither_keeps_nor_gives_up_the_lock(run, end):
     finally:
         worker.kill()
         worker.join()
+
+
+def test_who_lost_the_run_to_a_later_process_writes_no_more(run, monkeypatch):
+    monkeypatch.setattr(run_directory.fcntl, "flock", lambda *args: None)  # as some shared disks
+    later = RunDirectory(run.path)
+    with run.lock():
+        run.publish({"config.json": b"{}"})
+        with later.lock():
+            with pytest.raises(RunDirectoryError, match="is being written by another process"):
+                run.publish({"config.json": b"[]"})
+            later.publish({"config.json": b"{} "})
+        (run.path / ".lock").unlink()
+        run.require_owned()
+    assert (run.path / "config.json").read_bytes() == b"{} "
 
 
 def test_lock_of_a_missing_directory_is_a_clear_error(tmp_path):

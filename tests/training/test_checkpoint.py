@@ -1,13 +1,14 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import time
 
 import pytest
 import torch
 
-from fastlstm.errors import CorruptFileError, FormatError, StorageError
+from fastlstm.errors import CorruptFileError, FormatError, RunDirectoryError, StorageError
 from fastlstm.runs import manifest
 from fastlstm.runs.manifest import FileRecord, Manifest, write_directory
 from fastlstm.runs.run_directory import RunDirectory
@@ -118,6 +119,17 @@ def test_checkpoints_of_a_course_that_was_left_are_removed(run):
         save(run, step, keep=3)
     save(run, 15, keep=3)
     assert steps(run) == [15, 10]
+
+
+def test_a_run_that_another_process_has_taken_over_loses_no_checkpoint(run):
+    with run.lock():
+        save(run, 1)
+        (run.path / ".lock").write_text("7 another\n")  # where the disk lets two lock
+        its = run.path / "checkpoint-5"
+        shutil.copytree(run.path / "checkpoint-1", its)
+        with pytest.raises(RunDirectoryError, match="another process"):
+            save(run, 2)
+    assert {path.name for path in run.path.iterdir()} == {".lock", "checkpoint-1", "checkpoint-5"}
 
 
 def test_the_same_step_is_replaced(run):

@@ -14,6 +14,7 @@ from fastlstm.distributed.world import Order
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.training.follower import Part, follow
 from fastlstm.training.options import TrainingOptions
+from fastlstm.training.own_optimizers import state_of
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession
@@ -98,7 +99,8 @@ def weights_of(task):
 
 
 def trained_apart(rounds, **options):
-    """Returns the weights after rounds of two models that train alone, then are averaged."""
+    """Returns the weights after rounds of two models that train alone, then are averaged, while
+    their optimizers are not."""
     tasks = [OwnTask(rank, set()) for rank in range(2)]
     alone = {"learning_rate": 0.05, "optimizer": "adamw", "precision": "fp32", "steps": STEPS}
     chosen = TrainingOptions(**{**alone, **options})
@@ -112,10 +114,6 @@ def trained_apart(rounds, **options):
             for one, other in zip(*(task.model.parameters() for task in tasks), strict=True):
                 one.copy_((one + other) / 2)
                 other.copy_(one)
-        one, other = (trainer.optimizers.tensors() for trainer in trainers)
-        mean = {name: (one[name] + other[name]) / 2 for name in one}
-        for trainer in trainers:
-            trainer.optimizers.load(mean)
     return weights_of(tasks[0])
 
 
@@ -135,7 +133,6 @@ def test_a_round_is_the_mean_of_models_that_train_alone(optimizer):
 def test_all_have_the_same_bits_after_a_round_and_no_word_within_one():
     run = Run(wire="bf16").train()
     assert torch.equal(*run.weights)
-    assert run.trainer.optimizers.tensors().keys() == run.trainer.optimizers.shapes().keys()
     heard = [order for order in run.worlds[1].orders_heard if order != Order.SHARE]
     assert heard.count(Order.ROUND) == 5
     assert Order.STEP not in heard
@@ -190,13 +187,43 @@ def test_a_run_that_continues_is_the_one_that_never_stopped(optimizer):
     assert state.tensors["carried"]["level"].tolist() == pytest.approx(
         [float(sum(rows_of(rank, at).mean() for at in range(10))) for rank in range(2)]
     )
-    resumed = Run(**options).train(state)
+    resumed = Run(snapshots=Kept(), **options).train(state)
     for own, other in zip(resumed.weights, whole.weights, strict=True):
         assert torch.equal(own, other)
-    for group in ("optimizer", "average"):
-        for name, tensor in resumed.trainer.saver.capture_own()[0][group].items():
-            last = whole.trainer.snapshots.states[-1].tensors[group][name]
-            assert torch.equal(tensor, last), name
+    last, again = whole.trainer.snapshots.states[-1], resumed.trainer.snapshots.states[-1]
+    assert last.tensors["optimizers"].keys() == again.tensors["optimizers"].keys()
+    for group in ("optimizer", "optimizers", "average"):
+        for name, tensor in last.tensors[group].items():
+            assert torch.equal(tensor, again.tensors[group][name]), name
+    first, other = (last.tensors[group] for group in ("optimizer", "optimizers"))
+    assert not all(torch.equal(tensor, other[f"1/{name}"]) for name, tensor in first.items())
+
+
+def test_another_number_of_processes_continues_with_the_mean_of_the_optimizers():
+    stored = {"optimizer": {"w:m": torch.tensor([1.0, 2.0]), "w:step": torch.tensor(4.0)}}
+    stored["optimizers"] = {"1/w:m": torch.tensor([3.0, 2.0]), "1/w:step": torch.tensor(3.0)}
+    assert state_of(stored, 2, 1, 2)["w:m"].tolist() == [3.0, 2.0]
+    for size in (1, 4):
+        mean = state_of(stored, 2, 0, size)
+        assert (mean["w:m"].tolist(), mean["w:step"].item()) == ([2.0, 2.0], 3.5)
+    alike = {"optimizer": stored["optimizer"]}
+    assert state_of(alike, 1, 3, 4)["w:m"].tolist() == [1.0, 2.0]
+    assert state_of(alike, 2, 1, 2) == {}  # rank 1 had skipped all steps until then
+
+
+def test_one_process_continues_a_run_of_local_steps():
+    run = Run(snapshots=Kept()).train()
+    (state,) = [state for state in run.trainer.snapshots.states if state.step == STEPS]
+    alone = OwnTask(0, set())
+    options = dataclasses.replace(run.options, shards=1)
+    plan = TrainingPlan(options, StopCriterion.of(options, 5), torch.device("cpu"))
+    trainer = Trainer(alone, plan, lambda event: None)
+    trainer.restore(state)
+    for name, tensor in trainer.optimizers.tensors().items():
+        both = torch.stack(
+            [state.tensors["optimizer"][name], state.tensors["optimizers"][f"1/{name}"]]
+        )
+        assert torch.equal(tensor, both.mean(0)), name
 
 
 def rows_of(rank, at):

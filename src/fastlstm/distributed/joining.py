@@ -32,6 +32,10 @@ _PATIENCE = timedelta(days=7)
 _MEETING = timedelta(minutes=10)
 """For all processes to come, from the first on."""
 _SAID_AFTER_S = 15.0
+_ALONE = (
+    "torch.distributed is already initialized with {} processes: each of them trains a model of its"
+    " own; to train one model together, leave init_process_group to fastlstm"
+)
 _ISA = "instruction set"
 _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 
@@ -42,6 +46,8 @@ def joined() -> Iterator[World]:
     if not dist.is_initialized():
         environment.require_torchrun()
     if not is_started_by_torchrun() or dist.is_initialized():
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            warnings.warn(_ALONE.format(dist.get_world_size()), stacklevel=2)
         yield World()
         return
     die_with_parent()

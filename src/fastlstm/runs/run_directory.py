@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -52,6 +53,7 @@ TEXT_RUN = "fastlstm-run"
 """`format` in config.json of a language model."""
 METRICS_KEY = "metrics"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
+_MARK_BYTES = 40
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
 _LEFT_OVER = re.compile(r"(checkpoint-[0-9]+(\.old-[0-9a-f-]+)?|\.publish)\.(tmp|del)-[0-9a-f-]+")
 _LEFT_OVER_FILE = re.compile(r"\..+\.tmp-[0-9]+-[0-9a-f]{8}")
@@ -132,6 +134,7 @@ class RunDirectory:
         self.report_path = self.path / "report.html"
         self.tensorboard_dir = self.path / "tensorboard"
         self._lock_path = self.path / ".lock"
+        self._mark = b""
 
     def create(self) -> None:
         """Creates the directory and its parents, and checks that it is writable.
@@ -183,7 +186,8 @@ class RunDirectory:
             descriptor = self._open_lock_file()
             _lock_now(descriptor)
         except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            words = os.pread(descriptor, _MARK_BYTES, 0).decode("ascii", "replace").split()
+            holder = words[0] if words else "unknown"
             os.close(descriptor)
             raise RunDirectoryError(
                 f"{self.path} is in use by process {holder}; wait for it or choose another ",
@@ -197,10 +201,28 @@ class RunDirectory:
                 Setting("out"),
                 " in a writable place on a local disk",
             ) from error
-        with contextlib.suppress(OSError):  # the pid is only for a message
+        mark = f"{os.getpid()} {secrets.token_hex(8)}\n".encode()
+        with contextlib.suppress(OSError):  # without it a message lacks the process
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(descriptor, mark, 0)
+            self._mark = mark
         return descriptor
+
+    def require_owned(self) -> None:
+        """Checks that no other process has locked the run since: some shared disks let two.
+
+        Raises:
+            RunDirectoryError: one has. This one must not write any more.
+        """
+        with storage.storage_errors(self._lock_path, "read"):
+            if not self._lock_path.exists():
+                return  # somebody has removed it
+            now = self._lock_path.read_bytes()[:_MARK_BYTES]
+        if self._mark and now != self._mark:
+            raise RunDirectoryError(
+                f"{self.path} is being written by another process, started after this one; this one"
+                " ends here, and writes nothing more"
+            )
 
     def _open_lock_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -274,7 +296,8 @@ class RunDirectory:
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
-        """Replaces top-level files as one set; see `publication.publish`."""
+        """Replaces top-level files as one set; see `publication.publish`, `require_owned`."""
+        self.require_owned()
         publication.publish(self.path, files, extra or {})
 
     def has_published(self) -> bool:

@@ -131,8 +131,7 @@ class _Session(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         if (config.steps, config.epochs, config.budget) == (None, None, None):
             config = dataclasses.replace(config, epochs=DEFAULT_EPOCHS)
-        if config.learning_rate is None:
-            config = dataclasses.replace(config, learning_rate=LEARNING_RATES[config.optimizer])
+        config = self.with_rate(config, LEARNING_RATES)
         torch.default_generator.manual_seed(config.seed)
         network = SequenceNetwork(_sizes(config, data)).to(device)
         network.lstm.strict = config.strict_kernels

@@ -248,6 +248,7 @@ class TextSession(RunSession):
         loader = TextLoader(open_batches(config, splits.train, shards), self.loader_stop)
         self.set_weights(model, texts, config)
         lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
+        config = self.with_rate(config, DEFAULT_LEARNING_RATE)
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)

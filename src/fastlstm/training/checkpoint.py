@@ -89,13 +89,15 @@ def save_checkpoint(
 
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
+        RunDirectoryError: another process writes the run now.
     """
     finite = finite and first_non_finite(tensors.get("model", {}).items()) is None
     contents, manifest = encoded_state(step, tensors, meta, files, finite)
     path = run.path / f"checkpoint-{step}"
     storage.require_space(run.path, sum(map(len, contents.values())))
     with storage.storage_errors(path, "write the checkpoint"):
-        _write(path, contents, manifest)
+        _write(run, path, contents, manifest)
+    run.require_owned()  # later checkpoints are another process's, if there is one
     with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
         _rotate(run, path, finite, keep)
     return path
@@ -119,11 +121,14 @@ def encoded_state(
     return contents, Manifest(records, finite, {"step": step})
 
 
-def _write(path: Path, contents: Mapping[str, bytes], manifest: Manifest) -> None:
+def _write(
+    run: RunDirectory, path: Path, contents: Mapping[str, bytes], manifest: Manifest
+) -> None:
     staged = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     aside = path.with_name(f"{path.name}.old-{os.getpid()}")
     try:
         write_directory(staged, contents, manifest)
+        run.require_owned()
         if path.exists():
             if aside.exists():
                 storage.discard(aside)

@@ -18,7 +18,7 @@ from fastlstm.training.local_steps import Round
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import allow_tf32
-from fastlstm.training.saver import own_rows
+from fastlstm.training.saver import own_rows, restore_own
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
@@ -64,7 +64,7 @@ def _obey(trainer: Trainer, order: Order, numbers: list[float]) -> None:
         case Order.STEP:
             _step(trainer, numbers[0])
         case Order.CAPTURE:
-            trainer.world.gathered(trainer.task.carried())
+            trainer.world.gathered(trainer.saver.own_part())
         case Order.RESTORE:
             _restore(trainer)
         case Order.GATHER:
@@ -91,7 +91,7 @@ def _step(trainer: Trainer, factor: float) -> None:
 def _restore(trainer: Trainer) -> None:
     tensors, meta, is_roll_back = trainer.world.shared()
     best = {name: getattr(trainer.progress, name) for name in COUNTERS}
-    trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta))
+    restore_own(trainer, tensors, meta)
     trainer.task.restore_carried(own_rows(trainer, tensors.get("carried", {})))
     if is_roll_back:
         for name, value in best.items():

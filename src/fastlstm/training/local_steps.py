@@ -13,7 +13,7 @@ from fastlstm.errors import FastLSTMError
 from fastlstm.training.guard import SKIPS_BEFORE_ROLLBACK
 from fastlstm.training.recovery import handle_bad_round
 from fastlstm.training.schedule import learning_rate_factor
-from fastlstm.training.state_mean import StateMean
+from fastlstm.training.weight_mean import WeightMean
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -57,9 +57,9 @@ class LocalSteps:
     """Takes the steps of several processes in rounds, within which no message travels.
 
     In a round each process takes `sync_every` optimizer steps on its own rows of every batch; a
-    gradient is the mean over its own targets. Then all move to the mean of their weights and of the
-    states of their optimizers (`StateMean`): after a round the processes differ in nothing but
-    the carried state of their rows, as after a step of all.
+    gradient is the mean over its own targets. Then all move to the mean of their weights
+    (`WeightMean`). The carried state of its rows and the state of its optimizers are each process's
+    own; a checkpoint has those of all.
 
     Rank 0 decides at the end of a round only. A step whose loss or gradient is not finite is
     skipped by its process alone; the others learn of it at the end of the round.
@@ -73,7 +73,7 @@ class LocalSteps:
         self._trainer, self._world = trainer, trainer.world
         self._in_a_row = 0
         if trainer.plan.is_local:
-            self._mean = StateMean(trainer)
+            self._mean = WeightMean(trainer)
 
     def take_round(self) -> None:
         """Has all processes take the steps of a round; in rank 0."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastlstm.distributed.world import Order
 from fastlstm.errors import CorruptFileError, StorageError
+from fastlstm.training import own_optimizers
 from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.guard import first_non_finite
@@ -21,7 +22,7 @@ from fastlstm.training.state import Tensors
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_FINITE = ("model", "optimizer", "average", "carried")
+_FINITE = ("model", "optimizer", own_optimizers.STEM, "average", "carried")
 """Stems of the tensors without NaN and Inf in a state that can be restored."""
 
 
@@ -47,6 +48,17 @@ def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
+def restore_own(
+    trainer: Trainer, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
+) -> None:
+    """Puts a state back but for the carried one; with local steps the optimizers of this process."""
+    world, num_stored = trainer.world, int(meta.get(own_optimizers.KEY, 1))
+    size = world.size if trainer.plan.is_local else 1
+    state = own_optimizers.state_of(tensors, num_stored, world.rank, size)
+    own = {**tensors, "optimizer": state}
+    trainer.task.loader.load_state_dict(trainer.state.restore(own, meta, keep_guard))
+
+
 class Saver:
     """Saves the state of a trainer.
 
@@ -60,11 +72,25 @@ class Saver:
 
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
-        self._trainer.stepper.gather()
+        trainer = self._trainer
+        trainer.stepper.gather()
         tensors, meta = self.capture_own()
-        if carried := self._carried():
+        trainer.world.order(Order.CAPTURE)
+        parts = trainer.world.gathered(self.own_part())
+        if carried := of_all_rows([part for part, _ in parts], trainer.task.row_axis):
             tensors["carried"] = carried
+        if trainer.plan.is_local:
+            meta[own_optimizers.KEY] = len(parts)
+            if others := own_optimizers.of_others([state for _, state in parts[1:]]):
+                tensors[own_optimizers.STEM] = others
         return tensors, meta
+
+    def own_part(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns what no other process has: the carried state of its rows, and with local steps
+        the state of its optimizers."""
+        trainer = self._trainer
+        is_own = trainer.plan.is_local and not trainer.world.is_leader
+        return trainer.task.carried(), trainer.optimizers.tensors() if is_own else {}
 
     def capture_own(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns the same without the carried state, which each process has a part of."""
@@ -76,12 +102,6 @@ class Saver:
         tensors.update({stem: group for stem, group in groups.items() if group})
         meta["published_step"] = trainer.best.published_step
         return tensors, meta
-
-    def _carried(self) -> dict[str, Tensor]:
-        """Returns the carried state of all rows, whichever process has them."""
-        world, task = self._trainer.world, self._trainer.task
-        world.order(Order.CAPTURE)
-        return of_all_rows(world.gathered(task.carried()), task.row_axis)
 
     def share(self, tensors: Tensors, meta: dict[str, Any], is_roll_back: bool = False) -> None:
         """Gives the other processes, if there are any, a state that this one has."""
@@ -97,7 +117,7 @@ class Saver:
         """
         trainer, tensors, meta = self._trainer, checkpoint.tensors, checkpoint.meta
         with reading(checkpoint):
-            trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))
+            restore_own(trainer, tensors, meta, is_roll_back)
             first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
             carried = tensors.get("carried", first)  # of format 1: in "state"
             trainer.task.restore_carried(own_rows(trainer, carried))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +243,24 @@ class RunSession(EventHub):
                 every, " does not train in fp16, whose loss scale all steps share; give ",
                 Setting("precision", "bf16"),
             )  # fmt: skip
+
+    def with_rate(self, options: OptionsT, rates: Mapping[str, float]) -> OptionsT:
+        """Returns the options with a peak learning rate: that of the optimizer where none is given.
+
+        With local steps of an optimizer whose steps have a length of their own, whatever that of
+        the gradient, it is sqrt(W) times as high: the mean of W steps, each from a W-th of the
+        batch, is shorter than one from the whole (docs/log.md, local steps).
+        """
+        if options.learning_rate is not None:
+            return options
+        rate, size = rates[options.optimizer], self.world.size
+        if size > 1 and options.sync_every > 1 and options.optimizer != "sgd":
+            rate *= math.sqrt(size)
+            self.notes.append(
+                f"learning rate {rate:.3g}: sqrt({size}) times that of one process, as the mean of"
+                f" {size} local steps is shorter than one step of the whole batch"
+            )
+        return dataclasses.replace(options, learning_rate=rate)
 
     @property
     def loader_stop(self) -> Callable[[], bool] | None:

@@ -38,7 +38,7 @@ class StepCost:
         rest_s: what each of them does.
         numbers: n, trained parameters.
         muon_numbers: those in Muon's matrices.
-        averaged: numbers that local steps average: weights, their moving average, optimizers.
+        averaged: numbers that local steps average: weights and their moving average.
         carried_per_row: bytes of carried state of a row.
         num_layers: L, that a pipeline could divide; 1 of what is no text.
         boundary_per_row: bytes of a row that pass from one layer to the next.
@@ -133,7 +133,6 @@ def measured_cost(trainer: Trainer) -> StepCost:
     trained = [p for p in task.model.parameters() if p.requires_grad]
     numbers = sum(p.numel() for p in trained)
     averaged = numbers * (1 if trainer.state.average is None else 2)
-    averaged += sum(shape.numel() for shape in trainer.optimizers.shapes().values() if shape)
     num_layers, boundary = 1, 0.0
     if isinstance(task, TextTask):
         config, width = task.model.config, 2 if options.precision == "bf16" else _FLOAT_BYTES
