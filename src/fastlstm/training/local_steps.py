@@ -11,6 +11,7 @@ from fastlstm.distributed.step_report import StepReport
 from fastlstm.distributed.world import DEADLINE_S, Order
 from fastlstm.errors import FastLSTMError
 from fastlstm.training.guard import SKIPS_BEFORE_ROLLBACK
+from fastlstm.training.optimizer_mean import OptimizerMean
 from fastlstm.training.recovery import handle_bad_round
 from fastlstm.training.schedule import learning_rate_factor
 from fastlstm.training.weight_mean import WeightMean
@@ -18,6 +19,8 @@ from fastlstm.training.weight_mean import WeightMean
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+_OVERLAP = 4
+"""The means of optimizers have the first of so many parts of a round to arrive."""
 _PATIENCE = 4.0
 """Times the seconds of its own round, that a process waits for the others beside the deadline."""
 
@@ -49,6 +52,7 @@ class _Sums:
     loss: float = 0.0
     norm: float = 0.0
     targets: int = 0
+    updates: int = 0
     skipped: int = 0
     in_a_row: int = 0
 
@@ -56,10 +60,11 @@ class _Sums:
 class LocalSteps:
     """Takes the steps of several processes in rounds, within which no message travels.
 
-    In a round each process takes `sync_every` optimizer steps on its own rows of every batch; a
-    gradient is the mean over its own targets. Then all move to the mean of their weights
-    (`WeightMean`). The carried state of its rows and the state of its optimizers are each process's
-    own; a checkpoint has those of all.
+    In a round each process takes `sync_every` optimizer steps on its own rows of every batch, and
+    waits for no message; a gradient is the mean over its own targets. Then all move to the mean of their weights
+    (`WeightMean`). The means that optimizers keep are averaged, too, but in the background of the
+    next round (`OptimizerMean`): so they are each process's own, as is the carried state of its
+    rows; a checkpoint has those of all.
 
     Rank 0 decides at the end of a round only. A step whose loss or gradient is not finite is
     skipped by its process alone; the others learn of it at the end of the round.
@@ -73,7 +78,7 @@ class LocalSteps:
         self._trainer, self._world = trainer, trainer.world
         self._in_a_row = 0
         if trainer.plan.is_local:
-            self._mean = WeightMean(trainer)
+            self._mean, self._optimizers = WeightMean(trainer), OptimizerMean(trainer)
 
     def take_round(self) -> None:
         """Has all processes take the steps of a round; in rank 0."""
@@ -120,13 +125,18 @@ class LocalSteps:
         """
         started = time.perf_counter()
         self._mean.begin()
+        self._optimizers.begin()
         report = self._world.report(self._world.size)
         own, failure = _Sums(), None
+        due = math.ceil(plan.steps / _OVERLAP)
         try:
             for number in range(int(plan.steps)):
                 self._step(self._factor(plan, number), own)
+                if number + 1 == due:
+                    self._optimizers.finish(own.updates)
         except FastLSTMError as error:  # rank 0 can tell the others only after the round
             failure = error
+            self._optimizers.finish(own.updates)
         seconds = time.perf_counter() - started
         if not self._mean.take(own.targets):
             own = _Sums(skipped=max(own.skipped, 1), in_a_row=SKIPS_BEFORE_ROLLBACK)
@@ -151,6 +161,7 @@ class LocalSteps:
             targets = trainer.task.num_targets(batch)
             sums.targets, sums.loss = sums.targets + targets, sums.loss + loss * targets
             sums.norm, self._in_a_row = sums.norm + norm, 0
+            sums.updates += 1
         else:
             trainer.optimizers.zero_grad()
             trainer.reset_carried()

@@ -80,6 +80,16 @@ class OptimizerSet:
             for key in sorted(_STATES[type(optimizer)])
         }
 
+    def decays(self) -> dict[str, float]:
+        """Returns the factor by which each running mean of gradients shrinks in a step."""
+        return {
+            f"{self._names[id(p)]}:{key}": _decay(group, key)
+            for optimizer in self.members
+            for group in optimizer.param_groups
+            for p in group["params"]
+            for key in sorted(_STATES[type(optimizer)] - _COUNTERS)
+        }
+
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restores what `tensors` returned.
 
@@ -149,6 +159,12 @@ def _build(
             return [torch.optim.NAdam(params, betas=BETAS, decoupled_weight_decay=True, **shared)]
         case "sgd":
             return [torch.optim.SGD(params, momentum=0.9, nesterov=True, **shared)]
+
+
+def _decay(group: Mapping[str, Any], key: str) -> float:
+    if key.startswith("exp_avg"):
+        return float(group["betas"][key == "exp_avg_sq"])
+    return float(group["momentum"])
 
 
 def is_recurrent_matrix(name: str) -> bool:
