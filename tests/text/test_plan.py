@@ -116,7 +116,6 @@ def test_evaluations_take_about_a_twentieth_of_the_work():
     resolved, notes = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
     every = resolved.eval_every
     assert 50_000 * 0.7 / (every * 8 * 16) <= 0.05
-    assert resolved.learning_rate is not None
     assert resolved.dropout is not None
     expected = "about 1.28 epochs, 1.00 parameters per training token"
     assert notes == (f"dropout {resolved.dropout:g}: {expected}",)

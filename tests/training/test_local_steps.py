@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 
 import pytest
@@ -99,22 +100,37 @@ def weights_of(task):
 
 
 def trained_apart(rounds, **options):
-    """Returns the weights after rounds of two models that train alone, then are averaged, while
-    their optimizers are not."""
+    """Returns the weights after rounds of two models that train alone, then are averaged.
+
+    What their optimizers had at the start of a round becomes the mean a quarter of the round later.
+    """
     tasks = [OwnTask(rank, set()) for rank in range(2)]
     alone = {"learning_rate": 0.05, "optimizer": "adamw", "precision": "fp32", "steps": STEPS}
     chosen = TrainingOptions(**{**alone, **options})
     plan = TrainingPlan(chosen, StopCriterion.of(chosen, 5), torch.device("cpu"))
     trainers = [Trainer(task, plan, lambda event: None) for task in tasks]
     for factors in rounds:
-        for task, trainer in zip(tasks, trainers, strict=True):
-            for factor in factors:
+        own = [
+            {name: tensor.clone() for name, tensor in trainer.optimizers.tensors().items()}
+            for trainer in trainers
+        ]
+        for rank, (task, trainer) in enumerate(zip(tasks, trainers, strict=True)):
+            for number, factor in enumerate(factors, start=1):
                 trainer.step(task.loader.next(), factor)
+                if number == math.ceil(len(factors) / 4):
+                    correct(trainer.optimizers, own[rank], own, number)
         with torch.no_grad():
             for one, other in zip(*(task.model.parameters() for task in tasks), strict=True):
                 one.copy_((one + other) / 2)
                 other.copy_(one)
     return weights_of(tasks[0])
+
+
+def correct(optimizers, own, states, num_steps):
+    now, decays = optimizers.tensors(), optimizers.decays()
+    for name in decays.keys() & own.keys():
+        mean = sum(state[name].bfloat16().float() for state in states) / len(states)
+        now[name] += decays[name] ** num_steps * (mean - own[name])
 
 
 def rates(numbers):

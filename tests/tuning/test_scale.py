@@ -21,7 +21,7 @@ COST = StepCost(
     unit="tokens", rows=128, units_per_row=128, num_layers=1, boundary_per_row=131_072.0,
     passes=((128, 0.3), (64, 0.16), (32, 0.09), (16, 0.05)), update_s=0.03, muon_s=0.025,
     rest_s=0.01,
-    numbers=1_400_000, muon_numbers=1_310_720, averaged=2_750_000, carried_per_row=4096.0,
+    numbers=1_400_000, muon_numbers=1_310_720, averaged=1_400_000, moments=1_500_000, carried_per_row=4096.0,
     description="made up",
 )  # fmt: skip
 WORDS = "--rnn-size 16 --embed-size 8 --batch-size 8 --seq-length 16 --precision fp32 --steps 10"

@@ -171,6 +171,7 @@ class _Session(RunSession):
             config, notes = choose_size(config, dataset, split, self.started)
             self.notes += notes
         if base is None:
+            config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
         else:
             options = _options_from(base, config) if checkpoint is None else (config, start.first)

@@ -13,7 +13,6 @@ from fastlstm.text.config import PRESETS, TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
 from fastlstm.text.data.tokenizer import Ids
 from fastlstm.training.evaluations import EVALUATION_SHARE
-from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.precision import PrecisionChoice
 from fastlstm.training.schedule import StopCriterion
 
@@ -105,7 +104,7 @@ def resolve(
     steps_per_epoch: int,
     num_parameters: int,
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Chooses learning rate, dropout and evaluation interval; returns the notes to show, too."""
+    """Chooses dropout and evaluation interval; returns the notes to show, too."""
     stop_criterion = StopCriterion.of(config, steps_per_epoch)
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length
@@ -120,9 +119,6 @@ def resolve(
             f"dropout {dropout:g}: about {epochs:.2f} epochs, {share:.2f} parameters per training"
             " token",
         )
-    rate = config.learning_rate
-    if rate is None:
-        rate = DEFAULT_LEARNING_RATE[config.optimizer]
     every = config.eval_every
     if every is None:
         scored = valid_tokens
@@ -133,7 +129,6 @@ def resolve(
     chosen = replace(
         config,
         precision=precision.name,
-        learning_rate=rate,
         dropout=dropout,
         eval_every=every,
         device="cuda" if device.type == "cuda" else "cpu",

@@ -63,6 +63,7 @@ from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds

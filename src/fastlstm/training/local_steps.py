@@ -19,8 +19,8 @@ from fastlstm.training.weight_mean import WeightMean
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_OVERLAP = 4
-"""The means of optimizers have the first of so many parts of a round to arrive."""
+OVERLAP = 4
+"""What optimizers keep is averaged within the first of so many parts of a round."""
 _PATIENCE = 4.0
 """Times the seconds of its own round, that a process waits for the others beside the deadline."""
 
@@ -128,7 +128,7 @@ class LocalSteps:
         self._optimizers.begin()
         report = self._world.report(self._world.size)
         own, failure = _Sums(), None
-        due = math.ceil(plan.steps / _OVERLAP)
+        due = math.ceil(plan.steps / OVERLAP)
         try:
             for number in range(int(plan.steps)):
                 self._step(self._factor(plan, number), own)

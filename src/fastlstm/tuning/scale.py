@@ -147,6 +147,8 @@ def _divided(cost: StepCost, used: int, rows: float, link: Link, wire: str, ever
     if waits.blocks:
         formula += f"; Muon's blocks {shown(waits.blocks)}"
     formula += f"; order {shown(waits.orders)}"
+    if waits.background:
+        formula += f"; optimizers {shown(waits.background)} longer than the steps that hide them"
     if is_local:
         formula = f"({formula}) / {every} steps"
     speedup = used * rows / (compute_s + waits.step_s) / (cost.rows / cost.step_s)

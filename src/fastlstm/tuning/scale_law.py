@@ -6,6 +6,7 @@ What travels is what `distributed/` sends. Of n numbers of b bytes in W processe
     Muon       (W-1)/W g 2 / β    +  (W-1) (τ + m)  +  L q           blocks, gathered around a ring
     order      L (τ + o)                                             rank 0 says what is next
     copy       r / β                                                 carried state, to one neighbour
+    late       sum of v in bf16 - compute of a quarter of k          what optimizers keep, if longer
 
 β is the speed of a link in bytes a second, less headers and answers; τ the time of a message one
 way; m, a, o and q what Python, the transport and the kernel cost. After a pause TCP's window
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from fastlstm.training.local_steps import OVERLAP
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
@@ -72,16 +75,18 @@ class Exchange:
     """What the processes of a run exchange.
 
     Attributes:
-        numbers: n, that are summed: gradients; after local steps what those average.
+        numbers: n, that are summed: gradients; after local steps weights and their moving average.
         wire: `fp32` or `bf16`.
         gathered: g, numbers of Muon's blocks in all; 0 where each process has all of them.
         carried: r, bytes of carried state that go to the next rank.
+        background: v, numbers that are summed in bf16 while the next local steps are taken.
     """
 
     numbers: int
     wire: str = "fp32"
     gathered: int = 0
     carried: int = 0
+    background: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,18 +95,20 @@ class Waiting:
 
     Attributes:
         sums, blocks, orders: of one exchange.
+        background: beyond the local steps that hide it.
         every: steps between two.
     """
 
     sums: float
     blocks: float
     orders: float
+    background: float = 0.0
     every: int = 1
 
     @property
     def step_s(self) -> float:
         """Seconds in each step, on average."""
-        return (self.sums + self.blocks + self.orders) / self.every
+        return (self.sums + self.blocks + self.orders + self.background) / self.every
 
 
 def waiting(
@@ -117,19 +124,30 @@ def waiting(
         compute_s: of a step.
     """
     if size == 1:
-        return Waiting(0.0, 0.0, 0.0, every)
+        return Waiting(0.0, 0.0, 0.0, every=every)
     levels, share = size.bit_length() - 1, (size - 1) / size
     message_s = link.latency_s + MESSAGE_S
-    whole = exchange.numbers * WIRE_BYTES[exchange.wire]
-    sums = (2 * share * whole + exchange.carried) / link.payload_per_s
-    sums += 2 * levels * message_s + share * exchange.numbers * ADD_S[exchange.wire]
-    for level in range(1, levels + 1):  # each has another peer, over a connection of its own
-        sums += link.ramp_s(whole / 2**level, every * compute_s)
-    blocks = 0.0
+    sums = _sum_s(exchange.numbers, exchange.wire, link, size, pause_s=every * compute_s)
+    sums += exchange.carried / link.payload_per_s
+    blocks = background = 0.0
     if exchange.gathered:
         sent = share * exchange.gathered * WIRE_BYTES["bf16"]
         blocks = sent / link.payload_per_s + (size - 1) * message_s + levels * GATHER_S
-    return Waiting(sums, blocks, levels * (link.latency_s + ORDER_S), every)
+    if exchange.background:
+        hidden_s = compute_s * math.ceil(every / OVERLAP)
+        background = max(0.0, _sum_s(exchange.background, "bf16", link, size) - hidden_s)
+    orders = levels * (link.latency_s + ORDER_S)
+    return Waiting(sums, blocks, orders, background, every)
+
+
+def _sum_s(numbers: int, wire: str, link: Link, size: int, pause_s: float = 0.0) -> float:
+    """Returns the seconds of a sum that begins after a pause."""
+    levels, share, whole = size.bit_length() - 1, (size - 1) / size, numbers * WIRE_BYTES[wire]
+    seconds = 2 * share * whole / link.payload_per_s + share * numbers * ADD_S[wire]
+    seconds += 2 * levels * (link.latency_s + MESSAGE_S)
+    for level in range(1, levels + 1):  # each has another peer, over a connection of its own
+        seconds += link.ramp_s(whole / 2**level, pause_s)
+    return seconds
 
 
 def shown(seconds: float) -> str:

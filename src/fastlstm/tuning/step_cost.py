@@ -39,6 +39,7 @@ class StepCost:
         numbers: n, trained parameters.
         muon_numbers: those in Muon's matrices.
         averaged: numbers that local steps average: weights and their moving average.
+        moments: numbers that they average in the background: what optimizers keep.
         carried_per_row: bytes of carried state of a row.
         num_layers: L, that a pipeline could divide; 1 of what is no text.
         boundary_per_row: bytes of a row that pass from one layer to the next.
@@ -55,6 +56,7 @@ class StepCost:
     numbers: int
     muon_numbers: int
     averaged: int
+    moments: int
     carried_per_row: float
     num_layers: int
     boundary_per_row: float
@@ -89,7 +91,7 @@ class StepCost:
     def exchange(self, wire: str, rows: float, is_local: bool) -> Exchange:
         """Returns what processes of so many rows exchange."""
         if is_local:
-            return Exchange(self.averaged, wire)
+            return Exchange(self.averaged, wire, background=self.moments)
         return Exchange(self.numbers, wire, self.muon_numbers, round(self.carried_per_row * rows))
 
     def to_dict(self) -> dict[str, object]:
@@ -133,6 +135,8 @@ def measured_cost(trainer: Trainer) -> StepCost:
     trained = [p for p in task.model.parameters() if p.requires_grad]
     numbers = sum(p.numel() for p in trained)
     averaged = numbers * (1 if trainer.state.average is None else 2)
+    shapes = trainer.optimizers.shapes()
+    moments = sum(shapes[name].numel() for name in trainer.optimizers.decays())
     num_layers, boundary = 1, 0.0
     if isinstance(task, TextTask):
         config, width = task.model.config, 2 if options.precision == "bf16" else _FLOAT_BYTES
@@ -142,7 +146,7 @@ def measured_cost(trainer: Trainer) -> StepCost:
         update_s=update_s, muon_s=_orthogonalising_s(matrices, 1),
         rest_s=max(0.0, update_s - _orthogonalising_s(matrices, 4)),
         numbers=numbers, muon_numbers=sum(p.numel() for p in matrices), averaged=averaged,
-        carried_per_row=carried, num_layers=num_layers, boundary_per_row=boundary,
+        moments=moments, carried_per_row=carried, num_layers=num_layers, boundary_per_row=boundary,
         description=_described(trainer),
     )  # fmt: skip
 
