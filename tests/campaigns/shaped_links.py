@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -152,6 +153,7 @@ def replay(way: dict[str, Any]) -> None:
 
     from fastlstm.distributed.joining import joined
     from fastlstm.distributed.world import Order
+    from fastlstm.training.local_steps import OVERLAP
 
     torch.set_num_threads(1)
     every, compute_s = way["every"], way["compute_s"]
@@ -159,13 +161,21 @@ def replay(way: dict[str, Any]) -> None:
     wire = torch.bfloat16 if way["wire"] == "bf16" else torch.float32
     with joined() as world:
         reduce = world.reduction(torch.zeros(way["numbers"]), wire)
+        behind = world.reduction(torch.zeros(way["background"]), torch.bfloat16)
         own = torch.zeros(way["gathered"] // world.size, dtype=torch.bfloat16)
-        carried = bytes(way["carried"])
+        carried, in_background = bytes(way["carried"]), None
 
         def step(number: int) -> None:
+            nonlocal in_background
             if number % every == 0:
                 world.order(Order.STEP, 1.0) if world.is_leader else world.next_order()
+                if way["background"]:
+                    about = torch.zeros(1, dtype=torch.float64)
+                    in_background = threading.Thread(target=behind, args=(about,))
+                    in_background.start()
             time.sleep(compute_s)
+            if in_background is not None and number % every == math.ceil(every / OVERLAP) - 1:
+                in_background.join()
             if number % every == every - 1:
                 exchange()
 

@@ -21,7 +21,8 @@ COST = StepCost(
     unit="tokens", rows=128, units_per_row=128, num_layers=1, boundary_per_row=131_072.0,
     passes=((128, 0.3), (64, 0.16), (32, 0.09), (16, 0.05)), update_s=0.03, muon_s=0.025,
     rest_s=0.01,
-    numbers=1_400_000, muon_numbers=1_310_720, averaged=1_400_000, moments=1_500_000, carried_per_row=4096.0,
+    numbers=1_400_000, muon_numbers=1_310_720, averaged=1_400_000, moments=1_500_000,
+    carried_per_row=4096.0,
     description="made up",
 )  # fmt: skip
 WORDS = "--rnn-size 16 --embed-size 8 --batch-size 8 --seq-length 16 --precision fp32 --steps 10"
@@ -79,7 +80,20 @@ def test_muons_blocks_travel_only_with_sums_in_every_step():
     assert "Muon" in ways["bf16"].formula
     assert "Muon" not in ways["bf16 every 8"].formula
     assert "1.4 M" in ways["bf16"].formula
-    assert "2.75 M" in ways["bf16 every 8"].formula  # the optimizer's state, too
+
+
+def test_what_optimizers_keep_travels_behind_steps_or_takes_longer():
+    ways = {way.name: way for way in predict_scale(COST, 4, GIGABIT).strong}
+    alone = {w.name: w for w in predict_scale(replace(COST, moments=0), 4, GIGABIT).strong}
+    for name in ("bf16 every 8", "bf16 every 25"):
+        assert ways[name] == alone[name]
+    slow = Link(12.5e6, 1e-4)
+    late = predict_scale(COST, 4, slow, "bf16", 8).strong[0]
+    assert "longer than the steps that hide them" in late.formula
+    hidden_s = 2 * late.compute_s
+    sum_s = waiting(Exchange(COST.moments, "bf16"), slow, 4).sums
+    before = predict_scale(replace(COST, moments=0), 4, slow, "bf16", 8).strong[0]
+    assert late.exposed_s == pytest.approx(before.exposed_s + (sum_s - hidden_s) / 8)
     assert ways["bf16"].compute_s == pytest.approx(0.09 + 0.01 + 0.025 / 4)
     assert ways["bf16 every 8"].compute_s == pytest.approx(0.09 + 0.01 + 0.025)
 

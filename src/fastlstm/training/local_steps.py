@@ -58,13 +58,13 @@ class _Sums:
 
 
 class LocalSteps:
-    """Takes the steps of several processes in rounds, within which no message travels.
+    """Takes the steps of several processes in rounds, within which none waits for another.
 
-    In a round each process takes `sync_every` optimizer steps on its own rows of every batch, and
-    waits for no message; a gradient is the mean over its own targets. Then all move to the mean of their weights
-    (`WeightMean`). The means that optimizers keep are averaged, too, but in the background of the
-    next round (`OptimizerMean`): so they are each process's own, as is the carried state of its
-    rows; a checkpoint has those of all.
+    In a round each process takes `sync_every` optimizer steps on its own rows of every batch; a
+    gradient is the mean over its own targets. Then all move to the mean of their weights
+    (`WeightMean`). What optimizers keep is averaged in the background of the next round
+    (`OptimizerMean`), so at the end of a round it is each process's own, as is the carried state
+    of its rows; a checkpoint has those of all.
 
     Rank 0 decides at the end of a round only. A step whose loss or gradient is not finite is
     skipped by its process alone; the others learn of it at the end of the round.

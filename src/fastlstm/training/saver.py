@@ -51,7 +51,7 @@ def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
 def restore_own(
     trainer: Trainer, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
 ) -> None:
-    """Puts a state back but for the carried one; with local steps the optimizers of this process."""
+    """Puts a state back, but for the carried one; of local steps this process's optimizers."""
     world, num_stored = trainer.world, int(meta.get(own_optimizers.KEY, 1))
     size = world.size if trainer.plan.is_local else 1
     state = own_optimizers.state_of(tensors, num_stored, world.rank, size)
