@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import Order
-from fastlstm.errors import ConfigError, Stopped
+from fastlstm.errors import ConfigError, LostProcessError, Stopped
 from fastlstm.training.follower import Part, follow
+from fastlstm.training.optimizer import OptimizerSet
+from fastlstm.training.optimizer_mean import OptimizerMean
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.own_optimizers import state_of
 from fastlstm.training.plan import TrainingPlan
@@ -340,3 +344,33 @@ def test_one_process_says_that_it_has_nothing_to_average():
     session = RunSession(None, [])
     session.shards(TrainingOptions(sync_every=25))
     assert "changes nothing in one process" in session.notes[0]
+
+
+def test_a_process_that_is_lost_while_optimizers_are_averaged_ends_the_run(monkeypatch):
+    def lost(about, deadline_s=0.0):
+        raise LostProcessError("rank 1 is gone")
+
+    add = ThreadWorld.reduction
+    monkeypatch.setattr(
+        ThreadWorld,
+        "reduction",
+        lambda self, flat, wire: lost if wire == torch.bfloat16 else add(self, flat, wire),
+    )
+    with pytest.raises(LostProcessError, match="rank 1 is gone"):
+        Run().train()
+
+
+def test_numbers_that_are_not_finite_reach_no_other_optimizer():
+    hub, buffers, runs = Hub(2), list[Tensor](), list[Callable[[], None]]()
+    for rank, fill in enumerate((2.0, float("inf"))):
+        model = torch.nn.Linear(3, 1, bias=False)
+        optimizers = OptimizerSet(model, TrainingOptions(optimizer="sgd"), 0.1)
+        optimizers.load({"weight:momentum_buffer": torch.full((1, 3), fill)})
+        plan = SimpleNamespace(device=torch.device("cpu"))
+        world = ThreadWorld(rank, hub)
+        mean = OptimizerMean(SimpleNamespace(optimizers=optimizers, plan=plan, world=world))
+        buffers.append(optimizers.tensors()["weight:momentum_buffer"])
+        runs += [lambda mean=mean: (mean.begin(), mean.finish(1))]
+    in_threads(runs, hub)
+    assert buffers[0].tolist() == [[2.0, 2.0, 2.0]]
+    assert not buffers[1].isfinite().any()  # as before: its run goes back
