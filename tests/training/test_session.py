@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fastlstm.distributed.world import World
 from fastlstm.report.history import read_history
 from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
@@ -14,6 +15,7 @@ from fastlstm.system.ceilings import Ceilings
 from fastlstm.training import outputs
 from fastlstm.training import session as run_session
 from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.options import TrainingOptions
 from fastlstm.training.session import RunSession
 
 
@@ -150,3 +152,22 @@ def test_a_ceiling_is_said_to_be_that_of_all_instructions(
     how = str(RunSession(None, []).ceiling("fp32")["ceiling_how"])
     assert how.startswith("torch.mm, 2048x512x2048 in fp32, ")
     assert how.endswith(", not limited by FASTLSTM_ISA") == is_said
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "rate"),
+    [
+        ({"sync_every": 25}, 4, 0.02),
+        ({"sync_every": 25}, 1, 0.01),
+        ({}, 4, 0.01),
+        ({"sync_every": 25, "optimizer": "sgd"}, 4, 1.0),
+        ({"sync_every": 25, "learning_rate": 0.3}, 4, 0.3),
+    ],
+)
+def test_local_steps_have_a_higher_learning_rate_by_default(options, size, rate):
+    session = RunSession(None, [])
+    session.world = World(0, size)
+    given = TrainingOptions(**{"optimizer": "muon", **options})
+    chosen = session.with_rate(given, {"muon": 0.01, "sgd": 1.0})
+    assert chosen.learning_rate == pytest.approx(rate)
+    assert len(session.notes) == (rate == 0.02)

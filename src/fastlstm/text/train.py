@@ -240,7 +240,7 @@ class TextSession(RunSession):
         model = LanguageModel(sizes).to(device)
         precision = _precision(config, model, device)
         model.strict_kernels = config.strict_kernels
-        notes: tuple[str, ...] = ()
+        config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
         if checkpoint is None:
             config = choose_seq_length(config, precision, len(splits.train))
             config, notes = fit_batch(config, len(splits.train))
@@ -249,7 +249,6 @@ class TextSession(RunSession):
         loader = TextLoader(open_batches(config, splits.train, shards), self.loader_stop)
         self.set_weights(model, texts, config)
         lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
-        config = self.with_rate(config, DEFAULT_LEARNING_RATE)
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
