@@ -65,6 +65,7 @@ CELLS = {
     "fp32": Cell(4, 1000, "fp32"),
     "bf16": Cell(4, 1000, "bf16"),
     "fp32-8": Cell(4, 1000, "fp32", 8),
+    "bf16-8": Cell(4, 1000, "bf16", 8),
     "bf16-25": Cell(4, 1000, "bf16", 25),
     "far-25": Cell(2, 100, "bf16", 25, latency_ms=25),
     "two": Cell(2, 1000, "fp32"),
@@ -169,14 +170,14 @@ def replay(way: dict[str, Any]) -> None:
             nonlocal in_background
             if number % every == 0:
                 world.order(Order.STEP, 1.0) if world.is_leader else world.next_order()
-                if way["background"]:
-                    about = torch.zeros(1, dtype=torch.float64)
-                    in_background = threading.Thread(target=behind, args=(about,))
-                    in_background.start()
+            if way["background"] and number % every == every - math.ceil(every / OVERLAP):
+                about = torch.zeros(1, dtype=torch.float64)
+                in_background = threading.Thread(target=behind, args=(about,))
+                in_background.start()
             time.sleep(compute_s)
-            if in_background is not None and number % every == math.ceil(every / OVERLAP) - 1:
-                in_background.join()
             if number % every == every - 1:
+                if in_background is not None:
+                    in_background.join()
                 exchange()
 
         def exchange() -> None:

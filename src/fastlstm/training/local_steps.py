@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 OVERLAP = 4
-"""What optimizers keep is averaged within the first of so many parts of a round."""
+"""What optimizers keep is averaged in the last of so many parts of a round."""
 _PATIENCE = 4.0
 """Times the seconds of its own round, that a process waits for the others beside the deadline."""
 
@@ -62,7 +62,7 @@ class LocalSteps:
 
     In a round each process takes `sync_every` optimizer steps on its own rows of every batch; a
     gradient is the mean over its own targets. Then all move to the mean of their weights
-    (`WeightMean`). What optimizers keep is averaged in the background of the next round
+    (`WeightMean`). What optimizers keep is averaged in the background of the last steps
     (`OptimizerMean`), so at the end of a round it is each process's own, as is the carried state
     of its rows; a checkpoint has those of all.
 
@@ -125,18 +125,18 @@ class LocalSteps:
         """
         started = time.perf_counter()
         self._mean.begin()
-        self._optimizers.begin()
         report = self._world.report(self._world.size)
-        own, failure = _Sums(), None
-        due = math.ceil(plan.steps / OVERLAP)
-        try:
-            for number in range(int(plan.steps)):
-                self._step(self._factor(plan, number), own)
-                if number + 1 == due:
-                    self._optimizers.finish(own.updates)
-        except FastLSTMError as error:  # rank 0 can tell the others only after the round
-            failure = error
-            self._optimizers.finish(own.updates)
+        own, failure, updates = _Sums(), None, 0
+        for number in range(steps := int(plan.steps)):
+            if number == steps - math.ceil(steps / OVERLAP):
+                self._optimizers.begin(self._deadline_s(started))
+                updates = own.updates
+            try:
+                if failure is None:
+                    self._step(self._factor(plan, number), own)
+            except FastLSTMError as error:  # rank 0 can tell the others only after the round
+                failure = error
+        self._optimizers.finish(own.updates - updates)
         seconds = time.perf_counter() - started
         if not self._mean.take(own.targets):
             own = _Sums(skipped=max(own.skipped, 1), in_a_row=SKIPS_BEFORE_ROLLBACK)
@@ -144,13 +144,16 @@ class LocalSteps:
         report.set_own(own.targets, seconds / plan.steps, self._mean.checksum())
         report.losses[rank], report.skipped[rank] = own.loss, own.skipped
         report.in_a_row[rank] = own.in_a_row
-        self._mean.move(report, DEADLINE_S + _PATIENCE * seconds)
+        self._mean.move(report, self._deadline_s(started))
         self._world.received(report)
         if report.in_a_row.max() >= SKIPS_BEFORE_ROLLBACK:
             self._in_a_row = 0  # all go back
         if failure is not None:
             raise failure
         return own.norm / plan.steps, report
+
+    def _deadline_s(self, started: float) -> float:
+        return DEADLINE_S + _PATIENCE * (time.perf_counter() - started)
 
     def _step(self, factor: float, sums: _Sums) -> None:
         """Takes a step on the own rows; one that is not finite is skipped, and the state reset."""

@@ -38,8 +38,8 @@ class OptimizerMean:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
-    def begin(self) -> None:
-        """Begins to add what all processes have now."""
+    def begin(self, deadline_s: float) -> None:
+        """Begins to add what all processes have now; waits so long for each message."""
         own = self._optimizers.tensors()
         self._names = tuple(name for name in self._shapes if name in own)
         for name, place in self._places(self._before).items():
@@ -47,20 +47,22 @@ class OptimizerMean:
         is_counted = len(self._names) == len(self._shapes) and bool(self._before.isfinite().all())
         self._sum.copy_(self._before) if is_counted else self._sum.zero_()
         self._about = torch.tensor([float(is_counted)], dtype=torch.float64)
-        self._thread = threading.Thread(target=self._add, name="optimizer mean", daemon=True)
+        self._thread = threading.Thread(
+            target=self._add, args=(deadline_s,), name="optimizer mean", daemon=True
+        )
         self._thread.start()
         if self._sum.is_cuda:  # NCCL orders messages by stream, not by thread
             self._thread.join()
 
-    def _add(self) -> None:
+    def _add(self, deadline_s: float) -> None:
         try:
-            self._reduce(self._about)
+            self._reduce(self._about, deadline_s)
         except Exception as error:
             self._failure = error
 
     @torch.no_grad()
     def finish(self, num_updates: int) -> None:
-        """Waits for the sum, and corrects what this process has; does nothing a second time.
+        """Waits for the sum, and corrects what this process has.
 
         Args:
             num_updates: that this process has made since `begin`.
@@ -68,10 +70,8 @@ class OptimizerMean:
         Raises:
             LostProcessError: another process is gone.
         """
-        if self._thread is None:
-            return
+        assert self._thread is not None
         self._thread.join()
-        self._thread = None
         if self._failure is not None:
             raise self._failure
         if not (count := float(self._about[0])):

@@ -79,7 +79,7 @@ class Exchange:
         wire: `fp32` or `bf16`.
         gathered: g, numbers of Muon's blocks in all; 0 where each process has all of them.
         carried: r, bytes of carried state that go to the next rank.
-        background: v, numbers that are summed in bf16 while the next local steps are taken.
+        background: v, numbers that are summed in bf16 while local steps are taken.
     """
 
     numbers: int
