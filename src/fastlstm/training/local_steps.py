@@ -136,8 +136,8 @@ class LocalSteps:
                     self._step(self._factor(plan, number), own)
             except FastLSTMError as error:  # rank 0 can tell the others only after the round
                 failure = error
-        self._optimizers.finish(own.updates - updates)
         seconds = time.perf_counter() - started
+        self._optimizers.finish(own.updates - updates)
         if not self._mean.take(own.targets):
             own = _Sums(skipped=max(own.skipped, 1), in_a_row=SKIPS_BEFORE_ROLLBACK)
         rank = report.rank

@@ -127,20 +127,22 @@ def waiting(
         return Waiting(0.0, 0.0, 0.0, every=every)
     levels, share = size.bit_length() - 1, (size - 1) / size
     message_s = link.latency_s + MESSAGE_S
-    sums = _sum_s(exchange.numbers, exchange.wire, link, size, pause_s=every * compute_s)
+    pause_s, background = every * compute_s, 0.0
+    if exchange.background:
+        hidden_s = compute_s * math.ceil(every / OVERLAP)
+        late_s = _sum_s(exchange.background, "bf16", link, size, pause_s - hidden_s) - hidden_s
+        pause_s, background = max(0.0, -late_s), max(0.0, late_s)
+    sums = _sum_s(exchange.numbers, exchange.wire, link, size, pause_s)
     sums += exchange.carried / link.payload_per_s
-    blocks = background = 0.0
+    blocks = 0.0
     if exchange.gathered:
         sent = share * exchange.gathered * WIRE_BYTES["bf16"]
         blocks = sent / link.payload_per_s + (size - 1) * message_s + levels * GATHER_S
-    if exchange.background:
-        hidden_s = compute_s * math.ceil(every / OVERLAP)
-        background = max(0.0, _sum_s(exchange.background, "bf16", link, size) - hidden_s)
     orders = levels * (link.latency_s + ORDER_S)
     return Waiting(sums, blocks, orders, background, every)
 
 
-def _sum_s(numbers: int, wire: str, link: Link, size: int, pause_s: float = 0.0) -> float:
+def _sum_s(numbers: int, wire: str, link: Link, size: int, pause_s: float) -> float:
     """Returns the seconds of a sum that begins after a pause."""
     levels, share, whole = size.bit_length() - 1, (size - 1) / size, numbers * WIRE_BYTES[wire]
     seconds = 2 * share * whole / link.payload_per_s + share * numbers * ADD_S[wire]
