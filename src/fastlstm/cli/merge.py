@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.evaluate import table_rows
 from fastlstm.cli.forecast import show_written, suffix_of
@@ -10,6 +12,13 @@ from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.cli.prepare import show_prepared
 from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.runs.parts import PartDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.runs.parts import StoredPart
 
 COMMAND = Command(
     verb="merge",
@@ -46,27 +55,37 @@ def run(argv: list[str]) -> int:
     out = parsed["out"]
     suffix = None if out is None else suffix_of(out)
 
-    from fastlstm.forecast.table_parts import collect_parts, merge_evaluations, merge_forecasts
+    parts = PartDirectory(directory)
+    stored = parts.collect()
+    if stored[0].work["command"] == "prepare":
+        return _merge_table(parsed, parts, stored)
+    if parsed["cache_dir"] is not None:
+        raise UsageError(f"{directory} has no parts of a table; leave out --cache-dir")
 
-    parts, stored = collect_parts(directory)
+    from fastlstm.forecast.table_parts import merge_evaluations, merge_forecasts, warn_of_kernels
+
+    warn_of_kernels(stored)
     if stored[0].work["command"] == "forecast":
         if out is None or suffix is None or parsed["json"]:
             raise UsageError(f"{directory} has parts of forecasts; give --out FILE, not --json")
         show_written(out, *merge_forecasts(parts, stored, out, suffix))
         return EXIT_OK
-    is_table = stored[0].work["command"] == "prepare"
     if out is not None:
-        what = (
-            "a table, which is put in the cache" if is_table else "an evaluation, which is printed"
+        raise UsageError(
+            f"{directory} has parts of an evaluation, which is printed; leave out --out"
         )
-        raise UsageError(f"{directory} has parts of {what}; leave out --out")
-    if is_table:
-        from fastlstm.forecast.prepared_parts import merge_prepared
-
-        show_prepared(
-            lambda show: merge_prepared(parts, stored, parsed["cache_dir"], show), parsed["json"]
-        )
-        return EXIT_OK
     facts = {**dict(stored[0].facts["shown"]), "scores": merge_evaluations(parts, stored)}
     print_result(facts, table_rows(facts), parsed["json"])
+    return EXIT_OK
+
+
+def _merge_table(parsed: Parsed, parts: PartDirectory, stored: Sequence[StoredPart]) -> int:
+    if parsed["out"] is not None:
+        raise UsageError(f"{parts.name} has parts of a table, for the cache; leave out --out")
+
+    from fastlstm.forecast.prepared_parts import merge_prepared
+
+    show_prepared(
+        lambda show: merge_prepared(parts, stored, parsed["cache_dir"], show), parsed["json"]
+    )
     return EXIT_OK
