@@ -1,6 +1,8 @@
-"""`fastlstm merge DIR`: joins the parts of a table's forecasts or evaluation."""
+"""`fastlstm merge DIR`: joins the parts of a table, of its forecasts or of its evaluation."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.evaluate import table_rows
@@ -8,11 +10,19 @@ from fastlstm.cli.forecast import show_written, suffix_of
 from fastlstm.cli.options import json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
+from fastlstm.cli.prepare import show_prepared
 from fastlstm.errors import EXIT_OK, UsageError
+from fastlstm.runs.parts import PartDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.cli.parser import Parsed
+    from fastlstm.runs.parts import StoredPart
 
 COMMAND = Command(
     verb="merge",
-    summary="Join the parts that forecast, or evaluate on a table, wrote with --shard.",
+    summary="Join the parts that prepare, forecast or evaluate on a table wrote with --shard.",
     positionals=(Positional("DIR", "the directory or URL of all parts"),),
     options=(
         Option(
@@ -22,9 +32,19 @@ COMMAND = Command(
             "a .parquet, .csv or .arrow file; of forecasts",
             value="FILE",
         ),
-        json_option("one JSON object; of an evaluation"),
+        Option(
+            "cache_dir",
+            str | None,
+            None,
+            "directory of the cache into which a table is put",
+        ),
+        json_option("one JSON object; of an evaluation or a table"),
     ),
-    examples=("fastlstm merge parts --out pred.parquet", "fastlstm merge parts --json"),
+    examples=(
+        "fastlstm merge parts --out pred.parquet",
+        "fastlstm merge parts --json",
+        "fastlstm merge s3://shop/parts",
+    ),
 )
 
 
@@ -35,9 +55,16 @@ def run(argv: list[str]) -> int:
     out = parsed["out"]
     suffix = None if out is None else suffix_of(out)
 
-    from fastlstm.forecast.table_parts import collect_parts, merge_evaluations, merge_forecasts
+    parts = PartDirectory(directory)
+    stored = parts.collect()
+    if stored[0].work["command"] == "prepare":
+        return _merge_table(parsed, parts, stored)
+    if parsed["cache_dir"] is not None:
+        raise UsageError(f"{directory} has no parts of a table; leave out --cache-dir")
 
-    parts, stored = collect_parts(directory)
+    from fastlstm.forecast.table_parts import merge_evaluations, merge_forecasts, warn_of_kernels
+
+    warn_of_kernels(stored)
     if stored[0].work["command"] == "forecast":
         if out is None or suffix is None or parsed["json"]:
             raise UsageError(f"{directory} has parts of forecasts; give --out FILE, not --json")
@@ -49,4 +76,16 @@ def run(argv: list[str]) -> int:
         )
     facts = {**dict(stored[0].facts["shown"]), "scores": merge_evaluations(parts, stored)}
     print_result(facts, table_rows(facts), parsed["json"])
+    return EXIT_OK
+
+
+def _merge_table(parsed: Parsed, parts: PartDirectory, stored: Sequence[StoredPart]) -> int:
+    if parsed["out"] is not None:
+        raise UsageError(f"{parts.name} has parts of a table, for the cache; leave out --out")
+
+    from fastlstm.forecast.prepared_parts import merge_prepared
+
+    show_prepared(
+        lambda show: merge_prepared(parts, stored, parsed["cache_dir"], show), parsed["json"]
+    )
     return EXIT_OK

@@ -24,6 +24,25 @@ SHARD_OPTION = Option(
 )
 
 
+def part_of(parsed: Parsed) -> tuple[Part, str]:
+    """Returns the part that a command line asks for, and the directory of all parts.
+
+    Raises:
+        UsageError: no directory, or no number of a part.
+    """
+    part = Part.parse(parsed["shard"])
+    if parsed["out"] is None:
+        raise UsageError("--shard needs --out DIR, the directory of all parts")
+    return part, parsed["out"]
+
+
+def show_part(directory: str, part: Part, stored: StoredPart | None) -> None:
+    """Prints what was written, or that the part was there."""
+    name = f"{directory}: part {part}"
+    size = "" if stored is None else counted(stored.record.size, "byte")
+    print(f"{name} is there already" if stored is None else f"{name}, {size}")
+
+
 class Shard:
     """The part that a command line asks for.
 
@@ -36,9 +55,7 @@ class Shard:
     def __init__(self, parsed: Parsed, tables: Sequence[str], options: dict[str, Any]) -> None:
         from fastlstm.forecast.part_request import request_key
 
-        self.part, self.directory = Part.parse(parsed["shard"]), parsed["out"]
-        if self.directory is None:
-            raise UsageError("--shard needs --out DIR, the directory of all parts")
+        self.part, self.directory = part_of(parsed)
         run = parsed.positionals[0]
         options = {"command": parsed.command.verb, **options}
         options |= given_options(parsed, READ_OPTIONS)
@@ -54,6 +71,4 @@ class Shard:
 
     def show(self, stored: StoredPart | None) -> None:
         """Prints what was written, or that the part was there."""
-        name = f"{self.directory}: part {self.part}"
-        size = "" if stored is None else counted(stored.record.size, "byte")
-        print(f"{name} is there already" if stored is None else f"{name}, {size}")
+        show_part(self.directory, self.part, stored)

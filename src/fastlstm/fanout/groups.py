@@ -153,8 +153,7 @@ class GroupedTable:
             done += len(codes)
             files.add(batch, codes)
         files.flush()
-        if (name := records.changed_file()) is not None:
-            raise DataError(f"{name} changed while it was being read; start again, or use a copy")
+        records.require_unchanged()
 
     def _codes(self, names: Names, batch: pa.RecordBatch, done: int) -> NDArray[np.int64]:
         """Returns the number of every row's group."""

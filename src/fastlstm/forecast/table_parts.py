@@ -119,15 +119,20 @@ def collect_parts(directory: str | Path) -> tuple[PartDirectory, list[StoredPart
     """
     parts = PartDirectory(directory)
     stored = parts.collect()
+    warn_of_kernels(stored)
+    return parts, stored
+
+
+def warn_of_kernels(stored: Sequence[StoredPart]) -> None:
+    """Warns where parts were computed by different kernels."""
     for name, what in (("isa", "instruction sets"), ("torch", "versions of torch")):
         found = sorted({str(part.facts.get(name)) for part in stored})
         if len(found) > 1:
             warnings.warn(
                 f"the parts were computed with several {what} ({', '.join(found)}): the result"
                 " equals that of one process but for rounding",
-                stacklevel=2,
+                stacklevel=3,
             )
-    return parts, stored
 
 
 def merge_forecasts(

@@ -120,8 +120,10 @@ class PartDirectory:
         record = stored.record
         return self._folder.digest(stored.file) == (record.size, record.sha256)
 
-    def holds(self, part: Part, work: Mapping[str, Any]) -> bool:
-        """Returns whether a part is there, made of `work`.
+    def holds(
+        self, part: Part, work: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Returns whether a part is there, made of `work`, with these facts among its own.
 
         Raises:
             DataError: parts of something else are there.
@@ -136,7 +138,9 @@ class PartDirectory:
                     f"{self._folder.place(found.part.stem)} was made of another {differing}; give"
                     " another ", Setting("out"), ", or remove the parts of before",
                 )  # fmt: skip
-        return stored is not None and self.is_intact(stored)
+        if stored is None or any(stored.facts.get(n) != v for n, v in (facts or {}).items()):
+            return False
+        return self.is_intact(stored)
 
     def write(
         self,
@@ -146,7 +150,10 @@ class PartDirectory:
         suffix: str,
         produce: Produce,
     ) -> StoredPart:
-        """Computes and writes a part: its file, then its manifest."""
+        """Computes and writes a part: its file, then its manifest.
+
+        `facts` are read after `produce`, which may add some.
+        """
         file = part.stem + suffix
         record = FileRecord(*self._folder.write(file, produce))
         manifest = Manifest({file: record}, extra={"work": dict(work), "facts": dict(facts)})
@@ -179,7 +186,7 @@ class PartDirectory:
         if missing:
             raise DataError(
                 f"{self.name} lacks {counted(len(missing), 'part')} of {counts[0]}:"
-                f" {_ranges(missing)}; start them again with the same ",
+                f" {ranges(missing)}; start them again with the same ",
                 Setting("shard", f"{missing[0]}/{counts[0]}"),
             )
         parts = [stored[n] for n in range(counts[0])]
@@ -196,7 +203,7 @@ class PartDirectory:
         if damaged:
             raise CorruptFileError(
                 f"{self.name}: {counted(len(damaged), 'part')} of {parts[0].part.count} is not what"
-                f" was written: {_ranges(damaged)}; start them again"
+                f" was written: {ranges(damaged)}; start them again"
             )
         return parts
 
@@ -236,7 +243,7 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     return " and ".join(names)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Returns ``3, 7-12`` for the numbers 3, 7, 8 … 12, which increase."""
     runs: list[list[int]] = []
     for number in numbers:

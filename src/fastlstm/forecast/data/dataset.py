@@ -156,11 +156,7 @@ def prepare_table(
     with cache.work_directory() as work:
         with problems.fatal():
             _prepare(work, records, roles, options, problems, on_progress)
-        if (name := records.changed_file()) is not None:
-            raise DataError(
-                f"{name} changed while it was being read; retry when nothing writes to it, or use"
-                " a copy"
-            )
+        records.require_unchanged()
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
         dataset = opened(work, from_cache=False)  # stays mapped when the directory is removed

@@ -6,7 +6,7 @@ of series and categories are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
@@ -132,24 +132,37 @@ class TableIngest:
         Raises:
             DataError: a row without series or time, or a damaged file.
         """
-        batches = _Batches(self._records, self._types())
-        with ExitStack() as files, Prefetcher(batches, depth=2) as prefetcher:
+        with ExitStack() as files:
             for path in filter(None, (self.values, self.times, self.codes)):
                 self._files[path] = files.enter_context(path.open("wb", buffering=0))
+            for _ in self.batches(on_progress):
+                pass
+        self._finish()
+
+    def batches(
+        self, on_progress: Callable[[int, int | None], None] | None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Checks all rows and yields them, a batch at a time, with the times parsed.
+
+        Outside `run` nothing is written, and what needs all rows is not checked. Another ingest of
+        these batches gives what one of the table itself gives.
+        """
+        with Prefetcher(_Batches(self._records, self.types()), depth=2) as prefetcher:
             while True:
                 try:
                     batch, done_bytes = prefetcher.next()
                 except StopIteration:
-                    break
-                self._add(batch)
+                    return
+                if batch.num_rows:
+                    yield self._add(batch)
                 if on_progress is not None:
                     on_progress(done_bytes, self._records.total_bytes)
-        self._finish()
 
     def _append(self, path: Path, values: NDArray[Any]) -> None:
-        append(self._files[path], np.ascontiguousarray(values).data.cast("B"))
+        if (file := self._files.get(path)) is not None:
+            append(file, np.ascontiguousarray(values).data.cast("B"))
 
-    def _types(self) -> dict[str, pa.DataType]:
+    def types(self) -> dict[str, pa.DataType]:
         """Returns the columns to read, and the types that a CSV's are parsed as."""
         roles, types = self._roles, {}
         kinds = {field.name: field.type for field in self._records.schema}
@@ -167,11 +180,8 @@ class TableIngest:
             types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]
         return types
 
-    def _add(self, batch: pa.RecordBatch) -> None:
-        num = batch.num_rows
-        if num == 0:
-            return
-        batch = without_views(batch)
+    def _add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        num, batch = batch.num_rows, without_views(batch)
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
@@ -186,8 +196,12 @@ class TableIngest:
         if self.times is not None and self._reader is not None:
             column = self._without_null_words(batch.column(self._reader.name))
             self._refuse_nulls(column, self._reader.name, "time")
-            self._append(self.times, self._reader.read(column, self.num_rows))
+            times = self._reader.read(column, self.num_rows)
+            self._append(self.times, times)
+            place = batch.schema.get_field_index(self._reader.name)
+            batch = batch.set_column(place, self._reader.name, self._reader.parsed(column, times))
         self.num_rows += num
+        return batch
 
     def _infinite(self, name: str, row: int) -> DataError:
         return DataError(

@@ -17,13 +17,13 @@ from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
-_ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
+ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
 Progress = Callable[[int, int | None], None]
 
 
 def role_request(config: ForecastConfig, **changed: Any) -> RoleRequest:
     """Returns the roles that a configuration gives to columns, some of them changed."""
-    return RoleRequest(**{name: getattr(config, name) for name in _ROLES} | changed)
+    return RoleRequest(**{name: getattr(config, name) for name in ROLES} | changed)
 
 
 def prepare(
@@ -44,11 +44,21 @@ def prepare(
         like: timeline of a table that this one must match, or None.
         roles: of the columns; default those of `config`.
     """
-    roles = roles or role_request(config)
+    options = prepare_options(config, dtype, like, roles)
+    return prepare_table(frame, options, config.cache_dir, on_progress)
+
+
+def prepare_options(
+    config: ForecastConfig,
+    dtype: Dtype = "auto",
+    like: Timeline | None = None,
+    roles: RoleRequest | None = None,
+) -> PrepareOptions:
+    """Returns how a table is read; see `prepare`."""
     policy = Policy(config.disorder, config.duplicates, config.gaps)
     codes = Codes(config.missing_value, config.keep_value)
-    options = PrepareOptions(roles, policy, dtype, config.time_format, codes, like)
-    return prepare_table(frame, options, config.cache_dir, on_progress)
+    roles = roles or role_request(config)
+    return PrepareOptions(roles, policy, dtype, config.time_format, codes, like)
 
 
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:

@@ -96,8 +96,8 @@ class Records(ABC):
         texts = (without_null_words(column.cast(pa.string())) for column in columns)
         return {name: column.drop_null() for name, column in zip(names, texts, strict=False)}
 
-    def changed_file(self) -> str | None:
-        """Returns the path of a file that changed since it was opened, or None."""
+    def require_unchanged(self) -> None:
+        """Raises DataError if a file changed since it was opened."""
         for before in self.signature or ():
             path = str(before[0])
             try:
@@ -105,8 +105,10 @@ class Records(ABC):
             except (OSError, DataError):
                 is_same = False
             if not is_same:
-                return path
-        return None
+                raise DataError(
+                    f"{path} changed while it was being read; retry when nothing writes to it, or"
+                    " use a copy"
+                )
 
 
 class FrameRecords(Records):
@@ -363,16 +365,21 @@ def open_records(source: Any) -> Records:
     """Opens a source of rows; reads only its columns.
 
     Args:
-        source: a path, a directory, a glob, a URL, several of them, or a frame (see the module).
+        source: a path, a directory, a glob, a URL, several of them, or a frame (see the module);
+            records are returned as they are.
 
     Raises:
         DataError: there is no such file, or no table in it.
     """
+    if isinstance(source, Records):
+        return source
     files = require_files(source)
-    if files is None:
-        return FrameRecords(source)
-    parts = [_open_file(path) for path in files]
-    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+    return FrameRecords(source) if files is None else joined([open_file(path) for path in files])
+
+
+def joined(files: Sequence[Records]) -> Records:
+    """Returns the rows of one file or more, in order. Raises DataError for different columns."""
+    return files[0] if len(files) == 1 else JoinedRecords(files)
 
 
 def damaged(name: str, error: Exception) -> DataError:
@@ -450,7 +457,8 @@ def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]
     return low, column[low].as_py()
 
 
-def _open_file(file: TableFile) -> Records:
+def open_file(file: TableFile) -> Records:
+    """Opens one file of a table; see `open_records`."""
     if isinstance(file, Path) and not file.is_file():
         raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
     for suffix, kind in _KINDS.items():

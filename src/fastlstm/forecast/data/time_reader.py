@@ -79,6 +79,17 @@ class TimeReader:
         self._high = max(self._high, int(values.max()))
         return values
 
+    def parsed(self, column: pa.Array, times: NDArray[np.int64]) -> pa.Array:
+        """Returns a column that reads as the same times and needs no parsing, where there is one.
+
+        Args:
+            column: a batch.
+            times: what `read` returned for it.
+        """
+        if not self.has_clock or self._format in EPOCH_UNITS:
+            return column
+        return pa.array(times).cast(pa.timestamp("us", self.time_zone))
+
     def finish(self, path: Path, like: Timeline | None) -> bool:
         """Converts the times of a zone to local times if these are regular.
 
