@@ -102,6 +102,7 @@ def test_who_lost_the_run_to_a_later_process_writes_no_more(run, monkeypatch):
     later = RunDirectory(run.path)
     with run.lock():
         run.publish({"config.json": b"{}"})
+        monkeypatch.setattr(run_directory, "_WORD", "another machine's")
         with later.lock():
             with pytest.raises(RunDirectoryError, match="is being written by another process"):
                 run.publish({"config.json": b"[]"})

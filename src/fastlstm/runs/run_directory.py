@@ -54,6 +54,8 @@ TEXT_RUN = "fastlstm-run"
 METRICS_KEY = "metrics"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _MARK_BYTES = 40
+_WORD = secrets.token_hex(8)
+"""Tells this process from those of the same number on other machines."""
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
 _LEFT_OVER = re.compile(r"(checkpoint-[0-9]+(\.old-[0-9a-f-]+)?|\.publish)\.(tmp|del)-[0-9a-f-]+")
 _LEFT_OVER_FILE = re.compile(r"\..+\.tmp-[0-9]+-[0-9a-f]{8}")
@@ -201,7 +203,7 @@ class RunDirectory:
                 Setting("out"),
                 " in a writable place on a local disk",
             ) from error
-        mark = f"{os.getpid()} {secrets.token_hex(8)}\n".encode()
+        mark = f"{os.getpid()} {_WORD}\n".encode()
         with contextlib.suppress(OSError):  # without it a message lacks the process
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, mark, 0)
