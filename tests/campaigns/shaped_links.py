@@ -38,6 +38,8 @@ PREFIX = "flshaped"
 _HUB = f"{PREFIX}-hub"
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 1, 0x1000
 _CONGESTION = "cubic"
+_IS_WARM = os.environ.get("SHAPED_LINKS_WARM") == "1"
+"""Windows of TCP stay as they are in pauses (net.ipv4.tcp_slow_start_after_idle=0)."""
 _CLONE_NEWNET = 0x40000000
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 _BRIDGE_MS = 0.05
@@ -170,14 +172,14 @@ def replay(way: dict[str, Any]) -> None:
             nonlocal in_background
             if number % every == 0:
                 world.order(Order.STEP, 1.0) if world.is_leader else world.next_order()
-            if way["background"] and number % every == every - math.ceil(every / OVERLAP):
-                about = torch.zeros(1, dtype=torch.float64)
-                in_background = threading.Thread(target=behind, args=(about,))
-                in_background.start()
+                if way["background"]:
+                    about = torch.zeros(1, dtype=torch.float64)
+                    in_background = threading.Thread(target=behind, args=(about,))
+                    in_background.start()
             time.sleep(compute_s)
+            if in_background is not None and number % every == math.ceil(every / OVERLAP) - 1:
+                in_background.join()
             if number % every == every - 1:
-                if in_background is not None:
-                    in_background.join()
                 exchange()
 
         def exchange() -> None:
@@ -275,6 +277,8 @@ def set_up(name: str, device: str, rank: int) -> None:
     run("ip", "-n", name, "addr", "add", f"{address(rank)}/24", "dev", device)
     run("ip", "-n", name, "link", "set", device, "up")
     # What Linux does by default, whatever this machine does.
+    if _IS_WARM:
+        run("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
     route = ["10.77.0.0/24", "dev", device, "src", address(rank), "congctl", _CONGESTION]
     run("ip", "-n", name, "route", "replace", *route)
 

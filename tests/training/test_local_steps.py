@@ -106,7 +106,7 @@ def weights_of(task):
 def trained_apart(rounds, **options):
     """Returns the weights after rounds of two models that train alone, then are averaged.
 
-    What their optimizers have before the last quarter of a round becomes the mean at its end.
+    What their optimizers had at the start of a round becomes the mean a quarter of the round later.
     """
     tasks = [OwnTask(rank, set()) for rank in range(2)]
     alone = {"learning_rate": 0.05, "optimizer": "adamw", "precision": "fp32", "steps": STEPS}
@@ -114,18 +114,15 @@ def trained_apart(rounds, **options):
     plan = TrainingPlan(chosen, StopCriterion.of(chosen, 5), torch.device("cpu"))
     trainers = [Trainer(task, plan, lambda event: None) for task in tasks]
     for factors in rounds:
-        last = math.ceil(len(factors) / 4)
-        for task, trainer in zip(tasks, trainers, strict=True):
-            for factor in factors[:-last]:
-                trainer.step(task.loader.next(), factor)
         states = [
             {name: tensor.clone() for name, tensor in trainer.optimizers.tensors().items()}
             for trainer in trainers
         ]
         for task, trainer, own in zip(tasks, trainers, states, strict=True):
-            for factor in factors[-last:]:
+            for number, factor in enumerate(factors, start=1):
                 trainer.step(task.loader.next(), factor)
-            correct(trainer.optimizers, own, states, last)
+                if number == math.ceil(len(factors) / 4):
+                    correct(trainer.optimizers, own, states, number)
         with torch.no_grad():
             for one, other in zip(*(task.model.parameters() for task in tasks), strict=True):
                 one.copy_((one + other) / 2)
@@ -373,7 +370,7 @@ def test_numbers_that_are_not_finite_reach_no_other_optimizer():
         world = ThreadWorld(rank, hub)
         mean = OptimizerMean(SimpleNamespace(optimizers=optimizers, plan=plan, world=world))
         buffers.append(optimizers.tensors()["weight:momentum_buffer"])
-        runs += [lambda mean=mean: (mean.begin(20.0), mean.finish(1))]
+        runs += [lambda mean=mean: (mean.begin(), mean.finish(1))]
     in_threads(runs, hub)
     assert buffers[0].tolist() == [[2.0, 2.0, 2.0]]
     assert not buffers[1].isfinite().any()  # as before: its run goes back

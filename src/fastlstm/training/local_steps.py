@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 OVERLAP = 4
-"""What optimizers keep is averaged in the last of so many parts of a round."""
+"""What optimizers keep is averaged within the first of so many parts of a round."""
 _PATIENCE = 4.0
 """Times the seconds of its own round, that a process waits for the others beside the deadline."""
 
@@ -47,6 +47,7 @@ class _Sums:
 
     Attributes:
         in_a_row: the most skipped steps in a row, with those of the round before.
+        seconds: that they took.
     """
 
     loss: float = 0.0
@@ -55,6 +56,7 @@ class _Sums:
     updates: int = 0
     skipped: int = 0
     in_a_row: int = 0
+    seconds: float = 0.0
 
 
 class LocalSteps:
@@ -62,7 +64,7 @@ class LocalSteps:
 
     In a round each process takes `sync_every` optimizer steps on its own rows of every batch; a
     gradient is the mean over its own targets. Then all move to the mean of their weights
-    (`WeightMean`). What optimizers keep is averaged in the background of the last steps
+    (`WeightMean`). What optimizers keep is averaged in the background of the next steps
     (`OptimizerMean`), so at the end of a round it is each process's own, as is the carried state
     of its rows; a checkpoint has those of all.
 
@@ -126,34 +128,32 @@ class LocalSteps:
         started = time.perf_counter()
         self._mean.begin()
         report = self._world.report(self._world.size)
-        own, failure, updates = _Sums(), None, 0
-        for number in range(steps := int(plan.steps)):
-            if number == steps - math.ceil(steps / OVERLAP):
-                self._optimizers.begin(self._deadline_s(started))
-                updates = own.updates
+        self._optimizers.begin()
+        own, failure = _Sums(), None
+        due = math.ceil(plan.steps / OVERLAP)
+        for number in range(1, int(plan.steps) + 1):
             try:
                 if failure is None:
-                    self._step(self._factor(plan, number), own)
+                    self._step(self._factor(plan, number - 1), own)
             except FastLSTMError as error:  # rank 0 can tell the others only after the round
                 failure = error
-        seconds = time.perf_counter() - started
-        self._optimizers.finish(own.updates - updates)
+            if number == due:
+                self._optimizers.finish(own.updates)
+        seconds = own.seconds
         if not self._mean.take(own.targets):
             own = _Sums(skipped=max(own.skipped, 1), in_a_row=SKIPS_BEFORE_ROLLBACK)
         rank = report.rank
         report.set_own(own.targets, seconds / plan.steps, self._mean.checksum())
         report.losses[rank], report.skipped[rank] = own.loss, own.skipped
         report.in_a_row[rank] = own.in_a_row
-        self._mean.move(report, self._deadline_s(started))
+        waited_s = time.perf_counter() - started
+        self._mean.move(report, DEADLINE_S + _PATIENCE * waited_s)
         self._world.received(report)
         if report.in_a_row.max() >= SKIPS_BEFORE_ROLLBACK:
             self._in_a_row = 0  # all go back
         if failure is not None:
             raise failure
         return own.norm / plan.steps, report
-
-    def _deadline_s(self, started: float) -> float:
-        return DEADLINE_S + _PATIENCE * (time.perf_counter() - started)
 
     def _step(self, factor: float, sums: _Sums) -> None:
         """Takes a step on the own rows; one that is not finite is skipped, and the state reset."""
@@ -170,4 +170,6 @@ class LocalSteps:
             trainer.reset_carried()
             sums.skipped, self._in_a_row = sums.skipped + 1, self._in_a_row + 1
             sums.in_a_row = max(sums.in_a_row, self._in_a_row)
-        trainer.count_step(batch, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        sums.seconds += seconds
+        trainer.count_step(batch, seconds)

@@ -38,8 +38,8 @@ class OptimizerMean:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
 
-    def begin(self, deadline_s: float) -> None:
-        """Begins to add what all processes have now; waits so long for each message."""
+    def begin(self) -> None:
+        """Begins to add what all processes have now."""
         own = self._optimizers.tensors()
         self._names = tuple(name for name in self._shapes if name in own)
         for name, place in self._places(self._before).items():
@@ -47,16 +47,14 @@ class OptimizerMean:
         is_counted = len(self._names) == len(self._shapes) and bool(self._before.isfinite().all())
         self._sum.copy_(self._before) if is_counted else self._sum.zero_()
         self._about = torch.tensor([float(is_counted)], dtype=torch.float64)
-        self._thread = threading.Thread(
-            target=self._add, args=(deadline_s,), name="optimizer mean", daemon=True
-        )
+        self._thread = threading.Thread(target=self._add, name="optimizer mean", daemon=True)
         self._thread.start()
         if self._sum.is_cuda:  # NCCL orders messages by stream, not by thread
             self._thread.join()
 
-    def _add(self, deadline_s: float) -> None:
+    def _add(self) -> None:
         try:
-            self._reduce(self._about, deadline_s)
+            self._reduce(self._about)
         except Exception as error:
             self._failure = error
 

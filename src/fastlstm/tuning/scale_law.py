@@ -130,8 +130,9 @@ def waiting(
     pause_s, background = every * compute_s, 0.0
     if exchange.background:
         hidden_s = compute_s * math.ceil(every / OVERLAP)
-        late_s = _sum_s(exchange.background, "bf16", link, size, pause_s - hidden_s) - hidden_s
-        pause_s, background = max(0.0, -late_s), max(0.0, late_s)
+        behind_s = _sum_s(exchange.background, "bf16", link, size, pause_s=0.0)
+        background = max(0.0, behind_s - hidden_s)
+        pause_s -= min(behind_s, hidden_s)
     sums = _sum_s(exchange.numbers, exchange.wire, link, size, pause_s)
     sums += exchange.carried / link.payload_per_s
     blocks = 0.0
