@@ -67,14 +67,21 @@ class NextTokenTask(LinearTask):
         yield loss / (count or STEPS * LANES)
         self.state = h.detach(), c.detach()
 
+    def num_blocks(self, limit: int) -> int:
+        return 1
+
     @torch.no_grad()
-    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+    def evaluate_blocks(
+        self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
+    ) -> Tensor:
         self.model.eval()
         self.evaluated.append({name: p.clone() for name, p in self.model.named_parameters()})
         batch = tokens_of(torch.Generator().manual_seed(-1))
         loss, _ = self.model.loss(batch[:-1], batch[1:], self.model.initial_state(LANES))
-        loss = float(loss) / (STEPS * LANES)
-        return Score(self.scores.pop(0) if self.scores else loss, limit)
+        return torch.full((1, 1), float(loss) / (STEPS * LANES), dtype=torch.float64)
+
+    def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
+        return Score(self.scores.pop(0) if self.scores else float(sums), limit)
 
     def reset_state(self) -> None:
         self.state = self.model.initial_state(LANES)

@@ -58,6 +58,13 @@ class ThreadWorld(World):
         values = self._hub.exchanged(self.rank, value)
         return values if self.is_leader else []
 
+    def collect(self, parts: list[Tensor], deadline_s: float) -> None:
+        for part, given in zip(parts, self._hub.exchanged(0, None)[1:], strict=True):
+            part.copy_(given)
+
+    def give(self, part: Tensor) -> None:
+        self._hub.exchanged(self.rank, part)
+
     def reduction(self, flat: Tensor, wire: torch.dtype = torch.float32) -> Any:
         def add(about: Tensor, deadline_s: float = DEADLINE_S) -> None:
             sent = flat.to(wire, copy=True).float()

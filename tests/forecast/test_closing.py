@@ -153,14 +153,14 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
 def test_the_best_weights_are_published_and_handed_out(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resumed: bool
 ) -> None:
-    evaluate, seen = ForecastTask.evaluate, []
+    score, seen = ForecastTask.score, []
 
     def worse(task: ForecastTask, *given: Any) -> Any:
-        score = evaluate(task, *given)
+        found = score(task, *given)
         seen.append({name: tensor.clone() for name, tensor in task.model.state_dict().items()})
-        return dataclasses.replace(score, loss=float(len(seen)))
+        return dataclasses.replace(found, loss=float(len(seen)))
 
-    monkeypatch.setattr(ForecastTask, "evaluate", worse)
+    monkeypatch.setattr(ForecastTask, "score", worse)
     config, out = ForecastConfig(**QUICK), tmp_path / "run"
     if is_resumed:
         with pytest.raises(Stopped):
@@ -178,18 +178,18 @@ def test_a_run_that_ends_on_nan_keeps_the_best_weights(
 ) -> None:
     config = ForecastConfig(**{**QUICK, "checkpoint_every": 1000})
     losses, evaluated = ForecastTask.losses, []
-    evaluate = ForecastTask.evaluate
+    score = ForecastTask.score
 
     def poisoned(task: ForecastTask, *given: Any) -> Any:
         for loss in losses(task, *given):
             yield loss * float("nan") if evaluated else loss
 
     def noted(task: ForecastTask, *given: Any) -> Any:
-        evaluated.append(evaluate(task, *given))
+        evaluated.append(score(task, *given))
         return evaluated[-1]
 
     monkeypatch.setattr(ForecastTask, "losses", poisoned)
-    monkeypatch.setattr(ForecastTask, "evaluate", noted)
+    monkeypatch.setattr(ForecastTask, "score", noted)
     with pytest.raises(NonFiniteError):
         train_forecaster(path, config, out=tmp_path / "run")
     assert Forecaster.load(tmp_path / "run").predict(path) is not None

@@ -481,7 +481,7 @@ def test_early_stopping_holds_after_a_resume(path: str, tmp_path: Path) -> None:
 def loss_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the loss of a run of 40 steps rise from its second evaluation on."""
     losses = iter([1.0, 0.5, *[0.6] * 100])
-    monkeypatch.setattr(ForecastTask, "evaluate", lambda *_: Score(next(losses), 1))
+    monkeypatch.setattr(ForecastTask, "score", lambda *_: Score(next(losses), 1))
     monkeypatch.setattr(StopCriterion, "progress", lambda end, step, *_: min(1.0, step / 40))
 
 
@@ -550,13 +550,13 @@ def test_a_report_that_cannot_be_written_is_a_warning(path: str, tmp_path: Path)
 def test_the_time_left_counts_the_evaluations_to_come(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate = ForecastTask.evaluate
+    evaluate = ForecastTask.evaluate_blocks
 
     def slow(task: ForecastTask, *given: Any) -> Any:
         time.sleep(0.2)
         return evaluate(task, *given)
 
-    monkeypatch.setattr(ForecastTask, "evaluate", slow)
+    monkeypatch.setattr(ForecastTask, "evaluate_blocks", slow)
     events: list[dict[str, Any]] = []
     train_forecaster(path, ForecastConfig(**QUICK, log_every=1), observers=[events.append])
     first = next(k for k, event in enumerate(events) if event["event"] == "eval")

@@ -99,13 +99,18 @@ def test_the_share_of_a_file_is_trained_on(
     monkeypatch.setattr(train_module, "open_batches", batches)
     monkeypatch.setattr(train_module, "initialize", initialized)
     scored = []
-    evaluated = task_module.evaluate
 
-    def watched(model: Any, ids: Any, *given: Any, **settings: Any) -> Any:
-        scored.append(list(map(int, ids)))
-        return evaluated(model, ids, *given, **settings)
+    def watch(name: str) -> None:
+        evaluated = getattr(task_module, name)
 
-    monkeypatch.setattr(task_module, "evaluate", watched)
+        def watched(model: Any, ids: Any, *given: Any, **settings: Any) -> Any:
+            scored.append(list(map(int, ids)))
+            return evaluated(model, ids, *given, **settings)
+
+        monkeypatch.setattr(task_module, name, watched)
+
+    watch("lane_nats")
+    watch("evaluate")
     _, events = train(**{part: f"{part}.txt" for part in files})
     book = ids_of("book.txt")
     end = int(len(book) * trained + 1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -166,17 +165,17 @@ def test_what_torch_was_set_to_stays(text, tmp_path):
 
 def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
     train(text, tmp_path / "whole")
-    evaluate = task_module.evaluate
+    evaluate = task_module.lane_nats
 
     def interrupted(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*args, **kwargs)
 
-    monkeypatch.setattr(task_module, "evaluate", interrupted)
+    monkeypatch.setattr(task_module, "lane_nats", interrupted)
     with pytest.raises(Stopped):
         train(text, tmp_path / "parts")
     assert newest(tmp_path / "parts").name == "checkpoint-7"
-    monkeypatch.setattr(task_module, "evaluate", evaluate)
+    monkeypatch.setattr(task_module, "lane_nats", evaluate)
     train(text, tmp_path / "parts", resume=True)
     assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
 
@@ -268,7 +267,7 @@ def test_the_parts_of_a_resumed_run_add_up(text, tmp_path):
 
 
 def test_a_roll_back_keeps_what_evaluations_took_and_what_they_score(text, tmp_path, monkeypatch):
-    evaluate, scored, poisoned = task_module.evaluate, [], []
+    evaluate, scored, poisoned = task_module.lane_nats, [], []
 
     def bad(model, run):
         if scored and not poisoned:  # after the first evaluation
@@ -276,13 +275,13 @@ def test_a_roll_back_keeps_what_evaluations_took_and_what_they_score(text, tmp_p
             with torch.no_grad():
                 model.output.bias[0] = float("nan")
 
-    def slow_at_first(*args, **kwargs):
+    def slow_at_first(model, ids, *args, **kwargs):
         time.sleep(0.0 if scored else 0.5)
-        scored.append(kwargs["max_tokens"])
-        return evaluate(*args, **kwargs)
+        scored.append(len(ids) - 1)
+        return evaluate(model, ids, *args, **kwargs)
 
     plant(monkeypatch, range(10**6), bad)
-    monkeypatch.setattr(task_module, "evaluate", slow_at_first)
+    monkeypatch.setattr(task_module, "lane_nats", slow_at_first)
     monkeypatch.setattr(EvaluationSchedule, "limit", lambda *_: 100 + len(scored))
     run = train(text, tmp_path / "run", checkpoint_every=100)
     assert len(skips(run.path)) == 1
@@ -432,7 +431,7 @@ def test_a_full_disk_silences_an_output_and_no_more(text, tmp_path):
 
 def poison_evaluation(monkeypatch, number):
     """Makes a weight NaN before the evaluation of that number, counted from 1."""
-    evaluate, calls = task_module.evaluate, []
+    evaluate, calls = task_module.lane_nats, []
 
     def poisoned(model, *args, **kwargs):
         calls.append(1)
@@ -441,7 +440,7 @@ def poison_evaluation(monkeypatch, number):
                 model.output.bias[0] = float("nan")
         return evaluate(model, *args, **kwargs)
 
-    monkeypatch.setattr(task_module, "evaluate", poisoned)
+    monkeypatch.setattr(task_module, "lane_nats", poisoned)
 
 
 def record_weights(monkeypatch):
@@ -532,14 +531,14 @@ class Disk:
 @pytest.fixture
 def best_is_first(monkeypatch):
     """Makes the first evaluation of a run the best one."""
-    evaluate, calls = task_module.evaluate, []
+    evaluate, calls = task_module.lane_nats, []
 
-    def worse(*args, **kwargs):
+    def worse(model, ids, *args, **kwargs):
         calls.append(1)
-        result = evaluate(*args, **kwargs)
-        return dataclasses.replace(result, nats_per_token=result.nats_per_token + len(calls))
+        nats = evaluate(model, ids, *args, **kwargs)
+        return nats + len(calls) * len(ids) / len(nats)
 
-    monkeypatch.setattr(task_module, "evaluate", worse)
+    monkeypatch.setattr(task_module, "lane_nats", worse)
 
 
 WITH_DISK = {**TINY, "steps": 9, "log_every": 1, "eval_every": 5, "checkpoint_every": 3}

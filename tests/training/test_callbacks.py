@@ -432,7 +432,7 @@ def test_a_stopped_evaluation_puts_the_weights_back() -> None:
     task = LinearTask()
     trainer = trainer_of(task, callbacks=[Doubled()])
     before = task.weight.detach().clone()
-    task.evaluate = stopped  # type: ignore[method-assign]
+    task.evaluate_blocks = stopped  # type: ignore[method-assign]
     with pytest.raises(Stopped):
         trainer.evaluate()
     assert torch.equal(task.weight, before)

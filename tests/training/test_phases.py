@@ -29,13 +29,13 @@ def test_the_phases_add_up_to_the_time_and_a_slow_one_is_seen() -> None:
 
 def test_the_phases_of_a_run_reach_to_its_end() -> None:
     task, events = LinearTask(), list[dict[str, Any]]()
-    slow = task.evaluate
+    slow = task.evaluate_blocks
 
     def evaluate(*args: Any) -> Any:
         time.sleep(0.1)
         return slow(*args)
 
-    task.evaluate = evaluate  # type: ignore[method-assign]
+    task.evaluate_blocks = evaluate  # type: ignore[method-assign]
     trainer = trainer_of(task, events, eval_every=1000)  # a short run, evaluated at its end only
     trainer.fit()
     found = [event["seconds"] for event in events if event["event"] == "phase"]

@@ -117,7 +117,7 @@ def test_a_stop_in_an_evaluation_takes_the_average_out_of_the_model() -> None:
     trainer = trainer_of(task, ema=0.9)
     trainer.step(task.loader.next())
     raw = task.weight.detach().clone()
-    task.evaluate = stopped  # type: ignore[method-assign]
+    task.evaluate_blocks = stopped  # type: ignore[method-assign]
     with pytest.raises(Stopped):
         trainer.evaluate()
     assert torch.equal(task.weight, raw)

@@ -39,6 +39,8 @@ _NUMBERS = 4
 """Places for numbers in an order."""
 
 
+_COLLECTED = 1
+"""Tag of what `collect` receives: sums have higher ones."""
 _LOOK_EVERY = timedelta(seconds=1)
 """Whether rank 0 still lives."""
 
@@ -54,8 +56,9 @@ class Order(IntEnum):
     NOTE = 6
     GATHER = 7
     ROUND = 8
-    END = 9
-    ABANDON = 10
+    EVALUATE = 9
+    END = 10
+    ABANDON = 11
 
 
 class Reduction(Protocol):
@@ -169,6 +172,23 @@ class World:
             # As bytes: gloo need not know the type.
             dist.all_gather([p.view(torch.uint8) for p in pieces], padded.view(torch.uint8))
         return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
+
+    def collect(self, parts: list[Tensor], deadline_s: float) -> None:
+        """Receives what the other ranks `give`, in order of rank, into tensors of their sizes."""
+        for rank, part in enumerate(parts, start=1):
+            if part.numel():
+                with self.naming(rank, deadline_s):
+                    work = dist.irecv(part, tag=_COLLECTED, src=rank)
+                    assert work is not None
+                    work.wait(timedelta(seconds=deadline_s))
+
+    def give(self, part: Tensor) -> None:
+        """Sends a tensor to rank 0, which waits for it or does something else before."""
+        if part.numel():
+            with self.naming(0):
+                work = dist.isend(part, tag=_COLLECTED, dst=0)
+                assert work is not None
+                work.wait() if self.pulse is None else _wait_for_leader(work, self.pulse)
 
     def summed(self, numbers: Tensor) -> Tensor:
         """Adds numbers over all processes, in place: exact where all but one of them are zero."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress
 from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.trainer import Trainer
+
+EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class ForecastTask(Task):
     """
 
     name, unit = "forecast", "windows"
+    num_sums = 2
     min_scored, max_scored = 256, 20_000
     forward_share = 1 / 3
     row_axis = {"hidden": 1, "cell": 1, "level": 0}  # noqa: RUF012
@@ -169,29 +173,40 @@ class ForecastTask(Task):
         losses = self.model.output.loss(parameters, target.nan_to_num(0.0))
         return torch.where(target.isnan(), 0.0, losses).sum()
 
+    def num_blocks(self, limit: int) -> int:
+        return -(-min(limit, len(self._valid)) // EVALUATION_BATCH)
+
     @torch.no_grad()
-    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+    def evaluate_blocks(
+        self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
+    ) -> Tensor:
         config, rows = self.model.config, self._valid.rows(limit)
+        own = rows[blocks.start * EVALUATION_BATCH : blocks.stop * EVALUATION_BATCH]
         self.model.eval()
-        total, count, done = 0.0, 0, 0
-        for values, statics in self._inputs.read(rows, config.input_size + config.horizon):
+        sums, done = list[tuple[float, int]](), 0
+        length = config.input_size + config.horizon
+        for values, statics in self._inputs.read(own, length, EVALUATION_BATCH):
             if stop is not None and stop():
                 raise Stopped("stopped while evaluating")
             values = values.to(self._device)
-            own = None if statics is None else statics.to(self._device)
+            static = None if statics is None else statics.to(self._device)
             with autocast(self._precision, self._device):
-                parameters = self.model(values, own).float()
+                parameters = self.model(values, static).float()
             target = values[:, config.input_size :, : config.num_targets]
-            total += float(self._summed(parameters, target))
-            count, done = count + self._num_present(target), done + len(values)
+            sums.append((float(self._summed(parameters, target)), self._num_present(target)))
+            done += len(values)
             if watch is not None:
-                watch(done, len(rows))
+                watch(done, len(own))
+        return torch.tensor(sums, dtype=torch.float64).reshape(-1, self.num_sums)
+
+    def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
+        total, count = (math.fsum(column) for column in sums.T.tolist())
         if not count:
             raise DataError(
                 "the validation part has no value of the targets; give a longer one, or fewer"
                 " targets"
             )
-        return Score(total / count, len(rows))
+        return Score(total / count, min(limit, len(self._valid)))
 
     def files(self) -> dict[str, bytes]:
         return description_files(self.closing.stored)

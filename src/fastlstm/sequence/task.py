@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -96,20 +97,31 @@ class SequenceTask(Task):
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._stored.answers.loss(outputs.float(), targets.to(self._device))
 
+    def num_blocks(self, limit: int) -> int:
+        return -(-limit // _EVALUATION_BATCH)
+
     @torch.no_grad()
-    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
+    def evaluate_blocks(
+        self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
+    ) -> Tensor:
         self.model.eval()
-        total = 0.0
-        for first in range(0, limit, _EVALUATION_BATCH):
+        own = self._held_out[:limit][
+            blocks.start * _EVALUATION_BATCH : blocks.stop * _EVALUATION_BATCH
+        ]
+        sums = list[float]()
+        for first in range(0, len(own), _EVALUATION_BATCH):
             if stop is not None and stop():
                 raise Stopped("stopped while evaluating")
-            numbers = self._held_out[first : min(first + _EVALUATION_BATCH, limit)]
+            numbers = own[first : first + _EVALUATION_BATCH]
             batch = self._data.batch(numbers)
             outputs = self.model(*batch.inputs.to(self._device))
-            total += float(self._loss(outputs, batch.targets)) * len(numbers)
+            sums.append(float(self._loss(outputs, batch.targets)) * len(numbers))
             if watch is not None:
-                watch(first + len(numbers), limit)
-        return Score(total / limit, limit)
+                watch(first + len(numbers), len(own))
+        return torch.tensor(sums, dtype=torch.float64)[:, None]
+
+    def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
+        return Score(math.fsum(sums[:, 0].tolist()) / limit, limit)
 
     def files(self) -> dict[str, bytes]:
         return self._files

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW_BATCH = 128
+LANES, PRIME, CHUNK = 32, 256, 256
+"""Defaults of `evaluate`."""
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
 
@@ -102,9 +104,9 @@ def evaluate(
     ids: NDArray[Any],
     tokenizer: Tokenizer,
     *,
-    lanes: int = 32,
-    prime: int = 256,
-    chunk: int = 256,
+    lanes: int = LANES,
+    prime: int = PRIME,
+    chunk: int = CHUNK,
     zero_state_window: int | None = None,
     max_tokens: int | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -150,38 +152,89 @@ def evaluate(
     if zero_state_window is not None:
         pieces = _windows(len(ids), zero_state_window)
     else:
-        pieces = _lanes(len(ids), lanes, prime)
-    nats, counts = 0.0, np.zeros(model.config.vocab_size, dtype=np.int64)
-    total = sum(int(piece.length.sum()) for piece in pieces)
+        pieces = [_lanes(len(ids), num_lanes(len(ids), lanes, prime), prime)]
+    scored = _watching(watch, sum(int(piece.length.sum()) for piece in pieces))
+    counts, nats = np.zeros(len(tokenizer.token_chars), dtype=np.int64), list[float]()
     with _evaluating(model, precision):
         for piece in pieces:
-            for tokens, token_nats in _score(model, ids, piece, chunk, should_stop):
-                nats += float(token_nats.sum())
-                counts += np.bincount(tokens, minlength=len(counts))
-                if watch is not None:
-                    watch(int(counts.sum()), total)
-    return _evaluation(nats, counts, tokenizer, time.perf_counter() - started)
+            nats += _piece_nats(model, ids, piece, chunk, should_stop, scored).tolist()
+            for start, length in zip(piece.start, piece.length, strict=True):
+                counts += token_counts(ids[start - 1 : start + length], tokenizer)
+    return evaluation_of(math.fsum(nats), counts, tokenizer, time.perf_counter() - started)
+
+
+def num_lanes(num_ids: int, lanes: int = LANES, prime: int = PRIME) -> int:
+    """Returns the lanes that a text of so many tokens is evaluated in."""
+    return max(1, min(lanes, (num_ids - 1) // max(prime, 1)))
+
+
+def lane_nats(
+    model: LanguageModel,
+    ids: NDArray[Any],
+    lanes: range,
+    *,
+    should_stop: Callable[[], bool] | None = None,
+    watch: Callable[[int, int], object] | None = None,
+) -> NDArray[np.float64]:
+    """Returns the nats that some of the lanes of `evaluate` cost, with its defaults.
+
+    A lane costs the same, to the last bit, whichever others are computed with it.
+
+    Args:
+        model: see `evaluate`.
+        ids: 1-d token ids.
+        lanes: which of `num_lanes`, consecutive.
+        should_stop: polled.
+        watch: called with the tokens scored so far and those of these lanes.
+    """
+    piece = _lanes(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
+    with _evaluating(model, "fp32"):
+        scored = _watching(watch, int(piece.length.sum()))
+        return _piece_nats(model, ids, piece, CHUNK, should_stop, scored)
+
+
+def token_counts(ids: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """Returns how often each token is scored, `(V,)`: all but the first."""
+    return np.bincount(np.asarray(ids[1:]), minlength=len(tokenizer.token_chars))
+
+
+def _watching(watch: Callable[[int, int], object] | None, total: int) -> Callable[[int], None]:
+    """Returns what to call with the tokens that were scored since."""
+    done = 0
+
+    def scored(num: int) -> None:
+        nonlocal done
+        done += num
+        if watch is not None:
+            watch(done, total)
+
+    return scored
 
 
 @dataclass(frozen=True)
 class _Piece:
     """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
 
-    `prime` tokens before each `start` warm the state of every lane but the first.
+    `prime` tokens before each `start` warm the state of every lane but that at the start of the
+    text, which is the first where there is one (`has_first`).
     """
 
     start: NDArray[np.int64]
     length: NDArray[np.int64]
     prime: int = 0
+    has_first: bool = True
+
+    def part(self, lanes: range) -> _Piece:
+        own = slice(lanes.start, lanes.stop)
+        return _Piece(self.start[own], self.length[own], self.prime, lanes.start == 0)
 
 
-def _lanes(num_ids: int, lanes: int, prime: int) -> list[_Piece]:
+def _lanes(num_ids: int, lanes: int, prime: int) -> _Piece:
     targets = num_ids - 1
-    lanes = max(1, min(lanes, targets // max(prime, 1)))
     length = np.full(lanes, targets // lanes, dtype=np.int64)
     length[: targets % lanes] += 1
     start = 1 + np.concatenate([[0], np.cumsum(length)[:-1]])
-    return [_Piece(start, length, prime if lanes > 1 else 0)]
+    return _Piece(start, length, prime if lanes > 1 else 0)
 
 
 def _windows(num_ids: int, window: int) -> list[_Piece]:
@@ -196,7 +249,7 @@ def _windows(num_ids: int, window: int) -> list[_Piece]:
     return [_Piece(part, np.full(len(part), window, dtype=np.int64)) for part in parts]
 
 
-def _evaluation(
+def evaluation_of(
     nats: float, counts: NDArray[np.int64], tokenizer: Tokenizer, seconds: float
 ) -> Evaluation:
     """Returns the figures of tokens that occur `counts` times, `(V,)`, and cost `nats` in all."""
@@ -216,23 +269,29 @@ def _evaluation(
     )
 
 
-def _score(
+def _piece_nats(
     model: LanguageModel,
     ids: NDArray[Any],
     piece: _Piece,
     chunk: int,
     should_stop: Callable[[], bool] | None,
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Yields, after every forward pass, the tokens it scored and the nats of each."""
-    state = _primed_state(model, ids, piece, chunk, should_stop)
-    longest = int(piece.length.max())
+    scored: Callable[[int], None],
+) -> NDArray[np.float64]:
+    """Returns the nats of each lane; each sum is rounded once a chunk, whatever its order."""
+    sums = np.zeros(len(piece.start))
+    if not len(sums):
+        return sums
+    state, longest = _primed_state(model, ids, piece, chunk, should_stop), int(piece.length.max())
     for offset in range(0, longest, chunk):
         steps = min(chunk, longest - offset)
         tokens = _gather(model, ids, piece.start + offset - 1, steps, should_stop)
         targets = _gather(model, ids, piece.start + offset, steps)
         nats, state = model.token_nats(tokens, targets, state)
-        scored = (offset + np.arange(steps))[:, None] < piece.length
-        yield targets.cpu().numpy()[scored], nats.double().cpu().numpy()[scored]
+        has_target = (offset + np.arange(steps))[:, None] < piece.length
+        own = np.where(has_target, nats.double().cpu().numpy(), 0.0)
+        sums += [math.fsum(lane) for lane in own.T.tolist()]
+        scored(int(has_target.sum()))
+    return sums
 
 
 def _primed_state(
@@ -246,13 +305,16 @@ def _primed_state(
     state = model.initial_state(len(piece.start))
     if piece.prime == 0:
         return state
-    h, c = state[0][:, 1:], state[1][:, 1:]
-    start = piece.start[1:] - 1 - piece.prime
+    primed = slice(1 if piece.has_first else 0, None)
+    h, c = state[0][:, primed], state[1][:, primed]
+    start = piece.start[primed] - 1 - piece.prime
     for offset in range(0, piece.prime, chunk):
         steps = min(chunk, piece.prime - offset)
         tokens = _gather(model, ids, start + offset, steps, should_stop)
         with torch.no_grad():
             _, (h, c) = model.features(tokens, (h, c))
+    if not piece.has_first:
+        return h, c
     return torch.cat([state[0][:, :1], h], 1), torch.cat([state[1][:, :1], c], 1)
 
 

@@ -17,7 +17,14 @@ from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
-from fastlstm.text.evaluation import Evaluation, evaluate
+from fastlstm.text.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluation_of,
+    lane_nats,
+    num_lanes,
+    token_counts,
+)
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.plan import open_batches
@@ -154,11 +161,20 @@ class TextTask(Task):
         """
         return self.model.loss(x[:, part], y[:, part], state)
 
-    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
-        result = evaluate(
-            self.model, self.valid_ids, self.tokenizer,
-            max_tokens=limit, should_stop=stop, watch=watch,
-        )  # fmt: skip
+    def num_blocks(self, limit: int) -> int:
+        return num_lanes(min(limit + 1, len(self.valid_ids)))
+
+    def evaluate_blocks(
+        self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
+    ) -> Tensor:
+        nats = lane_nats(
+            self.model, self.valid_ids[: limit + 1], blocks, should_stop=stop, watch=watch
+        )
+        return torch.from_numpy(nats)[:, None]
+
+    def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
+        ids, nats = self.valid_ids[: limit + 1], math.fsum(sums[:, 0].tolist())
+        result = evaluation_of(nats, token_counts(ids, self.tokenizer), self.tokenizer, seconds)
         self._token_s = result.seconds / result.num_tokens
         return Score(result.nats_per_token, result.num_tokens, _metrics(result), result)
 

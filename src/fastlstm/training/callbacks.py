@@ -204,6 +204,13 @@ class CallbackList:
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
         self._trainer, self._callbacks = trainer, list(callbacks)
+        for callback in callbacks:
+            own = type(callback).weights_in_use is not Callback.weights_in_use
+            if trainer.world.size > 1 and own:
+                raise ConfigError(
+                    f"{type(callback).__name__} has weights_in_use, which would change the weights of rank 0"
+                    " only: train with it in one process"
+                )
 
     def call(self, method: str, *args: object) -> None:
         """Calls a method of every callback, with the trainer first."""

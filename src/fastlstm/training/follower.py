@@ -20,6 +20,7 @@ from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import allow_tf32
 from fastlstm.training.saver import own_rows, restore_own
 from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.shared_evaluation import evaluate_own
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
 
@@ -73,6 +74,8 @@ def _obey(trainer: Trainer, order: Order, numbers: list[float]) -> None:
             trainer.reset_carried()
         case Order.NOTE:
             trainer.rescue.take_note()
+        case Order.EVALUATE:
+            evaluate_own(trainer, int(numbers[0]))
         case Order.ROUND:
             trainer.local.run(Round(*numbers))
         case _:

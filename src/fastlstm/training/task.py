@@ -83,6 +83,7 @@ class Task(ABC):
         may_be_nan: names of carried tensors in which NaN has a meaning.
         row_axis: axis of the rows of a batch in each carried tensor.
         num_lanes: places for rows of a batch whose state is carried, in all processes.
+        num_sums: numbers that an evaluation has of each block.
         model: on its device.
         loader: of the training batches.
         flop_per_unit: floating-point operations of a training step per unit.
@@ -100,6 +101,7 @@ class Task(ABC):
     may_be_nan: ClassVar[frozenset[str]] = frozenset()
     row_axis: ClassVar[Mapping[str, int]] = {}
     num_lanes: int = 0
+    num_sums: ClassVar[int] = 1
 
     model: nn.Module
     loader: Loader
@@ -140,17 +142,32 @@ class Task(ABC):
         """Returns the targets of a batch, missing values left out: what a mean loss is over."""
 
     @abstractmethod
-    def evaluate(self, limit: int, stop: Callable[[], bool] | None, watch: Watch | None) -> Score:
-        """Scores the validation part.
+    def num_blocks(self, limit: int) -> int:
+        """Returns the blocks in which an evaluation of `limit` units is computed."""
+
+    @abstractmethod
+    def evaluate_blocks(
+        self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
+    ) -> Tensor:
+        """Scores some blocks of the validation part.
 
         Args:
-            limit: units to score, at most `num_valid`.
+            limit: units to score in all, at most `num_valid`.
+            blocks: which of `num_blocks`, consecutive.
             stop: polled.
-            watch: called with the units scored so far and in all.
+            watch: called with the units scored so far and those of these blocks.
+
+        Returns:
+            Float64 `(len(blocks), num_sums)`: the same bits for a block whichever others are
+            computed with it.
 
         Raises:
             Stopped: `stop` returned True.
         """
+
+    @abstractmethod
+    def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
+        """Returns the result of all blocks; `sums` as `evaluate_blocks` returns them."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from fastlstm.training.recovery import handle_bad_step, roll_back
 from fastlstm.training.rescue import Rescue
 from fastlstm.training.saver import Saver
 from fastlstm.training.schedule import learning_rate_factor
+from fastlstm.training.shared_evaluation import evaluate, weights_to_evaluate
 from fastlstm.training.snapshots import MemorySnapshots, Snapshots
 from fastlstm.training.state import Progress, TrainingState
 from fastlstm.training.stepper import Stepper
@@ -368,10 +369,8 @@ class Trainer:
             if progress.scored < self.task.num_valid:
                 part = f"{progress.scored:,} of {self.task.num_valid:,} validation {self.task.unit}"
                 self.say("info", f"each evaluation scores {part}")
-        average = self.state.average
-        applied = average.applied() if average is not None else nullcontext()
-        with applied, self.callbacks.weights_in_use():
-            score = self.task.evaluate(progress.scored, self.stop, self._watch)
+        with weights_to_evaluate(self), self.callbacks.weights_in_use():
+            score = evaluate(self, progress.scored, self.stop, self._watch)
             is_finite, culprit = math.isfinite(score.loss), ""
             if is_finite:
                 self._record(score, started)

@@ -1,0 +1,95 @@
+"""Evaluations whose blocks the processes of a run share, as threads of one."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import ConfigError, Stopped
+from fastlstm.training.callbacks import Callback, CallbackList
+from fastlstm.training.shared_evaluation import evaluate, evaluate_own
+from linear_task import LinearTask
+from thread_world import Hub, ThreadWorld, in_threads
+
+ROWS = 16
+
+
+class Blocks(LinearTask):
+    """Notes which blocks it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = list[int]()
+
+    def evaluate_blocks(self, limit: int, blocks: range, *given: Any) -> torch.Tensor:
+        self.asked += blocks
+        sums = super().evaluate_blocks(limit, range(4), *given)
+        return sums[blocks.start : blocks.stop]
+
+
+class Failing(Blocks):
+    def evaluate_blocks(self, *_: Any) -> torch.Tensor:
+        raise Stopped("stopped while evaluating")
+
+
+def evaluated(tasks: list[LinearTask], average: Any = None) -> float:
+    """Returns the loss that rank 0 has when as many ranks as there are tasks evaluate."""
+    hub, losses = Hub(len(tasks)), list[float]()
+    trainers: list[Any] = [
+        SimpleNamespace(
+            task=task, world=ThreadWorld(rank, hub), state=SimpleNamespace(average=average)
+        )
+        for rank, task in enumerate(tasks)
+    ]
+
+    def lead() -> None:
+        losses.append(evaluate(trainers[0], ROWS, None, None).loss)
+
+    def obey(trainer: Any) -> None:
+        trainer.world.next_order()
+        evaluate_own(trainer, ROWS)
+
+    in_threads([lead, *(partial(obey, trainer) for trainer in trainers[1:])], hub)
+    return losses[0]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6])
+def test_each_block_is_computed_once_and_the_loss_is_that_of_one_process(size: int) -> None:
+    alone, tasks = Blocks(), [Blocks() for _ in range(size)]
+    for task in (alone, *tasks):
+        task.num_blocks = lambda limit: 4  # type: ignore[method-assign]
+    assert evaluated(list(tasks)) == evaluated([alone])
+    assert [number for task in tasks for number in task.asked] == [0, 1, 2, 3]
+
+
+def test_a_stop_in_rank_0_takes_what_the_others_send() -> None:
+    other = Blocks()
+    with pytest.raises(Stopped):
+        evaluated([Failing(), other])
+    assert other.asked, "no rank is left waiting"
+
+
+def test_every_rank_evaluates_the_averaged_weights() -> None:
+    entered = []
+
+    class Average:
+        def applied(self) -> Any:
+            entered.append(self)
+            return torch.no_grad()
+
+    evaluated([Blocks(), Blocks()], Average())
+    assert len(entered) == 1, "of rank 0 the trainer does it"
+
+
+def test_a_callback_with_weights_of_its_own_is_refused_in_several_processes() -> None:
+    class Own(Callback):
+        def weights_in_use(self, trainer: Any) -> Any:
+            return torch.no_grad()
+
+    several: Any = SimpleNamespace(world=ThreadWorld(0, Hub(2)))
+    with pytest.raises(ConfigError, match=r"^Own has weights_in_use, .* in one process$"):
+        CallbackList(several, [Callback(), Own()])
