@@ -55,10 +55,11 @@ def evaluate_own(trainer: Trainer, limit: int) -> None:
     """Scores the blocks of this process, with averaged weights where there are any."""
     task, world = trainer.task, trainer.world
     blocks = _blocks(task.num_blocks(limit), world.rank, world.size)
-    if not blocks:
-        return
-    with weights_to_evaluate(trainer):
-        world.give(task.evaluate_blocks(limit, blocks, None, None))
+    own = torch.empty(0)
+    if blocks:
+        with weights_to_evaluate(trainer):
+            own = task.evaluate_blocks(limit, blocks, None, None)
+    world.give(own)
 
 
 def weights_to_evaluate(trainer: Trainer) -> AbstractContextManager[None]:
