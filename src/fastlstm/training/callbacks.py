@@ -208,8 +208,8 @@ class CallbackList:
             own = type(callback).weights_in_use is not Callback.weights_in_use
             if trainer.world.size > 1 and own:
                 raise ConfigError(
-                    f"{type(callback).__name__} has weights_in_use, which would change the weights of"
-                    " rank 0 only: train with it in one process"
+                    f"{type(callback).__name__} has weights_in_use, which would change the weights"
+                    " of rank 0 only: train with it in one process"
                 )
 
     def call(self, method: str, *args: object) -> None:

@@ -55,7 +55,7 @@ def evaluate_own(trainer: Trainer, limit: int) -> None:
     """Scores the blocks of this process, with averaged weights where there are any."""
     task, world = trainer.task, trainer.world
     blocks = _blocks(task.num_blocks(limit), world.rank, world.size)
-    own = torch.empty(0)
+    own = torch.empty(0, task.num_sums, dtype=torch.float64)
     if blocks:
         with weights_to_evaluate(trainer):
             own = task.evaluate_blocks(limit, blocks, None, None)
