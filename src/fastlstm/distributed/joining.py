@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -89,8 +91,8 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
     try:
         with world.together():
             _require_alike(world, own)
-        # Rank 0 gets the signals too, and needs the others to save the state.
-        with nullcontext() if world.is_leader else _handled(signal.SIG_IGN):
+        # Rank 0 saves the state, and needs the others for that.
+        with nullcontext() if world.is_leader else _handled(partial(_note, world)):
             try:
                 yield world
             except FastLSTMError as error:
@@ -183,7 +185,12 @@ def _waiting(world: World) -> Iterator[None]:
         timer.cancel()
 
 
-def _handled(handler: signal.Handlers) -> AbstractContextManager[None]:
+def _note(world: World, number: int, frame: FrameType | None) -> None:
+    """Notes a signal, which rank 0 learns of with the next step; a further one changes nothing."""
+    world.signal = world.signal or number
+
+
+def _handled(handler: Any) -> AbstractContextManager[None]:
     """Handles the signals that stop a run so within the block; one that is ignored stays so."""
     handlers: dict[int, Any] = {signal.SIGTERM: handler, signal.SIGINT: handler}
     return handling(handlers, lambda known: known is not signal.SIG_IGN)
