@@ -13,7 +13,8 @@ import pytest
 import fastlstm.distributed.joining as joining
 from fastlstm.cli.main import main
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import ConfigError, LostProcessError
+from fastlstm.errors import ConfigError, Dismissed, LostProcessError, Stopped
+from fastlstm.training.signals import StopFlag
 
 PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
@@ -72,6 +73,18 @@ def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatc
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
     with pytest.raises(LostProcessError, match="rank 1 waits at localhost:1 for 2"), joined():
         pass
+
+
+@pytest.mark.parametrize(("rank", "error"), [("0", Stopped), ("1", Dismissed)])
+def test_a_signal_that_came_before_the_others_ends_the_process(set_all, monkeypatch, rank, error):
+    set_all(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
+    monkeypatch.setattr(joining, "_MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(joining, "die_with_parent", lambda: None)
+    stop = StopFlag()
+    stop.set("SIGTERM")
+    with pytest.raises(error) as raised, joined(stop):
+        pass
+    assert raised.value.exit_code == 75
 
 
 def test_signals_are_handled_as_before_afterwards():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -120,6 +121,15 @@ def passes(task, batch: Batch) -> float:
         loss.backward()
         total += float(loss.detach())
     return total
+
+
+def test_a_signal_to_a_stage_is_told_with_the_step():
+    task = task_of(2)
+    passes(task, task.loader.next())
+    assert task.pipeline._world.stopped_by is None
+    task.pipeline._world.signal = int(signal.SIGINT)
+    passes(task, task.loader.next())
+    assert task.pipeline._world.stopped_by == "SIGINT to rank 0 (this process)"
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3, 10])

@@ -165,6 +165,7 @@ def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
             _, said = agent.communicate(timeout=200)
         finally:
             agent.kill()
+    assert agent.returncode == 75
     assert "is gone, says rank 0" in said.decode()
     assert "Traceback" not in said.decode(), said.decode()[-3000:]
     assert max(rescued_steps(out)) >= 59  # no checkpoint was due
@@ -273,7 +274,7 @@ def test_a_stop_while_rank_0_waits_for_a_batch_saves_the_state(tmp_path):
 
 
 LOST = """
-import os, sys, time
+import os, signal, sys, time
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import FastLSTMError, Stopped
 place, rank = sys.argv[1], int(os.environ["RANK"])
@@ -282,6 +283,9 @@ try:
         if rank == 3 and sys.argv[2] == "lost":
             os._exit(0)
         if rank > 0:
+            signal.raise_signal(signal.SIGTERM)  # of a scheduler
+            signal.raise_signal(signal.SIGINT)
+            open(f"{place}/signal-{rank}", "w").write(str(world.signal))
             world.next_order()
         time.sleep(0.5)
         raise Stopped("stopped by SIGTERM")
@@ -318,6 +322,7 @@ def test_rank_0_that_is_stopped_between_two_orders_is_named(tmp_path):
 def test_the_signal_of_an_agent_that_lost_a_process_is_no_stop(tmp_path, what, error):
     run_script(LOST, 4, tmp_path, what)
     assert (tmp_path / "error-0").read_text() == error
+    assert (tmp_path / "signal-1").read_text() == str(int(signal.SIGTERM))  # told with a step
 
 
 OTHER_TEXT = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import signal
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from fastlstm.training.optimizer_mean import OptimizerMean
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.own_optimizers import state_of
 from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.rescue import Rescue
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession
 from fastlstm.training.snapshots import MemorySnapshots
@@ -264,6 +266,26 @@ def test_a_stop_waits_for_the_end_of_the_round():
         run.train()
     assert asked[-1] == 10
     assert run.tasks[0].loader.at == run.tasks[1].loader.at == 10
+
+
+@pytest.mark.parametrize(("every", "ends_at"), [(1, 4), (5, 5)])
+def test_a_signal_to_another_rank_is_a_stop_of_rank_0(monkeypatch, every, ends_at):
+    run = Run(sync_every=every)
+    run.trainer.run_path = "run"
+    monkeypatch.setattr(Rescue, "_has_rows", lambda self: False)  # threads have no neighbours
+
+    class Signalled(OwnRows):
+        def next(self):
+            if self.at == 3:
+                run.worlds[1].signal = int(signal.SIGTERM)
+            return super().next()
+
+    run.tasks[1].loader = Signalled(1, set())
+    with pytest.raises(Stopped, match=f"checkpoint-{ends_at} is saved"):
+        run.train()
+    (end,) = of_kind(run.events, "end")
+    assert end["reason"] == "stopped by SIGTERM to rank 1 (thread 1)"
+    assert run.trainer.progress.step == ends_at
 
 
 def test_a_step_of_nan_is_skipped_by_its_process_alone():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fastlstm.cli.command import Command, help_text
 from fastlstm.cli.output import say
 from fastlstm.cli.parser import HelpRequested, UnknownFlagError
-from fastlstm.distributed.launch import end_process, is_started_by_torchrun
+from fastlstm.distributed.launch import end_if_over, end_process, is_started_by_torchrun
 from fastlstm.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -80,6 +80,7 @@ def console() -> NoReturn:
     _open_closed_streams()
     if (parent := environment.take_parent()) is not None:
         die_with_parent(parent)
+    end_if_over()
     code = main()
     if is_started_by_torchrun():
         end_process(code)

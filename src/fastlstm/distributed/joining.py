@@ -10,19 +10,28 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from fastlstm.distributed.launch import end_if_over, is_started_by_torchrun
+from fastlstm.distributed.launch import is_started_by_torchrun
 from fastlstm.distributed.pulse import Pulse
 from fastlstm.distributed.world import DEADLINE_S, World
-from fastlstm.errors import DistributedError, FastLSTMError, LostProcessError, UsageError
+from fastlstm.errors import (
+    Dismissed,
+    DistributedError,
+    FastLSTMError,
+    LostProcessError,
+    Stopped,
+    UsageError,
+)
 from fastlstm.system import environment, hardware
 from fastlstm.system.parent import die_with_parent
 from fastlstm.system.signal_handlers import handling
@@ -41,8 +50,13 @@ _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 
 
 @contextmanager
-def joined() -> Iterator[World]:
-    """Joins the processes that torchrun started, for the length of the block."""
+def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
+    """Joins the processes that torchrun started, for the length of the block.
+
+    Args:
+        stop: of the run. Where its `name` says that a signal has come already, the others are not
+            waited for.
+    """
     if not dist.is_initialized():
         environment.require_torchrun()
     if not is_started_by_torchrun() or dist.is_initialized():
@@ -51,7 +65,6 @@ def joined() -> Iterator[World]:
         yield World()
         return
     die_with_parent()
-    end_if_over()
     if torch.cuda.is_available():
         torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
     world = World(
@@ -60,6 +73,7 @@ def joined() -> Iterator[World]:
     )  # fmt: skip
     # While processes meet nothing is to be saved, and the wait for one that died is long.
     with _handled(signal.SIG_DFL), _waiting(world):
+        _end_if_stopped(getattr(stop, "name", None))
         store, rank, size = next(rendezvous("env://", timeout=_MEETING))
         store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
         dist.init_process_group(
@@ -77,8 +91,8 @@ def joined() -> Iterator[World]:
     try:
         with world.together():
             _require_alike(world, own)
-        # Rank 0 gets the signals too, and needs the others to save the state.
-        with nullcontext() if world.is_leader else _handled(signal.SIG_IGN):
+        # Rank 0 saves the state, and needs the others for that.
+        with nullcontext() if world.is_leader else _handled(partial(_note, world)):
             try:
                 yield world
             except FastLSTMError as error:
@@ -90,6 +104,13 @@ def joined() -> Iterator[World]:
         if world.pulse is not None:
             world.pulse.end()
         dist.destroy_process_group()
+
+
+def _end_if_stopped(name: str | None) -> None:
+    if name is not None and environment.local_rank() > 0:
+        raise Dismissed(Stopped.exit_code)
+    if name is not None:
+        raise Stopped(f"stopped by {name} before training began; nothing was stored")
 
 
 def _meeting(store: dist.Store, rank: int, size: int) -> str:  # type: ignore[name-defined]
@@ -164,7 +185,12 @@ def _waiting(world: World) -> Iterator[None]:
         timer.cancel()
 
 
-def _handled(handler: signal.Handlers) -> AbstractContextManager[None]:
+def _note(world: World, number: int, frame: FrameType | None) -> None:
+    """Notes a signal, which rank 0 learns of with the next step; a further one changes nothing."""
+    world.signal = world.signal or number
+
+
+def _handled(handler: Any) -> AbstractContextManager[None]:
     """Handles the signals that stop a run so within the block; one that is ignored stays so."""
     handlers: dict[int, Any] = {signal.SIGTERM: handler, signal.SIGINT: handler}
     return handling(handlers, lambda known: known is not signal.SIG_IGN)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from fastlstm.distributed.stop_signals import StopSignals
 from fastlstm.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK
 from fastlstm.system import environment
+from fastlstm.system.children import can_list_children
 
-_SHUTDOWN_S = 8
 _MAX_RESTARTS = 100
+_SIGNALS = "signals_to_handle"
+_NEWER: dict[str, Any] = {_SIGNALS: "SIGHUP,SIGQUIT", "shutdown_timeout": 8}
+"""What torch's LaunchConfig has from 2.9 and 2.12 on; without the first, torch handles all signals,
+and kills the processes 30 s later."""
 
 
 def launch(arguments: Sequence[str], num_processes: int) -> int:
     """Runs `fastlstm ARGUMENTS` in several processes; returns the exit code.
 
     All are started again when one dies, and continue from what the others saved. An error that
-    would only come again ends them.
+    would only come again ends them, and so does a signal (`StopSignals`).
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -32,18 +38,26 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
     with tempfile.TemporaryDirectory() as place:
         verdict = Path(place) / "exit-code"
         environment.set_verdict_file(str(verdict))
+        fields = {field.name for field in dataclasses.fields(LaunchConfig)} & _NEWER.keys()
+        if not can_list_children():
+            fields -= {_SIGNALS}
+        signals = StopSignals(verdict)
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=num_processes, run_id=uuid.uuid4().hex,
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
-            max_restarts=_MAX_RESTARTS, monitor_interval=0.1, shutdown_timeout=_SHUTDOWN_S,
+            max_restarts=_MAX_RESTARTS, monitor_interval=0.1,
+            **{name: _NEWER[name] for name in fields},
         )  # fmt: skip
         try:
-            elastic_launch(config, sys.executable)("-m", "fastlstm", *arguments)
+            with signals.handled() if _SIGNALS in fields else nullcontext():
+                elastic_launch(config, sys.executable)("-m", "fastlstm", *arguments)
         except ChildFailedError as error:
             code = max((failure.exitcode for failure in error.failures.values()), default=1)
             return _left(verdict, code if code > 0 else 1)
         except SignalException as error:
             return _left(verdict, 128 + error.sigval)
+        if signals.number:
+            return _left(verdict, 128 + signals.number)
         return _left(verdict, EXIT_FAILED if verdict.exists() else EXIT_OK)
 
 
@@ -61,10 +75,15 @@ def end_process(code: int) -> NoReturn:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):  # `main` has said it
             stream.flush()
+    text = environment.verdict_file()
+    verdict = None if text is None else Path(text)
+    if verdict is not None and code == EXIT_OK and verdict.exists():
+        with suppress(OSError):  # a signal came, but too late
+            verdict.write_text(verdict.read_text() or str(code))
     if code not in (EXIT_OK, EXIT_LOST):
-        if path := environment.verdict_file():
+        if verdict is not None:
             with suppress(OSError):  # a full disk: an empty file says that it is over
-                Path(path).write_text(str(code))
+                verdict.write_text(str(code))
             os._exit(0)
         if environment.max_restarts() > 0 and _is_agent(os.getppid()):
             os.kill(os.getppid(), signal.SIGTERM)

@@ -20,6 +20,7 @@ class StepReport:
         checks: CRC-32 of the weights of each process, 0 where they are not compared, ``(W,)``.
         skipped: of local steps, those that each process has skipped, shape ``(W,)``.
         in_a_row: the most of them without a good one between, shape ``(W,)``.
+        signals: the number of the signal that each process has got, 0 without one, ``(W,)``.
     """
 
     numbers: Tensor
@@ -29,18 +30,19 @@ class StepReport:
     checks: Tensor
     skipped: Tensor
     in_a_row: Tensor
+    signals: Tensor
     rank: int
 
     @classmethod
     def empty(cls, num_shards: int, rank: int, size: int) -> StepReport:
-        numbers = torch.zeros(num_shards + 5 * size, dtype=torch.float64)
-        losses, *of_ranks = numbers.split([num_shards, *5 * [size]])
-        targets, seconds, checks, skipped, in_a_row = of_ranks
-        return cls(numbers, losses, targets, seconds, checks, skipped, in_a_row, rank)
+        numbers = torch.zeros(num_shards + 6 * size, dtype=torch.float64)
+        losses, *of_ranks = numbers.split([num_shards, *6 * [size]])
+        targets, seconds, checks, skipped, in_a_row, signals = of_ranks
+        return cls(numbers, losses, targets, seconds, checks, skipped, in_a_row, signals, rank)
 
-    def set_own(self, num_targets: int, seconds: float, check: int) -> None:
+    def set_own(self, num_targets: int, seconds: float, check: int, signal: int) -> None:
         self.targets[self.rank], self.seconds[self.rank] = num_targets, seconds
-        self.checks[self.rank] = check
+        self.checks[self.rank], self.signals[self.rank] = check, signal
 
     @property
     def loss(self) -> float:

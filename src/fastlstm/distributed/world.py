@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
+from signal import Signals
 from typing import Any, Protocol
 
 import torch
@@ -81,6 +82,8 @@ class World:
         attempt: how often the processes were started again.
         names: machine and process number of each rank.
         seconds: that the passes of a step take on each rank, a running mean.
+        signal: number of the one that is to stop the run, of a process that is not rank 0; else 0.
+        stopped_by: what rank 0 has heard of such signals.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, local_size: int = 1, attempt: int = 0) -> None:
@@ -91,6 +94,8 @@ class World:
         self.orders: dist.ProcessGroup | None = None
         self.pulse: Pulse | None = None
         self.attempt, self.is_over = attempt, False
+        self.signal = 0
+        self.stopped_by: str | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -210,6 +215,9 @@ class World:
         passed = zip(self.seconds, report.seconds.tolist(), strict=True)
         self.seconds = [0.98 * before + 0.02 * now if before else now for before, now in passed]
         self._num_heard += 1
+        for rank, number in enumerate(report.signals.tolist()):
+            if number and self.stopped_by is None:
+                self.stopped_by = f"{Signals(int(number)).name} to {self.name_of(rank)}"
         checks = report.checks.tolist()
         usual, count = Counter(checks).most_common(1)[0]
         if count < self.size:

@@ -118,7 +118,7 @@ def train_forecaster(
     began = time.perf_counter() if began is None else began
     own = checked_callbacks(callbacks)
     with ExitStack() as stack:
-        world = stack.enter_context(joined())
+        world = stack.enter_context(joined(stop))
         with world.together():
             require_files(frame)
             if world.size > 1 and (start is not None or make_task is not ForecastTask):

@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+ONE_SIGNAL_S = 1.0
+"""To each of several processes a signal may come twice, from its agent and from a scheduler: a
+second one so soon counts as the first."""
+
 
 @contextmanager
 def handling(handlers: Mapping[int, Any], replaces: Callable[[Any], bool]) -> Iterator[None]:

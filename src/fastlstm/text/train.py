@@ -150,7 +150,7 @@ def train(
     observers = None if observers is None else checked_observers(observers)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
-        world = stack.enter_context(joined())
+        world = stack.enter_context(joined(stop))
         with world.together():
             opened = open_source(source)
             if not (as_text or resume):

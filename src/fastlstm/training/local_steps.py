@@ -143,7 +143,8 @@ class LocalSteps:
         if not self._mean.take(own.targets):
             own = _Sums(skipped=max(own.skipped, 1), in_a_row=SKIPS_BEFORE_ROLLBACK)
         rank = report.rank
-        report.set_own(own.targets, seconds / plan.steps, self._mean.checksum())
+        check, signal = self._mean.checksum(), self._world.signal
+        report.set_own(own.targets, seconds / plan.steps, check, signal)
         report.losses[rank], report.skipped[rank] = own.loss, own.skipped
         report.in_a_row[rank] = own.in_a_row
         waited_s = time.perf_counter() - started

@@ -118,7 +118,7 @@ class Pipeline:
         """
         rank, size, report = self._world.rank, self._world.size, self._world.report(1)
         report.losses[0] = loss
-        report.set_own(0, busy_s, 0)
+        report.set_own(0, busy_s, 0, self._world.signal)
         norms = torch.zeros(len(self._parameters), dtype=torch.float64)
         own = [
             (place, p.grad)

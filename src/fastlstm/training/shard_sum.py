@@ -78,9 +78,8 @@ class ShardSum:
                 self._unused.append(last)
         next(losses, None)  # the carried state moves on
         self._rescue.begin_step()
-        report.set_own(
-            task.num_targets(batch), time.perf_counter() - started, self._check(state.progress.step)
-        )
+        seconds, check = time.perf_counter() - started, self._check(state.progress.step)
+        report.set_own(task.num_targets(batch), seconds, check, self._world.signal)
         self._reduce(report.numbers)
         self._rescue.finish_step()
         self._world.received(report)

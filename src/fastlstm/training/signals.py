@@ -12,9 +12,8 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from fastlstm.system import environment
-from fastlstm.system.signal_handlers import handling
+from fastlstm.system.signal_handlers import ONE_SIGNAL_S, handling
 
-_ONE_SIGNAL_S = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -49,8 +48,8 @@ class StopFlag:
     the second what was stored before stays whole; the exit code is 128 plus the signal's number.
 
     A signal that is ignored stays ignored: shells have the background processes of a script ignore
-    Ctrl-C. Of several processes each gets a signal twice, from the terminal and from torchrun: a
-    second one within two seconds counts as the first. Outside the main thread Python allows no
+    Ctrl-C. Of several processes each may get a signal twice, from a scheduler and from its agent: a
+    second one within a second counts as the first. Outside the main thread Python allows no
     handlers; there the flag can still be set by `set()`.
     """
 
@@ -84,7 +83,7 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
-            if environment.world_size() > 1 and time.monotonic() < self._set_at + _ONE_SIGNAL_S:
+            if environment.world_size() > 1 and time.monotonic() < self._set_at + ONE_SIGNAL_S:
                 return
             os._exit(128 + number)
         self.name, self._set_at = signal.Signals(number).name, time.monotonic()

@@ -213,7 +213,7 @@ class Trainer:
 
     def _loop(self) -> None:
         while True:
-            if self.stop is not None and self.stop():
+            if self.world.stopped_by or (self.stop is not None and self.stop()):
                 raise Stopped
             done = self.done()
             if self._evaluations.is_due(self.progress, done, self.elapsed_s()):
@@ -242,7 +242,7 @@ class Trainer:
         self.saver.save()
         if self.run_path is None:
             raise Stopped("stopped while training") from None
-        name = getattr(self.stop, "name", None) or "request"
+        name = getattr(self.stop, "name", None) or self.world.stopped_by or "request"
         self.emit(end_event(self, f"stopped by {name}", self.run_path))
         saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
         raise Stopped(

@@ -1,0 +1,121 @@
+"""What the agent of `--nproc` does with the signals that stop a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch.distributed.launcher.api as torch_launcher
+
+import fastlstm.distributed.launch as launching
+import fastlstm.distributed.stop_signals as stop_signals
+from fastlstm.distributed.launch import end_process, launch
+from fastlstm.distributed.stop_signals import StopSignals
+from fastlstm.system.children import children
+
+HANDS_SIGNALS_OVER = "signals_to_handle" in torch_launcher.LaunchConfig.__dataclass_fields__
+
+
+class Exited(Exception):
+    """A process has ended itself."""
+
+
+@pytest.fixture
+def exits(monkeypatch):
+    """Has `os._exit` raise."""
+
+    def leave(code):
+        raise Exited(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    with subprocess.Popen(["sleep", "30"]) as process:
+        assert process.pid in children()
+        monkeypatch.setattr(stop_signals, "children", lambda: [process.pid])
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_first_signal_is_passed_on_and_one_right_after_it_is_the_same(tmp_path, worker, exits):
+    signals, before = StopSignals(tmp_path / "place" / "code"), signal.getsignal(signal.SIGTERM)
+    (tmp_path / "place").mkdir()
+    with signals.handled():
+        signal.raise_signal(signal.SIGTERM)
+        assert worker.wait(10) == -signal.SIGTERM
+        assert (signals.number, (tmp_path / "place" / "code").read_text()) == (signal.SIGTERM, "")
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_the_second_signal_kills_what_still_saves(tmp_path, worker, exits, monkeypatch):
+    signals, place = StopSignals(tmp_path / "place" / "code"), tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr(stop_signals, "ONE_SIGNAL_S", 0.0)
+    worker.send_signal(signal.SIGSTOP)
+    with signals.handled():
+        signal.raise_signal(signal.SIGTERM)
+        assert worker.poll() is None
+        with pytest.raises(Exited, match="130"):
+            signal.raise_signal(signal.SIGINT)
+    assert worker.wait(10) == -signal.SIGKILL
+    assert not place.exists()
+
+
+@pytest.mark.skipif(not HANDS_SIGNALS_OVER, reason="torch before 2.9")
+@pytest.mark.parametrize(
+    ("left", "code"),
+    [([75, 75], 75), ([0, 0], 0), ([141, 0], 141), ([], 128 + signal.SIGINT)],
+    ids=["saved", "was done already", "was done but for its output", "was not up yet"],
+)
+def test_the_agent_waits_for_the_exit_code_after_a_signal(left, code, exits, monkeypatch):
+    """torch would have ended the processes, and the agent with 130."""
+
+    def elastic_launch(config, _):
+        def run(*_):
+            assert not {"SIGTERM", "SIGINT"} & set(config.signals_to_handle.split(","))
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+            signal.raise_signal(signal.SIGINT)
+            for number in left:
+                with pytest.raises(Exited, match="0"):
+                    end_process(number)
+
+        return run
+
+    monkeypatch.setenv("FASTLSTM_VERDICT", "")  # and as it was afterwards
+    monkeypatch.setattr(torch_launcher, "elastic_launch", elastic_launch)
+    monkeypatch.setattr(stop_signals, "children", list)
+    assert launch(["train"], 2) == code
+
+
+def test_where_torch_keeps_the_signals_its_agent_is_as_before(monkeypatch):
+    seen = []
+
+    def elastic_launch(config, _):
+        names = getattr(config, "signals_to_handle", "SIGINT")
+        return lambda *_: seen.append(("SIGINT" in names, signal.getsignal(signal.SIGINT)))
+
+    monkeypatch.setenv("FASTLSTM_VERDICT", "")
+    monkeypatch.setattr(torch_launcher, "elastic_launch", elastic_launch)
+    monkeypatch.setattr(launching, "can_list_children", lambda: False)
+    assert launch(["train"], 2) == 0
+    assert seen == [(True, signal.getsignal(signal.SIGINT))]
+
+
+def test_a_process_that_starts_after_the_end_ends_at_once(tmp_path):
+    (tmp_path / "code").touch()
+    values = {"RANK": "0", "WORLD_SIZE": "2", "FASTLSTM_VERDICT": str(tmp_path / "code")}
+    done = subprocess.run(
+        [sys.executable, "-m", "fastlstm", "--version"], env={**os.environ, **values},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == ""
