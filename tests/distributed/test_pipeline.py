@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -71,17 +72,20 @@ def test_weights_are_the_same_in_one_and_in_two_processes(tmp_path):
     for name in ("moved-in", "moved-out"):
         assert last_state(tmp_path / name) == last_state(alone), name
     assert "average.safetensors:output.bias" in last_state(tmp_path / "moved-in")
-    steps, (end,) = events_of(tmp_path / "moved-in")
+    steps = events_of(tmp_path / "moved-in", "step")
+    (end,) = events_of(tmp_path / "moved-in", "end")
     assert end["pipeline"]["step_bytes"] == 2 * 16 * 8 * 24 * 2  # of bf16
     assert len(steps[-1]["rank_idle"]) == 2
-    expected = [event["loss"] for event in events_of(alone)[0]]
+    start = events_of(tmp_path / "moved-in", "start")[-1]  # the line of the end has its ceiling
+    share = min(steps[-1]["gflops"] / start["ceiling_gflops"], 1.0)
+    assert steps[-1]["ceiling_share"] == pytest.approx(share)
+    expected = [event["loss"] for event in events_of(alone, "step")]
     assert [event["loss"] for event in steps] == expected
 
 
-def events_of(out: Path) -> list[list[dict[str, object]]]:
-    """Returns the events of steps, and those of the end."""
+def events_of(out: Path, name: str) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [[event for event in events if event["event"] == name] for name in ("step", "end")]
+    return [event for event in events if event["event"] == name]
 
 
 def steps_of(out: Path) -> int:

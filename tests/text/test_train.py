@@ -753,7 +753,7 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
     assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s - 10))
 
 
-def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch):
+def test_a_ceiling_that_was_measured_earlier_is_said_so_in_its_line(text, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
     told = []
@@ -761,9 +761,9 @@ def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch
         events: list[dict] = []
         fields = {**TINY, "steps": 1}
         fastlstm.train(text, out=tmp_path / name, observers=[events.append], **fields)
-        told.append([e["text"] for e in events if "the times of a pass" in e.get("text", "")])
-    assert [len(texts) for texts in told] == [0, 1]
-    assert "measured earlier on this machine" in told[1][0]
+        told += [e["ceiling_how"] for e in events if e["event"] == "start"]
+        assert not [e for e in events if "measured" in e.get("text", "")]
+    assert told[1].endswith(", measured earlier")
 
 
 def test_a_text_that_has_changed_is_not_another_one(text, tmp_path):

@@ -168,8 +168,8 @@ class _Session(RunSession):
         split = _split(dataset, config)
         is_new = base is None and checkpoint is None
         if is_new and can_choose_size(config, self.chosen, device):
-            config, notes = choose_size(config, dataset, split, self.started)
-            self.notes += notes
+            config, why_size = choose_size(config, dataset, split, self.started)
+            self.notes.append(why_size)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -190,7 +190,7 @@ class _Session(RunSession):
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0) * self.world.size, self.started, self.world, shards,
+            ceiling.get("ceiling_gflops", 0.0), self.started, self.world, shards,
         )  # fmt: skip
         self.share(stored)
         self.notes += dataset.notes

@@ -153,7 +153,7 @@ class _Session(RunSession):
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0) * self.world.size,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0),
                 started=self.started, world=self.world, shards=shards,
             )  # fmt: skip
             about = {**ceiling, **_about(data, stored, device), "precision_why": precision.why}

@@ -26,7 +26,6 @@ from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import measurements
 from fastlstm.system.fields import built
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import (
@@ -252,13 +251,11 @@ class TextSession(RunSession):
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
-        if precision.is_recalled:
-            self.notes.append(measurements.note("the times of a pass were"))
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, sizes, self.world)]
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"] * self.world.size, started=self.started,
+            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
             world=self.world, shards=shards,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
@@ -294,9 +291,7 @@ class TextSession(RunSession):
             replace(config, precision=precision), chosen, splits.train, tokenizer, self.started
         )
         best, why = plan.choose()
-        self.notes.append(why)
-        if plan.is_recalled:
-            self.notes.append(measurements.note("the times of steps were"))
+        self.notes.append(f"{why} (steps measured earlier)" if plan.is_recalled else why)
         return replace(best, precision=config.precision)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:

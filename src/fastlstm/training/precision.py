@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,14 +92,18 @@ def choose_precision(
             measurements.remember("pass", of, {"seconds": seconds})
         return seconds
 
-    choice = _choose(asked, device, seconds_of)
+    choice = _choose(asked, device, seconds_of, measured)
     allow_tf32(choice.name)
     return replace(choice, is_recalled=not measured)
 
 
 def _choose(
-    asked: Precision, device: torch.device, seconds_of: Callable[[str], float]
+    asked: Precision,
+    device: torch.device,
+    seconds_of: Callable[[str], float],
+    measured: Sequence[str],
 ) -> PrecisionChoice:
+    """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
         return PrecisionChoice(asked, "as asked", seconds_of(asked))
     if device.type == "cpu" and bf16_instructions() is None:
@@ -107,6 +111,7 @@ def _choose(
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
     full, half = seconds_of(full_name), seconds_of("bf16")
     times_text = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
+    times_text += "" if measured else ", measured earlier"
     if full > _MIN_GAIN * half:
         return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times_text}", half)
     gain = "is slower" if half > full else "gains too little"

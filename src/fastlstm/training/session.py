@@ -18,7 +18,7 @@ from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import environment, hardware, measurements
+from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
@@ -290,18 +290,20 @@ class RunSession(EventHub):
         return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
-        """Returns ceiling_gflops and ceiling_how of a start event; adds a note if recalled."""
-        threads = torch.get_num_threads()
+        """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event."""
+        threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        if size > 1:
+            how += f" in each of {size} processes"
         if device == "cpu" and environment.forced_isa() not in (None, hardware.widest_isa()):
             how += ", not limited by FASTLSTM_ISA"
         if ceilings.is_busy:
             how += ", while the machine was busy"
         if ceilings.is_recalled:
-            self.notes.append(measurements.note("the ceiling was"))
-        return {"ceiling_gflops": ceilings.gemm_gflops, "ceiling_how": how}
+            how += ", measured earlier"
+        return {"ceiling_gflops": ceilings.gemm_gflops * size, "ceiling_how": how}
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""
