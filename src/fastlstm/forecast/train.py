@@ -34,6 +34,7 @@ from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
+from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
@@ -126,6 +127,7 @@ def train_forecaster(
                     "compress and partial_fit run in one process, here are"
                     f" {world.size}; start them without torchrun"
                 )
+        require_same_options(world, config)
         left = left_behind(world, out, resume or world.attempt > 0)
         if not world.is_leader:
             return _follow(world, frame)

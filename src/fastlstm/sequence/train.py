@@ -24,6 +24,7 @@ from fastlstm.sequence.files import StoredSequenceModel, description_files, read
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
+from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.follower import follow, set_up
@@ -93,6 +94,7 @@ def train_sequence_model(
     started = time.perf_counter()
     with ExitStack() as stack:
         world = stack.enter_context(joined())
+        require_same_options(world, config)
         left = left_behind(world, out, resume or world.attempt > 0)
         if not world.is_leader:
             return _follow(world, data)

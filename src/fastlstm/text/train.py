@@ -60,6 +60,7 @@ from fastlstm.text.plan import (
 from fastlstm.text.size_plan import EMBED_SIZES, FIRST_SIZE, SizePlan, can_choose_size
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
+from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -154,6 +155,7 @@ def train(
             opened = open_source(source)
             if not (as_text or resume):
                 _refuse_tables(source, config)
+        require_same_options(world, config)
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else out
         left = left_behind(world, path, resume)
