@@ -20,7 +20,7 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, text_task
+from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import open_batches
 from fastlstm.text.train import train
 
@@ -204,10 +204,16 @@ def test_a_run_without_a_pipeline_is_refused(options, device, told):
 
 
 def test_a_run_says_what_its_pipeline_will_cost():
-    config = TrainConfig(**SIZES, num_layers=3, pipeline=5, precision="fp32")
+    sizes = {**SIZES, "batch_size": 600}
+    config = TrainConfig(**sizes, num_layers=3, pipeline=5, precision="fp32")
     (note,) = pipeline_notes(config, config.model_config(27, 0.0), World(0, 3))
-    assert "layers 1-1 in rank 0, 2-2 in rank 1, 3-3 in rank 2; 5 chunks of about 2 tokens" in note
-    assert "processes wait 28.6% of the passes; 0.0 MB a step" in note
+    assert note.startswith("pipeline: 5 chunks of about 2 tokens: if stages are equal,")
+    told = "processes wait 28.6% of the passes and send 0.6 MB a step over each boundary (1.2 MB in"
+    assert told in note
+    sizes = config.model_config(27, 0.0)
+    assert stage_names(config, sizes, World(0, 3)) == {"stages": ["1", "2", "3"]}
+    assert stage_names(config, sizes, World(0, 2)) == {"stages": ["1-2", "3"]}
+    assert stage_names(config, sizes, World()) == {}
     assert pipeline_notes(TrainConfig(), config.model_config(27, 0.0), World(0, 3)) == ()
 
 

@@ -327,7 +327,7 @@ import fastlstm
 place, text = sys.argv[1:3]
 rank = int(os.environ["RANK"])
 small = dict(rnn_size=8, embed_size=8, seq_length=8, batch_size=8, precision="fp32")
-own = dict(steps=5, threads=1)
+own, X, y = dict(steps=5, threads=1), [np.ones((3, 1))] * 9, [1.0] * 9
 rate = dict(own, learning_rate=0.01 * (1 + rank))
 
 def train(source, **options):
@@ -337,7 +337,7 @@ for name, fit in {
     "text": lambda: train(text + ".other" * rank, tensorboard=rank == 0, **own),
     "rate-text": lambda: train(text, **rate),
     "rate-table": lambda: fastlstm.Forecaster(horizon=2, **rate).fit(np.ones((99, 1))),
-    "rate-sequences": lambda: fastlstm.SequenceRegressor(**rate).fit([np.ones((3, 1))] * 9, [1.0] * 9),
+    "rate-sequences": lambda: fastlstm.SequenceRegressor(**rate).fit(X, y),
 }.items():
     try:
         fit()

@@ -50,6 +50,24 @@ def test_the_start_of_a_text_run() -> None:
     assert rows["resumed"] == "from step 1,200, after 0:36 of wall-clock time"
 
 
+@pytest.mark.parametrize(
+    ("about", "stages", "told"),
+    [
+        ({}, None, "2 on 1 machine (gloo), 1 thread each, 4 shards"),
+        ({"num": 1}, None, "1, 4 shards"),
+        ({"threads": None, "machines": 2}, None, "2 on 2 machines (gloo), 4 shards"),
+        ({"sync_every": 25, "wire": "bf16"}, None,
+         "2 on 1 machine (gloo), 1 thread each, weights averaged every 25 steps, sent in bf16"),
+        ({}, ["1-2", "3"], "2 on 1 machine (gloo), 1 thread each, layers 1-2 / 3"),
+        ({"num": None}, None, None),
+    ],
+)  # fmt: skip
+def test_the_start_says_how_many_processes_train(about: Any, stages: Any, told: Any) -> None:
+    known = {"num": 2, "machines": 1, "backend": "gloo", "threads": 1, "shards": 4}
+    start = {**START, "processes": {**known, "sync_every": 1, "wire": "fp32", **about}}
+    assert rows_of({**start, "stages": stages}).get("processes") == told
+
+
 def test_an_output_of_low_rank_is_named() -> None:
     rows = rows_of({**START, "model": {**START["model"], "output_rank": 64}})
     assert rows["model"].split(" | ")[0].endswith("of 512 units, output of rank 64")

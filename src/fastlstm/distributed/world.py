@@ -93,6 +93,10 @@ class World:
     def is_leader(self) -> bool:
         return self.rank == 0
 
+    @property
+    def num_machines(self) -> int:
+        return len({name.rpartition(",")[0] for name in self.names})
+
     def default_threads(self) -> int:
         """Returns the threads of each process: the cores of the machine, divided evenly.
 

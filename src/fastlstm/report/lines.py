@@ -15,19 +15,16 @@ from fastlstm.report.events import (
     measure_of,
     metrics_of,
     number,
-    rank_seconds,
     text_of,
     unit_of,
 )
 from fastlstm.report.markup import visible
+from fastlstm.report.processes import processes_text
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 from fastlstm.system import hardware
 
 Row = tuple[str, str]
 """A label and a text; a row without a label belongs to the one above."""
-
-_LISTED_RANKS = 4
-"""Whose seconds are listed one by one."""
 
 
 def count_of(event: Event, key: str, noun: str) -> str:
@@ -75,6 +72,7 @@ def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
         *labelled("model", model_lines(start)),
         ("training", _training_text(start, glyphs)),
         ("machine", _machine_text(start)),
+        ("processes", processes_text(start)),
         ("precision", joined([text_of(start, "precision"), text_of(start, "precision_why")], ": ")),
         *labelled("kernels", start.get("kernels")),
         ("ends", _end_text(text_of(start, "end"))),
@@ -423,13 +421,3 @@ def next_commands(end: Event, start: Event) -> list[str]:
     if logs := text_of(end, "tensorboard"):
         commands.append(f"tensorboard --logdir {shlex.quote(logs)}")
     return commands
-
-
-def ranks_text(event: Event) -> str:
-    """Returns how long the passes of a step take on each rank, of many on the fastest and slowest;
-    empty where there is one process."""
-    seconds = rank_seconds(event)
-    if len(seconds) <= _LISTED_RANKS:
-        return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
-    low, high = min(seconds), max(seconds)
-    return f"{1e3 * low:.0f}-{1e3 * high:.0f} ms, slowest {seconds.index(high)}"

@@ -49,7 +49,7 @@ from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
-from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, text_task
+from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import (
     LONG,
     choose_seq_length,
@@ -270,6 +270,7 @@ class TextSession(RunSession):
                 report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan)}
+            about |= stage_names(config, sizes, self.world)
             about["precision_why"] = precision.why
             self.announce(task, plan, checkpoint, about)
             own = _callbacks(config, model, text.tokenizer, len(splits.train))
