@@ -168,13 +168,13 @@ def test_a_sequence_has_one_dropout_mask_in_all_its_chunks():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"shards": 2}, "pipeline=4 excludes shards: processes share the layers, not the batch"),
-        ({"accumulate": 2}, "pipeline=4 excludes accumulate"),
-        ({"sync_every": 2}, "pipeline=4 excludes sync_every: a process has not all weights"),
-        ({"wire": "bf16"}, "give wire='fp32'"),
-        ({"tie_weights": True}, "pipeline=4 excludes tie_weights: one weight would be in two"),
-        ({"zoneout": 0.1}, "pipeline=4 excludes zoneout: it draws for every token"),
-        ({"dropout_kind": "plain"}, "give dropout_kind='variational'"),
+        ({"shards": 2}, "shards: the layers are divided, not the batch; leave out one of them"),
+        ({"accumulate": 2}, "pipeline cannot be combined with accumulate: a step is"),
+        ({"sync_every": 2}, "sync_every: each process holds only part of the weights"),
+        ({"wire": "bf16"}, "cannot be combined with wire='bf16': activations are sent as"),
+        ({"tie_weights": True}, "with tie_weights: two processes would hold the same weight"),
+        ({"zoneout": 0.1}, "with zoneout: it uses a new mask for every token"),
+        ({"dropout_kind": "plain"}, "cannot be combined with dropout_kind='plain': it uses"),
     ],
 )
 def test_what_a_pipeline_cannot_do_is_refused(options, told):
@@ -187,11 +187,15 @@ def test_what_a_pipeline_cannot_do_is_refused(options, told):
 @pytest.mark.parametrize(
     ("options", "device", "told"),
     [
-        ({"num_layers": 2}, "cpu", "pipeline=4: 3 processes cannot share 2 layers"),
+        (
+            {"num_layers": 2},
+            "cpu",
+            "4: 3 processes need at least 3 layers, the model has 2; give num_layers=3",
+        ),
         (
             {"seq_length": 3},
             "cpu",
-            "a sequence of 3 tokens has not so many chunks; give pipeline=3",
+            "a sequence of 3 tokens cannot be split into 4 chunks; give pipeline=3 or less",
         ),
         ({}, "cuda", "pipeline=4: runs on CPUs, not on cuda; give device='cpu'"),
     ],
@@ -227,6 +231,6 @@ def test_the_stage_that_is_waited_for_is_named(monkeypatch):
     channel = Channel(world, -1)
     channel.expect([(2, 3)], torch.float32)
     with pytest.raises(
-        DistributedError, match=r"^rank 2 \(host2\) has not answered for 60 s, says"
+        DistributedError, match=r"^rank 2 \(host2\) has not answered for 60 s, reported by"
     ):
         channel.received(0)

@@ -165,7 +165,7 @@ def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
             _, said = agent.communicate(timeout=200)
         finally:
             agent.kill()
-    assert "is gone, says rank 0" in said.decode()
+    assert "exited, reported by rank 0" in said.decode()
     assert "Traceback" not in said.decode(), said.decode()[-3000:]
     assert max(rescued_steps(out)) >= 59  # no checkpoint was due
     finished(text, *options, "--out", out, "--resume")

@@ -107,14 +107,14 @@ def test_an_evaluation_names_every_metric() -> None:
 
 def test_the_end_of_a_run() -> None:
     test = {"bits_per_char": 1.75, "perplexity": 3.36, "num_units": 500, "of_units": 1000}
-    spent = {"setup": 2.0, "evaluations": 3.5, "saving": 0.01}
+    spent = {"setup": 2.0, "evaluations": 1.5, "judging": 2.0, "saving": 0.01}
     end = {**END, "test": test, "spent_s": spent, "peak_memory_bytes": 2e9}
     rows = dict(lines.end_rows(end, {**START, "ceiling_gflops": 1e5}))
     assert rows["best"] == "1.7123 validation bits/char at step 123,456,789"
     assert rows["test"] == "1.7500 bits/char, perplexity 3.36, 500 of 1,000 tokens"
     assert rows["trained"] == "123,456,789 steps, 987,654,321 tokens, peak memory 2.00 GB"
     assert rows["time"] == (
-        "2:01 total, setup 2.0 s, steps 114.2 s, evaluations 3.5 s, other 1.6 s"
+        "2:01 total, setup 2.0 s, steps 114.2 s, evaluations 1.5 s, testing 2.0 s, other 1.6 s"
     )
     rate = 987_654_321 / 114.2
     share = f"{100 * rate * 8_250_000 / 1e14:.0f}%"

@@ -289,11 +289,11 @@ class World:
                 peer = 1 - self.rank
             name = "another process" if peer is None else self.name_of(peer)
             is_silent = "imed out" in str(error)
-            what = f"has not answered for {deadline_s:.0f} s" if is_silent else "is gone"
+            what = f"has not answered for {deadline_s:.0f} s" if is_silent else "exited"
             raise LostProcessError(
-                f"{name} {what}, says rank {self.rank}; all processes end here. torchrun starts"
-                " them again as often as --max-restarts allows, and the same command with --resume"
-                " continues the run"
+                f"{name} {what}, reported by rank {self.rank}; all processes stop here. fastlstm"
+                " train --nproc restarts them, torchrun as often as --max-restarts allows; else the"
+                " same command with --resume continues the run"
             ) from error
 
 

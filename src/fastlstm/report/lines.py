@@ -226,10 +226,11 @@ def eval_parts(event: Event) -> list[str]:
 
 
 def outlook_text(event: Event) -> str:
-    """Returns ``ends at 1.612 ± 0.021 bits/char; an hour more gives 1.571``."""
+    """Returns ``predicted final validation: 1.612 ± 0.021 bits/char; …``."""
     bits, error = number(event, "bits_per_char") or 0.0, number(event, "error") or 0.0
     longer = number(event, "hour_more_bits_per_char") or 0.0
-    return f"ends at {bits:.3f} ± {error:.3f} bits/char; an hour more gives {longer:.3f}"
+    told = f"predicted final validation: {bits:.3f} ± {error:.3f} bits/char"
+    return f"{told}; with one hour more {longer:.3f}"
 
 
 def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
@@ -367,6 +368,10 @@ def end_rows(end: Event, start: Event) -> list[Row]:
     return [(label, text) for label, parts in rows.items() if (text := joined(parts))]
 
 
+_SHOWN_AS = {"judging": "testing"}
+"""What is stored by another name."""
+
+
 def spent_text(end: Event) -> str:
     """Returns what the time went into: ``setup 9.8 s, steps 21.3 s …``; it adds up to all."""
     spent, elapsed = end.get("spent_s"), number(end, "elapsed_s")
@@ -375,7 +380,8 @@ def spent_text(end: Event) -> str:
     known: Event = {"setup": spent.get("setup"), "steps": end.get("train_s"), **spent}
     parts = {name: s for name in known if (s := number(known, name)) is not None}
     parts["other"] = max(elapsed - sum(parts.values()), 0.0)
-    return joined([f"{visible(name)} {s:.1f} s" for name, s in parts.items() if s >= 0.05])
+    shown = {_SHOWN_AS.get(name, visible(name)): s for name, s in parts.items() if s >= 0.05}
+    return joined([f"{name} {s:.1f} s" for name, s in shown.items()])
 
 
 def end_notes(end: Event) -> list[str]:

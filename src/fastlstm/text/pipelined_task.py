@@ -206,14 +206,15 @@ def check_pipeline(
         )  # fmt: skip
     if num_layers < num_processes:
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": {num_processes} processes cannot share"
-            f" {num_layers} layers; give ", Setting("num_layers", num_processes),
-            " or more, or start fewer processes",
+            Setting("pipeline", config.pipeline), f": {num_processes} processes need at least"
+            f" {num_processes} layers, the model has {num_layers}; give ",
+            Setting("num_layers", num_processes), " or more, or start fewer processes",
         )  # fmt: skip
     if config.seq_length < config.pipeline:
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": a sequence of {config.seq_length} tokens has"
-            " not so many chunks; give ", Setting("pipeline", config.seq_length), " or less",
+            Setting("pipeline", config.pipeline), f": a sequence of {config.seq_length} tokens"
+            f" cannot be split into {config.pipeline} chunks; give ",
+            Setting("pipeline", config.seq_length), " or less",
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Setting, UsageError, counted
+from fastlstm.errors import ConfigError, Message, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
@@ -232,7 +232,7 @@ class RunSession(EventHub):
     def _check_local_steps(self, options: TrainingOptions) -> None:
         every, size = Setting("sync_every", options.sync_every), self.world.size
         if size == 1:
-            self.notes.append(f"sync_every = {options.sync_every} changes nothing in one process")
+            self.notes.append(Message(every, " has no effect with one process"))
         elif options.shards != size:
             raise ConfigError(
                 Setting("shards", options.shards), ": with ", every, " each process has one; leave"
