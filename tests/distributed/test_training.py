@@ -189,6 +189,8 @@ def test_local_steps_that_were_killed_are_taken_again(tmp_path):
             agent.kill()
     (resumed,) = [e["resumed_from"] for e in events(out) if e["event"] == "start"][1:]
     assert resumed % 20 == 0 < resumed
+    told = [e["text"] for e in events(out) if e["event"] == "message"]
+    assert any("checkpoint_every=20 are no multiples of sync_every=7" in text for text in told)
     assert logged_steps(out) == sorted(set(logged_steps(out)))
     assert logged_steps(out)[-1] == 150
 

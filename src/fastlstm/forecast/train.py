@@ -179,7 +179,7 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        stored, why = _with_precision(stored, device)
+        stored, choice = _with_precision(stored, device)
         config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)
@@ -196,7 +196,7 @@ class _Session(RunSession):
         )  # fmt: skip
         self.share(stored)
         self.notes += dataset.notes
-        about = {**ceiling, "source": source_text(frame), "precision_why": why}
+        about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
             about |= _about(task, stored, dataset)
             self.announce(task, plan, checkpoint, about)
@@ -270,11 +270,13 @@ def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
     return split_table(dataset.table, dataset.frequency, config.split)
 
 
-def _with_precision(stored: StoredForecaster, device: torch.device) -> tuple[StoredForecaster, str]:
-    """Returns the forecaster with the precision to train in, and why it is that."""
+def _with_precision(
+    stored: StoredForecaster, device: torch.device
+) -> tuple[StoredForecaster, PrecisionChoice]:
+    """Returns the forecaster with the precision to train in, and that precision."""
     choice = _precision(stored.config, stored.network, device)
     config = dataclasses.replace(stored.config, precision=choice.name)
-    return dataclasses.replace(stored, config=config), choice.why
+    return dataclasses.replace(stored, config=config), choice
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

@@ -158,7 +158,11 @@ class _Session(RunSession):
                 ceiling_gflops=ceiling.get("ceiling_gflops", 0.0),
                 started=self.started, world=self.world, shards=shards,
             )  # fmt: skip
-            about = {**ceiling, **_about(data, stored, device), "precision_why": precision.why}
+            about = {
+                **ceiling,
+                **_about(data, stored, device),
+                "precision_why": start.why(precision),
+            }
             self.announce(task, plan, checkpoint, about)
             result = self.fit(task, plan, checkpoint, callbacks)
         self.world.shared((stored, result))

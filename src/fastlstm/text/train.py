@@ -271,7 +271,7 @@ class TextSession(RunSession):
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan)}
             about |= stage_names(config, sizes, self.world)
-            about["precision_why"] = precision.why
+            about["precision_why"] = start.why(precision)
             self.announce(task, plan, checkpoint, about)
             own = _callbacks(config, model, text.tokenizer, len(splits.train))
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
