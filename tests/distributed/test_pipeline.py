@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, text_task
+from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import open_batches
 from fastlstm.text.train import train
 
@@ -72,17 +73,20 @@ def test_weights_are_the_same_in_one_and_in_two_processes(tmp_path):
     for name in ("moved-in", "moved-out"):
         assert last_state(tmp_path / name) == last_state(alone), name
     assert "average.safetensors:output.bias" in last_state(tmp_path / "moved-in")
-    steps, (end,) = events_of(tmp_path / "moved-in")
+    steps = events_of(tmp_path / "moved-in", "step")
+    (end,) = events_of(tmp_path / "moved-in", "end")
     assert end["pipeline"]["step_bytes"] == 2 * 16 * 8 * 24 * 2  # of bf16
     assert len(steps[-1]["rank_idle"]) == 2
-    expected = [event["loss"] for event in events_of(alone)[0]]
+    start = events_of(tmp_path / "moved-in", "start")[-1]  # the line of the end has its ceiling
+    share = min(steps[-1]["gflops"] / start["ceiling_gflops"], 1.0)
+    assert steps[-1]["ceiling_share"] == pytest.approx(share)
+    expected = [event["loss"] for event in events_of(alone, "step")]
     assert [event["loss"] for event in steps] == expected
 
 
-def events_of(out: Path) -> list[list[dict[str, object]]]:
-    """Returns the events of steps, and those of the end."""
+def events_of(out: Path, name: str) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [[event for event in events if event["event"] == name] for name in ("step", "end")]
+    return [event for event in events if event["event"] == name]
 
 
 def steps_of(out: Path) -> int:
@@ -174,13 +178,13 @@ def test_a_sequence_has_one_dropout_mask_in_all_its_chunks():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"shards": 2}, "pipeline=4 excludes shards: processes share the layers, not the batch"),
-        ({"accumulate": 2}, "pipeline=4 excludes accumulate"),
-        ({"sync_every": 2}, "pipeline=4 excludes sync_every: a process has not all weights"),
-        ({"wire": "bf16"}, "give wire='fp32'"),
-        ({"tie_weights": True}, "pipeline=4 excludes tie_weights: one weight would be in two"),
-        ({"zoneout": 0.1}, "pipeline=4 excludes zoneout: it draws for every token"),
-        ({"dropout_kind": "plain"}, "give dropout_kind='variational'"),
+        ({"shards": 2}, "shards: the layers are divided, not the batch; leave out one of them"),
+        ({"accumulate": 2}, "pipeline cannot be combined with accumulate: a step is"),
+        ({"sync_every": 2}, "sync_every: each process holds only part of the weights"),
+        ({"wire": "bf16"}, "cannot be combined with wire='bf16': activations are sent as"),
+        ({"tie_weights": True}, "with tie_weights: two processes would hold the same weight"),
+        ({"zoneout": 0.1}, "with zoneout: it uses a new mask for every token"),
+        ({"dropout_kind": "plain"}, "cannot be combined with dropout_kind='plain': it uses"),
     ],
 )
 def test_what_a_pipeline_cannot_do_is_refused(options, told):
@@ -193,11 +197,15 @@ def test_what_a_pipeline_cannot_do_is_refused(options, told):
 @pytest.mark.parametrize(
     ("options", "device", "told"),
     [
-        ({"num_layers": 2}, "cpu", "pipeline=4: 3 processes cannot share 2 layers"),
+        (
+            {"num_layers": 2},
+            "cpu",
+            "4: 3 processes need at least 3 layers, the model has 2; give num_layers=3",
+        ),
         (
             {"seq_length": 3},
             "cpu",
-            "a sequence of 3 tokens has not so many chunks; give pipeline=3",
+            "a sequence of 3 tokens cannot be split into 4 chunks; give pipeline=3 or less",
         ),
         ({}, "cuda", "pipeline=4: runs on CPUs, not on cuda; give device='cpu'"),
     ],
@@ -210,10 +218,16 @@ def test_a_run_without_a_pipeline_is_refused(options, device, told):
 
 
 def test_a_run_says_what_its_pipeline_will_cost():
-    config = TrainConfig(**SIZES, num_layers=3, pipeline=5, precision="fp32")
+    sizes = {**SIZES, "batch_size": 600}
+    config = TrainConfig(**sizes, num_layers=3, pipeline=5, precision="fp32")
     (note,) = pipeline_notes(config, config.model_config(27, 0.0), World(0, 3))
-    assert "layers 1-1 in rank 0, 2-2 in rank 1, 3-3 in rank 2; 5 chunks of about 2 tokens" in note
-    assert "processes wait 28.6% of the passes; 0.0 MB a step" in note
+    assert note.startswith("pipeline: 5 chunks of about 2 tokens: if stages are equal,")
+    told = "processes wait 28.6% of the passes and send 0.6 MB a step over each boundary (1.2 MB in"
+    assert told in note
+    sizes = config.model_config(27, 0.0)
+    assert stage_names(config, sizes, World(0, 3)) == {"stages": ["1", "2", "3"]}
+    assert stage_names(config, sizes, World(0, 2)) == {"stages": ["1-2", "3"]}
+    assert stage_names(config, sizes, World()) == {}
     assert pipeline_notes(TrainConfig(), config.model_config(27, 0.0), World(0, 3)) == ()
 
 
@@ -227,6 +241,6 @@ def test_the_stage_that_is_waited_for_is_named(monkeypatch):
     channel = Channel(world, -1)
     channel.expect([(2, 3)], torch.float32)
     with pytest.raises(
-        DistributedError, match=r"^rank 2 \(host2\) has not answered for 60 s, says"
+        DistributedError, match=r"^rank 2 \(host2\) has not answered for 60 s, reported by"
     ):
         channel.received(0)

@@ -166,7 +166,7 @@ def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):
         finally:
             agent.kill()
     assert agent.returncode == 75
-    assert "is gone, says rank 0" in said.decode()
+    assert "exited, reported by rank 0" in said.decode()
     assert "Traceback" not in said.decode(), said.decode()[-3000:]
     assert max(rescued_steps(out)) >= 59  # no checkpoint was due
     finished(text, *options, "--out", out, "--resume")
@@ -190,6 +190,8 @@ def test_local_steps_that_were_killed_are_taken_again(tmp_path):
             agent.kill()
     (resumed,) = [e["resumed_from"] for e in events(out) if e["event"] == "start"][1:]
     assert resumed % 20 == 0 < resumed
+    told = [e["text"] for e in events(out) if e["event"] == "message"]
+    assert any("checkpoint_every=20 are no multiples of sync_every=7" in text for text in told)
     assert logged_steps(out) == sorted(set(logged_steps(out)))
     assert logged_steps(out)[-1] == 150
 
@@ -325,28 +327,45 @@ def test_the_signal_of_an_agent_that_lost_a_process_is_no_stop(tmp_path, what, e
     assert (tmp_path / "signal-1").read_text() == str(int(signal.SIGTERM))  # told with a step
 
 
-OTHER_TEXT = """
+OTHER_INPUT = """
 import os, sys
+import numpy as np
 import fastlstm
 place, text = sys.argv[1:3]
-if os.environ["RANK"] == "1":
-    text += ".other"
-try:
-    fastlstm.train(text, out=f"{place}/run", observers=(), steps=5, rnn_size=8, embed_size=8,
-                   seq_length=8, batch_size=8, threads=1, precision="fp32")
-except fastlstm.errors.FastLSTMError as error:
-    open(f"{place}/error-{os.environ['RANK']}", "w").write(f"{type(error).__name__}: {error}")
+rank = int(os.environ["RANK"])
+small = dict(rnn_size=8, embed_size=8, seq_length=8, batch_size=8, precision="fp32")
+own, X, y = dict(steps=5, threads=1), [np.ones((3, 1))] * 9, [1.0] * 9
+rate = dict(own, learning_rate=0.01 * (1 + rank))
+
+def train(source, **options):
+    fastlstm.train(source, out=f"{place}/run", observers=(), **small, **options)
+
+for name, fit in {
+    "text": lambda: train(text + ".other" * rank, tensorboard=rank == 0, **own),
+    "rate-text": lambda: train(text, **rate),
+    "rate-table": lambda: fastlstm.Forecaster(horizon=2, **rate).fit(np.ones((99, 1))),
+    "rate-sequences": lambda: fastlstm.SequenceRegressor(**rate).fit(X, y),
+}.items():
+    try:
+        fit()
+    except fastlstm.errors.FastLSTMError as error:
+        open(f"{place}/{name}-{rank}", "w").write(f"{type(error).__name__}: {error}")
 """
 
 
-def test_the_rank_with_another_text_is_named(tmp_path):
+def test_the_rank_with_another_text_or_option_is_named(tmp_path):
     text = a_text(tmp_path)
     Path(f"{text}.other").write_text(text.read_text() + "more")
-    run_script(OTHER_TEXT, 2, tmp_path, text)
-    error = (tmp_path / "error-0").read_text()
+    run_script(OTHER_INPUT, 2, tmp_path, text)
+    error = (tmp_path / "text-0").read_text()
     assert error.startswith("UsageError: rank 1 ("), error
     assert "another text" in error
-    assert (tmp_path / "error-1").read_text().startswith("Dismissed")
+    assert (tmp_path / "text-1").read_text().startswith("Dismissed")
+    for name in ("text", "table", "sequences"):
+        error = (tmp_path / f"rate-{name}-0").read_text()
+        assert error.startswith("ConfigError: rank 1 ("), error
+        assert "was started with learning_rate=0.02, rank 0 with learning_rate=0.01;" in error
+        assert (tmp_path / f"rate-{name}-1").read_text().startswith("Dismissed")
 
 
 def a_text(place: Path) -> Path:

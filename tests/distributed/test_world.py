@@ -20,6 +20,7 @@ from fastlstm.system import hardware, parent
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.session import RunSession
 from fastlstm.training.shard_sum import ShardSum
+from fastlstm.training.trainer import Trainer
 from linear_task import LinearTask, trainer_of
 
 
@@ -76,6 +77,17 @@ def test_a_slow_rank_is_named_once_it_has_been_slow_for_some_steps():
         line = world.straggler()
         assert (line is None) == (step < 29)
     assert line is not None
+
+
+@pytest.mark.parametrize(("pipeline", "num_told"), [(None, 1), (object(), 0)])
+def test_a_slow_stage_of_a_pipeline_is_no_fault(pipeline, num_told):
+    told = []
+    trainer = SimpleNamespace(
+        task=SimpleNamespace(pipeline=pipeline), world=SimpleNamespace(straggler=lambda: "slow"),
+        say=lambda *line: told.append(line), _has_warned=False,
+    )  # fmt: skip
+    Trainer._warn_of_straggler(trainer)
+    assert len(told) == num_told
 
 
 @pytest.mark.parametrize(
@@ -148,9 +160,9 @@ def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
 @pytest.mark.parametrize(
     ("rank", "size", "waits_for", "named"),
     [
-        (1, 2, None, "rank 0 (host0, process 0) is gone"),
-        (3, 4, 0, "rank 0 (host0, process 0) is gone"),
-        (3, 4, None, "another process is gone"),
+        (1, 2, None, "rank 0 (host0, process 0) exited"),
+        (3, 4, 0, "rank 0 (host0, process 0) exited"),
+        (3, 4, None, "another process exited"),
     ],
 )
 def test_the_process_that_is_waited_for_is_named(rank, size, waits_for, named):
@@ -158,7 +170,7 @@ def test_the_process_that_is_waited_for_is_named(rank, size, waits_for, named):
     world.rank = rank
     with pytest.raises(DistributedError) as raised, world.naming(waits_for):
         raise RuntimeError("Connection closed by peer")
-    assert str(raised.value).startswith(f"{named}, says rank {rank}")
+    assert str(raised.value).startswith(f"{named}, reported by rank {rank}; all")
 
 
 def test_the_agent_may_be_process_1_of_a_container(monkeypatch):

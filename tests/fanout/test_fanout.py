@@ -149,11 +149,15 @@ def test_a_stop_ends_all_and_starts_none(tmp_path: Path, finished: set[str]) -> 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"by": "city"}, "another by: store, now city"),
+        ({"by": "city"}, "started with by='store', not city; give another out"),
         ({"files": [["/t.csv", 2]]}, "another table, or it was changed since"),
-        ({"options": {"horizon": 8, "threads": 1}}, "another horizon: 4, now 8"),
-        ({"options": {"horizon": 4, "threads": 2}}, "another threads: 1, now 2"),
-        ({"options": {**ABOUT["options"], "seed": 2}}, "another seed: the default, now 2"),
+        (
+            {"options": {"horizon": 8, "threads": 1}},
+            "started with horizon=4, not 8; give",
+        ),
+        ({"options": {"horizon": 4, "threads": 2}}, "started with threads=1, not 2"),
+        ({"options": {"threads": 1}}, "started with horizon=4, not without it; give"),
+        ({"options": {**ABOUT["options"], "seed": 2}}, "started without seed; leave it out, or"),
     ],
 )
 def test_a_directory_of_another_fan_out_is_refused(

@@ -286,7 +286,7 @@ def test_changed_and_missing_parts_are_named_and_made_again(
     cut = Path("parts/part-00001-of-00003.batches")
     cut.write_bytes(cut.read_bytes()[:-9])
     assert main(["merge", "parts"]) == 1
-    assert "1 part of 3 is not what was written: 1" in capsys.readouterr().err
+    assert "part 1 of 3 is damaged; compute it again with --shard 1/3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["table", "options", "version", "command"])

@@ -119,11 +119,19 @@ def test_damaged_and_missing_parts_are_named_and_made_again(
     assert "parts lacks 1 part of 6: 4; start them again" in capsys.readouterr().err
     assert shard("4/6") == 0
     assert main(["merge", "parts", "--out", "all.csv"]) == 1
-    assert "1 part of 6 is not what was written: 2; start them again" in capsys.readouterr().err
+    assert (
+        "parts: part 2 of 6 is damaged; compute it again with --shard 2/6"
+        in capsys.readouterr().err
+    )
     assert not Path("all.csv").exists()
     assert shard("2/6") == 0
     assert main(["merge", "parts", "--out", "all.csv"]) == 0
     assert {path.name: path.read_bytes() for path in Path("parts").iterdir()} == whole
+    for number in (1, 2, 4):
+        Path(f"parts/part-0000{number}-of-00006.arrow").write_bytes(b"")
+    assert main(["merge", "parts", "--out", "all.csv"]) == 1
+    told = "parts 1-2, 4 of 6 are damaged; compute each again, the first with --shard 1/6"
+    assert told in capsys.readouterr().err
 
 
 def test_runs_of_missing_parts_are_shortened(
@@ -192,15 +200,18 @@ def test_parts_of_two_numbers_are_not_mixed(
         (["--out", "p", "--shard", "x"], "--shard x is not a part, expected its number from 0"),
         (["--out", "p", "--shard", "-1/4"], "is not a part"),
         (["--shard", "1/4"], "--shard needs --out DIR"),
+        (["--out", "p.CSV", "--shard", "1/4"], "--out p.CSV is a file's name; with --shard it is"),
+        (["--out", "s3://b/p.arrow", "--shard", "1/4"], "give --out s3://b/p, and fastlstm merge"),
     ],
 )
 def test_other_parts_are_refused(
     made: tuple[Path, Path], argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verb in ("forecast", "evaluate"):
-        assert main([verb, *map(str, made), *argv]) == 2
+    for verb in ("forecast", "evaluate", "prepare"):
+        assert main([verb, *map(str, made[verb == "prepare" :]), *argv]) == 2
         assert told in capsys.readouterr().err
     assert not Path("p").exists()
+    assert not Path("p.CSV").exists()
 
 
 def test_a_directory_without_parts_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,12 +114,16 @@ def test_a_stopped_run_goes_on_bit_equal(
 
 def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train_forecaster(path, ForecastConfig(**QUICK), out=out)
+    events: list[dict[str, Any]] = []
+    train_forecaster(path, ForecastConfig(**QUICK), out=out, observers=[events.append])
     with pytest.raises(RunDirectoryError, match="already contains a run"):
         train_forecaster(path, ForecastConfig(**QUICK), out=out)
     longer = ForecastConfig(**{**QUICK, "steps": 40})
-    found = train_forecaster(path, longer, out=out, resume=True, given=["steps"])
+    more: dict[str, Any] = {"given": ["steps"], "observers": [events.append]}
+    found = train_forecaster(path, longer, out=out, resume=True, **more)
     assert found.fitted.steps == 40
+    told = [event["precision_why"] for event in events if event["event"] == "start"]
+    assert told == ["the default", "as in the first start"]
     other = ForecastConfig(**{**QUICK, "horizon": 7})
     with pytest.raises(ConfigError, match="horizon=7: this run was started with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])

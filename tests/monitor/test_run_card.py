@@ -51,7 +51,7 @@ def test_phases_machine_and_outlook_of_a_run(write_run: Any, tmp_path: Path) -> 
     html = html_of(run, tmp_path)
     assert "forward backward 75%" in html
     assert "more than a tenth of the machine in 45% of the time" in html
-    assert "ends at 1.610 ± 0.020 bits/char; one more hour gives 1.570" in html
+    assert "predicted final validation: 1.610 ± 0.020 bits/char; with one hour more 1.570" in html
     add(run, event="end", reason="done")
     assert "ends at" not in html_of(run, tmp_path)
 

@@ -50,6 +50,24 @@ def test_the_start_of_a_text_run() -> None:
     assert rows["resumed"] == "from step 1,200, after 0:36 of wall-clock time"
 
 
+@pytest.mark.parametrize(
+    ("about", "stages", "told"),
+    [
+        ({}, None, "2 on 1 machine (gloo), 1 thread each, 4 shards"),
+        ({"num": 1}, None, "1, 4 shards"),
+        ({"threads": None, "machines": 2}, None, "2 on 2 machines (gloo), 4 shards"),
+        ({"sync_every": 25, "wire": "bf16"}, None,
+         "2 on 1 machine (gloo), 1 thread each, weights averaged every 25 steps, sent in bf16"),
+        ({}, ["1-2", "3"], "2 on 1 machine (gloo), 1 thread each, layers 1-2 / 3"),
+        ({"num": None}, None, None),
+    ],
+)  # fmt: skip
+def test_the_start_says_how_many_processes_train(about: Any, stages: Any, told: Any) -> None:
+    known = {"num": 2, "machines": 1, "backend": "gloo", "threads": 1, "shards": 4}
+    start = {**START, "processes": {**known, "sync_every": 1, "wire": "fp32", **about}}
+    assert rows_of({**start, "stages": stages}).get("processes") == told
+
+
 def test_an_output_of_low_rank_is_named() -> None:
     rows = rows_of({**START, "model": {**START["model"], "output_rank": 64}})
     assert rows["model"].split(" | ")[0].endswith("of 512 units, output of rank 64")
@@ -89,14 +107,14 @@ def test_an_evaluation_names_every_metric() -> None:
 
 def test_the_end_of_a_run() -> None:
     test = {"bits_per_char": 1.75, "perplexity": 3.36, "num_units": 500, "of_units": 1000}
-    spent = {"setup": 2.0, "evaluations": 3.5, "saving": 0.01}
+    spent = {"setup": 2.0, "evaluations": 1.5, "judging": 2.0, "saving": 0.01}
     end = {**END, "test": test, "spent_s": spent, "peak_memory_bytes": 2e9}
     rows = dict(lines.end_rows(end, {**START, "ceiling_gflops": 1e5}))
     assert rows["best"] == "1.7123 validation bits/char at step 123,456,789"
     assert rows["test"] == "1.7500 bits/char, perplexity 3.36, 500 of 1,000 tokens"
     assert rows["trained"] == "123,456,789 steps, 987,654,321 tokens, peak memory 2.00 GB"
     assert rows["time"] == (
-        "2:01 total, setup 2.0 s, steps 114.2 s, evaluations 3.5 s, other 1.6 s"
+        "2:01 total, setup 2.0 s, steps 114.2 s, evaluations 1.5 s, testing 2.0 s, other 1.6 s"
     )
     rate = 987_654_321 / 114.2
     share = f"{100 * rate * 8_250_000 / 1e14:.0f}%"

@@ -34,7 +34,7 @@ def test_a_run_says_what_it_will_end_at(tmp_path: Path):
     for event in said:
         assert event["hour_more_bits_per_char"] < event["bits_per_char"]
         assert event["error"] > 0
-    assert outlook_text(said[0]).startswith("ends at ")
+    assert outlook_text(said[0]).startswith("predicted final validation: ")
 
 
 def test_nothing_is_said_of_runs_that_were_not_measured(tmp_path: Path):

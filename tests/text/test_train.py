@@ -382,10 +382,12 @@ def test_too_many_threads_are_said_before_anything_is_read_or_measured(text, tmp
 def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     run = train(text, tmp_path / "run")
     events: list[dict] = []
-    fastlstm.train(text, out=run.path, resume=True, observers=[events.append], **TINY)
+    fastlstm.train(text, out=run.path, resume=True, shards=2, observers=[events.append], **TINY)
     assert not any(event["event"] == "step" for event in events)
     said = [event["text"] for event in events if event["event"] == "message"]
     assert sum(text.startswith("already complete: it ends after") for text in said) == 1
+    assert sum(text.startswith("shards=2: the run had 1 before; from") for text in said) == 1
+    assert [e["precision_why"] for e in events if e["event"] == "start"] == ["as asked"]
 
 
 def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
@@ -752,7 +754,7 @@ def test_of_a_budget_the_report_has_its_time_and_evaluations_a_tenth_of_what_set
     assert trainer_module.Trainer.done(trainer) == pytest.approx(25 / (80 - reserve_s - 10))
 
 
-def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch):
+def test_a_ceiling_that_was_measured_earlier_is_said_so_in_its_line(text, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: False)
     told = []
@@ -760,9 +762,9 @@ def test_a_pass_that_was_measured_earlier_is_said_so(text, tmp_path, monkeypatch
         events: list[dict] = []
         fields = {**TINY, "steps": 1}
         fastlstm.train(text, out=tmp_path / name, observers=[events.append], **fields)
-        told.append([e["text"] for e in events if "the times of a pass" in e.get("text", "")])
-    assert [len(texts) for texts in told] == [0, 1]
-    assert "measured earlier on this machine" in told[1][0]
+        told += [e["ceiling_how"] for e in events if e["event"] == "start"]
+        assert not [e for e in events if "measured" in e.get("text", "")]
+    assert told[1].endswith(", measured earlier")
 
 
 def test_a_text_that_has_changed_is_not_another_one(text, tmp_path):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.world import World
 from fastlstm.errors import CorruptFileError
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.events import end_event, start_event, step_event
@@ -29,6 +32,21 @@ def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
     bad = Checkpoint(Path("c"), 7, {}, {"progress": {"elapsed_s": "x"}}, {}, True)
     with pytest.raises(CorruptFileError, match=r"^c: "):
         start_event(trainer.task, trainer.plan, None, bad)
+
+
+def test_the_start_says_which_processes_train_where_there_are_several_or_several_shards() -> None:
+    trainer = trainer_of(LinearTask())
+    assert "processes" not in start_event(trainer.task, trainer.plan, None, None)
+    world = World(0, 4)
+    world.names = [f"host{rank // 2}, process {rank}" for rank in range(4)]
+    for plan, (num, machines, shards) in {
+        replace(trainer.plan, world=world, shards=Shards(8, 0, 4)): (4, 2, 8),
+        replace(trainer.plan, shards=Shards(8)): (1, 1, 8),
+    }.items():
+        about = start_event(trainer.task, plan, None, None)["processes"]
+        assert (about["num"], about["machines"], about["shards"]) == (num, machines, shards)
+        assert (about["backend"], about["sync_every"], about["wire"]) == ("gloo", 1, "fp32")
+        assert (about["threads"] is None) == (machines == 2)  # each of its own machine
 
 
 def test_a_step_counts_units_epochs_and_the_time_that_is_left() -> None:

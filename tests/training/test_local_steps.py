@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fastlstm.distributed.shards import Shards
-from fastlstm.distributed.world import Order
-from fastlstm.errors import ConfigError, LostProcessError, Stopped
+from fastlstm.distributed.world import Order, World
+from fastlstm.errors import ConfigError, LostProcessError, Stopped, in_flags
 from fastlstm.training.follower import Part, follow
+from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.optimizer_mean import OptimizerMean
 from fastlstm.training.options import TrainingOptions
@@ -362,10 +363,30 @@ def test_what_local_steps_cannot_do_is_refused(options, words):
         session.shards(TrainingOptions(sync_every=25, **options))
 
 
+@pytest.mark.parametrize(
+    ("options", "eval_every", "told"),
+    [
+        ({}, None, ""),
+        ({"checkpoint_every": 10}, 25, ""),
+        (
+            {"checkpoint_every": 12},
+            5,
+            "--checkpoint-every 12 is no multiple of --sync-every 5: r",
+        ),
+        ({"checkpoint_every": 12}, 7, "--eval-every 7 and --checkpoint-every 12 are no multiples"),
+    ],
+)
+def test_evaluations_and_checkpoints_within_rounds_are_told(options, eval_every, told):
+    plan = Run(eval_every=eval_every, **options).trainer.plan
+    notes = [in_flags(note) for note in cut_rounds(plan)]
+    assert [note[: len(told)] for note in notes] == [told] * bool(told)
+    assert cut_rounds(dataclasses.replace(plan, world=World())) == []  # it has no rounds
+
+
 def test_one_process_says_that_it_has_nothing_to_average():
     session = RunSession(None, [])
     session.shards(TrainingOptions(sync_every=25))
-    assert "changes nothing in one process" in session.notes[0]
+    assert session.notes == ["sync_every=25 has no effect with one process"]
 
 
 def test_a_process_that_is_lost_while_optimizers_are_averaged_ends_the_run(monkeypatch):

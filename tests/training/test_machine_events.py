@@ -43,5 +43,5 @@ def test_a_run_that_waits_for_cores_says_so_once(
     fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **options)
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     told = [e["text"] for e in events if "wait for a core" in str(e.get("text"))]
-    end = "so steps take longer: end the other processes, or give the run --threads 1"
-    assert told == [f"0.6 of 2 threads wait for a core that others use, {end}"] * is_told
+    begin = "other processes use the CPU: 0.6 of 2 threads wait for a core; "
+    assert told == [begin + "end them for full speed, or give the run --threads 1"] * is_told

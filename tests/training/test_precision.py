@@ -18,6 +18,7 @@ from fastlstm.training.precision import (
     autocast,
     choose_precision,
     pass_seconds,
+    why_of,
 )
 
 CPU = torch.device("cpu")
@@ -62,6 +63,22 @@ def test_without_a_pass_to_time_the_precision_is_as_asked() -> None:
     assert choose_precision("bf16", CPU, {}, None) == PrecisionChoice("bf16", "as asked")
 
 
+@pytest.mark.parametrize(
+    ("why", "is_given", "is_resumed", "told"),
+    [
+        ("as asked", True, True, "as asked"),
+        ("as asked", False, True, "as in the first start"),
+        ("as asked", False, False, "the default"),
+        ("2.0x faster here", False, True, "2.0x faster here"),
+    ],
+)
+def test_a_precision_that_was_not_asked_for_now_is_not_said_to_be(
+    why: str, is_given: bool, is_resumed: bool, told: str
+) -> None:
+    choice = PrecisionChoice("bf16", why)
+    assert why_of(choice, is_given=is_given, is_resumed=is_resumed) == told
+
+
 @pytest.mark.parametrize("name", ["fp16", "tf32"])
 def test_precisions_of_gpus_are_refused_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -100,7 +117,8 @@ def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
     assert (first.name, first.step_s, first.is_recalled) == ("bf16", 0.1, False)
     again = time_precision("auto", seconds=seconds)
     assert timed == ["fp32", "bf16"]
-    assert (again.name, again.step_s, again.why) == (first.name, first.step_s, first.why)
+    assert (again.name, again.step_s) == (first.name, first.step_s)
+    assert again.why == f"{first.why}, measured earlier"
     assert again.is_recalled
     assert time_precision("fp32", seconds=seconds).step_s == 0.3
     assert len(timed) == 2

@@ -19,9 +19,15 @@ from fastlstm.errors import (
 )
 from fastlstm.runs.events import MetricsFile
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from fastlstm.training.options import MAY_CHANGE, TrainingOptions
-from fastlstm.training.resuming import checkpoint_to_resume, remaining, resumed_config
+from fastlstm.training.resuming import (
+    checkpoint_to_resume,
+    notes_of_changes,
+    remaining,
+    resumed_config,
+)
 from fastlstm.training.schedule import StopCriterion
 
 
@@ -151,3 +157,34 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
 ) -> None:
     checkpoint = ended(run, reason)
     remaining(run, checkpoint, budget(30.0), []).require_steps(20, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "size", "told"),
+    [
+        ({"shards": 4}, {"shards": 4}, 2, ""),
+        ({}, {"shards": 1}, 1, ""),
+        ({}, {"shards": 8}, 1, "--shards 8: the run had 1 before; from here on its weights differ"),
+        ({"pipeline": 4}, {"pipeline": 8}, 2, "--pipeline 8: the run had 4 before"),
+        ({"shards": 4, "sync_every": 25}, {"shards": 4, "sync_every": 25}, 4, ""),
+        (
+            {"shards": 4, "sync_every": 25},
+            {"shards": 2, "sync_every": 25},
+            2,
+            "weights were averaged every 25 steps over 4 processes, now every 25 steps over 2 pro",
+        ),
+        (
+            {"shards": 2},
+            {"shards": 2, "sync_every": 9},
+            2,
+            "averaged after every step, now every",
+        ),
+        ({"sync_every": 9}, {"sync_every": 9, "shards": 2}, 1, "--shards 2: the run had 1"),
+    ],
+)
+def test_a_resumed_run_says_what_changes_its_weights(
+    before: dict[str, Any], now: dict[str, Any], size: int, told: str
+) -> None:
+    notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now), size)
+    assert len(notes) == bool(told)
+    assert all(told in in_flags(note) for note in notes)

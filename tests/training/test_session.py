@@ -154,6 +154,21 @@ def test_a_ceiling_is_said_to_be_that_of_all_instructions(
     assert how.endswith(", not limited by FASTLSTM_ISA") == is_said
 
 
+@pytest.mark.parametrize(("size", "is_recalled"), [(1, True), (4, False)])
+def test_the_ceiling_is_that_of_all_processes(
+    size: int, is_recalled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Ceilings(120.0, "torch.mm", 20.0, is_recalled=is_recalled)
+    monkeypatch.setattr(run_session, "measured_ceilings", lambda *_, **__: found)
+    session = RunSession(None, [])
+    session.world = World(0, size)
+    ceiling = session.ceiling("fp32")
+    assert ceiling["ceiling_gflops"] == 120.0 * size
+    told = "1 thread, measured earlier" if is_recalled else "1 thread in each of 4 processes"
+    assert str(ceiling["ceiling_how"]).endswith(told)
+    assert session.notes == []
+
+
 @pytest.mark.parametrize(
     ("options", "size", "rate"),
     [

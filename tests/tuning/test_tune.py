@@ -213,7 +213,7 @@ def test_trials_are_kept_and_not_repeated(tmp_path: Path):
 
     again.run(key | {"seed": 1}, "default", train)
     assert seen == [False]
-    with pytest.raises(UsageError, match="another tune time: 60"):
+    with pytest.raises(UsageError, match="started with tune_time=60"):
         TrialStore(tmp_path / "t", about | {"tune_time": 90.0}, resume=True)
     with pytest.raises(UsageError, match="holds a search; continue it with"):
         TrialStore(tmp_path / "t", about, resume=False)

@@ -142,6 +142,8 @@ def rows(cost: StepCost, link: Link, found: list[Prediction]) -> list[Row]:
         ("measured", f"passes {passes} rows; update {shown(cost.update_s)}{muon}"),
         ("link", f"{8e-6 * link.bytes_per_s:,.4g} Mbit/s, {1e3 * link.latency_s:g} ms one way"),
     ]
+    told = f"1.5x: 1.5 times the {cost.unit}/s of one node; computes 90 %: of a step, a node waits"
+    lines.append(("each way", f"{told} the rest"))
     for one in found:
         lines += _rows_of(cost, one)
     lines.append(("", "same batch: the run learns the same, sooner. A batch on every node: more"))
@@ -160,7 +162,7 @@ def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
     fastest = max(one.weak, key=lambda way: way.speedup)
     total = f"{short_count(rate * fastest.speedup)} {cost.unit}/s"
     lines.append(("", f"{each}: {_ways(one.weak)}; {total}"))
-    lines.append(("", f"advice: {one.reason}"))
+    lines.append(("", f"advice for the same batch: {one.reason}"))
     way = one.best or max(one.strong, key=lambda way: way.speedup)
     part = f"{shown(way.compute_s)} of {shown(way.step_s)} = {100 * way.efficiency:.0f} %"
     lines.append(("", f"{way.name}: computes {part}"))
@@ -169,5 +171,7 @@ def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
 
 
 def _ways(ways: list[Way]) -> str:
-    """Returns "fp32 1.8x (55 %) · bf16 2.4x (70 %)"."""
-    return " · ".join(f"{w.name} {w.speedup:.3g}x ({100 * w.efficiency:.0f} %)" for w in ways)
+    """Returns "fp32 1.8x, computes 55 % · bf16 2.4x, computes 70 %"."""
+    return " · ".join(
+        f"{w.name} {w.speedup:.3g}x, computes {100 * w.efficiency:.0f} %" for w in ways
+    )

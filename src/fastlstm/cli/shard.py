@@ -23,6 +23,8 @@ SHARD_OPTION = Option(
     value="I/N",
 )
 
+_FILES = (".csv", ".parquet", ".arrow")
+
 
 def part_of(parsed: Parsed) -> tuple[Part, str]:
     """Returns the part that a command line asks for, and the directory of all parts.
@@ -30,10 +32,17 @@ def part_of(parsed: Parsed) -> tuple[Part, str]:
     Raises:
         UsageError: no directory, or no number of a part.
     """
-    part = Part.parse(parsed["shard"])
-    if parsed["out"] is None:
+    part, out = Part.parse(parsed["shard"]), parsed["out"]
+    if out is None:
         raise UsageError("--shard needs --out DIR, the directory of all parts")
-    return part, parsed["out"]
+    if out.lower().endswith(_FILES):
+        folder = out.rpartition(".")[0] or "parts"
+        merged = f"merge {folder}" + (f" --out {out}" if parsed.command.verb == "forecast" else "")
+        raise UsageError(
+            f"--out {out} is a file's name; with --shard it is the directory of all parts: give"
+            f" --out {folder}, and fastlstm {merged} joins them"
+        )
+    return part, out
 
 
 def show_part(directory: str, part: Part, stored: StoredPart | None) -> None:

@@ -101,6 +101,10 @@ class World:
     def is_leader(self) -> bool:
         return self.rank == 0
 
+    @property
+    def num_machines(self) -> int:
+        return len({name.rpartition(",")[0] for name in self.names})
+
     def default_threads(self) -> int:
         """Returns the threads of each process: the cores of the machine, divided evenly.
 
@@ -313,11 +317,11 @@ class World:
                 peer = 1 - self.rank
             name = "another process" if peer is None else self.name_of(peer)
             is_silent = "imed out" in str(error)
-            what = f"has not answered for {deadline_s:.0f} s" if is_silent else "is gone"
+            what = f"has not answered for {deadline_s:.0f} s" if is_silent else "exited"
             raise LostProcessError(
-                f"{name} {what}, says rank {self.rank}; all processes end here. torchrun starts"
-                " them again as often as --max-restarts allows, and the same command with --resume"
-                " continues the run"
+                f"{name} {what}, reported by rank {self.rank}; all processes stop here. fastlstm"
+                " train --nproc restarts them, torchrun as often as --max-restarts allows; else the"
+                " same command with --resume continues the run"
             ) from error
 
 

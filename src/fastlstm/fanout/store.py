@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import FormatError, RunDirectoryError, Setting, UsageError
+from fastlstm.errors import FormatError, RunDirectoryError, Setting
 from fastlstm.fanout.groups import Group
 from fastlstm.fanout.job import Job, Outcome, figures, finished_run
+from fastlstm.runs.same_start import require_same_start
 from fastlstm.system import storage
 
 FANOUT_FILE = "fanout.json"
@@ -109,30 +110,8 @@ class FanoutStore:
                 f"{self.path / FANOUT_FILE} was not written by this fastlstm, or is damaged; give"
                 " another ", Setting("out"),
             )  # fmt: skip
-        self._require_same(before)
+        require_same_start(self.path, before, self._about)
         self.entries = entries
-
-    def _require_same(self, before: Mapping[str, Any]) -> None:
-        def shown(value: Any) -> str:
-            return "the default" if value is None else f"{value!s:.200}"
-
-        asked = {**self._about, **self._about["options"]}
-        first = {**before, **before.get("options", {})}
-        del asked["options"]
-        first.pop("options", None)
-        for name in dict.fromkeys([*asked, *first]):
-            if asked.get(name) == first.get(name):
-                continue
-            if name == "files":
-                raise UsageError(
-                    f"'{self.path}' was started with another table, or it was changed since; give"
-                    " another ", Setting("out"),
-                )  # fmt: skip
-            raise UsageError(
-                f"'{self.path}' was started with another {name.replace('_', ' ')}:"
-                f" {shown(first.get(name))}, now {shown(asked.get(name))}; give another ",
-                Setting("out"),
-            )  # fmt: skip
 
     def _look(self, entry: Entry) -> None:
         """Takes the state of a group from its run directory."""

@@ -51,7 +51,7 @@ def can_choose_size(config: ForecastConfig, chosen: Collection[str], device: tor
 
 def choose_size(
     config: ForecastConfig, dataset: SeriesDataset, split: Split, started: float
-) -> tuple[ForecastConfig, list[str]]:
+) -> tuple[ForecastConfig, str]:
     """Returns the configuration with the hidden units that suit its budget, and why.
 
     Args:
@@ -63,7 +63,7 @@ def choose_size(
     budget_s = StopCriterion.of(config, 1).budget_s
     assert budget_s is not None
     left_s = TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
-    tried, notes = list[str](), list[str]()
+    tried, is_any_recalled = list[str](), False
     sizes = sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True)
     sized, steps = config, 0
     for size in sizes:
@@ -71,8 +71,7 @@ def choose_size(
             continue  # even if a step took a time in proportion to the weights
         sized = replace(config, hidden_size=size)
         seconds, is_recalled = _step_s(sized, dataset, split)
-        if is_recalled and not notes:
-            notes = [measurements.note("the times of steps were")]
+        is_any_recalled |= is_recalled
         steps = int(left_s / seconds)
         tried.append(f"{size} units: about {counted(steps, 'step')}")
         if steps >= ENOUGH_STEPS:
@@ -83,7 +82,7 @@ def choose_size(
         why += ", which are few: a longer budget would help"
     if larger:
         why += f" (a larger size has too few; {'; '.join(larger)})"
-    return sized, [why, *notes]
+    return sized, f"{why} (steps measured earlier)" if is_any_recalled else why
 
 
 def _step_s(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> tuple[float, bool]:

@@ -34,6 +34,7 @@ from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
+from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
@@ -126,6 +127,7 @@ def train_forecaster(
                     "compress and partial_fit run in one process, here are"
                     f" {world.size}; start them without torchrun"
                 )
+        require_same_options(world, config)
         left = left_behind(world, out, resume or world.attempt > 0)
         if not world.is_leader:
             return _follow(world, frame)
@@ -168,8 +170,8 @@ class _Session(RunSession):
         split = _split(dataset, config)
         is_new = base is None and checkpoint is None
         if is_new and can_choose_size(config, self.chosen, device):
-            config, notes = choose_size(config, dataset, split, self.started)
-            self.notes += notes
+            config, why_size = choose_size(config, dataset, split, self.started)
+            self.notes.append(why_size)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -177,7 +179,7 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        stored, why = _with_precision(stored, device)
+        stored, choice = _with_precision(stored, device)
         config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)
@@ -190,11 +192,11 @@ class _Session(RunSession):
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0) * self.world.size, self.started, self.world, shards,
+            ceiling.get("ceiling_gflops", 0.0), self.started, self.world, shards,
         )  # fmt: skip
         self.share(stored)
         self.notes += dataset.notes
-        about = {**ceiling, "source": source_text(frame), "precision_why": why}
+        about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
             about |= _about(task, stored, dataset)
             self.announce(task, plan, checkpoint, about)
@@ -268,11 +270,13 @@ def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
     return split_table(dataset.table, dataset.frequency, config.split)
 
 
-def _with_precision(stored: StoredForecaster, device: torch.device) -> tuple[StoredForecaster, str]:
-    """Returns the forecaster with the precision to train in, and why it is that."""
+def _with_precision(
+    stored: StoredForecaster, device: torch.device
+) -> tuple[StoredForecaster, PrecisionChoice]:
+    """Returns the forecaster with the precision to train in, and that precision."""
     choice = _precision(stored.config, stored.network, device)
     config = dataclasses.replace(stored.config, precision=choice.name)
-    return dataclasses.replace(stored, config=config), choice.why
+    return dataclasses.replace(stored, config=config), choice
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

@@ -45,11 +45,11 @@ def outlook_line(run: RunSummary) -> str:
     bits, error = number(run.outlook, "bits_per_char"), number(run.outlook, "error")
     if bits is None or run.end is not None:
         return ""
-    told = f"ends at {bits:.3f}"
+    told = f"predicted final validation: {bits:.3f}"
     told += "" if error is None else f" ± {error:.3f}"
     told += f" {run.measure.label}"
     more = number(run.outlook, "hour_more_bits_per_char")
-    told += "" if more is None else f"; one more hour gives {more:.3f}"
+    told += "" if more is None else f"; with one hour more {more:.3f}"
     return f'<p class="outlook">{to_html(told)}</p>'
 
 

@@ -15,19 +15,16 @@ from fastlstm.report.events import (
     measure_of,
     metrics_of,
     number,
-    rank_seconds,
     text_of,
     unit_of,
 )
 from fastlstm.report.markup import visible
+from fastlstm.report.processes import processes_text
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 from fastlstm.system import hardware
 
 Row = tuple[str, str]
 """A label and a text; a row without a label belongs to the one above."""
-
-_LISTED_RANKS = 4
-"""Whose seconds are listed one by one."""
 
 
 def count_of(event: Event, key: str, noun: str) -> str:
@@ -75,6 +72,7 @@ def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
         *labelled("model", model_lines(start)),
         ("training", _training_text(start, glyphs)),
         ("machine", _machine_text(start)),
+        ("processes", processes_text(start)),
         ("precision", joined([text_of(start, "precision"), text_of(start, "precision_why")], ": ")),
         *labelled("kernels", start.get("kernels")),
         ("ends", _end_text(text_of(start, "end"))),
@@ -228,10 +226,11 @@ def eval_parts(event: Event) -> list[str]:
 
 
 def outlook_text(event: Event) -> str:
-    """Returns ``ends at 1.612 ± 0.021 bits/char; an hour more gives 1.571``."""
+    """Returns ``predicted final validation: 1.612 ± 0.021 bits/char; …``."""
     bits, error = number(event, "bits_per_char") or 0.0, number(event, "error") or 0.0
     longer = number(event, "hour_more_bits_per_char") or 0.0
-    return f"ends at {bits:.3f} ± {error:.3f} bits/char; an hour more gives {longer:.3f}"
+    told = f"predicted final validation: {bits:.3f} ± {error:.3f} bits/char"
+    return f"{told}; with one hour more {longer:.3f}"
 
 
 def sample_lines(event: Event, max_lines: int = 8) -> list[str]:
@@ -369,6 +368,10 @@ def end_rows(end: Event, start: Event) -> list[Row]:
     return [(label, text) for label, parts in rows.items() if (text := joined(parts))]
 
 
+_SHOWN_AS = {"judging": "testing"}
+"""What is stored by another name."""
+
+
 def spent_text(end: Event) -> str:
     """Returns what the time went into: ``setup 9.8 s, steps 21.3 s …``; it adds up to all."""
     spent, elapsed = end.get("spent_s"), number(end, "elapsed_s")
@@ -377,7 +380,8 @@ def spent_text(end: Event) -> str:
     known: Event = {"setup": spent.get("setup"), "steps": end.get("train_s"), **spent}
     parts = {name: s for name in known if (s := number(known, name)) is not None}
     parts["other"] = max(elapsed - sum(parts.values()), 0.0)
-    return joined([f"{visible(name)} {s:.1f} s" for name, s in parts.items() if s >= 0.05])
+    shown = {_SHOWN_AS.get(name, visible(name)): s for name, s in parts.items() if s >= 0.05}
+    return joined([f"{name} {s:.1f} s" for name, s in shown.items()])
 
 
 def end_notes(end: Event) -> list[str]:
@@ -423,13 +427,3 @@ def next_commands(end: Event, start: Event) -> list[str]:
     if logs := text_of(end, "tensorboard"):
         commands.append(f"tensorboard --logdir {shlex.quote(logs)}")
     return commands
-
-
-def ranks_text(event: Event) -> str:
-    """Returns how long the passes of a step take on each rank, of many on the fastest and slowest;
-    empty where there is one process."""
-    seconds = rank_seconds(event)
-    if len(seconds) <= _LISTED_RANKS:
-        return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
-    low, high = min(seconds), max(seconds)
-    return f"{1e3 * low:.0f}-{1e3 * high:.0f} ms, slowest {seconds.index(high)}"

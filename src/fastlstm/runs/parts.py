@@ -201,9 +201,12 @@ class PartDirectory:
                 )
         damaged = [part.part.number for part in parts if not self.is_intact(part)]
         if damaged:
+            count, is_one = parts[0].part.count, len(damaged) == 1
             raise CorruptFileError(
-                f"{self.name}: {counted(len(damaged), 'part')} of {parts[0].part.count} is not what"
-                f" was written: {ranges(damaged)}; start them again"
+                f"{self.name}: {'part' if is_one else 'parts'} {ranges(damaged)} of {count}"
+                f" {'is' if is_one else 'are'} damaged; compute"
+                f" {'it again with ' if is_one else 'each again, the first with '}",
+                Setting("shard", f"{damaged[0]}/{count}"),
             )
         return parts
 

@@ -24,6 +24,7 @@ from fastlstm.sequence.files import StoredSequenceModel, description_files, read
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
+from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.follower import follow, set_up
@@ -93,6 +94,7 @@ def train_sequence_model(
     started = time.perf_counter()
     with ExitStack() as stack:
         world = stack.enter_context(joined())
+        require_same_options(world, config)
         left = left_behind(world, out, resume or world.attempt > 0)
         if not world.is_leader:
             return _follow(world, data)
@@ -153,10 +155,14 @@ class _Session(RunSession):
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0) * self.world.size,
+                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0),
                 started=self.started, world=self.world, shards=shards,
             )  # fmt: skip
-            about = {**ceiling, **_about(data, stored, device), "precision_why": precision.why}
+            about = {
+                **ceiling,
+                **_about(data, stored, device),
+                "precision_why": start.why(precision),
+            }
             self.announce(task, plan, checkpoint, about)
             result = self.fit(task, plan, checkpoint, callbacks)
         self.world.shared((stored, result))

@@ -53,11 +53,6 @@ def remember(kind: str, of: Mapping[str, object], value: Mapping[str, object]) -
         pass
 
 
-def note(what: str) -> str:
-    """Returns the sentence that says that `what` was measured in an earlier run."""
-    return f"{what} measured earlier on this machine; delete {directory()} to measure again"
-
-
 class CpuTimer:
     """Times a `with` block and shows whether other processes used the machine meanwhile.
 

@@ -261,21 +261,22 @@ class TrainConfig(TrainingOptions, CellOptions):
         """Raises ConfigError for what a pipeline of layers cannot do."""
         if not self.pipeline:
             return
-        per_token = "it draws for every token, and a chunk draws what the sequence draws"
+        per_token = "it uses a new mask for every token, which depends on how the sequence is cut"
+        parts, plain = "each process holds only part of the weights", self.dropout_kind == "plain"
         refused = (
-            ("shards", (self.shards or 1) > 1, 1, "processes share the layers, not the batch"),
-            ("accumulate", self.accumulate > 1, 1, "a step runs in chunks of time, not of rows"),
-            ("sync_every", self.sync_every > 1, 1, "a process has not all weights to average"),
-            ("wire", self.wire != "fp32", "fp32", "activations travel as they are computed"),
-            ("tie_weights", self.tie_weights, False, "one weight would be in two processes"),
-            ("zoneout", self.zoneout != (0.0, 0.0), 0.0, per_token),
-            ("dropout_kind", self.dropout_kind == "plain", "variational", per_token),
+            ((self.shards or 1) > 1, Setting("shards"), "the layers are divided, not the batch"),
+            (self.accumulate > 1, Setting("accumulate"), "a step is cut in time, not in rows"),
+            (self.sync_every > 1, Setting("sync_every"), parts),
+            (self.wire == "bf16", Setting("wire", "bf16"), "activations are sent as they are"),
+            (self.tie_weights, Setting("tie_weights"), "two processes would hold the same weight"),
+            (self.zoneout != (0.0, 0.0), Setting("zoneout"), per_token),
+            (plain, Setting("dropout_kind", "plain"), per_token),
         )
-        for name, is_given, instead, why in refused:
+        for is_given, setting, why in refused:
             if is_given:
                 raise ConfigError(
-                    Setting("pipeline", self.pipeline), f" excludes {name}: {why}; give ",
-                    Setting(name, instead),
+                    Setting("pipeline"), " cannot be combined with ", setting, f": {why}; leave out"
+                    " one of them",
                 )  # fmt: skip
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:

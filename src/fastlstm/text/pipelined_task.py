@@ -153,14 +153,23 @@ class PipelinedTextTask(TextTask):
         assert self.pipeline is not None
         summary = self.pipeline.summary()
         if self.world.size > 1:
+            boundaries = self.world.size - 1
             trainer.say(
                 "info",
                 f"pipeline: processes waited {summary['idle']:.1%} of the passes (expected:"
                 f" {summary['idle_of_these_stages']:.1%} with these stages,"
                 f" {summary['idle_of_equal_stages']:.1%} with equal ones) and sent"
-                f" {summary['step_bytes'] / 1e6:,.1f} MB a step",
+                f" {_traffic(summary['step_bytes'] / boundaries, self.world.size)}",
             )
         return {**super().finish(trainer), "pipeline": summary}
+
+
+def _traffic(boundary_bytes: float, num_stages: int) -> str:
+    """Returns ``1.0 MB a step over each boundary (3.1 MB in all)``; of one boundary without it."""
+    each, total = boundary_bytes / 1e6, boundary_bytes * (num_stages - 1) / 1e6
+    boundary = "each boundary" if num_stages > 2 else "the boundary"
+    text = f"{each:,.1f} MB a step over {boundary}"
+    return f"{text} ({total:,.1f} MB in all)" if num_stages > 2 else text
 
 
 def text_task(world: World, config: TrainConfig, **parts: Any) -> TextTask:
@@ -197,31 +206,38 @@ def check_pipeline(
         )  # fmt: skip
     if num_layers < num_processes:
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": {num_processes} processes cannot share"
-            f" {num_layers} layers; give ", Setting("num_layers", num_processes),
-            " or more, or start fewer processes",
+            Setting("pipeline", config.pipeline), f": {num_processes} processes need at least"
+            f" {num_processes} layers, the model has {num_layers}; give ",
+            Setting("num_layers", num_processes), " or more, or start fewer processes",
         )  # fmt: skip
     if config.seq_length < config.pipeline:
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": a sequence of {config.seq_length} tokens has"
-            " not so many chunks; give ", Setting("pipeline", config.seq_length), " or less",
+            Setting("pipeline", config.pipeline), f": a sequence of {config.seq_length} tokens"
+            f" cannot be split into {config.pipeline} chunks; give ",
+            Setting("pipeline", config.seq_length), " or less",
         )  # fmt: skip
 
 
+def stage_names(config: TrainConfig, model: ModelConfig, world: World) -> Event:
+    """Returns the `stages` of a start event: the layers of each process, if it is a pipeline."""
+    if not config.pipeline or world.size == 1:
+        return {}
+    stages = [(s.start + 1, s.stop) for s in stages_of(model, world.size)]
+    return {"stages": [f"{a}" if a == b else f"{a}-{b}" for a, b in stages]}
+
+
 def pipeline_notes(config: TrainConfig, model: ModelConfig, world: World) -> tuple[str, ...]:
-    """Returns a note about who has which layers, and what that will cost, if it is a pipeline."""
+    """Returns a note about what dividing the layers will cost, if they are divided."""
     if not config.pipeline:
         return ()
     if world.size == 1:
         return (f"pipeline: one process runs the {config.pipeline} chunks of a step in turn",)
     assert config.seq_length is not None
-    stages = enumerate(stages_of(model, world.size))
-    shares = ", ".join(f"{s.start + 1}-{s.stop} in rank {rank}" for rank, s in stages)
     size = boundary_dtype(model, config.precision).itemsize
     num_bytes = boundary_bytes(config.batch_size * config.seq_length, model.rnn_size, size)
     return (
-        f"pipeline: layers {shares}; {config.pipeline} chunks of about"
+        f"pipeline: {config.pipeline} chunks of about"
         f" {config.seq_length / config.pipeline:.0f} tokens: if stages are equal, processes wait"
-        f" {bubble(world.size, config.pipeline):.1%} of the passes; {num_bytes / 1e6:,.1f} MB a"
-        " step cross each boundary",
+        f" {bubble(world.size, config.pipeline):.1%} of the passes and send"
+        f" {_traffic(num_bytes, world.size)}",
     )

@@ -26,7 +26,6 @@ from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import measurements
 from fastlstm.system.fields import built
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import (
@@ -50,7 +49,7 @@ from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
-from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, text_task
+from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import (
     LONG,
     choose_seq_length,
@@ -61,6 +60,7 @@ from fastlstm.text.plan import (
 from fastlstm.text.size_plan import EMBED_SIZES, FIRST_SIZE, SizePlan, can_choose_size
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
+from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -155,6 +155,7 @@ def train(
             opened = open_source(source)
             if not (as_text or resume):
                 _refuse_tables(source, config)
+        require_same_options(world, config)
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else out
         left = left_behind(world, path, resume)
@@ -252,13 +253,11 @@ class TextSession(RunSession):
         config, reasons = resolve(config, precision, device, *lengths, model.num_parameters)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
-        if precision.is_recalled:
-            self.notes.append(measurements.note("the times of a pass were"))
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, sizes, self.world)]
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"] * self.world.size, started=self.started,
+            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
             world=self.world, shards=shards,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
@@ -271,7 +270,8 @@ class TextSession(RunSession):
                 report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan)}
-            about["precision_why"] = precision.why
+            about |= stage_names(config, sizes, self.world)
+            about["precision_why"] = start.why(precision)
             self.announce(task, plan, checkpoint, about)
             own = _callbacks(config, model, text.tokenizer, len(splits.train))
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
@@ -294,9 +294,7 @@ class TextSession(RunSession):
             replace(config, precision=precision), chosen, splits.train, tokenizer, self.started
         )
         best, why = plan.choose()
-        self.notes.append(why)
-        if plan.is_recalled:
-            self.notes.append(measurements.note("the times of steps were"))
+        self.notes.append(f"{why} (steps measured earlier)" if plan.is_recalled else why)
         return replace(best, precision=config.precision)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:

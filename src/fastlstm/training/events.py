@@ -41,8 +41,27 @@ def start_event(
         "end": plan.stop_criterion.text,
         **{name: getattr(plan.options, name) for name in _OPTIONS},
         "threads": torch.get_num_threads(),
+        **({"processes": about} if (about := _processes(plan)) else {}),
         "resumed_from": None if checkpoint is None else checkpoint.step,
         "resumed_s": resumed_s,
+    }
+
+
+def _processes(plan: TrainingPlan) -> Event:
+    """Returns which processes train, and what they share; nothing of one with one shard."""
+    world, options, num_shards = plan.world, plan.options, plan.shards.num
+    if world.size == 1 and num_shards == 1:
+        return {}
+    # Without --threads each process has those of its own machine.
+    is_same = options.threads is not None or world.num_machines == 1
+    return {
+        "num": world.size,
+        "machines": world.num_machines,
+        "backend": "nccl" if plan.device.type == "cuda" else "gloo",
+        "threads": torch.get_num_threads() if is_same else None,
+        "shards": num_shards,
+        "sync_every": options.sync_every,
+        "wire": options.wire,
     }
 
 

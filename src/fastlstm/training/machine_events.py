@@ -60,10 +60,11 @@ class MachineEvents:
         self._is_told = True
         threads = torch.get_num_threads()
         fewer = threads_with_cores(threads, waiting)
-        advice = "end the other processes"
+        advice = "end them for full speed"
         advice += f", or give the run --threads {fewer}" if fewer < threads else ""
-        text = f"{waiting:.1f} of {counted(threads, 'thread')} wait for a core that others use"
-        self._trainer.say("warning", f"{text}, so steps take longer: {advice}")
+        verb = "waits" if threads == 1 else "wait"
+        text = f"{waiting:.1f} of {counted(threads, 'thread')} {verb} for a core"
+        self._trainer.say("warning", f"other processes use the CPU: {text}; {advice}")
 
     def watching(self, watch: Watch | None) -> Watch:
         """Returns a function for the progress of an evaluation that also emits what is due."""

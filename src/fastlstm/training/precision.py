@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +23,7 @@ _MIN_GAIN = 1.1
 _QUIET_SHARE = 0.7
 """Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
 _TIMED_PASSES = 3
+_AS_ASKED = "as asked"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,20 @@ class PrecisionChoice:
     why: str
     step_s: float = 0.0
     is_recalled: bool = False
+
+
+def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
+    """Returns why a run trains in this precision: one that was not chosen here is not always asked
+    for in this start.
+
+    Args:
+        choice: the precision.
+        is_given: it was asked for in this start.
+        is_resumed: the run continues.
+    """
+    if choice.why != _AS_ASKED or is_given:
+        return choice.why
+    return "as in the first start" if is_resumed else "the default"
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
@@ -74,7 +89,7 @@ def choose_precision(
         )
     if time_pass is None:
         allow_tf32(asked)
-        return PrecisionChoice(asked, "as asked")
+        return PrecisionChoice(asked, _AS_ASKED)
     threads, measured = torch.get_num_threads(), list[str]()
     # Earlier versions remembered times of a busy machine, without "quiet".
     machine = {**hardware.machine(device.type, threads), **about, "quiet": True}
@@ -92,21 +107,26 @@ def choose_precision(
             measurements.remember("pass", of, {"seconds": seconds})
         return seconds
 
-    choice = _choose(asked, device, seconds_of)
+    choice = _choose(asked, device, seconds_of, measured)
     allow_tf32(choice.name)
     return replace(choice, is_recalled=not measured)
 
 
 def _choose(
-    asked: Precision, device: torch.device, seconds_of: Callable[[str], float]
+    asked: Precision,
+    device: torch.device,
+    seconds_of: Callable[[str], float],
+    measured: Sequence[str],
 ) -> PrecisionChoice:
+    """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
-        return PrecisionChoice(asked, "as asked", seconds_of(asked))
+        return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
     if device.type == "cpu" and bf16_instructions() is None:
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
     full, half = seconds_of(full_name), seconds_of("bf16")
     times_text = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
+    times_text += "" if measured else ", measured earlier"
     if full > _MIN_GAIN * half:
         return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times_text}", half)
     gain = "is slower" if half > full else "gains too little"

@@ -15,21 +15,29 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Setting, UsageError, counted
+from fastlstm.errors import ConfigError, Message, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system import environment, hardware, measurements
+from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import set_up_device
 from fastlstm.training.events import start_event
+from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.precision import PrecisionChoice, why_of
 from fastlstm.training.rescue import discard
 from fastlstm.training.rescued_state import rescue_newest
-from fastlstm.training.resuming import OptionsT, checkpoint_to_resume, remaining, resumed_config
+from fastlstm.training.resuming import (
+    OptionsT,
+    checkpoint_to_resume,
+    notes_of_changes,
+    remaining,
+    resumed_config,
+)
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.snapshots import RunSnapshots
 from fastlstm.training.task import Task
@@ -50,12 +58,19 @@ class Start(Generic[OptionsT]):
         first: those of the first start, as the user set them.
         device: where it runs.
         checkpoint: the checkpoint that it continues from, or None.
+        given: names of the options that are no defaults in this start.
     """
 
     options: OptionsT
     first: OptionsT
     device: torch.device
     checkpoint: Checkpoint | None
+    given: frozenset[str] = frozenset()
+
+    def why(self, choice: PrecisionChoice) -> str:
+        """Returns why the run trains in this precision."""
+        is_resumed = self.checkpoint is not None
+        return why_of(choice, is_given="precision" in self.given, is_resumed=is_resumed)
 
 
 class RunSession(EventHub):
@@ -109,7 +124,9 @@ class RunSession(EventHub):
             stored: returns the options of a checkpoint: resolved, and those of the first start.
             may_change: names of options that a resumed run may change.
         """
-        first, checkpoint = options, None
+        first, checkpoint, before = options, None, None
+        fields = dataclasses.fields(options)
+        given = frozenset(f.name for f in fields if getattr(options, f.name) != f.default)
         if self.run is not None:
             is_resumed = resume or self.world.attempt > 0  # torchrun has started all again
             checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
@@ -122,8 +139,8 @@ class RunSession(EventHub):
             )
         if checkpoint is not None:
             with reading(checkpoint):
-                resolved, first = stored(checkpoint)
-            options = resumed_config(options, names, resolved, first, may_change)
+                before, first = stored(checkpoint)
+            options = resumed_config(options, names, before, first, may_change)
         is_local = self.world.size > 1 and options.sync_every > 1
         if is_local and (options.shards is None or "shards" not in names):
             options = dataclasses.replace(options, shards=self.world.size)
@@ -135,12 +152,14 @@ class RunSession(EventHub):
                     " are from here on those of one process but for rounding",
                 )  # fmt: skip
             options = dataclasses.replace(options, shards=self.world.size)
+        if before is not None:
+            self.notes += notes_of_changes(before, options, self.world.size)
         if self.run is not None or options.threads is not None or self.world.size > 1:
             self.set_threads(options.threads)
         device = set_up_device(options)
         gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
         with torch.random.fork_rng(gpus):
-            yield Start(options, first, device, checkpoint)
+            yield Start(options, first, device, checkpoint, given)
 
     def _rescued(self, run: RunDirectory, checkpoint: Checkpoint, keep: int) -> Checkpoint:
         newer = rescue_newest(run, self.left_behind, checkpoint, keep)
@@ -232,7 +251,7 @@ class RunSession(EventHub):
     def _check_local_steps(self, options: TrainingOptions) -> None:
         every, size = Setting("sync_every", options.sync_every), self.world.size
         if size == 1:
-            self.notes.append(f"sync_every = {options.sync_every} changes nothing in one process")
+            self.notes.append(Message(every, " has no effect with one process"))
         elif options.shards != size:
             raise ConfigError(
                 Setting("shards", options.shards), ": with ", every, " each process has one; leave"
@@ -272,7 +291,7 @@ class RunSession(EventHub):
     ) -> None:
         """Emits the `start` event, with what `about` adds to it, then the notes."""
         self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
-        for note in self.notes:
+        for note in (*self.notes, *cut_rounds(plan)):
             self.say("info", note)
 
     def _run_path(self) -> str | None:
@@ -290,18 +309,20 @@ class RunSession(EventHub):
         return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
-        """Returns ceiling_gflops and ceiling_how of a start event; adds a note if recalled."""
-        threads = torch.get_num_threads()
+        """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event."""
+        threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        if size > 1:
+            how += f" in each of {size} processes"
         if device == "cpu" and environment.forced_isa() not in (None, hardware.widest_isa()):
             how += ", not limited by FASTLSTM_ISA"
         if ceilings.is_busy:
             how += ", while the machine was busy"
         if ceilings.is_recalled:
-            self.notes.append(measurements.note("the ceiling was"))
-        return {"ceiling_gflops": ceilings.gemm_gflops, "ceiling_how": how}
+            how += ", measured earlier"
+        return {"ceiling_gflops": ceilings.gemm_gflops * size, "ceiling_how": how}
 
     def watch(self, doing: str, unit: str) -> Callable[[int, int], None]:
         """Returns what to call with (done, total): from half a second on it shows how far it is."""

@@ -16,6 +16,7 @@ from fastlstm.errors import (
     Setting,
     UsageError,
 )
+from fastlstm.runs.same_start import require_same_start
 from fastlstm.system import storage
 from fastlstm.tuning.job import Default
 
@@ -96,14 +97,7 @@ class TrialStore:
         before = stored.get("about")
         if not isinstance(before, dict):
             raise self._foreign()
-        differing = [n for n, value in about.items() if before.get(n) != _as_json(value)]
-        if differing:
-            name = differing[0]
-            raise UsageError(
-                f"'{self.path}' was started with another {name.replace('_', ' ')}:"
-                f" {before.get(name)!s:.200}, now {about[name]!s:.200}; give another ",
-                Setting("out"),
-            )  # fmt: skip
+        require_same_start(self.path, before, _as_json(dict(about)))
         self.content = stored
 
     def _foreign(self) -> FormatError:

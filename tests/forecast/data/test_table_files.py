@@ -102,7 +102,7 @@ def test_the_command_line_reads_and_writes_urls(
     part = "/shop/p/part-00000-of-00002.arrow"
     store.pipe(part, store.cat(part)[:-5])
     assert main(["merge", "memory://shop/p", "--out", "memory://shop/all.csv"]) == 1
-    assert "1 part of 2 is not what was written: 0" in capsys.readouterr().err
+    assert "part 0 of 2 is damaged; compute it again with --shard 0/2" in capsys.readouterr().err
     for argv, told in (
         (["forecast", run, "memory://shop/gone.csv"], "there is no file memory://shop/gone.csv"),
         (["prepare", "nosuch://a/b.csv"], "nosuch:// cannot be opened"),
