@@ -156,7 +156,7 @@ def replay(way: dict[str, Any]) -> None:
 
     from fastlstm.distributed.joining import joined
     from fastlstm.distributed.world import Order
-    from fastlstm.training.local_steps import OVERLAP
+    from fastlstm.training.options import OVERLAP
 
     torch.set_num_threads(1)
     every, compute_s = way["every"], way["compute_s"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMMAND = Command(
     verb="merge",
-    summary="Join the parts that prepare, forecast or evaluate on a table wrote with --shard.",
+    summary="Join the parts that prepare, forecast or evaluate wrote with --shard.",
     positionals=(Positional("DIR", "the directory or URL of all parts"),),
     options=(
         Option(

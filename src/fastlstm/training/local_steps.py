@@ -12,6 +12,7 @@ from fastlstm.distributed.world import DEADLINE_S, Order
 from fastlstm.errors import FastLSTMError, Message, Setting
 from fastlstm.training.guard import SKIPS_BEFORE_ROLLBACK
 from fastlstm.training.optimizer_mean import OptimizerMean
+from fastlstm.training.options import OVERLAP
 from fastlstm.training.recovery import handle_bad_round
 from fastlstm.training.schedule import learning_rate_factor
 from fastlstm.training.weight_mean import WeightMean
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from fastlstm.training.plan import TrainingPlan
     from fastlstm.training.trainer import Trainer
 
-OVERLAP = 4
-"""What optimizers keep is averaged within the first of so many parts of a round."""
 _PATIENCE = 4.0
 """Times the seconds of its own round, that a process waits for the others beside the deadline."""
 

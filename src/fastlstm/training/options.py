@@ -11,6 +11,8 @@ from fastlstm.system.fields import Precision
 OptimizerName = Literal["muon", "adam", "adamw", "nadam", "sgd"]
 Device = Literal["auto", "cpu", "cuda"]
 Wire = Literal["fp32", "bf16"]
+OVERLAP = 4
+"""What optimizers keep is averaged in the background in the first of so many parts of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)

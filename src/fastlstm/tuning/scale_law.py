@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fastlstm.training.local_steps import OVERLAP
+from fastlstm.training.options import OVERLAP
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
