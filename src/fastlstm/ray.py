@@ -118,7 +118,6 @@ def _train_worker(words: list[str]) -> str | None:
         return None
     variables = {
         "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": context.get_local_rank(),
-        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
         "MASTER_ADDR": place[0][0], "MASTER_PORT": place[0][1],
     }  # fmt: skip
     process = TrainProcess(words, {name: str(value) for name, value in variables.items()})

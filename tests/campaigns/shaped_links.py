@@ -132,7 +132,7 @@ def outputs_of(num: int, command: list[str]) -> list[str]:
         for rank in range(num):
             variables = {
                 **os.environ, "RANK": str(rank), "WORLD_SIZE": str(num), "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": address(0), "MASTER_PORT": "29611",
+                "MASTER_ADDR": address(0), "MASTER_PORT": "29611",
                 "GLOO_SOCKET_IFNAME": "eth", "OMP_NUM_THREADS": "1",
             }  # fmt: skip
             inside = ["ip", "netns", "exec", name_of(rank), *command]

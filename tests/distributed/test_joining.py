@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 import fastlstm.distributed.joining as joining
+import fastlstm.distributed.launch as launch
 from fastlstm.cli.main import main
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, Stopped
@@ -112,6 +113,18 @@ def test_an_exit_code_is_left_where_the_output_is_closed(tmp_path):
         env={**os.environ, "FASTLSTM_VERDICT": str(verdict)},
     )  # fmt: skip
     assert verdict.read_text() == "2"
+
+
+@pytest.mark.parametrize(("rank", "seen"), [("0", ["exit 2"]), ("1", ["wait", "exit 2"])])
+def test_rank_0_can_say_why_before_an_agent_sees_that_another_has_ended(
+    set_all, monkeypatch, rank, seen
+):
+    set_all(RANK=rank, WORLD_SIZE="2", **PLACE)
+    found = []
+    monkeypatch.setattr(launch.time, "sleep", lambda seconds: found.append("wait"))
+    monkeypatch.setattr(launch.os, "_exit", lambda code: found.append(f"exit {code}"))
+    launch.end_process(2)
+    assert found == seen
 
 
 def test_a_group_of_the_script_itself_is_told_that_each_process_trains_alone(monkeypatch):

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from fastlstm.system import numa
-from fastlstm.system.numa import bind_to_nodes, numa_nodes, own_cores
+from fastlstm.system.numa import Place, bound_to_nodes, numa_nodes, own_cores
 
 SOCKETS = [set(range(8)), set(range(8, 16))]
 
@@ -33,15 +33,26 @@ def test_processes_share_the_nodes_evenly(count, nodes, expected):
     assert [own_cores(number, count, nodes) for number in range(count)] == expected
 
 
-def test_a_process_is_bound_and_a_refusal_is_no_error(monkeypatch):
+def test_a_process_is_bound_for_the_block_and_a_refusal_is_no_error(monkeypatch):
     bound = []
     monkeypatch.setattr(numa, "numa_nodes", lambda: SOCKETS)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(cores))
-    bind_to_nodes(1, 2)
-    assert bound == [SOCKETS[1]]
+    with bound_to_nodes(1, 2):
+        assert bound == [SOCKETS[1]]
+    assert bound == [SOCKETS[1], set(range(16))]
 
     def refused(process, cores):
         raise OSError
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
-    bind_to_nodes(1, 2)
+    with bound_to_nodes(1, 2):
+        pass
+
+
+def test_processes_on_the_same_cores_have_the_same_place(monkeypatch):
+    place = Place.own()
+    assert place == Place.own()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {97, 98})
+    assert Place.own() != place, "a scheduler gave it cores of its own"
+    assert Place.own().host == place.host

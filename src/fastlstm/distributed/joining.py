@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -33,6 +34,7 @@ from fastlstm.errors import (
     UsageError,
 )
 from fastlstm.system import environment, hardware
+from fastlstm.system.numa import Place, bound_to_nodes
 from fastlstm.system.parent import die_with_parent
 from fastlstm.system.signal_handlers import handling
 
@@ -67,10 +69,7 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
     die_with_parent()
     if torch.cuda.is_available():
         torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
-    world = World(
-        environment.rank(), environment.world_size(), environment.local_world_size(),
-        environment.num_restarts(),
-    )  # fmt: skip
+    world = World(environment.rank(), environment.world_size(), environment.num_restarts())
     # While processes meet nothing is to be saved, and the wait for one that died is long.
     with _handled(signal.SIG_DFL), _waiting(world):
         _end_if_stopped(getattr(stop, "name", None))
@@ -82,17 +81,20 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
         )  # fmt: skip
         about: list[Any] = [None] * world.size
         name = f"{socket.gethostname()}, process {os.getpid()}"
-        dist.all_gather_object(about, (name, world.attempt, world.local_size, _own()))
-        world.names, attempts, sizes, own = map(list, zip(*about, strict=True))
+        dist.all_gather_object(about, (name, world.attempt, Place.own(), _own()))
+        world.names, attempts, places, own = map(list, zip(*about, strict=True))
         world.attempt = max(attempts)  # each agent counts its own failures only
-        world.machine_size = max(sizes)
+        world.machine_size = max(Counter(place.host for place in places).values())
+        sharers = [other for other, place in enumerate(places) if place == places[rank]]
+        world.threads = max(1, hardware.cores() // len(sharers))
         world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
         world.pulse = Pulse(world.is_leader, DEADLINE_S)
     try:
         with world.together():
             _require_alike(world, own)
         # Rank 0 saves the state, and needs the others for that.
-        with nullcontext() if world.is_leader else _handled(partial(_note, world)):
+        noting = nullcontext() if world.is_leader else _handled(partial(_note, world))
+        with noting, bound_to_nodes(sharers.index(rank), len(sharers)):
             try:
                 yield world
             except FastLSTMError as error:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -23,6 +24,9 @@ _SIGNALS = "signals_to_handle"
 _NEWER: dict[str, Any] = {_SIGNALS: "SIGHUP,SIGQUIT", "shutdown_timeout": 8}
 """What torch's LaunchConfig has from 2.9 and 2.12 on; without the first, torch handles all signals,
 and kills the processes 30 s later."""
+
+_LEADER_FIRST_S = 2.0
+"""Where rank 0 ends earlier, its agent ends the others in the same moment."""
 
 
 def launch(arguments: Sequence[str], num_processes: int) -> int:
@@ -85,6 +89,8 @@ def end_process(code: int) -> NoReturn:
             with suppress(OSError):  # a full disk: an empty file says that it is over
                 verdict.write_text(str(code))
             os._exit(0)
+        if environment.rank() > 0:
+            time.sleep(_LEADER_FIRST_S)  # else the agent might end rank 0 before it says why
         if environment.max_restarts() > 0 and _is_agent(os.getppid()):
             os.kill(os.getppid(), signal.SIGTERM)
     os._exit(code)  # without waiting for the threads of the transport

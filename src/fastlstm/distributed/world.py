@@ -77,8 +77,9 @@ class World:
     Attributes:
         rank: of this process, from 0.
         size: number of processes.
-        local_size: those on this machine.
         machine_size: the most on any machine.
+        threads: of each process of several, if nothing else is asked for: the cores that it may
+            use, divided among the processes that may use the same.
         attempt: how often the processes were started again.
         names: machine and process number of each rank.
         seconds: that the passes of a step take on each rank, a running mean.
@@ -86,9 +87,9 @@ class World:
         stopped_by: what rank 0 has heard of such signals.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_size: int = 1, attempt: int = 0) -> None:
-        self.rank, self.size, self.local_size = rank, size, local_size
-        self.machine_size = local_size
+    def __init__(self, rank: int = 0, size: int = 1, attempt: int = 0) -> None:
+        self.rank, self.size = rank, size
+        self.machine_size = self.threads = 1
         self.names = ["this process"]
         self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
@@ -106,13 +107,11 @@ class World:
         return len({name.rpartition(",")[0] for name in self.names})
 
     def default_threads(self) -> int:
-        """Returns the threads of each process: the cores of the machine, divided evenly.
+        """Returns the threads of this process if nothing else is asked for.
 
-        The OMP_NUM_THREADS of 1 that torchrun sets would leave the other cores idle.
+        In several processes the OMP_NUM_THREADS of 1 that torchrun sets would leave cores idle.
         """
-        if self.size == 1:
-            return hardware.default_threads()
-        return max(1, hardware.cores() // self.local_size)
+        return hardware.default_threads() if self.size == 1 else self.threads
 
     def order(self, order: Order, *numbers: float) -> None:
         """Tells the others what to do next, with the numbers that belong to it."""

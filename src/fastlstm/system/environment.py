@@ -10,7 +10,7 @@
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
                           ``MASTER_ADDR``, ``MASTER_PORT``: where they meet;
-                          ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: among those on this machine;
+                          ``LOCAL_RANK``: among those on this machine;
                           ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
                           they were started again, and may be
 ``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code
@@ -123,11 +123,6 @@ def require_torchrun() -> None:
 def meeting_place() -> str:
     """Returns where processes meet, from ``MASTER_ADDR`` and ``MASTER_PORT``."""
     return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
-
-
-def local_world_size() -> int:
-    """Returns ``LOCAL_WORLD_SIZE``, those of them on this machine."""
-    return _from_torchrun("LOCAL_WORLD_SIZE", 1)
 
 
 def local_rank() -> int:

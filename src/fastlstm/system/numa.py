@@ -1,13 +1,34 @@
-"""NUMA nodes of this machine: a process of several stays where its memory is."""
+"""Cores of this machine and their NUMA nodes: a process of several stays where its memory is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _NODES = Path("/sys/devices/system/node")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Place(NamedTuple):
+    """Where a process computes: several with the same place share its cores.
+
+    Attributes:
+        host: name of the machine or container, and its boot.
+        cores: that the process may use; None where the system does not say.
+    """
+
+    host: tuple[str, str]
+    cores: tuple[int, ...] | None
+
+    @classmethod
+    def own(cls) -> Place:
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        return cls((socket.gethostname(), boot), None if cores is None else tuple(cores))
 
 
 def numa_nodes(place: Path = _NODES) -> list[set[int]]:
@@ -52,9 +73,18 @@ def own_cores(number: int, count: int, nodes: Sequence[set[int]]) -> set[int] | 
     return set().union(*nodes[first:end])
 
 
-def bind_to_nodes(number: int, count: int) -> None:
-    """Binds this thread, and those it will start, to `own_cores`, if the system lets it."""
+@contextmanager
+def bound_to_nodes(number: int, count: int) -> Iterator[None]:
+    """Binds this thread, and those it starts, to `own_cores`, if the system lets it."""
     cores = own_cores(number, count, numa_nodes())
-    if cores is not None:
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
         with suppress(OSError):
-            os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, before)

@@ -36,8 +36,9 @@ def evaluate(
         return task.score(limit, sums, time.perf_counter() - started)
     world.order(Order.EVALUATE, limit)
     failure, own = None, torch.empty(0)
+    of_all = None if watch is None else lambda done, own: watch(done * limit // own, limit)
     try:
-        own = task.evaluate_blocks(limit, _blocks(num, 0, world.size), stop, watch)
+        own = task.evaluate_blocks(limit, _blocks(num, 0, world.size), stop, of_all)
     except Exception as error:  # the others wait until their results are taken
         failure = error
     deadline_s = DEADLINE_S + _PATIENCE * (time.perf_counter() - started)
