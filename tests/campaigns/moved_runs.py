@@ -49,7 +49,9 @@ def _killed(place: Path, rank: int) -> int:
     out = place / "run"
     options = [*SLOWER, "--steps", _STEPS, "--checkpoint-every", 20, "--sync-every", 7]
     command = train_command(a_text(place), *options, "--wire", "bf16", "--out", out, "--nproc", 2)
-    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as agent:
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as agent:
         try:
             wait_for_step(out, 30, agent)
             os.kill(worker(agent.pid, rank), signal.SIGKILL)

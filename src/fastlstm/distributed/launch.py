@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fastlstm.distributed.stop_signals import StopSignals
-from fastlstm.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK
+from fastlstm.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK, EXIT_STOPPED
 from fastlstm.system import environment
 from fastlstm.system.children import can_list_children
 
@@ -89,7 +89,7 @@ def end_process(code: int) -> NoReturn:
             with suppress(OSError):  # a full disk: an empty file says that it is over
                 verdict.write_text(str(code))
             os._exit(0)
-        if environment.rank() > 0:
+        if environment.rank() > 0 and code != EXIT_STOPPED:
             time.sleep(_LEADER_FIRST_S)  # else the agent might end rank 0 before it says why
         if environment.max_restarts() > 0 and _is_agent(os.getppid()):
             os.kill(os.getppid(), signal.SIGTERM)
