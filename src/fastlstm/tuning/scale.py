@@ -24,8 +24,8 @@ the number of nodes, and both to a pipeline."""
 _CLEARLY = 1.1
 """Times the speed of the exact way, from which one that changes learning is named."""
 LOCAL_LOSS = {
-    8: "quality not measured, less lost than with 25",
-    25: "0.007 bits/char worse, measured once",
+    8: "at most 0.01 bits/char worse in 600 steps",
+    25: "0.01 bits/char worse with 2 nodes, 0.03 with 4, in 600 steps; less in longer runs",
 }
 
 
