@@ -121,11 +121,14 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
 
 
 def writing_speed(
-    decoder: Decoder, num_streams: int = 1, threads: int | None = None, seconds: float = _SPEED_S
+    decoder: Decoder,
+    num_streams: int = 1,
+    threads: int | None = None,
+    seconds: float | None = None,
 ) -> float:
-    """Returns the tokens per second that so many streams write together, in some seconds; for
-    `threads` see `Decoder.run`."""
-    streams = []
+    """Returns the tokens per second that so many streams write together, in 0.2 s or so many
+    `seconds`; for `threads` see `Decoder.run`."""
+    streams, seconds = [], _SPEED_S if seconds is None else seconds
     for seed in range(num_streams):
         stream = decoder.stream()
         stream.set(Sampling(seed=seed))
