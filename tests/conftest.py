@@ -27,8 +27,6 @@ _ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _NEW_FIGURE = drawing._new_figure
-_TIMED = {"fastlstm.text.weight_report": "_SPEED_S", "fastlstm.system.ceilings": "_MEASURE_S"}
-"""The seconds for which speeds are measured, which tests make short."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,11 +41,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hides what the CPU has beyond --isa, here and from the processes that tests start.
-
-    Nothing waits for a disk: that power may be lost is simulated (simulated_disk.py).
-    """
-    os.fsync = lambda descriptor: None
+    """Hides what the CPU has beyond --isa, here and from the processes that tests start."""
     isa = config.getoption("--isa") or _ISA_OF_ENVIRONMENT
     if not isa:
         return
@@ -62,14 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Measures speeds for some milliseconds, and lets matplotlib render in few tests.
+    """Lets matplotlib render only in tests/report and in tests marked `charts`.
 
     Every run writes a report, whose seven pictures would take twice as long as its training. The
-    code that makes the charts runs everywhere; tests/report and tests marked `charts` render them.
+    code that makes the charts runs everywhere.
     """
-    for name, attribute in _TIMED.items():
-        if name in sys.modules:
-            setattr(sys.modules[name], attribute, 0.01)
     is_rendered = "report" in item.path.parent.parts or item.get_closest_marker("charts")
     drawing._new_figure = _NEW_FIGURE if is_rendered else _unrendered
 

@@ -11,6 +11,7 @@ import torch
 
 from fastlstm.exchange import text_source
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.text import weight_report
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import save_language_model
@@ -21,6 +22,7 @@ CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_report, "_SPEED_S", 0.01)
     monkeypatch.setattr(text_source, "_SPEED_S", 0.01)
 
 

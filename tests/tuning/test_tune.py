@@ -404,11 +404,11 @@ def test_a_search_that_was_stopped_says_how_to_continue(
         (["--budget", "60s", "--tune-time", "9s"], "expected at least 1:30"),
         (["--steps", "10"], "tune needs a budget"),
         (["--axes", "sise"], "did you mean 'size'"),
-        (["--axes", "output-rank", "--preset", "tiny"], "--axes output-rank leaves nothing to try"),
+        (["--axes", "output-rank"], "--axes output-rank leaves nothing to try"),
         (["--axes", "lr", "--learning-rate", "0.01"], "--axes lr leaves nothing to try"),
         (["--max-latency", "5"], "expected a time above 0 such as 500us"),
         (["--seeds", "0"], "expected 1 to 100"),
-        (["--budget", "60s", "--max-bytes", "1k", "--preset", "tiny"], "no size keeps the limits"),
+        (["--budget", "60s", "--max-bytes", "1k"], "no size keeps the limits"),
     ],
 )
 def test_bad_input_is_refused(

@@ -121,14 +121,11 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
 
 
 def writing_speed(
-    decoder: Decoder,
-    num_streams: int = 1,
-    threads: int | None = None,
-    seconds: float | None = None,
+    decoder: Decoder, num_streams: int = 1, threads: int | None = None, seconds: float = _SPEED_S
 ) -> float:
-    """Returns the tokens per second that so many streams write together, in 0.2 s or so many
-    `seconds`; for `threads` see `Decoder.run`."""
-    streams, seconds = [], _SPEED_S if seconds is None else seconds
+    """Returns the tokens per second that so many streams write together, in some seconds; for
+    `threads` see `Decoder.run`."""
+    streams = []
     for seed in range(num_streams):
         stream = decoder.stream()
         stream.set(Sampling(seed=seed))
