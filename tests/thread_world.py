@@ -58,9 +58,12 @@ class ThreadWorld(World):
         values = self._hub.exchanged(self.rank, value)
         return values if self.is_leader else []
 
-    def collect(self, parts: list[Tensor], deadline_s: float) -> None:
-        for part, given in zip(parts, self._hub.exchanged(0, None)[1:], strict=True):
-            part.copy_(given)
+    def expect(self, parts: list[Tensor]) -> Callable[[float], None]:
+        def collect(deadline_s: float) -> None:
+            for part, given in zip(parts, self._hub.exchanged(0, None)[1:], strict=True):
+                part.copy_(given)
+
+        return collect
 
     def give(self, part: Tensor) -> None:
         self._hub.exchanged(self.rank, part)

@@ -145,9 +145,11 @@ def in_words(*parts: object) -> str:
 
 
 class FastLSTMError(Exception):
-    """Base class; made of the message's parts. `exit_code` is that of the command line."""
+    """Base class; made of the message's parts. `exit_code` is that of the command line;
+    `is_of_one_rank`: of several processes one that is not rank 0 has found it while they train."""
 
     exit_code = EXIT_FAILED
+    is_of_one_rank = False
 
     def __str__(self) -> str:
         return "".join(map(str, self.args))

@@ -14,7 +14,8 @@ import fastlstm.distributed.joining as joining
 import fastlstm.distributed.launch as launch
 from fastlstm.cli.main import main
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import ConfigError, Dismissed, LostProcessError, Stopped
+from fastlstm.distributed.world import World
+from fastlstm.errors import ConfigError, DataError, Dismissed, LostProcessError, Stopped
 from fastlstm.training.signals import StopFlag
 
 PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
@@ -66,6 +67,18 @@ def test_bad_usage_is_said_on_every_machine(set_all, capsys, values):
     set_all(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
     assert main(["train", "book.txt", "--bogus"]) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_what_one_rank_alone_finds_while_they_train_is_said_by_it(set_all, monkeypatch, capsys):
+    set_all(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+
+    def find(arguments):
+        with joining._told(World(1, 2)):
+            raise DataError("the text has changed")
+
+    monkeypatch.setattr("fastlstm.cli.main._dispatch", find)
+    assert main(["train", "book.txt"]) == 2
+    assert capsys.readouterr().err == "fastlstm: error: the text has changed\n"
 
 
 def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatch):

@@ -32,11 +32,12 @@ results = {}
 text = dict(rnn_size=16, embed_size=8, seq_length=16, batch_size=8, dropout=0.2, zoneout=(0.1, 0.1))
 for name, more in {
     "muon": dict(accumulate=2, lane_reset=0.1, num_layers=2, precision="bf16", ema=0.9),
-    "adamw": dict(optimizer="adamw", order="windows", layer_norm=True, precision="fp32"),
+    "adamw": dict(order="windows", layer_norm=True, precision="fp32", valid=sys.argv[3]),
 }.items():
     out = f"{place}/{name}-{size}"
-    more = {**text, **own, **more, "steps": 30, "tensorboard": False}
-    fastlstm.train(sys.argv[2], out=out, observers=(), **more)
+    more = {**text, **own, **more, "steps": 30, "tensorboard": False, "optimizer": name}
+    run = fastlstm.train(sys.argv[2], out=out, observers=(), **more)
+    results[f"loss of {name}"] = [torch.tensor(run.bits_per_char)]
     if rank == 0:
         model = fastlstm.LM.load(out)
         results[name] = open(f"{out}/model.safetensors", "rb").read()
@@ -122,10 +123,10 @@ for name, end in zip(sys.argv[4::2], map(int, sys.argv[5::2])):
 
 
 def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
-    text = a_text(tmp_path)
-    found = {}
+    text, valid, found = a_text(tmp_path), tmp_path / "valid.txt", {}
+    valid.write_text(text.read_text()[30:9000])
     for world_size in (1, 4):
-        run_script(JOBS, world_size, tmp_path, text)
+        run_script(JOBS, world_size, tmp_path, text, valid)
         for rank in range(world_size):
             found[world_size, rank] = torch.load(
                 tmp_path / f"{world_size}-{rank}.pt", weights_only=False
@@ -143,7 +144,8 @@ def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
                 result == alone[name] if isinstance(result, bytes) else _equal(result, alone[name])
             )
             assert same, f"{name} differs in rank {rank} of {world_size}"
-    assert set(alone) == {"muon", "adamw", "windows", "chunks", "one row", "sequences"}
+    names = {"muon", "adamw", "windows", "chunks", "one row", "sequences"}
+    assert set(alone) == {*names, "loss of muon", "loss of adamw"}
 
 
 def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):

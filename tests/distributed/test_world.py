@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -155,6 +156,32 @@ def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
     with world.together():
         pass
     assert groups == [world.orders]
+
+
+def test_rank_0_may_compute_for_longer_than_a_message_takes(monkeypatch):
+    """With real messages: a send that is not received in time closes all connections."""
+    store, limit = dist.HashStore(), timedelta(seconds=5)
+    groups = dict[int, dist.ProcessGroupGloo]()
+    monkeypatch.setattr(dist, "irecv", lambda part, tag, src: groups[0].recv([part], src, tag))
+    monkeypatch.setattr(dist, "isend", lambda part, tag, dst: groups[1].send([part], dst, tag))
+
+    def met(rank: int) -> World:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, limit)
+        world = world_of(2)
+        world.rank, world.pulse = rank, SimpleNamespace(is_silent=False)
+        return world
+
+    def follower() -> float:
+        world, started = met(1), time.perf_counter()
+        world.give(torch.arange(3.0))
+        return time.perf_counter() - started
+
+    with ThreadPoolExecutor(1) as pool:
+        waited, world, received = pool.submit(follower), met(0), torch.zeros(3)
+        collect = world.expect([received])
+        assert waited.result() < 1.0
+        collect(5.0)
+    assert received.tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

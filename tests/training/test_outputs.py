@@ -83,6 +83,20 @@ def test_a_run_that_its_budget_ended_has_an_end_and_no_report(run: RunDirectory)
     assert not run.report_path.exists()
 
 
+def test_what_another_process_writes_now_gets_no_report_of_this_one(run: RunDirectory) -> None:
+    run.publish({"model.txt": b"ours"})
+    events: list[Any] = []
+
+    def write_after_another() -> None:
+        (run.path / ".lock").write_bytes(b"1 another\n")
+        run.require_owned()
+
+    with pytest.raises(RunDirectoryError), EventHub(run, [events.append]).files(None, False):
+        write_after_another()
+    assert not run.report_path.exists()
+    assert events == [], "the error says it"
+
+
 def test_lines_after_the_checkpoint_are_cut_and_a_damaged_file_is_set_aside(
     run: RunDirectory,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from fastlstm.distributed.world import DEADLINE_S
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.training.callbacks import Callback, CallbackList
 from fastlstm.training.shared_evaluation import evaluate, evaluate_own
 from linear_task import LinearTask
 from thread_world import Hub, ThreadWorld, in_threads
 
-ROWS = 16
+ROWS, UNIT_S = 16, 10.0
 
 
 class Blocks(LinearTask):
@@ -36,15 +39,56 @@ class Failing(Blocks):
         raise Stopped("stopped while evaluating")
 
 
-def evaluated(tasks: list[LinearTask], average: Any = None) -> float:
-    """Returns the loss that rank 0 has when as many ranks as there are tasks evaluate."""
+class Polling(Blocks):
+    """Looks for a stop before every block."""
+
+    def evaluate_blocks(self, limit: int, blocks: range, stop: Any, watch: Any) -> torch.Tensor:
+        if stop is not None and stop():
+            raise Stopped("stopped while evaluating")
+        return super().evaluate_blocks(limit, blocks, stop, watch)
+
+
+class Waiting(ThreadWorld):
+    """Notes how long rank 0 would wait for the others."""
+
+    def expect(self, parts: list[torch.Tensor]) -> Callable[[float], None]:
+        collect = super().expect(parts)
+
+        def noted(deadline_s: float) -> None:
+            self.waits_s = deadline_s
+            collect(deadline_s)
+
+        return noted
+
+
+def evaluated(
+    tasks: list[LinearTask],
+    average: Any = None,
+    signals: Sequence[int] = (0,) * 6,
+    worlds: list[Waiting] | None = None,
+) -> float:
+    """Returns the loss that rank 0 has when as many ranks as there are tasks evaluate.
+
+    Args:
+        tasks: by rank.
+        average: of the weights.
+        signals: that each rank has got.
+        worlds: gets those of the ranks.
+    """
     hub, losses = Hub(len(tasks)), list[float]()
+    worlds = [] if worlds is None else worlds
+    worlds += [Waiting(rank, hub) for rank in range(len(tasks))]
     trainers: list[Any] = [
         SimpleNamespace(
-            task=task, world=ThreadWorld(rank, hub), state=SimpleNamespace(average=average)
+            task=task,
+            world=world,
+            state=SimpleNamespace(average=average),
+            meter=SimpleNamespace(unit_s=UNIT_S),
         )
-        for rank, task in enumerate(tasks)
+        for task, world in zip(tasks, worlds, strict=True)
     ]
+    for world, number in zip(worlds, signals, strict=False):
+        world.signal = number
 
     def lead() -> None:
         losses.append(evaluate(trainers[0], ROWS, None, None).loss)
@@ -71,6 +115,21 @@ def test_a_stop_in_rank_0_takes_what_the_others_send() -> None:
     with pytest.raises(Stopped):
         evaluated([Failing(), other])
     assert other.asked, "no rank is left waiting"
+
+
+def test_after_a_stop_in_rank_0_the_others_have_the_time_of_an_evaluation() -> None:
+    worlds = list[Waiting]()
+    with pytest.raises(Stopped):
+        evaluated([Failing(), Blocks()], worlds=worlds)
+    assert worlds[0].waits_s >= DEADLINE_S + 4 * ROWS * UNIT_S
+
+
+def test_a_signal_to_another_rank_ends_its_part_and_stops_the_run() -> None:
+    leader, other, worlds = Blocks(), Polling(), list[Waiting]()
+    with pytest.raises(Stopped):
+        evaluated([leader, other], signals=(0, signal.SIGTERM), worlds=worlds)
+    assert not other.asked
+    assert worlds[0].stopped_by == "SIGTERM to rank 1 (thread 1)"
 
 
 def test_every_rank_evaluates_the_averaged_weights() -> None:

@@ -2,9 +2,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
+from fastlstm.system import signal_handlers
+from fastlstm.system.signal_handlers import Arrivals, handling
+from fastlstm.training import signals
 from fastlstm.training.signals import StopFlag
 
 
@@ -47,6 +51,30 @@ def test_second_signal_ends_the_process_with_the_documented_code():
         subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
         == 128 + signal.SIGINT
     )
+
+
+def test_the_second_one_may_be_handled_late(monkeypatch):
+    """The main thread was in native code for three seconds."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended, handled = [], [10.0, 13.0, 16.0]
+    monkeypatch.setattr(signals.os, "_exit", ended.append)
+    monkeypatch.setattr(signals.time, "monotonic", lambda: handled[0])
+    with StopFlag() as stop:
+        for age_s in (0.0, 2.9, 1.5):
+            monkeypatch.setattr(signal_handlers.Arrivals, "age_s", lambda _, age=age_s: age)
+            assert not ended
+            os.kill(os.getpid(), signal.SIGINT)
+            handled.pop(0)
+        assert stop.name == "SIGINT"
+    assert ended == [128 + signal.SIGINT], "the third came seconds later"
+
+
+def test_when_a_signal_came_is_known():
+    with handling({signal.SIGTERM: lambda *_: None}, lambda _: True), Arrivals() as arrivals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+        assert 0.03 < arrivals.age_s() < 20
 
 
 def test_of_several_processes_a_signal_comes_twice(monkeypatch, capfd):

@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
-        if isinstance(error, Dismissed) or (isinstance(error, UsageError) and _is_said_by_other()):
+        if isinstance(error, Dismissed) or _is_said_by_other(error):
             return error.exit_code
         first, *rest = error.lines()
         if isinstance(error, Stopped):
@@ -206,9 +206,10 @@ def _show_warning(message: Warning | str, *_: object) -> None:
     say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
 
 
-def _is_said_by_other() -> bool:
+def _is_said_by_other(error: FastLSTMError) -> bool:
     """Returns whether another process of this machine says what is wrong with the command."""
-    return is_started_by_torchrun() and environment.local_rank() > 0
+    is_of_all = isinstance(error, UsageError) and not error.is_of_one_rank
+    return is_of_all and is_started_by_torchrun() and environment.local_rank() > 0
 
 
 def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:

@@ -94,18 +94,25 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
             _require_alike(world, own)
         # Rank 0 saves the state, and needs the others for that.
         noting = nullcontext() if world.is_leader else _handled(partial(_note, world))
-        with noting, bound_to_nodes(sharers.index(rank), len(sharers)):
-            try:
-                yield world
-            except FastLSTMError as error:
-                is_told = world.is_over or isinstance(error, DistributedError)
-                if world.is_leader and not is_told:
-                    world.abandon(error)
-                raise
+        with noting, bound_to_nodes(sharers.index(rank), len(sharers)), _told(world):
+            yield world
     finally:
         if world.pulse is not None:
             world.pulse.end()
         dist.destroy_process_group()
+
+
+@contextmanager
+def _told(world: World) -> Iterator[None]:
+    """Tells the others of an error of rank 0; another rank says itself what it alone has found."""
+    try:
+        yield
+    except FastLSTMError as error:
+        is_told = world.is_over or isinstance(error, DistributedError)
+        if world.is_leader and not is_told:
+            world.abandon(error)
+        error.is_of_one_rank = not world.is_leader
+        raise
 
 
 def _end_if_stopped(name: str | None) -> None:

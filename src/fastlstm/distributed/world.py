@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import IntEnum
@@ -40,8 +40,8 @@ _NUMBERS = 4
 """Places for numbers in an order."""
 
 
-_COLLECTED = 1
-"""Tag of what `collect` receives: sums have higher ones."""
+_COLLECTED = (1 << 20) + 2
+"""Tag of what ranks `give`, beside those of sums and of `NeighbourCopy`."""
 _LOOK_EVERY = timedelta(seconds=1)
 """Whether rank 0 still lives."""
 
@@ -181,22 +181,36 @@ class World:
             dist.all_gather([p.view(torch.uint8) for p in pieces], padded.view(torch.uint8))
         return [piece[:length] for piece, length in zip(pieces, lengths, strict=True)]
 
-    def collect(self, parts: list[Tensor], deadline_s: float) -> None:
-        """Receives what the other ranks `give`, in order of rank, into tensors of their sizes."""
+    def expect(self, parts: list[Tensor]) -> Callable[[float], None]:
+        """Begins to receive what the other ranks `give`, in order of rank, into `parts`, which have
+        the sizes of that.
+
+        What is expected is received while this process computes something: none of the others waits
+        for it, and a message of theirs needs no longer than the deadline.
+
+        Returns:
+            Waits for all of it, so many seconds for each rank.
+        """
+        works = list[tuple[int, dist.Work]]()
         for rank, part in enumerate(parts, start=1):
-            if part.numel():
+            with self.naming(rank):
+                work = dist.irecv(part, tag=_COLLECTED, src=rank)
+                assert work is not None
+                works.append((rank, work))
+
+        def collect(deadline_s: float) -> None:
+            for rank, work in works:
                 with self.naming(rank, deadline_s):
-                    work = dist.irecv(part, tag=_COLLECTED, src=rank)
-                    assert work is not None
                     work.wait(timedelta(seconds=deadline_s))
 
+        return collect
+
     def give(self, part: Tensor) -> None:
-        """Sends a tensor to rank 0, which waits for it or does something else before."""
-        if part.numel():
-            with self.naming(0):
-                work = dist.isend(part, tag=_COLLECTED, dst=0)
-                assert work is not None
-                work.wait() if self.pulse is None else _wait_for_leader(work, self.pulse)
+        """Sends a tensor to rank 0, which expects it."""
+        with self.naming(0):
+            work = dist.isend(part, tag=_COLLECTED, dst=0)
+            assert work is not None
+            work.wait()  # a shorter limit would close all connections when it is over
 
     def summed(self, numbers: Tensor) -> Tensor:
         """Adds numbers over all processes, in place: exact where all but one of them are zero."""
@@ -218,9 +232,7 @@ class World:
         passed = zip(self.seconds, report.seconds.tolist(), strict=True)
         self.seconds = [0.98 * before + 0.02 * now if before else now for before, now in passed]
         self._num_heard += 1
-        for rank, number in enumerate(report.signals.tolist()):
-            if number and self.stopped_by is None:
-                self.stopped_by = f"{Signals(int(number)).name} to {self.name_of(rank)}"
+        self.heard(report.signals.tolist())
         checks = report.checks.tolist()
         usual, count = Counter(checks).most_common(1)[0]
         if count < self.size:
@@ -230,6 +242,12 @@ class World:
                 " processor, or code that changes weights in one process only; all processes end"
                 " here, and the same command with --resume continues from the last checkpoint"
             )
+
+    def heard(self, signals: Sequence[float]) -> None:
+        """Notes the number of the signal, 0 without one, that each rank has got."""
+        for rank, number in enumerate(signals):
+            if number and self.stopped_by is None:
+                self.stopped_by = f"{Signals(int(number)).name} to {self.name_of(rank)}"
 
     def straggler(self) -> str | None:
         """Returns a line about the rank that the others wait for, if there is one."""

@@ -1,9 +1,11 @@
-"""Signal handlers for the length of a block."""
+"""Signal handlers for the length of a block, and when a signal came."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -31,3 +33,25 @@ def handling(handlers: Mapping[int, Any], replaces: Callable[[Any], bool]) -> It
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Arrivals:
+    """Context manager of the main thread: when the newest signal came that Python handles.
+
+    A handler runs only where the main thread is back from native code, which may take seconds.
+    """
+
+    def __enter__(self) -> Arrivals:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        signal.set_wakeup_fd(self._before)
+        os.close(self._read)
+        os.close(self._write)
+
+    def age_s(self) -> float:
+        """Returns how many seconds ago it came: when the pipe was last written to."""
+        return max(0.0, time.time() - os.fstat(self._read).st_mtime)

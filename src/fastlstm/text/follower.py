@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -23,10 +24,12 @@ from fastlstm.training.follower import follow, set_up
 def follow_text(world: World, source: Source) -> tuple[Evaluation, Evaluation | None]:
     """Trains along with rank 0, with the lanes of this process; returns the last evaluation and the
     test of the run."""
-    config, tokenizer_json, key, held_out = world.shared()
+    config, tokenizer_json, key, held_out, valid = world.shared()
     with world.together():
         tokenizer = load_tokenizer(tokenizer_json)
         splits = _read(source, config, tokenizer, key, held_out)
+    if valid is not None:  # a text of its own, which rank 0 alone has
+        splits = replace(splits, valid=valid)
     own = set_up(config, world)
     sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
     model = LanguageModel(sizes).to(own.device)

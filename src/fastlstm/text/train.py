@@ -261,7 +261,8 @@ class TextSession(RunSession):
             world=self.world, shards=shards,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
-        self.share((config, files["tokenizer.json"], text.key, list(texts.held_out)))
+        valid = splits.valid if "valid" in texts.held_out and not config.pipeline else None
+        self.share((config, files["tokenizer.json"], text.key, list(texts.held_out), valid))
         with self.files(checkpoint, config.tensorboard):
             task = self.make_task(
                 config=config, model=model, loader=loader, valid_ids=splits.valid,

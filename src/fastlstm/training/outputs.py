@@ -92,9 +92,12 @@ class EventHub:
         for event in self._early:
             self._hand_out(event, self._files)
         self._observers[:0] = self._files
-        is_trained = True
+        is_trained = is_own = True
         try:
             yield
+        except RunDirectoryError:
+            is_own = False  # another process writes it now
+            raise
         except BudgetError as error:
             is_trained = False
             self._hand_out({"event": "end", "reason": str(error), "step": first_step}, self._files)
@@ -104,8 +107,9 @@ class EventHub:
                 if output in self._observers:
                     self._observers.remove(output)
                 self._try(output.close)
-            self._try(run.seal_metrics)
-            if is_trained:
+            if is_own:
+                self._try(run.seal_metrics)
+            if is_own and is_trained:
                 self._try(lambda: write_report(run.path))
             self._show_end()
 

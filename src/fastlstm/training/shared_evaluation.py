@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from fastlstm.distributed.world import DEADLINE_S, Order
-from fastlstm.training.task import Score, Watch
+from fastlstm.errors import Stopped
+from fastlstm.training.task import Score, Task, Watch
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -27,7 +29,7 @@ def evaluate(
     A pipeline's processes have not all weights: rank 0 has them all, and evaluates alone.
 
     Raises:
-        Stopped: `stop` returned True.
+        Stopped: `stop` returned True, or another process has got a signal.
     """
     task, world, started = trainer.task, trainer.world, time.perf_counter()
     num, is_shared = task.num_blocks(limit), task.pipeline is None and trainer.world.size > 1
@@ -35,32 +37,43 @@ def evaluate(
         sums = task.evaluate_blocks(limit, range(num), stop, watch)
         return task.score(limit, sums, time.perf_counter() - started)
     world.order(Order.EVALUATE, limit)
+    others = [_message(task, num, rank, world.size) for rank in range(1, world.size)]
+    collect = world.expect(others)
     failure, own = None, torch.empty(0)
     of_all = None if watch is None else lambda done, own: watch(done * limit // own, limit)
     try:
         own = task.evaluate_blocks(limit, _blocks(num, 0, world.size), stop, of_all)
     except Exception as error:  # the others wait until their results are taken
         failure = error
-    deadline_s = DEADLINE_S + _PATIENCE * (time.perf_counter() - started)
-    others = [
-        torch.empty(len(_blocks(num, rank, world.size)), task.num_sums, dtype=torch.float64)
-        for rank in range(1, world.size)
-    ]
-    world.collect(others, deadline_s)
+    # After a stop, as long as an evaluation takes: not all may have got the signal.
+    seconds = max(time.perf_counter() - started, limit * trainer.meter.unit_s)
+    collect(DEADLINE_S + _PATIENCE * seconds)
+    world.heard([0.0, *(float(part[-1, 0]) for part in others)])
     if failure is not None:
         raise failure
-    return task.score(limit, torch.cat([own, *others]), time.perf_counter() - started)
+    if world.stopped_by:
+        raise Stopped("stopped while evaluating")
+    sums = torch.cat([own, *(part[:-1] for part in others)])
+    return task.score(limit, sums, time.perf_counter() - started)
 
 
 def evaluate_own(trainer: Trainer, limit: int) -> None:
-    """Scores the blocks of this process, with averaged weights where there are any."""
+    """Scores the blocks of this process, with averaged weights where there are any; a signal ends
+    that, and rank 0 hears of it."""
     task, world = trainer.task, trainer.world
-    blocks = _blocks(task.num_blocks(limit), world.rank, world.size)
-    own = torch.empty(0, task.num_sums, dtype=torch.float64)
-    if blocks:
-        with weights_to_evaluate(trainer):
-            own = task.evaluate_blocks(limit, blocks, None, None)
-    world.give(own)
+    num = task.num_blocks(limit)
+    told = _message(task, num, world.rank, world.size)
+    if blocks := _blocks(num, world.rank, world.size):
+        with weights_to_evaluate(trainer), suppress(Stopped):
+            told[:-1] = task.evaluate_blocks(limit, blocks, lambda: world.signal > 0, None)
+    told[-1] = world.signal
+    world.give(told)
+
+
+def _message(task: Task, num: int, rank: int, size: int) -> Tensor:
+    """Returns a tensor for the sums of the blocks of a rank; its last row is for the number of the
+    signal that the rank has got, 0 without one."""
+    return torch.zeros(len(_blocks(num, rank, size)) + 1, task.num_sums, dtype=torch.float64)
 
 
 def weights_to_evaluate(trainer: Trainer) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from fastlstm.system import environment
-from fastlstm.system.signal_handlers import ONE_SIGNAL_S, handling
+from fastlstm.system.signal_handlers import ONE_SIGNAL_S, Arrivals, handling
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -57,9 +57,12 @@ class StopFlag:
         self.name: str | None = None
         self._set_at = 0.0
         self._previous: dict[int, Any] = {}
+        self._arrivals: Arrivals | None = None
 
     def __enter__(self) -> StopFlag:
         if threading.current_thread() is threading.main_thread():
+            if environment.world_size() > 1:
+                self._arrivals = Arrivals().__enter__()
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
@@ -74,6 +77,9 @@ class StopFlag:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+        if self._arrivals is not None:
+            self._arrivals.__exit__()
+            self._arrivals = None
 
     def __call__(self) -> bool:
         return self.name is not None
@@ -83,8 +89,10 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
-            if environment.world_size() > 1 and time.monotonic() < self._set_at + ONE_SIGNAL_S:
-                return
+            if self._arrivals is not None:
+                came_at = time.monotonic() - self._arrivals.age_s()
+                if came_at < self._set_at + ONE_SIGNAL_S:
+                    return
             os._exit(128 + number)
         self.name, self._set_at = signal.Signals(number).name, time.monotonic()
         again = (
