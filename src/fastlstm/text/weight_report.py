@@ -121,10 +121,20 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
 
 
 def writing_speed(
-    decoder: Decoder, num_streams: int = 1, threads: int | None = None, seconds: float = _SPEED_S
+    decoder: Decoder,
+    num_streams: int = 1,
+    threads: int | None = None,
+    seconds: float | None = None,
 ) -> float:
-    """Returns the tokens per second that so many streams write together, in some seconds; for
-    `threads` see `Decoder.run`."""
+    """Returns the tokens per second that so many streams write together.
+
+    Args:
+        decoder: of the model.
+        num_streams: how many write.
+        threads: see `Decoder.run`.
+        seconds: to measure for; default is a fifth of one.
+    """
+    seconds = _SPEED_S if seconds is None else seconds
     streams = []
     for seed in range(num_streams):
         stream = decoder.stream()
