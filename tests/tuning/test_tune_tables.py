@@ -168,6 +168,7 @@ def test_the_latency_is_of_one_forecast(monkeypatch: pytest.MonkeyPatch):
     assert forecast_cost(small, SizeLimits()).latency_s == pytest.approx(0.04)
 
 
+@pytest.mark.usefixtures("ended_after_two_steps")
 def test_the_command_finds_settings_and_can_be_continued(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
