@@ -31,11 +31,11 @@ _NEW_FIGURE, _SVG = drawing._new_figure, drawing._svg
 _KINDS_OF_CHARTS = set[Any]()
 """That were made in this process; see `pytest_runtest_setup`."""
 _SHORT_MEASUREMENTS = {
-    "compression.forecast_figures": {"_SPEED_S": 0.01},
+    "compression.forecast_figures": {"_SPEED_S": 0.0},
     "exchange.forecast_source": {"_SPEED_S": 0.01},
     "exchange.text_source": {"_SPEED_S": 0.01},
     "system.ceilings": {"_MEASURE_S": 0.0, "_COPY_BYTES": 32 << 20, "_QUIET_SHARE": 0.0},
-    "text.weight_report": {"_SPEED_S": 0.01},
+    "text.weight_report": {"_SPEED_S": 0.0},
     "tuning.table_job": {"_LATENCY_S": 0.01},
 }
 """Constants by module: a run, an export and a compression measure for seconds else."""

@@ -56,7 +56,7 @@ def test_the_speed_is_measured_as_long_as_was_said(random_model, monkeypatch):
         return run(*args)
 
     monkeypatch.setattr(Decoder, "run", counted)
-    assert writing_speed(decoder, seconds=0.0) == 0.0
-    monkeypatch.setattr(weight_report, "_SPEED_S", 0.0)  # as tests do that measure many models
-    assert writing_speed(decoder) == 0.0
-    assert len(runs) == 2, "the first steps of both, that are not timed"
+    assert writing_speed(decoder, seconds=0.0) > 0
+    monkeypatch.setattr(weight_report, "_SPEED_S", 0.0)  # as for every test: many measure models
+    assert writing_speed(decoder) > 0
+    assert len(runs) == 4, "of both the first steps, that are not timed, and the least that are"

@@ -144,7 +144,7 @@ def writing_speed(
         streams.append(stream)
     decoder.run(streams, 4, threads)
     steps, count, start_s = 8, 0, time.perf_counter()
-    while (taken_s := time.perf_counter() - start_s) < seconds:
+    while (taken_s := time.perf_counter() - start_s) < seconds or count == 0:
         decoder.run(streams, steps, threads)
         count += steps * num_streams
         steps = min(2 * steps, 1024) if taken_s < seconds / 8 else steps
