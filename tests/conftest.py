@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,20 @@ def same_random_numbers() -> Iterator[None]:
     before = states()
     yield
     assert states() == before
+
+
+@pytest.fixture
+def rests_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has runs rest between their steps: until a budget is over fewer of them are computed."""
+    from fastlstm.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def rested(trainer: Trainer) -> None:
+        take_step(trainer)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Trainer, "take_step", rested)
 
 
 @pytest.fixture(scope="session")

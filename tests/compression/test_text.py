@@ -462,6 +462,7 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
     assert (out / "model.safetensors").read_bytes() == model
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_used_budget_is_published_with_a_larger_limit(
     compressed: Compress, tmp_path: Path
 ) -> None:

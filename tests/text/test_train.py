@@ -326,6 +326,7 @@ def test_a_budget_that_set_up_used_up_is_no_finished_run(text, tmp_path):
     assert train(text, tmp_path / "run").bits_per_char < 6  # the place is free for a longer run
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
     events: list[dict] = []
     fastlstm.train(
@@ -341,6 +342,7 @@ def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
     assert 30.0 < parts_s <= end["elapsed_s"]
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
     events: list[dict] = []
     fields = {**TINY, "budget": "36s", "eval_every": 10**9, "log_every": 1}
@@ -352,6 +354,7 @@ def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
     assert kinds.count("eval") == 2  # one half-way, one at the end
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(text, tmp_path):
     run, fields = tmp_path / "run", {**TINY, "budget": "36s"}
     fastlstm.train(text, out=run, began=time.perf_counter() - 30.0, observers=(), **fields)
@@ -390,6 +393,7 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     assert [e["precision_why"] for e in events if e["event"] == "start"] == ["as asked"]
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):
