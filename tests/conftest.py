@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ def pytest_configure(config: pytest.Config) -> None:
     found = recorded_cpus.detected(isa)
     hardware._detected = lambda: found
     hardware._described.cache_clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collects thousands of tests without looking, again and again, for what could be freed."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
