@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-_NEW_FIGURE = drawing._new_figure
+_NEW_FIGURE, _SVG = drawing._new_figure, drawing._svg
+_KINDS_OF_CHARTS = set[Any]()
+"""That were made in this process; see `pytest_runtest_setup`."""
+_SHORT_MEASUREMENTS = {
+    "compression.forecast_figures": {"_SPEED_S": 0.0},
+    "exchange.forecast_source": {"_SPEED_S": 0.01},
+    "exchange.text_source": {"_SPEED_S": 0.01},
+    "system.ceilings": {"_MEASURE_S": 0.0, "_COPY_BYTES": 32 << 20, "_QUIET_SHARE": 0.0},
+    "text.weight_report": {"_SPEED_S": 0.0},
+    "tuning.table_job": {"_LATENCY_S": 0.01},
+}
+"""Constants by module: a run, an export and a compression measure for seconds else."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,20 +69,65 @@ def pytest_configure(config: pytest.Config) -> None:
     hardware._described.cache_clear()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collects thousands of tests without looking, again and again, for what could be freed."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Lets matplotlib render only in tests/report and in tests marked `charts`.
+    """Lets matplotlib render only in tests/report and in tests marked `charts`, and has speeds
+    measured briefly.
 
     Every run writes a report, whose seven pictures would take twice as long as its training. The
-    code that makes the charts runs everywhere.
+    code that makes the charts runs once for every kind of chart in a process.
     """
     is_rendered = "report" in item.path.parent.parts or item.get_closest_marker("charts")
     drawing._new_figure = _NEW_FIGURE if is_rendered else _unrendered
+    drawing._svg = _SVG if is_rendered else _made_once
+    for name, constants in _SHORT_MEASUREMENTS.items():
+        if module := sys.modules.get(f"fastlstm.{name}"):
+            assert constants.keys() <= vars(module).keys()
+            vars(module).update(constants)
 
 
 def _unrendered() -> tuple[Any, Any]:
     figure, axes = _NEW_FIGURE()
     figure.savefig = lambda buffer, **_: buffer.write(b"<svg/>")
     return figure, axes
+
+
+def _made_once(
+    curves: Any, x_unit: str, y_label: str, limits: Any, may_be_log: bool, band: Any
+) -> bytes:
+    kinds = tuple(
+        (curve.colour, curve.is_dotted, *_kind_of(curve.x), *_kind_of(curve.y)) for curve in curves
+    )
+    of_band = band and (band.is_empty, *map(_kind_of, (band.x, band.low, band.high)))
+    kind = (
+        kinds,
+        x_unit,
+        y_label,
+        *((n, v is None) for n, v in limits.items()),
+        may_be_log,
+        of_band,
+    )
+    if kind in _KINDS_OF_CHARTS:
+        return b"<svg/>"
+    made = _SVG(curves, x_unit, y_label, limits, may_be_log, band)
+    _KINDS_OF_CHARTS.add(kind)
+    return made
+
+
+def _kind_of(values: Any) -> tuple[Any, ...]:
+    """Returns whether values are none, one or many, which are not finite, and their spread."""
+    numbers = [v for v in values if isinstance(v, (int, float)) and math.isfinite(v)]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    return min(len(values), 2), len(numbers) < len(values), low > 0, low == high, high > 2 * low
 
 
 @pytest.fixture
@@ -124,6 +183,20 @@ def same_random_numbers() -> Iterator[None]:
     before = states()
     yield
     assert states() == before
+
+
+@pytest.fixture
+def rests_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has runs rest between their steps: until a budget is over fewer of them are computed."""
+    from fastlstm.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def rested(trainer: Trainer) -> None:
+        take_step(trainer)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Trainer, "take_step", rested)
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,11 @@ torch._C._cuda_init = mine("_cuda_init")
 
 CHECK = """
 assert not torch.cuda.is_initialized()
-print("untouched")
+try:
+    torch.zeros(2, device="cuda")
+except AssertionError as error:
+    assert str(error) == "CUDA was touched: _lazy_init"
+    print("untouched, and the mines go off")
 """
 
 
@@ -47,12 +51,6 @@ def run(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_mines_go_off(tmp_path: Path) -> None:
-    done = run("torch.zeros(2, device='cuda')", tmp_path)
-    assert done.returncode != 0
-    assert "CUDA was touched: _lazy_init" in done.stderr
-
-
 def test_every_module_can_be_imported(tmp_path: Path) -> None:
     code = """
 import importlib, pkgutil
@@ -64,24 +62,18 @@ for name in names:
         importlib.import_module(name)
 """
     done = run(code, tmp_path)
-    assert done.stdout.endswith("untouched\n"), done.stderr
+    assert done.stdout.endswith("untouched, and the mines go off\n"), done.stderr
 
 
-def test_hardware_is_described(tmp_path: Path) -> None:
+def test_the_main_job_runs(tmp_path: Path) -> None:
+    """Describe the hardware, train with --device auto, go on, evaluate and generate."""
+    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so it did.\n" * 400)
     code = """
 from fastlstm.system import ceilings, hardware
 assert hardware.gpu() is None
 hardware.cpu()
 ceilings.measured_ceilings("fp32", 1, shape=(8, 8, 8))
-"""
-    done = run(code, tmp_path)
-    assert done.stdout.endswith("untouched\n"), done.stderr
-
-
-def test_the_main_job_runs(tmp_path: Path) -> None:
-    """Train with --device auto, go on, evaluate and generate."""
-    (tmp_path / "book.txt").write_text("the cat sat on the mat, and so it did.\n" * 400)
-    code = """
+assert not torch.cuda.is_initialized()
 import fastlstm
 fields = dict(preset="tiny", rnn_size=16, embed_size=8, batch_size=4, seq_length=16, device="auto")
 run = fastlstm.train("book.txt", out="run", steps=3, **fields)
@@ -91,4 +83,4 @@ assert lm.generate("the ", max_tokens=10, seed=1)
 assert lm.evaluate("the cat sat on the mat, and so it did.\\n" * 20).bits_per_char > 0
 """
     done = run(code, tmp_path)
-    assert done.stdout.endswith("untouched\n"), done.stderr
+    assert done.stdout.endswith("untouched, and the mines go off\n"), done.stderr

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fastlstm.cli.main import main
 from fastlstm.errors import EXIT_OK, EXIT_USAGE
@@ -22,6 +23,14 @@ def state_dict(tmp_path):
     return path
 
 
+@pytest.fixture
+def safetensors(state_dict):
+    """The same in a file that no other process needs to read."""
+    path = state_dict.with_suffix(".safetensors")
+    save_file(torch.load(state_dict), path)
+    return path
+
+
 def test_imported_run_writes_text(state_dict, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["import", str(state_dict), "--chars", "ab cd", "--out", str(out)]) == EXIT_OK
@@ -31,9 +40,9 @@ def test_imported_run_writes_text(state_dict, tmp_path, capsys):
     assert set(capsys.readouterr().out.strip()) <= set("ab cd")
 
 
-def test_json(state_dict, tmp_path, capsys):
+def test_json(safetensors, tmp_path, capsys):
     out = tmp_path / "run"
-    arguments = ["import", str(state_dict), "--chars", "ab cd", "--out", str(out), "--json"]
+    arguments = ["import", str(safetensors), "--chars", "ab cd", "--out", str(out), "--json"]
     assert main(arguments) == EXIT_OK
     facts = json.loads(capsys.readouterr().out)
     assert (facts["kind"], facts["made_by"], facts["run"]) == ("text", "torch", str(out))
@@ -48,8 +57,8 @@ def test_json(state_dict, tmp_path, capsys):
         (["--vocab", "missing.json"], "missing.json is no JSON file"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_2(arguments, said, state_dict, tmp_path, capsys):
-    code = main(["import", str(state_dict), "--out", str(tmp_path / "run"), *arguments])
+def test_errors_are_one_line_and_exit_code_2(arguments, said, safetensors, tmp_path, capsys):
+    code = main(["import", str(safetensors), "--out", str(tmp_path / "run"), *arguments])
     error = capsys.readouterr().err
     assert code == EXIT_USAGE
     assert said in error

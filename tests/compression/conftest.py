@@ -13,12 +13,10 @@ import fastlstm
 from compression_source import text_of
 from fastlstm.compression.report import CompressReport
 from fastlstm.system.measurements import CpuTimer
-from fastlstm.text import weight_report
 
 
 @pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_report, "_SPEED_S", 0.01)
+def never_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuTimer, "was_busy", lambda timer, share: False)
 
 

@@ -34,6 +34,7 @@ from fastlstm.report.progress import PlainOutput
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
 from fastlstm.system.measurements import CpuTimer
+from fastlstm.text import weight_report
 from fastlstm.text.config import COMPRESSED_VERSION
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes
 from fastlstm.text.weight_report import score
@@ -131,6 +132,7 @@ def test_speeds_of_a_busy_machine_are_named(
         return True
 
     monkeypatch.setattr(CpuTimer, "was_busy", was_busy)
+    monkeypatch.setattr(weight_report, "_SPEED_S", 0.01)
     text = "speeds were measured while the machine was busy: idle it is faster"
     assert compressed(to="int8").notes == [text]
     assert timers[-1].wall_s >= 12 * 0.01, "2 models, 2 numbers of streams, 3 rounds"
@@ -460,6 +462,7 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
     assert (out / "model.safetensors").read_bytes() == model
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_used_budget_is_published_with_a_larger_limit(
     compressed: Compress, tmp_path: Path
 ) -> None:

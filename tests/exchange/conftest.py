@@ -1,4 +1,4 @@
-"""A small text run to export, and short measurements of speed."""
+"""A small text run to export."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.exchange import text_source
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.text import weight_report
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import save_language_model
 from fastlstm.text.model import LanguageModel
 
 CHARACTERS = "\n ,.abcdefghijklmnopqrstuvwxyz"
-
-
-@pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_report, "_SPEED_S", 0.01)
-    monkeypatch.setattr(text_source, "_SPEED_S", 0.01)
 
 
 @pytest.fixture

@@ -266,6 +266,7 @@ def test_a_resumed_run_is_scored_on_the_windows_it_started_with(
     assert found.meta["progress"]["scored"] == 100
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_covers_scoring_the_test_part(path: str, tmp_path: Path, monkeypatch: Any) -> None:
     pq.write_table(long_table(2400), path)
     backtest = evaluation.backtest
@@ -330,6 +331,7 @@ def test_a_stop_while_scoring_is_honoured_and_resumed(path: str, tmp_path: Path)
     assert any(event["event"] == "test" for event in events)
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(path: str, tmp_path: Path) -> None:
     config, out = ForecastConfig(**{**QUICK, "steps": None, "budget": "36s"}), tmp_path / "run"
     train_forecaster(path, config, out=out, began=time.perf_counter() - 30.0)
@@ -416,6 +418,7 @@ def test_the_input_that_is_chosen_is_for_most_series() -> None:
     assert sizes[0] <= 27 < sizes[1]
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_an_evaluation_reads_as_many_windows_as_the_run_is_long(path: str, tmp_path: Path) -> None:
     pq.write_table(long_table(2400), path)
     quick = {**QUICK, "evaluations": 1, "steps": 1, "checkpoint_every": 16}

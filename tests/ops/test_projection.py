@@ -173,9 +173,10 @@ def equal(one, other):
     return all(b is None if a is None else torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_instruction_set(isa, dtype, shape, has_bias):
+def test_every_instruction_set(isa, dtype, shape):
+    """With a bias and without, in turns: any two of shape, type and instruction set have both."""
+    has_bias = (SHAPES.index(shape) + ISAS.index(isa) + DTYPES.index(dtype)) % 2 == 0
     if dtype == torch.bfloat16:
         shape = whole_rows(*shape)
     limits = limits_of(shape, has_bias, dtype)

@@ -198,6 +198,7 @@ def test_every_optimizer_learns(optimizer: Any) -> None:
     assert model.score(X, last) > 0.7
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_ends_a_fit() -> None:
     model = SequenceRegressor(**{**QUICK, "steps": None, "budget": "2s"}).fit(X, Y)
     assert model.fitted_.reason == "budget 2s"

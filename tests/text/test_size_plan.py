@@ -151,6 +151,7 @@ def test_timing_leaves_random_numbers_alone(data):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_train_takes_the_size_and_says_why(monkeypatch, text, tmp_path):
     monkeypatch.setattr(measurements, "remember", lambda *_: None)
     monkeypatch.setattr(measurements, "recall", lambda *_: None)

@@ -56,13 +56,23 @@ TINY = {
 }
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "book.txt"
+def write_text(path: Path) -> Path:
     path.write_text(
         "the quick brown fox jumps over the lazy dog; \nwhy does it always do that?\n" * 60
     )
     return path
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "book.txt")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was not stopped."""
+    folder = tmp_path_factory.mktemp("unstopped")
+    return train(write_text(folder / "book.txt"), folder / "whole").path
 
 
 def newest(run: Path) -> Path:
@@ -105,8 +115,7 @@ def train(text: Path, out: Path, **fields):
 
 @pytest.mark.isa
 @pytest.mark.parametrize("step", [1, 6, 7, 13, 19])
-def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
-    train(text, tmp_path / "whole")
+def test_a_stopped_run_ends_bit_equal(text, tmp_path, whole, step):
     with pytest.raises(Stopped, match="SIGTERM; checkpoint-"):
         fastlstm.train(
             text,
@@ -115,8 +124,8 @@ def test_a_stopped_run_ends_bit_equal(text, tmp_path, step):
             **{**TINY, "steps": 20, "log_every": 1},
         )
     train(text, tmp_path / "parts", resume=True)
-    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
-    assert logged(tmp_path / "whole") == logged(tmp_path / "parts"), "no gap and no line twice"
+    assert_same_state(newest(whole), newest(tmp_path / "parts"))
+    assert logged(whole) == logged(tmp_path / "parts"), "no gap and no line twice"
 
 
 def test_a_model_with_an_output_of_low_rank_trains_and_resumes(text, tmp_path):
@@ -163,8 +172,7 @@ def test_what_torch_was_set_to_stays(text, tmp_path):
             switch.allow_tf32 = is_on
 
 
-def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeypatch):
-    train(text, tmp_path / "whole")
+def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, whole, monkeypatch):
     evaluate = task_module.lane_nats
 
     def interrupted(*args, **kwargs):
@@ -177,7 +185,7 @@ def test_stop_in_an_evaluation_saves_and_evaluates_again(text, tmp_path, monkeyp
     assert newest(tmp_path / "parts").name == "checkpoint-7"
     monkeypatch.setattr(task_module, "lane_nats", evaluate)
     train(text, tmp_path / "parts", resume=True)
-    assert_same_state(newest(tmp_path / "whole"), newest(tmp_path / "parts"))
+    assert_same_state(newest(whole), newest(tmp_path / "parts"))
 
 
 @pytest.mark.isa
@@ -326,6 +334,7 @@ def test_a_budget_that_set_up_used_up_is_no_finished_run(text, tmp_path):
     assert train(text, tmp_path / "run").bits_per_char < 6  # the place is free for a longer run
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
     events: list[dict] = []
     fastlstm.train(
@@ -341,6 +350,7 @@ def test_the_schedule_begins_when_set_up_is_over(text, tmp_path):
     assert 30.0 < parts_s <= end["elapsed_s"]
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
     events: list[dict] = []
     fields = {**TINY, "budget": "36s", "eval_every": 10**9, "log_every": 1}
@@ -352,6 +362,7 @@ def test_a_budget_is_planned_with_what_an_evaluation_takes(text, tmp_path):
     assert kinds.count("eval") == 2  # one half-way, one at the end
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(text, tmp_path):
     run, fields = tmp_path / "run", {**TINY, "budget": "36s"}
     fastlstm.train(text, out=run, began=time.perf_counter() - 30.0, observers=(), **fields)
@@ -390,6 +401,7 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     assert [e["precision_why"] for e in events if e["event"] == "start"] == ["as asked"]
 
 
+@pytest.mark.usefixtures("rests_between_steps")
 def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from fastlstm.errors import DataError
+from fastlstm.text import weight_report
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.evaluation import evaluate
-from fastlstm.text.weight_report import WeightReport, report_weights, score
+from fastlstm.text.weight_report import WeightReport, report_weights, score, writing_speed
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 
@@ -44,3 +45,18 @@ def test_report(random_model):
         "int8: 1.14 MB of weights a token instead of 4.47 (fp32), 10.0x the speed, +0.02 %"
         " bits/char (1.6097 to 1.6100 on 99,936 tokens)"
     )
+
+
+def test_the_speed_is_measured_as_long_as_was_said(random_model, monkeypatch):
+    runs = []
+    decoder, run = Decoder.of(random_model()), Decoder.run
+
+    def counted(*args):
+        runs.append(args)
+        return run(*args)
+
+    monkeypatch.setattr(Decoder, "run", counted)
+    assert writing_speed(decoder, seconds=0.0) > 0
+    monkeypatch.setattr(weight_report, "_SPEED_S", 0.0)  # as for every test: many measure models
+    assert writing_speed(decoder) > 0
+    assert len(runs) == 4, "of both the first steps, that are not timed, and the least that are"

@@ -65,8 +65,9 @@ def test_steps_are_predicted_from_a_tenth_of_them(table: Path):
 
 
 def test_the_command_prints_the_prediction_and_what_trains_it(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest,
+):  # fmt: skip
     def few_steps(config: ForecastConfig, *_: Any) -> ForecastConfig:
         return replace(config, steps=30, budget=None)
 
@@ -84,6 +85,7 @@ def test_the_command_prints_the_prediction_and_what_trains_it(
     assert main([*command[1:], "--steps", "5"]) == 2  # of --budget and --steps only one
     capsys.readouterr()
     at = command.index("--budget")
+    request.getfixturevalue("ended_after_two_steps")
     assert main([*command[1:at], "--budget", "10s", *command[at + 2 :]]) == 0
     assert "finished" in capsys.readouterr().out
 

@@ -11,10 +11,12 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.cli.tune import rows
 from fastlstm.errors import FormatError, NonFiniteError, RunDirectoryError, Stopped, UsageError
+from fastlstm.text import size_plan
 from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.training import step_time
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.session import locked_run
-from fastlstm.tuning import halving, tune
+from fastlstm.tuning import halving, size_limits, tune
 from fastlstm.tuning.halving import search
 from fastlstm.tuning.job import Default, open_axes
 from fastlstm.tuning.moves import FIELDS, label_of, options_of, values_around
@@ -28,6 +30,14 @@ BASE: dict[str, Any] = {
     "rnn_size": 96, "embed_size": 64, "batch_size": 4, "seq_length": 32, "optimizer": "muon",
     "learning_rate": 0.01, "threads": 1, "precision": "fp32",
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the seconds of a step as known, long in large models; times latencies briefly."""
+    monkeypatch.setattr(size_plan, "step_seconds", lambda config, *_: (config.rnn_size / 96) ** 3)
+    monkeypatch.setattr(size_limits, "_TIMED_S", 0.005)
+    monkeypatch.setattr(step_time, "TIMED_S", 0.01)
 
 
 @pytest.fixture
@@ -246,6 +256,7 @@ def test_a_search_that_is_in_use_is_refused(
     assert "is in use by process" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("ended_after_two_steps")
 def test_the_command_finds_settings_and_can_be_continued(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -164,10 +164,12 @@ def test_the_latency_is_of_one_forecast(monkeypatch: pytest.MonkeyPatch):
     small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
     ticks = itertools.count(0.0, 0.03)
     monkeypatch.setattr(table_job.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(table_job, "_LATENCY_S", 0.1)
     # 30 ms pass from each look at the clock to the next: three forecasts take 0.12 s.
     assert forecast_cost(small, SizeLimits()).latency_s == pytest.approx(0.04)
 
 
+@pytest.mark.usefixtures("ended_after_two_steps")
 def test_the_command_finds_settings_and_can_be_continued(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

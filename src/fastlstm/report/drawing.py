@@ -10,7 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,6 +101,15 @@ def draw(
             highest is more than twice the lowest.
         band: an area behind them.
     """
+    limits = {"bottom": bottom, "left": left, "right": right}
+    return _embed(_svg(curves, x_unit, visible(y_label), limits, may_be_log, band), name, title)
+
+
+def _svg(
+    curves: Sequence[Curve], x_unit: str, y_label: str, limits: Mapping[str, float | None],
+    may_be_log: bool, band: Band | None,
+) -> bytes:  # fmt: skip
+    """Returns what matplotlib makes of the arguments of `draw`."""
     with _settings():
         figure, axes = _new_figure()
         if band is not None and not band.is_empty:
@@ -112,17 +121,17 @@ def draw(
         for curve in curves:
             _add_curve(axes, curve)
         _label_x(axes, x_unit)
-        _label_y(axes, curves, visible(y_label), may_be_log)
+        _label_y(axes, curves, y_label, may_be_log)
         _style_axes(axes)
-        axes.set_xlim(left=left, right=right)
-        if bottom is not None:
+        axes.set_xlim(left=limits["left"], right=limits["right"])
+        if limits["bottom"] is not None:
             highest = max((y for curve in curves for y in curve.y), default=1.0)
-            axes.set_ylim(bottom, 1.12 * highest or 1.0)
+            axes.set_ylim(limits["bottom"], 1.12 * highest or 1.0)
         if has_legend:
             _add_legend(axes)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _embed(buffer.getvalue(), name, title)
+    return buffer.getvalue()
 
 
 @contextmanager

@@ -121,10 +121,20 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
 
 
 def writing_speed(
-    decoder: Decoder, num_streams: int = 1, threads: int | None = None, seconds: float = _SPEED_S
+    decoder: Decoder,
+    num_streams: int = 1,
+    threads: int | None = None,
+    seconds: float | None = None,
 ) -> float:
-    """Returns the tokens per second that so many streams write together, in some seconds; for
-    `threads` see `Decoder.run`."""
+    """Returns the tokens per second that so many streams write together.
+
+    Args:
+        decoder: of the model.
+        num_streams: how many write.
+        threads: see `Decoder.run`.
+        seconds: to measure for; default is a fifth of one.
+    """
+    seconds = _SPEED_S if seconds is None else seconds
     streams = []
     for seed in range(num_streams):
         stream = decoder.stream()
@@ -134,7 +144,7 @@ def writing_speed(
         streams.append(stream)
     decoder.run(streams, 4, threads)
     steps, count, start_s = 8, 0, time.perf_counter()
-    while (taken_s := time.perf_counter() - start_s) < seconds:
+    while (taken_s := time.perf_counter() - start_s) < seconds or count == 0:
         decoder.run(streams, steps, threads)
         count += steps * num_streams
         steps = min(2 * steps, 1024) if taken_s < seconds / 8 else steps

@@ -283,7 +283,7 @@ def main(place: str) -> None:
     seed = 0
     for (isa, is_bf16), kernel in kernels.items():
         for shape, threads in itertools.product((*SHAPES, (0, 3, 4, 5), (3, 0, 4, 5)), (1, 2)):
-            for _ in range(3):
+            for _ in range(3 if place == "end" else 1):  # reading too early is the rarer error
                 seed += 1
                 options = {option for option in OPTIONS if rng.random() < 0.4}
                 what = (isa, "bf16" if is_bf16 else "fp32", shape, threads, sorted(options), seed)

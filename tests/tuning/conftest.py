@@ -1,0 +1,25 @@
+"""What the tests of `tune` share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+
+@pytest.fixture
+def ended_after_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends every run after two steps, whatever its budget."""
+    from fastlstm.training.trainer import Trainer
+
+    take_step = Trainer.take_step
+
+    def short(trainer: Trainer) -> None:
+        take_step(trainer)
+        if trainer.progress.step >= 2:
+            trainer.end("enough")
+
+    monkeypatch.setattr(Trainer, "take_step", short)
