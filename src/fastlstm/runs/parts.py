@@ -227,15 +227,18 @@ class PartDirectory:
             )  # fmt: skip
 
     def _read(self, part: Part) -> StoredPart | None:
-        """Returns what a manifest says; None without one, or if it is damaged."""
+        """Returns what a manifest says; None without one, or if it is damaged or another part's."""
         name = f"{part.stem}.json"
         try:
             with self._folder.open(name) as file:
                 data = file.read(MAX_JSON_BYTES + 1)
             manifest = Manifest.from_bytes(data, Path(self._folder.place(name)))
             [(file_name, record)] = manifest.files.items()
-            extra = manifest.extra
-            return StoredPart(part, extra["work"], extra["facts"], file_name, record)
+            work, facts = manifest.extra["work"], manifest.extra["facts"]
+            is_own = re.fullmatch(rf"{part.stem}\.\w+", file_name) is not None
+            if is_own and isinstance(work, Mapping) and isinstance(facts, Mapping):
+                return StoredPart(part, work, facts, file_name, record)
+            return None
         except (OSError, FastLSTMError, KeyError, ValueError):
             return None
 
