@@ -19,7 +19,7 @@ from fastlstm.cli.main import main
 from fastlstm.forecast import backtest, forecast_table, prepared_parts, table_evaluation
 from fastlstm.runs import parts as parts_module
 from fastlstm.runs.manifest import FileRecord, Manifest
-from fastlstm.runs.parts import Part, PartDirectory
+from fastlstm.runs.parts import Part, PartDirectory, StoredPart
 from forecast_server import QUICK, everything, waves
 
 COUNT = 3
@@ -61,7 +61,8 @@ def in_a_folder(monkeypatch: pytest.MonkeyPatch, made: Path, tmp_path: Path) -> 
 
 
 def merge(verb: str) -> int:
-    return main(["merge", verb, *(["--out", "all.csv"] if verb == "forecast" else [])])
+    more = {"forecast": ["--out", "all.csv"], "prepare": ["--cache-dir", "cache"]}
+    return main(["merge", verb, *more.get(verb, [])])
 
 
 def manifest(verb: str, number: int) -> Path:
@@ -120,6 +121,28 @@ def test_a_pipe_or_a_device_is_no_part(suffix: str, kind: str) -> None:
     assert parts.find(Part(1, COUNT)) is not None
 
 
+@pytest.mark.parametrize("verb", SUFFIXES)
+def test_parts_written_anew_while_they_are_joined_are_not_mixed(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here the last two, by another run, after the first was read."""
+    reading, new = PartDirectory.reading, FileRecord.of(b"of another run")
+
+    def late(self: PartDirectory, stored: StoredPart) -> Any:
+        if stored.part.number == 1:
+            for number in (1, 2):
+                forge(
+                    verb, number, lambda found: found.files.update(dict.fromkeys(found.files, new))
+                )
+        return reading(self, stored)
+
+    monkeypatch.setattr(PartDirectory, "reading", late)
+    assert merge(verb) == 2
+    which = "part 1" if verb == "prepare" else "parts 1-2"
+    assert f"{verb}: {which} of 3 changed while being joined; start" in capsys.readouterr().err
+    assert not Path("all.csv").exists()
+
+
 @pytest.mark.parametrize("value", [None, 3, "x", [1], {}])
 @pytest.mark.parametrize("field", ["work", "facts"])
 @pytest.mark.parametrize("verb", SUFFIXES)
@@ -138,7 +161,7 @@ def test_forged_facts_of_a_table_are_refused(
     name: str, value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forge("prepare", 0, lambda found: found.extra["facts"].update({name: value}))
-    assert main(["merge", "prepare", "--cache-dir", "cache"]) != 0
+    assert merge("prepare") != 0
     assert "internal error" not in capsys.readouterr().err
 
 

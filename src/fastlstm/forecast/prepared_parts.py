@@ -240,7 +240,7 @@ class _PartFile(Records):
         self, file: TableFile, parts: PartDirectory, stored: StoredPart, number: int
     ) -> None:
         facts, signature = stored.facts, signature_of(file)
-        self._file, self._columns = file, dict(facts["columns"])
+        self._file, self._number, self._columns = file, number, dict(facts["columns"])
         self.name, self.signature, self.total_bytes = str(file), [signature], int(signature[1])
         self.is_current = _is_current(facts, number, signature)
         first, schema, self.is_parsed = facts["streams"][number]
@@ -257,6 +257,11 @@ class _PartFile(Records):
         elif self._stream.first < self._stream.end:
             yield from self._stored_batches(list(types))
         self.done_bytes = self.total_bytes or 0
+
+    def require_unchanged(self) -> None:
+        super().require_unchanged()
+        if self._number == 0:  # once for each part
+            self._stream.parts.require_unchanged([self._stream.stored])
 
     def _stored_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         with self._stream.parts.reading(self._stream.stored) as source:

@@ -166,6 +166,7 @@ def merge_forecasts(
     def produce(file: Any) -> None:
         nonlocal num_rows
         num_rows = write_rows(file, suffix, schema, tables(), is_whole is True)
+        parts.require_unchanged(stored)
 
     write_whole(out, produce)
     return num_rows, list(schema.names)
@@ -184,6 +185,7 @@ def merge_evaluations(
     for part in stored:
         with parts.reading(part) as file:
             sums.add_json(parse_json(file.read(_MAX_SUMS_BYTES), Path(part.file)))
+    parts.require_unchanged(stored)
     try:
         return sums.figures()
     except (ArithmeticError, TypeError, ValueError) as error:

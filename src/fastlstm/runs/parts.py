@@ -252,6 +252,21 @@ class PartDirectory:
         ) as error:  # fmt: skip
             raise self._damaged([stored.part.number], stored.part.count) from error
 
+    def require_unchanged(self, stored: Sequence[StoredPart]) -> None:
+        """Raises DataError if a part was removed or written anew since `collect`."""
+        now = [self._read(part.part) for part in stored]
+        changed = [
+            part.part.number
+            for part, found in zip(stored, now, strict=True)
+            if found is None or found.record != part.record
+        ]
+        if changed:
+            raise DataError(
+                f"{self.name}: {'part' if len(changed) == 1 else 'parts'} {ranges(changed)} of"
+                f" {stored[0].part.count} changed while being joined; start merge again when no"
+                " process writes parts any more"
+            )
+
     def _numbers(self) -> list[tuple[int, int]]:
         matches = (_NAME.fullmatch(name) for name in self._folder.names())
         found = ((int(match[1]), int(match[2])) for match in matches if match)
