@@ -57,7 +57,8 @@ def run(argv: list[str]) -> int:
 
     parts = PartDirectory(directory)
     stored = parts.collect()
-    if stored[0].work["command"] == "prepare":
+    command = stored[0].work.get("command")
+    if command == "prepare":
         return _merge_table(parsed, parts, stored)
     if parsed["cache_dir"] is not None:
         raise UsageError(f"{directory} has no parts of a table; leave out --cache-dir")
@@ -65,7 +66,7 @@ def run(argv: list[str]) -> int:
     from fastlstm.forecast.table_parts import merge_evaluations, merge_forecasts, warn_of_kernels
 
     warn_of_kernels(stored)
-    if stored[0].work["command"] == "forecast":
+    if command == "forecast":
         if out is None or suffix is None or parsed["json"]:
             raise UsageError(f"{directory} has parts of forecasts; give --out FILE, not --json")
         show_written(out, *merge_forecasts(parts, stored, out, suffix))
@@ -74,8 +75,11 @@ def run(argv: list[str]) -> int:
         raise UsageError(
             f"{directory} has parts of an evaluation, which is printed; leave out --out"
         )
-    facts = {**dict(stored[0].facts["shown"]), "scores": merge_evaluations(parts, stored)}
-    print_result(facts, table_rows(facts), parsed["json"])
+    scores = merge_evaluations(parts, stored)
+    with parts.reading(stored[0]):
+        facts = {**dict(stored[0].facts["shown"]), "scores": scores}
+        rows = table_rows(facts)
+    print_result(facts, rows, parsed["json"])
     return EXIT_OK
 
 

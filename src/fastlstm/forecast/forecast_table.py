@@ -84,6 +84,8 @@ class Forecasts:
         """
         segments = self._last[first * SERIES_AT_ONCE :]
         segments = segments[: None if end is None else (end - first) * SERIES_AT_ONCE]
+        if not len(segments):  # of a part without blocks
+            return
         known = self._known(segments)
         for begin in range(0, len(segments), SERIES_AT_ONCE):
             part = slice(begin, begin + SERIES_AT_ONCE)

@@ -9,6 +9,7 @@ on one machine: the cache entry and its key are the same, byte for byte::
 
 from __future__ import annotations
 
+import glob
 import os
 import zlib
 from base64 import b64decode, b64encode
@@ -35,13 +36,15 @@ from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.preparation import ROLES, Progress, prepare, prepare_options
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, damaged, is_text, joined, open_file
+from fastlstm.forecast.data.records import Records, is_text, joined, open_file
 from fastlstm.forecast.data.roles import Roles, find_roles
 from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table_files import TableFile, require_files, signature_of
 from fastlstm.runs.parts import Part, PartDirectory, StoredPart, ranges
 from fastlstm.system.cache import make_key
+from fastlstm.system.hardware import machine_id
 from fastlstm.system.object_store import is_url
+from fastlstm.system.storage import MAX_JSON_BYTES
 
 _SHOWN = 5
 """Changed files that a message names."""
@@ -73,13 +76,14 @@ def prepare_part(
     """
     files, parts = _files(frame), PartDirectory(directory)
     own = files[slice(*part.share(len(files)))]
-    work = _work(files, config, dtype, part)
-    if parts.holds(part, work, {"files": [_identity(signature_of(file)) for file in own]}):
+    work, now = _work(files, config, dtype, part), [signature_of(file) for file in own]
+    if parts.holds(part, work, lambda facts: _are_current(facts, now)):
         return None
     opened = [open_file(file) for file in own]
     facts = {
         "tables": _absolute(frame),
-        "files": [_identity(signature) for file in opened for signature in file.signature or ()],
+        "files": [signature for file in opened for signature in file.signature or ()],
+        "machine": machine_id(),
         "columns": {},
         "schemas": [],
         "streams": [],
@@ -111,9 +115,10 @@ def merge_prepared(
         DataError: the files are others than those of the parts, and as `prepare`.
     """
     work = stored[0].work
-    if work["version"] != fastlstm.__version__:
+    version = work.get("version")
+    if version != fastlstm.__version__:
         raise DataError(
-            f"{parts.name} has parts of version {work['version']}, this is {fastlstm.__version__};"
+            f"{parts.name} has parts of version {version}, this is {fastlstm.__version__};"
             " join them with that version, or compute them again"
         )
     try:
@@ -122,7 +127,10 @@ def merge_prepared(
         dtype, config = options.pop("dtype"), ForecastConfig(**options, cache_dir=cache_dir)
     except FastLSTMError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, pa.ArrowException, zlib.error) as error:
+    except (
+        AttributeError, LookupError, OverflowError, TypeError, ValueError, pa.ArrowException,
+        zlib.error,
+    ) as error:  # fmt: skip
         raise CorruptFileError(f"{parts.name} does not hold the parts of a table") from error
     return prepare(records, config, on_progress, dtype)
 
@@ -232,13 +240,15 @@ class _PartFile(Records):
         self, file: TableFile, parts: PartDirectory, stored: StoredPart, number: int
     ) -> None:
         facts, signature = stored.facts, signature_of(file)
-        self._file, self._columns = file, facts["columns"]
+        self._file, self._number, self._columns = file, number, dict(facts["columns"])
         self.name, self.signature, self.total_bytes = str(file), [signature], int(signature[1])
-        self.is_current = _identity(signature) == facts["files"][number]
+        self.is_current = _is_current(facts, number, signature)
         first, schema, self.is_parsed = facts["streams"][number]
         ends = [stream[0] for stream in facts["streams"][1:]] + [stored.record.size]
+        if not 0 <= first <= ends[number] <= stored.record.size:
+            raise ValueError(f"the batches of {file} are not in its part")
         self._stream = _Stream(parts, stored, first, ends[number])
-        packed = zlib.decompress(b64decode(facts["schemas"][schema]))
+        packed = _unpacked(b64decode(facts["schemas"][schema]))
         self.schema = ipc.read_schema(pa.py_buffer(packed))
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
@@ -248,15 +258,17 @@ class _PartFile(Records):
             yield from self._stored_batches(list(types))
         self.done_bytes = self.total_bytes or 0
 
+    def require_unchanged(self) -> None:
+        super().require_unchanged()
+        if self._number == 0:  # once for each part
+            self._stream.parts.require_unchanged([self._stream.stored])
+
     def _stored_batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        try:
-            with self._stream.parts.open(self._stream.stored) as source:
-                source.seek(self._stream.first)
-                with ipc.open_stream(source) as reader:
-                    for batch in reader:
-                        yield batch.select(names)
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise damaged(self._stream.stored.file, error) from error
+        with self._stream.parts.reading(self._stream.stored) as source:
+            source.seek(self._stream.first)
+            with ipc.open_stream(source) as reader:
+                for batch in reader:
+                    yield batch.select(names)
 
 
 def _current_files(parts: PartDirectory, stored: Sequence[StoredPart]) -> list[_PartFile]:
@@ -318,9 +330,24 @@ def _work(
     }
 
 
-def _identity(signature: Sequence[str | int]) -> list[str | int]:
-    """Returns what of a signature all machines see alike: of a path not inode and change time."""
-    return list(signature if is_url(signature[0]) else signature[:3])
+def _are_current(facts: Mapping[str, Any], signatures: Sequence[list[str | int]]) -> bool:
+    try:
+        is_all = len(facts["files"]) == len(signatures)
+        return is_all and all(_is_current(facts, n, known) for n, known in enumerate(signatures))
+    except (LookupError, TypeError):
+        return False
+
+
+def _is_current(facts: Mapping[str, Any], number: int, signature: list[str | int]) -> bool:
+    """Returns whether a part was made of a file as it is now.
+
+    All machines see its path, size and time of change alike. On the machine that read it, the inode
+    and the time of its last change of any kind count as well, as they do for one process.
+    """
+    read = facts["files"][number]
+    if is_url(signature[0]) or facts.get("machine") == machine_id():
+        return bool(read == signature)
+    return bool(read[:3] == signature[:3])
 
 
 def _name(file: TableFile) -> str:
@@ -330,10 +357,15 @@ def _name(file: TableFile) -> str:
 def _absolute(frame: Any) -> list[str]:
     """Returns paths and URLs that mean the same in any directory."""
     sources = [frame] if isinstance(frame, str | Path) else frame
-    return [
-        str(source) if is_url(source) else os.path.abspath(os.path.expanduser(source))
-        for source in sources
-    ]
+    return [str(source) if is_url(source) else _absolute_path(source) for source in sources]
+
+
+def _absolute_path(source: str | Path) -> str:
+    path = os.path.expanduser(source)
+    if os.path.isabs(path) or os.path.exists(path):
+        return os.path.abspath(path)
+    # A pattern; a bracket in the name of the current directory is none.
+    return os.path.normpath(os.path.join(glob.escape(os.getcwd()), path))
 
 
 def _with_numbered_names(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
@@ -348,6 +380,14 @@ def _with_numbered_names(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
 def _text_of(schema: pa.Schema) -> str:
     packed = zlib.compress(schema.remove_metadata().serialize().to_pybytes())
     return b64encode(packed).decode("ascii")
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    found = unpacking.decompress(data, MAX_JSON_BYTES)
+    if not unpacking.eof:
+        raise ValueError("the schema is cut off, or larger than any")
+    return found
 
 
 def _texts(types: Mapping[str, pa.DataType]) -> dict[str, str]:

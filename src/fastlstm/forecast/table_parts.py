@@ -26,7 +26,7 @@ from fastlstm.forecast.files import MODEL_FILE, SCALER_FILE, SCHEMA_FILE, foreca
 from fastlstm.forecast.forecast_file import write_rows
 from fastlstm.forecast.forecaster import Forecaster
 from fastlstm.forecast.table_evaluation import EvaluationSums
-from fastlstm.runs.parts import Part, PartDirectory, StoredPart
+from fastlstm.runs.parts import Part, PartDirectory, StoredPart, refuse_part_name
 from fastlstm.system import hardware
 from fastlstm.system.folder import write_whole
 from fastlstm.system.storage import encode_json, parse_json
@@ -146,23 +146,27 @@ def merge_forecasts(
         out: a path or a URL.
         suffix: of `forecast_file.SUFFIXES`.
     """
-    with parts.open(stored[0]) as file:
+    refuse_part_name(out)
+    with parts.reading(stored[0]) as file:
         schema = ipc.open_file(file).schema
+        is_whole = stored[0].facts["whole_seconds"]
     num_rows = 0
 
     def tables() -> Iterator[pa.Table]:
         for part in stored:
-            with parts.open(part) as file:
+            with parts.reading(part) as file:
                 reader = ipc.open_file(file)
-                if reader.schema != schema:
+                if reader.schema != schema or part.facts["whole_seconds"] is not is_whole:
                     raise CorruptFileError(f"{parts.name}: part {part.part} has other columns")
                 for number in range(reader.num_record_batches):
-                    yield pa.Table.from_batches([reader.get_batch(number)])
+                    batch = reader.get_batch(number)
+                    batch.validate(full=True)  # a bad offset would read beyond the memory
+                    yield pa.Table.from_batches([batch])
 
     def produce(file: Any) -> None:
         nonlocal num_rows
-        is_whole = bool(stored[0].facts["whole_seconds"])
-        num_rows = write_rows(file, suffix, schema, tables(), is_whole)
+        num_rows = write_rows(file, suffix, schema, tables(), is_whole is True)
+        parts.require_unchanged(stored)
 
     write_whole(out, produce)
     return num_rows, list(schema.names)
@@ -171,16 +175,21 @@ def merge_forecasts(
 def merge_evaluations(
     parts: PartDirectory, stored: Sequence[StoredPart]
 ) -> dict[str, dict[str, float]]:
-    """Returns the figures of all parts together, those of `Forecaster.backtest`."""
-    sums = EvaluationSums(stored[0].work["options"]["quantiles"])
+    """Returns the figures of all parts together, those of `Forecaster.backtest`.
+
+    Raises:
+        CorruptFileError: a part holds no sums.
+    """
+    with parts.reading(stored[0]):
+        sums = EvaluationSums(stored[0].work["options"]["quantiles"])
     for part in stored:
-        with parts.open(part) as file:
-            values = parse_json(file.read(_MAX_SUMS_BYTES), Path(part.file))
-        try:
-            sums.add_json(values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFileError(f"{parts.name}: part {part.part} holds no sums") from error
-    return sums.figures()
+        with parts.reading(part) as file:
+            sums.add_json(parse_json(file.read(_MAX_SUMS_BYTES), Path(part.file)))
+    parts.require_unchanged(stored)
+    try:
+        return sums.figures()
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise CorruptFileError(f"{parts.name}: the parts hold no sums ({error})") from error
 
 
 def _work(

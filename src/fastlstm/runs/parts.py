@@ -6,14 +6,15 @@ of::
     part-00003-of-00064.arrow
     part-00003-of-00064.json
 
-A part without a manifest, or whose file differs from it, is not there: it is computed again. A part
-that was made of something else is refused.
+A part without a manifest, or whose file differs from it, is not there: it is computed again. So is
+one whose manifest is that of another part. A part that was made of something else is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from fastlstm.system.storage import MAX_JSON_BYTES
 
 MAX_PARTS = 99_999
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
-_NAME = re.compile(r"part-(\d{5})-of-(\d{5})\.json")
+_NAME = re.compile(r"part-([0-9]{5})-of-([0-9]{5})\.json")
+_FILE = re.compile(r"part-[0-9]{5}-of-[0-9]{5}\..*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class PartDirectory:
     """The parts of one result, in a directory or below a URL."""
 
     def __init__(self, place: str | Path) -> None:
+        if place == "":  # its path would be the current directory
+            raise UsageError("the directory of all parts is '', expected a name, such as parts")
         self._folder = open_folder(place)
         self.name = self._folder.name
 
@@ -121,9 +125,17 @@ class PartDirectory:
         return self._folder.digest(stored.file) == (record.size, record.sha256)
 
     def holds(
-        self, part: Part, work: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+        self,
+        part: Part,
+        work: Mapping[str, Any],
+        is_current: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> bool:
-        """Returns whether a part is there, made of `work`, with these facts among its own.
+        """Returns whether a part is there, made of `work`.
+
+        Args:
+            part: which.
+            work: what it has to be made of.
+            is_current: tells from its facts whether it has to be computed again.
 
         Raises:
             DataError: parts of something else are there.
@@ -138,7 +150,7 @@ class PartDirectory:
                     f"{self._folder.place(found.part.stem)} was made of another {differing}; give"
                     " another ", Setting("out"), ", or remove the parts of before",
                 )  # fmt: skip
-        if stored is None or any(stored.facts.get(n) != v for n, v in (facts or {}).items()):
+        if stored is None or not (is_current is None or is_current(stored.facts)):
             return False
         return self.is_intact(stored)
 
@@ -153,11 +165,21 @@ class PartDirectory:
         """Computes and writes a part: its file, then its manifest.
 
         `facts` are read after `produce`, which may add some.
+
+        Raises:
+            DataError: the manifest would be too large to be read back.
         """
         file = part.stem + suffix
         record = FileRecord(*self._folder.write(file, produce))
         manifest = Manifest({file: record}, extra={"work": dict(work), "facts": dict(facts)})
-        self._folder.write(f"{part.stem}.json", lambda out: out.write(manifest.to_bytes()))
+        data = manifest.to_bytes()
+        if len(data) > MAX_JSON_BYTES:
+            raise DataError(
+                f"the manifest of part {part} has {counted(len(data), 'byte')}, expected at most"
+                f" {MAX_JSON_BYTES:,}: too many files in one part; give more parts, and another ",
+                Setting("out"),
+            )
+        self._folder.write(f"{part.stem}.json", lambda out: out.write(data))
         return StoredPart(part, work, facts, file, record)
 
     def collect(self) -> list[StoredPart]:
@@ -199,24 +221,56 @@ class PartDirectory:
                     f"{self._folder.place(part.part.stem)} was made of another {differing} than"
                     f" {parts[0].part.stem}; compute one of them again"
                 )
-        damaged = [part.part.number for part in parts if not self.is_intact(part)]
-        if damaged:
-            count, is_one = parts[0].part.count, len(damaged) == 1
-            raise CorruptFileError(
-                f"{self.name}: {'part' if is_one else 'parts'} {ranges(damaged)} of {count}"
-                f" {'is' if is_one else 'are'} damaged; compute"
-                f" {'it again with ' if is_one else 'each again, the first with '}",
-                Setting("shard", f"{damaged[0]}/{count}"),
-            )
+        if damaged := [part.part.number for part in parts if not self.is_intact(part)]:
+            raise self._damaged(damaged, parts[0].part.count)
         return parts
 
-    def open(self, stored: StoredPart) -> Any:
-        """Opens the file of a part with pyarrow."""
-        return self._folder.open(stored.file)
+    def _damaged(self, numbers: Sequence[int], count: int) -> CorruptFileError:
+        is_one = len(numbers) == 1
+        return CorruptFileError(
+            f"{self.name}: {'part' if is_one else 'parts'} {ranges(numbers)} of {count}"
+            f" {'is' if is_one else 'are'} damaged; compute"
+            f" {'it again with ' if is_one else 'each again, the first with '}",
+            Setting("shard", f"{numbers[0]}/{count}"),
+        )
+
+    @contextmanager
+    def reading(self, stored: StoredPart) -> Iterator[Any]:
+        """Opens the file of a part with pyarrow; what it cannot be read as is damage.
+
+        Raises:
+            CorruptFileError: names the part.
+        """
+        import pyarrow as pa
+
+        try:
+            with self._folder.open(stored.file) as file:
+                yield file
+        except (
+            OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+            pa.ArrowException, CorruptFileError,
+        ) as error:  # fmt: skip
+            raise self._damaged([stored.part.number], stored.part.count) from error
+
+    def require_unchanged(self, stored: Sequence[StoredPart]) -> None:
+        """Raises DataError if a part was removed or written anew since `collect`."""
+        now = [self._read(part.part) for part in stored]
+        changed = [
+            part.part.number
+            for part, found in zip(stored, now, strict=True)
+            if found is None or found.record != part.record
+        ]
+        if changed:
+            raise DataError(
+                f"{self.name}: {'part' if len(changed) == 1 else 'parts'} {ranges(changed)} of"
+                f" {stored[0].part.count} changed while being joined; start merge again when no"
+                " process writes parts any more"
+            )
 
     def _numbers(self) -> list[tuple[int, int]]:
         matches = (_NAME.fullmatch(name) for name in self._folder.names())
-        return sorted((int(match[1]), int(match[2])) for match in matches if match)
+        found = ((int(match[1]), int(match[2])) for match in matches if match)
+        return sorted((number, count) for number, count in found if number < count)
 
     def _refuse_other_counts(self, part: Part) -> None:
         others = {count for _, count in self._numbers()} - {part.count}
@@ -227,7 +281,7 @@ class PartDirectory:
             )  # fmt: skip
 
     def _read(self, part: Part) -> StoredPart | None:
-        """Returns what a manifest says; None without one, or if it is damaged or another part's."""
+        """Returns what a manifest says; None if it is missing, damaged or of another part."""
         name = f"{part.stem}.json"
         try:
             with self._folder.open(name) as file:
@@ -235,12 +289,18 @@ class PartDirectory:
             manifest = Manifest.from_bytes(data, Path(self._folder.place(name)))
             [(file_name, record)] = manifest.files.items()
             work, facts = manifest.extra["work"], manifest.extra["facts"]
-            is_own = re.fullmatch(rf"{part.stem}\.\w+", file_name) is not None
-            if is_own and isinstance(work, Mapping) and isinstance(facts, Mapping):
-                return StoredPart(part, work, facts, file_name, record)
-            return None
         except (OSError, FastLSTMError, KeyError, ValueError):
             return None
+        is_own = file_name.startswith(f"{part.stem}.")  # not that of another, copied or renamed
+        if not (is_own and isinstance(work, dict) and isinstance(facts, dict)):
+            return None
+        return StoredPart(part, work, facts, file_name, record)
+
+
+def refuse_part_name(out: str) -> None:
+    """Raises UsageError if a file to write has the name of a part, which may be one to join."""
+    if _FILE.fullmatch(Path(out).name):
+        raise UsageError(Setting("out", out), " has the name of a part; give another name")
 
 
 def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:

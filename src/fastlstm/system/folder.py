@@ -8,6 +8,7 @@ after it (`fastlstm.runs.parts`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -39,7 +40,12 @@ class Folder(ABC):
 
     @abstractmethod
     def open(self, name: str) -> Any:
-        """Opens a file with pyarrow, to be read at any place. Raises OSError."""
+        """Opens a file with pyarrow, to be read at any place.
+
+        Raises:
+            FileNotFoundError: there is no regular file of that name.
+            OSError: it cannot be read.
+        """
 
     @abstractmethod
     def write(self, name: str, produce: Produce) -> tuple[int, str]:
@@ -100,7 +106,10 @@ class LocalFolder(Folder):
     def open(self, name: str) -> Any:
         import pyarrow as pa
 
-        return pa.OSFile(str(self._path / name))
+        path = self._path / name
+        if not path.is_file():  # a pipe must not hang us
+            raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
+        return pa.OSFile(str(path))
 
     def write(self, name: str, produce: Produce) -> tuple[int, str]:
         path = self._path / name
@@ -166,9 +175,12 @@ class RemoteFolder(Folder):
     def write(self, name: str, produce: Produce) -> tuple[int, str]:
         path = f"{self._path}/{name}"
         opened = self._store.open_output_stream
-        with store_errors(self.place(name), "write"), opened(path) as stream:
-            known = DigestingFile(stream)
-            produce(known)
+        with store_errors(self.place(name), "write"):
+            if self._store.type_name == "local":  # file://
+                self._store.create_dir(self._path)
+            with opened(path) as stream:
+                known = DigestingFile(stream)
+                produce(known)
         return known.size, known.sha256
 
 

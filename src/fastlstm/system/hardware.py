@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -222,6 +223,15 @@ def machine_name(device: str) -> str:
         return f"{first_gpu.name}, {cores()} cores"
     info = cpu()
     return f"{info.model}, {info.isa}, {cores()} cores"
+
+
+@functools.cache
+def machine_id() -> str:
+    """Returns what tells this start of this machine, or of a container on it, from all others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    with contextlib.suppress(OSError):
+        return f"{platform.node()} {boot.read_text(encoding='ascii').strip()}"
+    return platform.node()
 
 
 def machine(device: str, threads: int) -> dict[str, object]:

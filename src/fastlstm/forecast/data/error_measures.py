@@ -93,9 +93,9 @@ class Scores:
     def add_json(self, values: Mapping[str, Any]) -> None:
         """Adds what `to_json` of another returned."""
         for name in _COUNTED:
-            setattr(self, name, getattr(self, name) + int(values[name]))
+            setattr(self, name, getattr(self, name) + _count_of(values[name]))
         for name in _SUMMED:
-            self._sums[name] += ExactSum.from_json(values["sums"][name])
+            self._sums[name] += _sum_of(values["sums"][name])
 
 
 class StepErrors:
@@ -203,11 +203,24 @@ class QuantileScores:
 
     def add_json(self, values: Mapping[str, Any]) -> None:
         """Adds what `to_json` of one with the same levels and intervals returned."""
-        self.num_values += int(values["num_values"])
+        self.num_values += _count_of(values["num_values"])
         for level, loss in zip(self.levels, values["losses"], strict=True):
-            self._losses[level] += ExactSum.from_json(loss)
+            self._losses[level] += _sum_of(loss)
         for interval, inside in zip(self._intervals, values["inside"], strict=True):
-            self._inside[interval] += int(inside)
+            self._inside[interval] += _count_of(inside)
+
+
+def _count_of(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.40} is not a count")
+    return value
+
+
+def _sum_of(value: Any) -> ExactSum:
+    found = ExactSum.from_json(value)
+    if float(found) < 0:
+        raise ValueError(f"{value!r:.40} is not a sum of errors")
+    return found
 
 
 def _finite(quantiles: Values, inner: slice | list[int]) -> Values:

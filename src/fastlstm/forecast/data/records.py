@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -323,7 +324,8 @@ class JoinedRecords(Records):
         self.signature = [file for part in parts for file in part.signature or ()]
         self.total_bytes = sum(part.total_bytes or 0 for part in parts)
         self.is_parsed = all(part.is_parsed for part in parts)
-        for part in parts[1:]:
+        for part in parts:
+            require_distinct(part.schema.names, part.name)
             missing = set(parts[0].schema.names) ^ set(part.schema.names)
             if missing:
                 raise DataError(
@@ -335,6 +337,10 @@ class JoinedRecords(Records):
             for name in parts[0].schema.names
         }
         self.schema = pa.schema(kinds)
+
+    def require_unchanged(self) -> None:
+        for part in self._parts:
+            part.require_unchanged()
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
@@ -380,6 +386,13 @@ def open_records(source: Any) -> Records:
 def joined(files: Sequence[Records]) -> Records:
     """Returns the rows of one file or more, in order. Raises DataError for different columns."""
     return files[0] if len(files) == 1 else JoinedRecords(files)
+
+
+def require_distinct(names: Sequence[str], origin: str) -> None:
+    """Raises DataError for two columns of one name."""
+    double = [name for name, count in Counter(names).items() if count > 1]
+    if double:
+        raise DataError(f"{origin} has two columns called '{min(double)}'; rename one")
 
 
 def damaged(name: str, error: Exception) -> DataError:
@@ -467,6 +480,8 @@ def open_file(file: TableFile) -> Records:
                 return kind(file)
             except OSError as error:
                 raise DataError(f"cannot read {file}: {error.strerror}") from error
+            except UnicodeEncodeError as error:
+                raise DataError(f"{file}: the name is not UTF-8; rename the file") from error
     raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, is_text
+from fastlstm.forecast.data.records import Records, is_text, require_distinct
 from fastlstm.forecast.data.time_text import are_times, look_like_times
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
@@ -190,14 +189,11 @@ def _existing(
     names: Sequence[str], request: RoleRequest, origin: str, problems: Problems
 ) -> RoleRequest:
     """Returns the request without missing columns, which are reported to `problems`."""
-    numbers = Counter(names)
-    if len(numbers) < len(names):
-        double = min(name for name, count in numbers.items() if count > 1)
-        raise DataError(f"{origin} has two columns called '{double}'; rename one")
+    require_distinct(names, origin)
     missing: dict[str, list[str]] = {}
     for role in ("target", "time", "series", *_LISTS[1:]):
         for name in _columns(request, role):
-            if name not in numbers:
+            if name not in names:
                 missing.setdefault(name, []).append(role)
     for name, roles in missing.items():
         problems.add(
