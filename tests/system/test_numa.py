@@ -55,4 +55,4 @@ def test_processes_on_the_same_cores_have_the_same_place(monkeypatch):
     assert place == Place.own()
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {97, 98})
     assert Place.own() != place, "a scheduler gave it cores of its own"
-    assert Place.own().host == place.host
+    assert Place.own().machine == place.machine

@@ -38,7 +38,7 @@ def test_the_start_says_which_processes_train_where_there_are_several_or_several
     trainer = trainer_of(LinearTask())
     assert "processes" not in start_event(trainer.task, trainer.plan, None, None)
     world = World(0, 4)
-    world.names = [f"host{rank // 2}, process {rank}" for rank in range(4)]
+    world.num_machines = 2
     for plan, (num, machines, shards) in {
         replace(trainer.plan, world=world, shards=Shards(8, 0, 4)): (4, 2, 8),
         replace(trainer.plan, shards=Shards(8)): (1, 1, 8),

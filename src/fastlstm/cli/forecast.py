@@ -15,7 +15,7 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.options import READ_OPTIONS, levels_of
 from fastlstm.cli.parser import parse
-from fastlstm.cli.shard import SHARD_OPTION, Shard
+from fastlstm.cli.shard import FORECAST_SUFFIXES, SHARD_OPTION, Shard
 from fastlstm.errors import EXIT_OK, ConfigError, counted
 from fastlstm.system.folder import write_whole
 from fastlstm.system.object_store import is_url
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fastlstm.cli.parser import Parsed
     from fastlstm.forecast.forecast_table import Forecasts
 
-_SUFFIXES = (".parquet", ".csv", ".arrow")
 
 COMMAND = Command(
     verb="forecast",
@@ -101,10 +100,12 @@ def _forecast_part(parsed: Parsed, tables: list[str], levels: tuple[float, ...])
 def suffix_of(out: str) -> str:
     """Returns the kind of file that --out names. Raises ConfigError for another one."""
     name = out.partition("?")[0] if is_url(out) else out
-    for suffix in _SUFFIXES:
+    for suffix in FORECAST_SUFFIXES:
         if name.endswith(suffix):
             return suffix
-    raise ConfigError(f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}")
+    raise ConfigError(
+        f"--out is {out!r}, expected a file name ending in {', '.join(FORECAST_SUFFIXES)}"
+    )
 
 
 def _write(forecasts: Forecasts, out: str | None, suffix: str) -> None:

@@ -23,7 +23,8 @@ SHARD_OPTION = Option(
     value="I/N",
 )
 
-_FILES = (".csv", ".parquet", ".arrow")
+FORECAST_SUFFIXES = (".parquet", ".csv", ".arrow")
+"""Of the files that forecasts are written to: forecast_file.SUFFIXES, without loading pyarrow."""
 
 
 def part_of(parsed: Parsed) -> tuple[Part, str]:
@@ -35,7 +36,7 @@ def part_of(parsed: Parsed) -> tuple[Part, str]:
     part, out = Part.parse(parsed["shard"]), parsed["out"]
     if out is None:
         raise UsageError("--shard needs --out DIR, the directory of all parts")
-    if out.lower().endswith(_FILES):
+    if out.lower().endswith(FORECAST_SUFFIXES):
         folder = out.rpartition(".")[0] or "parts"
         merged = f"merge {folder}" + (f" --out {out}" if parsed.command.verb == "forecast" else "")
         raise UsageError(

@@ -84,7 +84,8 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
         dist.all_gather_object(about, (name, world.attempt, Place.own(), _own()))
         world.names, attempts, places, own = map(list, zip(*about, strict=True))
         world.attempt = max(attempts)  # each agent counts its own failures only
-        world.machine_size = max(Counter(place.host for place in places).values())
+        machines = Counter(place.machine for place in places)
+        world.num_machines, world.machine_size = len(machines), max(machines.values())
         sharers = [other for other, place in enumerate(places) if place == places[rank]]
         world.threads = max(1, hardware.cores() // len(sharers))
         world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")

@@ -38,8 +38,6 @@ _SLOW = 1.4
 
 _NUMBERS = 4
 """Places for numbers in an order."""
-
-
 _COLLECTED = (1 << 20) + 2
 """Tag of what ranks `give`, beside those of sums and of `NeighbourCopy`."""
 _LOOK_EVERY = timedelta(seconds=1)
@@ -77,7 +75,8 @@ class World:
     Attributes:
         rank: of this process, from 0.
         size: number of processes.
-        machine_size: the most on any machine.
+        num_machines: on which they are.
+        machine_size: the most processes on any machine.
         threads: of each process of several, if nothing else is asked for: the cores that it may
             use, divided among the processes that may use the same.
         attempt: how often the processes were started again.
@@ -89,7 +88,7 @@ class World:
 
     def __init__(self, rank: int = 0, size: int = 1, attempt: int = 0) -> None:
         self.rank, self.size = rank, size
-        self.machine_size = self.threads = 1
+        self.num_machines = self.machine_size = self.threads = 1
         self.names = ["this process"]
         self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
@@ -101,10 +100,6 @@ class World:
     @property
     def is_leader(self) -> bool:
         return self.rank == 0
-
-    @property
-    def num_machines(self) -> int:
-        return len({name.rpartition(",")[0] for name in self.names})
 
     def default_threads(self) -> int:
         """Returns the threads of this process if nothing else is asked for.

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fastlstm.system.hardware import machine_id
+
 _NODES = Path("/sys/devices/system/node")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Place(NamedTuple):
     """Where a process computes: several with the same place share its cores.
 
     Attributes:
-        host: name of the machine or container, and its boot.
+        machine: see `hardware.machine_id`.
         cores: that the process may use; None where the system does not say.
     """
 
-    host: tuple[str, str]
+    machine: str
     cores: tuple[int, ...] | None
 
     @classmethod
     def own(cls) -> Place:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
-        return cls((socket.gethostname(), boot), None if cores is None else tuple(cores))
+        return cls(machine_id(), None if cores is None else tuple(cores))
 
 
 def numa_nodes(place: Path = _NODES) -> list[set[int]]:

@@ -59,12 +59,12 @@ from fastlstm.text.plan import (
 )
 from fastlstm.text.size_plan import EMBED_SIZES, FIRST_SIZE, SizePlan, can_choose_size
 from fastlstm.text.task import FinalTest, Samples, TextTask
-from fastlstm.text.warm_start import WarmStart, chosen_names, refuse_other_start
+from fastlstm.text.warm_start import WarmStart, refuse_other_start
 from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
-from fastlstm.training.options import MAY_CHANGE
+from fastlstm.training.options import MAY_CHANGE, chosen_names
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
 from fastlstm.training.rescued_state import left_behind

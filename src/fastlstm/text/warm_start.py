@@ -122,12 +122,6 @@ class WarmStart:
         return [*notes, *filter(None, [self.loaded.note])]
 
 
-def chosen_names(config: TrainConfig) -> set[str]:
-    """Returns the fields of a configuration that are no defaults."""
-    default = TrainConfig()
-    return {name for name, value in vars(config).items() if value != getattr(default, name)}
-
-
 def refuse_other_start(
     run: Path, stored: Mapping[str, Any], start: str | os.PathLike[str] | None
 ) -> dict[str, str] | None:

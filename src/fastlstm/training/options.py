@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting
@@ -135,3 +135,8 @@ MAY_CHANGE = frozenset(
     | {"shards", "wire", "sync_every", "strict_kernels"}
 )
 """Options that a resumed run may change; the others are those of its first start."""
+
+
+def chosen_names(options: TrainingOptions) -> set[str]:
+    """Returns the fields that are no defaults."""
+    return {f.name for f in fields(options) if getattr(options, f.name) != f.default}

@@ -25,7 +25,7 @@ from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import set_up_device
 from fastlstm.training.events import start_event
 from fastlstm.training.local_steps import cut_rounds
-from fastlstm.training.options import TrainingOptions
+from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, why_of
@@ -65,7 +65,7 @@ class Start(Generic[OptionsT]):
     first: OptionsT
     device: torch.device
     checkpoint: Checkpoint | None
-    given: frozenset[str] = frozenset()
+    given: Collection[str] = frozenset()
 
     def why(self, choice: PrecisionChoice) -> str:
         """Returns why the run trains in this precision."""
@@ -125,8 +125,7 @@ class RunSession(EventHub):
             may_change: names of options that a resumed run may change.
         """
         first, checkpoint, before = options, None, None
-        fields = dataclasses.fields(options)
-        given = frozenset(f.name for f in fields if getattr(options, f.name) != f.default)
+        given = chosen_names(options)
         if self.run is not None:
             is_resumed = resume or self.world.attempt > 0  # torchrun has started all again
             checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
