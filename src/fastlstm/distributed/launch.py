@@ -26,7 +26,7 @@ _NEWER: dict[str, Any] = {_SIGNALS: "SIGHUP,SIGQUIT", "shutdown_timeout": 8}
 and kills the processes 30 s later."""
 
 _LEADER_FIRST_S = 2.0
-"""Where rank 0 ends earlier, its agent ends the others in the same moment."""
+"""So long other ranks wait after an error, or less: the agent ends them when rank 0 ends."""
 
 
 def launch(arguments: Sequence[str], num_processes: int) -> int:

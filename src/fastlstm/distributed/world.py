@@ -180,8 +180,8 @@ class World:
         """Begins to receive what the other ranks `give`, in order of rank, into `parts`, which have
         the sizes of that.
 
-        What is expected is received while this process computes something: none of the others waits
-        for it, and a message of theirs needs no longer than the deadline.
+        Call it before a long computation: gloo sends a message only when the receiver has asked for
+        it, and until then its sender would wait.
 
         Returns:
             Waits for all of it, so many seconds for each rank.
