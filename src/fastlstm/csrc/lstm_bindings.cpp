@@ -77,7 +77,8 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
               Address h0, Address mask, Address begins, Address ends, Address y, Address cells,
               Address gates, Address dy, Address dh_last, Address dc_last, Address dx, Address dh0,
               Address dc0, Address dw_ih, Address dw_hh, Address db, Address dgamma_ih,
-              Address dgamma_hh, Address dgamma_c, Address dbeta_c, Address cell_call) {
+              Address dgamma_hh, Address dgamma_c, Address dbeta_c,
+              const std::vector<int64_t>& shards, Address cell_call) {
   BackwardArgs args{T,
                     B,
                     I,
@@ -101,6 +102,8 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
                     pointer<float>(dw_ih),
                     pointer<float>(dw_hh),
                     pointer<float>(db),
+                    static_cast<int64_t>(shards.size()) - 1,
+                    shards.data(),
                     pointer<const CellCall>(cell_call),
                     pointer<float>(dgamma_ih),
                     pointer<float>(dgamma_hh),

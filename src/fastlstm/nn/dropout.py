@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.nn.lengths import Lanes, is_inside
+from fastlstm.ops.joined_shards import bernoulli
 
 
 class WeightDrop(nn.Module):
@@ -35,9 +36,11 @@ class WeightDrop(nn.Module):
 
 
 def dropped(x: Tensor, p: float, mask_shape: tuple[int, ...]) -> Tensor:
-    """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts)."""
-    mask = torch.empty(mask_shape, dtype=x.dtype, device=x.device)
-    mask.bernoulli_(1.0 - p).div_(1.0 - p)
+    """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts).
+
+    Axis 1 of the mask are the lanes, where shards run as one.
+    """
+    mask = bernoulli(1.0 - p, mask_shape, 1, x.dtype, x.device).div_(1.0 - p)
     return x * mask
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fastlstm.ops.call import LSTMCall
     from fastlstm.ops.cell_options import CellOptions
+    from fastlstm.ops.joined_shards import JoinedShards
 
     Grads = tuple[Tensor | None, ...]
 
@@ -54,6 +55,45 @@ class LSTMFunction(torch.autograd.Function):
         ctx.is_used = True
         gradients = native_call.backward(args, y, saved, grads, needs, call.options)
         return None, *by_argument(args, gradients, needs)
+
+
+def run_joined(call: LSTMCall, shards: JoinedShards, args: LSTMArgs) -> tuple[Tensor, ...]:
+    """Runs the sequence of all shards at once."""
+    names = ("w_ih", "w_hh", "b_ih", "b_hh")
+    own = {n: None if (t := getattr(args, n)) is None else shards.whole(t) for n in names}
+    rows = [] if args.tokens is None else shards.own(args.rows)
+    outputs: tuple[Tensor, ...] = _JoinedLSTMFunction.apply(  # type: ignore[no-untyped-call]
+        call, tuple(shards.bounds), *args._replace(**own), *rows
+    )
+    return outputs
+
+
+class _JoinedLSTMFunction(torch.autograd.Function):
+    """As `LSTMFunction`, for one backward pass; an embedding has a gradient in each shard's own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: LSTMCall, bounds: tuple[int, ...], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        args, is_bf16 = LSTMArgs(*tensors[:NUM_ARGS]), call.dtype is torch.bfloat16
+        y, hT, cT, saved = native_call.forward(args, is_bf16, True, call.options)
+        assert saved is not None
+        ctx.save_for_backward(*args, y, *saved)
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.bounds = call, bounds
+        return y, hT, cT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+        args, y, tensors = saved_tensors(ctx)
+        needs = LSTMArgs(*ctx.needs_input_grad[2 : 2 + NUM_ARGS])
+        saved, options = SavedActivations(*tensors), ctx.call.options
+        gradients = native_call.backward(args, y, saved, grads, needs, options, shards=ctx.bounds)
+        rows, *others = by_argument(args, gradients, needs)
+        if args.tokens is None:
+            return None, None, rows, *others
+        own = (None,) * (len(ctx.bounds) - 1) if rows is None else rows.unbind()
+        return None, None, None, *others, *own
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
 from fastlstm.nn.loss import projected_cross_entropy, projected_nats
 from fastlstm.nn.lstm import LSTM
+from fastlstm.ops.backends.native import gathers_tokens
 from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.joined_shards import active_shards, by_shard, each_shard
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
@@ -90,6 +95,14 @@ class LanguageModel(nn.Module):
             assert isinstance(layer, LSTM)
             layer.strict = value
 
+    def can_join_shards(self, T: int, sizes: Collection[int]) -> bool:
+        """Whether shards of `sizes` lanes can run as one (`ops.joined_shards`), in `T` steps."""
+        config = self.config
+        if config.layer_norm or config.weight_drop > 0 or max(config.zoneout) > 0:
+            return False
+        ways = {gathers_tokens(config.vocab_size, T, size) for size in sizes}
+        return len(ways) == 1 and all(layer.max_activation_bytes is None for layer in self.layers)
+
     def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
         """Returns the zero state `(h, c)`, each `(L, B, H)` float32, of a float64 model float64."""
         weight = self.output.bias
@@ -136,25 +149,25 @@ class LanguageModel(nn.Module):
         if k == 0:
             # Tokens go into the layer as they are: its kernel gathers instead of multiplying.
             if self.config.residual or (self.training and self.config.dropout > 0):
-                x = self._drop(self.embedding(x), EMBEDDING_SHARE)
+                x = self._drop(by_shard(F.embedding, x, self.embedding.weight), EMBEDDING_SHARE)
             else:
                 embedding = self.embedding.weight
         y, h, c = layer.run(x, h, c, embedding=embedding)
         if self.config.output_norm:
             norm = self.norms[k]
             assert isinstance(norm, nn.LayerNorm)
-            y = norm(y.to(norm.weight.dtype))
+            y = by_shard(_layer_norm, y.to(norm.weight.dtype), norm.weight, norm.bias)
         if self.config.residual and x.shape == y.shape:
             y = x + y
         return self._drop(y), h, c
 
     def projected(self, y: Tensor) -> Tensor:
         """Returns the features `(T, B, F)` of the output of the last layer."""
-        return y if self.projection is None else self.projection(y)
+        return y if self.projection is None else by_shard(F.linear, y, self.projection.weight)
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns `features @ output_weight^T + bias`: `(…, F)` to `(…, V)`."""
-        return nn.functional.linear(features, self.output_weight, self.output.bias)
+        return F.linear(features, self.output_weight, self.output.bias)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Returns logits `(T, B, V)` and the new state; `state=None` starts from zero."""
@@ -171,10 +184,13 @@ class LanguageModel(nn.Module):
         return self.features_loss(features, targets), state
 
     def features_loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, of `(T, B, F)`."""
-        return projected_cross_entropy(
-            features.flatten(0, 1), self.output_weight, self.output.bias, targets.reshape(-1)
-        )
+        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, of `(T, B, F)`.
+
+        Where shards run as one, `(S,)`: the sum of each.
+        """
+        weights = self.output_weight, self.output.bias
+        losses = each_shard(_projected_loss, (features, targets), weights)
+        return losses[0] if active_shards() is None else torch.stack(losses)
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """As `loss`, but `(T, B)` nats, one per target, without a gradient."""
@@ -199,6 +215,14 @@ def _layer(input_size: int, config: ModelConfig) -> LSTM:
     if config.weight_drop > 0:
         layer.weight_hook = WeightDrop(config.weight_drop)
     return layer
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def _projected_loss(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return projected_cross_entropy(features.flatten(0, 1), weight, bias, targets.reshape(-1))
 
 
 def reset_state(state: State, reset: Tensor) -> State:

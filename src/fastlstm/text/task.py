@@ -128,6 +128,12 @@ class TextTask(Task):
     def num_places(self, batch: Batch) -> int:
         return self.num_lanes
 
+    def can_join(self, batch: Batch, shards: Sequence[slice]) -> bool:
+        sizes = {part.stop - part.start for part in shards}
+        if self.device.type != "cpu" or 0 in sizes or self.model.output.bias.dtype != torch.float32:
+            return False
+        return self.model.can_join_shards(len(batch.x), sizes)
+
     def num_targets(self, batch: Batch) -> int:
         return batch.y.numel()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.distributed.shards import shard_seed
+from fastlstm.ops.joined_shards import JoinedShards
 from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
@@ -52,31 +53,12 @@ class ShardSum:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
         started, own = time.perf_counter(), self._shards.own
         rows = self._shards.parts(task.num_places(batch), task.num_rows(batch))
-        cut = [
-            [
-                slice(shard.start + part.start, shard.start + part.stop)
-                for part in even_parts(shard.stop - shard.start, num_parts)
-            ]
-            for shard in rows
-        ]
-        losses = task.losses(batch, list(chain(*cut)), self._scale)
         report = self._world.report(self._shards.num)
-        sums = list[tuple[int, Tensor]]()
-        for shard, inner in zip(own, cut, strict=True):
-            self._draw_anew(state.progress.step, shard)
-            loss = 0.0
-            for _ in inner:
-                part_loss = next(losses)
-                scaler = state.scaler
-                (part_loss if scaler is None else scaler.scale(part_loss)).backward()
-                loss += float(part_loss.detach())
-            report.losses[shard] = loss
-            sums.append((0, self._taken_gradient(shard == own.start)))
-            while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
-                level, last = sums.pop()
-                sums[-1] = (level + 1, sums[-1][1].add_(last))
-                self._unused.append(last)
-        next(losses, None)  # the carried state moves on
+        if num_parts == 1 and task.can_join(batch, rows):
+            losses = self._joined(task, state, batch, rows)
+        else:
+            losses = self._one_by_one(task, state, batch, rows, num_parts)
+        report.losses[own.start : own.stop] = losses
         self._rescue.begin_step()
         seconds, check = time.perf_counter() - started, self._check(state.progress.step)
         report.set_own(task.num_targets(batch), seconds, check, self._world.signal)
@@ -87,6 +69,49 @@ class ShardSum:
         for parameter, gradient in zip(self._parameters, self._views(self._flat), strict=True):
             parameter.grad = gradient
         return self._scale * report.loss / max(report.num_targets, 1.0)
+
+    def _one_by_one(
+        self, task: Task, state: TrainingState, batch: Any, rows: list[slice], num_parts: int
+    ) -> Tensor:
+        """Adds the gradients of shards that run one after another; returns their losses."""
+        cut = [
+            [
+                slice(shard.start + part.start, shard.start + part.stop)
+                for part in even_parts(shard.stop - shard.start, num_parts)
+            ]
+            for shard in rows
+        ]
+        parts = task.losses(batch, list(chain(*cut)), self._scale)
+        losses, sums = torch.zeros(len(rows), dtype=torch.float64), list[tuple[int, Tensor]]()
+        for number, inner in enumerate(cut):
+            self._draw_anew(state.progress.step, self._shards.own[number])
+            for _ in inner:
+                loss = next(parts)
+                scaler = state.scaler
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                losses[number] += float(loss.detach())
+            flat = self._flat if number == 0 else self._spare()
+            sums.append((0, self._as_vector([_taken(p) for p in self._parameters], flat)))
+            while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
+                level, last = sums.pop()
+                sums[-1] = (level + 1, sums[-1][1].add_(last))
+                self._unused.append(last)
+        next(parts, None)  # the carried state moves on
+        return losses
+
+    def _joined(
+        self, task: Task, state: TrainingState, batch: Any, rows: list[slice]
+    ) -> Tensor:
+        """Adds the gradients of shards that run as one; returns their losses."""
+        seeds = [shard_seed(self._seed, state.progress.step, k) for k in self._shards.own]
+        shards = JoinedShards(rows, seeds)
+        with shards.active():
+            parts = task.losses(batch, [slice(rows[0].start, rows[-1].stop)], self._scale)
+            losses = next(parts)
+            losses.sum().backward()
+            next(parts, None)  # the carried state moves on
+        self._as_vector([shards.gradient(p) for p in self._parameters], self._flat)
+        return losses.detach().double()
 
     def _check(self, step: int) -> int:
         """Returns a checksum of the weights, now and then; else 0."""
@@ -110,16 +135,23 @@ class ShardSum:
         pieces = flat.split([p.numel() for p in self._parameters])
         return [piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)]
 
-    def _taken_gradient(self, is_first: bool) -> Tensor:
-        """Returns the gradients of the parameters as a vector, and removes them there."""
-        flat = self._flat if is_first else self._unused.pop() if self._unused else self._new_flat()
-        views, gradients = list[Tensor](), list[Tensor]()
-        for parameter, view in zip(self._parameters, self._views(flat), strict=True):
-            if parameter.grad is None:
+    def _spare(self) -> Tensor:
+        return self._unused.pop() if self._unused else self._new_flat()
+
+    def _as_vector(self, gradients: list[Tensor | None], flat: Tensor) -> Tensor:
+        """Fills a vector with the gradients of the parameters."""
+        views, present = list[Tensor](), list[Tensor]()
+        for gradient, view in zip(gradients, self._views(flat), strict=True):
+            if gradient is None:
                 view.zero_()
             else:
                 views.append(view)
-                gradients.append(parameter.grad)
-                parameter.grad = None
-        torch._foreach_copy_(views, gradients)
+                present.append(gradient)
+        torch._foreach_copy_(views, present)
         return flat
+
+
+def _taken(parameter: Tensor) -> Tensor | None:
+    """Returns the gradient of a parameter, and removes it there."""
+    gradient, parameter.grad = parameter.grad, None
+    return gradient

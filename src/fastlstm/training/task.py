@@ -129,6 +129,13 @@ class Task(ABC):
             count: None divides by `num_targets`, so that the losses add up to the mean.
         """
 
+    def can_join(self, batch: Any, shards: Sequence[slice]) -> bool:
+        """Whether `losses` can run these rows of several shards at once.
+
+        Within `JoinedShards.active` it yields the loss of each shard, `(S,)`, for one part.
+        """
+        return False
+
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
         """Returns the rows of a batch, those that this process has of it."""

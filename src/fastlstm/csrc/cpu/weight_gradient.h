@@ -2,12 +2,66 @@
 //
 // Works through the rows in chunks: the team transposes a chunk of every left operand together,
 // then each thread packs its own gates of the chunk and multiplies. The sum over rows runs in
-// order whatever the number of threads.
+// order whatever the number of threads. The sums of several shards of the lanes are added as a
+// binary tree, as if each had been formed alone.
 #pragma once
 
 #include "cpu/lstm_forward.h"
 
 namespace fastlstm::FASTLSTM_ISA {
+
+// The rows of some lanes, step by step: row r of them is row at[r] of the batch.
+class ShardRows {
+ public:
+  // Lanes first to first + count of `lanes`, `steps` steps.
+  ShardRows(int64_t first, int64_t count, int64_t lanes, int64_t steps)
+      : first_(first), count_(count), lanes_(lanes), size_(steps * count) {}
+  // Rows 0 to `size`.
+  explicit ShardRows(int64_t size) : ShardRows(0, size, size, 1) {}
+
+  int64_t size() const { return size_; }
+
+  // Writes the rows of the batch that rows begin to end are.
+  void numbers(Range rows, int64_t* at) const {
+    int64_t row = rows.begin / count_ * lanes_ + first_, lane = rows.begin % count_;
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      *at++ = row + lane;
+      if (++lane == count_) lane = 0, row += lanes_;
+    }
+  }
+
+ private:
+  int64_t first_, count_, lanes_, size_;
+};
+
+// A chunk of rows, by their numbers in the batch.
+struct RowChunk {
+  static constexpr int64_t kMost = 1280;
+  int64_t at[kMost];
+  int64_t begin = 0, end = 0;  // among the rows of the shard
+  int64_t count = 0;
+
+  // Moves on to the next of nearly equal chunks; false behind the last.
+  bool next(const ShardRows& rows) {
+    const int64_t chunks = ceil_div(rows.size(), kMost);
+    begin = end;
+    end = min_of(begin + round_up(ceil_div(rows.size(), chunks), 64), rows.size());
+    count = end - begin;
+    rows.numbers({begin, end}, at);
+    return count > 0;
+  }
+};
+
+// Which of several shards the sums are of. Finished sums wait in planes: shard k finds as many of
+// them as it has bits, and is added to one for each of its lowest bits that are ones.
+struct Turn {
+  int64_t shard, num_shards;
+
+  int plane() const { return __builtin_popcountll(static_cast<uint64_t>(shard)); }
+  int num_added() const { return __builtin_ctzll(~static_cast<uint64_t>(shard)); }
+  bool is_last() const { return shard + 1 == num_shards; }
+  static int num_planes(int64_t num_shards) { return Turn{num_shards - 1, num_shards}.plane() + 1; }
+};
 
 // One left operand: `width` columns of `row(r)`, scaled by `mask` (lane r % lanes), whose gradient
 // goes to `out` (4H, width). Without rows it is all ones and `out` is (4H): a bias. Rows of the
@@ -43,7 +97,7 @@ struct Factor {
 template <typename Format>
 struct GradientScratch {
   using Element = typename Format::Element;
-  static constexpr int64_t kChunk = 1024;
+  static constexpr int64_t kChunk = RowChunk::kMost;
   // One more cache line: see ForwardScratch.
   static constexpr int64_t kStride = kChunk + 64 / int64_t{sizeof(Element)};
 
@@ -54,26 +108,28 @@ struct GradientScratch {
   static int64_t sum_bytes(int64_t width, const Sizes<Format>& n) {
     return round_up(width, kLanes) * n.gates * 4;
   }
-  static int64_t bytes(int64_t width, const Sizes<Format>& n, int64_t threads) {
-    return 2 * left_bytes(width) + threads * right_bytes() + sum_bytes(width, n);
+  static int64_t bytes(int64_t width, const Sizes<Format>& n, int64_t threads, int planes) {
+    return 2 * left_bytes(width) + threads * right_bytes() + planes * sum_bytes(width, n);
   }
 
-  GradientScratch(char* base, int64_t width, int64_t index, int64_t threads)
-      : right(reinterpret_cast<Element*>(base + index * right_bytes())) {
-    base += threads * right_bytes();
+  GradientScratch(char* base, int64_t width, const Sizes<Format>& n, Member me)
+      : plane(round_up(width, kLanes) * n.gates),
+        right(reinterpret_cast<Element*>(base + me.index * right_bytes())) {
+    base += me.count * right_bytes();
     left[0] = reinterpret_cast<Element*>(base);
     left[1] = reinterpret_cast<Element*>(base + left_bytes(width));
     sums = reinterpret_cast<float*>(base + 2 * left_bytes(width));
   }
 
+  int64_t plane;     // floats of a plane of sums
   Element* left[2];  // [width][kStride], two chunks in turn
   Element* right;    // a thread's own: strips of one panel
-  float* sums;       // [width][G]
+  float* sums;       // [plane][width][G]
 };
 
-// left[k][r] = factor of row `begin + r`, column k, for the columns from k to k + kLanes.
+// left[k][r] = factor of row r of a chunk, column k, for the columns from k to k + kLanes.
 template <typename Format>
-void transpose_factor(const Factor<Format>& factor, int64_t k, Range rows, int64_t padded,
+void transpose_factor(const Factor<Format>& factor, int64_t k, const RowChunk& rows, int64_t padded,
                       typename Format::Element* left) {
   constexpr int64_t kStride = GradientScratch<Format>::kStride;
   constexpr int64_t kPair = Format::kPair;
@@ -82,8 +138,8 @@ void transpose_factor(const Factor<Format>& factor, int64_t k, Range rows, int64
     Words block[kLanes];
     for (int64_t j = 0; j < kLanes; ++j) {
       const auto row = [&](int64_t offset) {
-        const int64_t at = rows.begin + r + j * kPair + offset;
-        return at < rows.end ? factor.load(at, k) : Vec{};
+        const int64_t at = r + j * kPair + offset;
+        return at < rows.count ? factor.load(rows.at[at], k) : Vec{};
       };
       if constexpr (kPair == 1) {
         block[j] = bits_of<Words>(row(0));
@@ -98,22 +154,23 @@ void transpose_factor(const Factor<Format>& factor, int64_t k, Range rows, int64
 
 // Packs rows of the gate gradients of a group as four strips: [padded / pair][kLanes][pair] each.
 template <typename Format>
-void pack_gates(const GateMatrix<const typename Format::Element>& gates, Range rows, int64_t padded,
-                int64_t group, typename Format::Element* out) {
+void pack_gates(const GateMatrix<const typename Format::Element>& gates, const RowChunk& rows,
+                int64_t padded, int64_t group, typename Format::Element* out) {
   using Element = typename Format::Element;
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
   static constexpr Element kZero[4 * kLanes] = {};
   const auto row = [&](int64_t r) {
-    return r < rows.end ? gates.at(r / gates.rows, group, r % gates.rows) : kZero;
+    if (r >= rows.count) return kZero;
+    return gates.at(rows.at[r] / gates.rows, group, rows.at[r] % gates.rows);
   };
   for (int64_t r = 0; r < padded; r += Format::kPair) {
-    const Element* const first = row(rows.begin + r);
+    const Element* const first = row(r);
     if constexpr (Format::kPair == 1) {
       for (int s = 0; s < 4; ++s) {
         Float32::store(out + (s * kChunk + r) * kLanes, Float32::load(first + s * kLanes));
       }
     } else {
-      const Element* const second = row(rows.begin + r + 1);
+      const Element* const second = row(r + 1);
       for (int s = 0; s < 4; ++s) {
         Halves low, high;
         __builtin_memcpy(&low, first + s * kLanes, sizeof low);
@@ -145,48 +202,54 @@ void write_gradient(const float* sums, int64_t num_gates, int64_t width, int64_t
   }
 }
 
-// Every factor's gradient over `num_rows` rows of gate gradients. Calls beside(rows, group) for
-// every chunk and group of the thread while the gates are in its cache.
+// Every factor's gradient over some rows of gate gradients; factors of different calls for a shard
+// have columns of their own among `width`, from `column` on. Calls beside(chunk, group) for every
+// chunk and group of the thread while the gates are in its cache.
 template <typename Format, typename Engine, typename Beside>
-void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t num_rows, int64_t H,
+void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t column, int64_t width,
+                     const ShardRows& rows, Turn turn, int64_t H,
                      const GateMatrix<const typename Format::Element>& gates,
                      const Sizes<Format>& n, char* scratch, Engine& engine, Member me,
                      Beside&& beside) {
-  int64_t total = 0;
-  for (int f = 0; f < num_factors; ++f) total += round_up(factors[f].width, kLanes);
-  const GradientScratch<Format> s(scratch, total, me.index, me.count);
+  const GradientScratch<Format> s(scratch, width, n, me);
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
+  constexpr int64_t kStride = GradientScratch<Format>::kStride;
   const Range units = part_of({0, n.units}, me.index, me.count);
   const Range strips{4 * units.begin, 4 * units.end};
-  int64_t chunk = 0;
-  for (int64_t begin = 0; begin < num_rows; begin += kChunk, ++chunk) {
-    const Range rows{begin, min_of(begin + kChunk, num_rows)};
-    const int64_t padded = round_up(rows.end - rows.begin, Format::kInner);
-    auto* const left = s.left[chunk & 1];
+  float* const sums = s.sums + column * n.gates;
+  float* const own = sums + turn.plane() * s.plane;
+  RowChunk chunk;
+  for (int64_t number = 0; chunk.next(rows); ++number) {
+    const int64_t padded = round_up(chunk.count, Format::kInner);
+    const bool is_first = chunk.begin == 0, is_last = chunk.end == rows.size();
+    auto* const left = s.left[number & 1];
     int64_t at = 0;
     for (int f = 0; f < num_factors; ++f) {
       const int64_t groups = ceil_div(factors[f].width, kLanes);
       const Range mine = part_of({0, groups}, me.index, me.count);
       for (int64_t k = mine.begin; k < mine.end; ++k) {
-        transpose_factor(factors[f], k * kLanes, rows, padded,
-                         left + at * GradientScratch<Format>::kStride);
+        transpose_factor(factors[f], k * kLanes, chunk, padded, left + at * kStride);
       }
       at += round_up(factors[f].width, kLanes);
     }
     me.barrier->wait(me.count);
     for (int64_t strip = strips.begin; strip < strips.end; strip += kStrips) {
-      pack_gates<Format>(gates, rows, padded, strip / 4, s.right);
-      beside(rows, strip / 4);
+      pack_gates<Format>(gates, chunk, padded, strip / 4, s.right);
+      beside(chunk, strip / 4);
       at = 0;
       for (int f = 0; f < num_factors; ++f) {
-        multiply(engine, plain(left, GradientScratch<Format>::kStride, padded),
-                 {at, at + factors[f].width}, s.right, kChunk * kLanes, {0, kStrips}, padded,
+        multiply(engine, plain(left, kStride, padded), {at, at + factors[f].width}, s.right,
+                 kChunk * kLanes, {0, kStrips}, padded,
                  [&](int64_t row, int64_t, int, const float* block) {
-                   float* const sum = s.sums + row * n.gates + strip * kLanes;
                    for (int q = 0; q < kStrips; ++q) {
+                     float* to = own + row * n.gates + (strip + q) * kLanes;
                      Vec v = Float32::load(block + q * kLanes);
-                     if (chunk != 0) v += Float32::load(sum + q * kLanes);
-                     Float32::store(sum + q * kLanes, v);
+                     if (!is_first) v += Float32::load(to);
+                     for (int k = is_last ? turn.num_added() : 0; k > 0; --k) {
+                       to -= s.plane;
+                       v += Float32::load(to);
+                     }
+                     Float32::store(to, v);
                    }
                  });
         at += round_up(factors[f].width, kLanes);
@@ -194,9 +257,9 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t num
     }
   }
   int64_t at = 0;
-  for (int f = 0; f < num_factors; ++f) {
+  for (int f = 0; f < num_factors && turn.is_last(); ++f) {
     for (int64_t strip = strips.begin; strip < strips.end && factors[f].out != nullptr; ++strip) {
-      write_gradient<Format>(s.sums + at * n.gates, n.gates, factors[f].width, strip, H,
+      write_gradient<Format>(sums + at * n.gates, n.gates, factors[f].width, strip, H,
                              factors[f].out);
     }
     at += round_up(factors[f].width, kLanes);

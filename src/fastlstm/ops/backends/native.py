@@ -8,10 +8,11 @@ import torch
 
 from fastlstm.errors import counted
 from fastlstm.ops import kernels, native_call
-from fastlstm.ops.autograd import LSTMFunction, outputs_with_tangents
+from fastlstm.ops.autograd import LSTMFunction, outputs_with_tangents, run_joined
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.checkpointing import CheckpointedLSTMFunction, describe_saved, steps_per_part
 from fastlstm.ops.custom_op import is_traced, run_custom_op
+from fastlstm.ops.joined_shards import active_shards
 from fastlstm.system import environment, hardware
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class NativeBackend:
         Raises:
             ShapeError: a token that is no row of the embedding.
         """
-        if call.has_tokens and args.rows.shape[0] >= call.T * call.B:
+        shards = active_shards()
+        lanes = call.B if shards is None else shards.sizes[0]
+        if call.has_tokens and not gathers_tokens(args.rows.shape[0], call.T, lanes):
             args = args.embedded()
         if is_traced(*args):
             is_dual = torch.autograd.forward_ad._current_level >= 0
@@ -80,11 +83,21 @@ class NativeBackend:
             is_bf16 = call.dtype == torch.bfloat16
             y, hT, cT, _ = native_call.forward(args, is_bf16, False, call.options)
             return LSTMOutput(y, hT, cT)
+        if shards is not None:
+            return LSTMOutput(*run_joined(call, shards, args))
         if call.max_activation_bytes is not None:
             steps, _ = steps_per_part(call)
             if steps < call.T:
                 return LSTMOutput(*CheckpointedLSTMFunction.apply(steps, call, *args))  # type: ignore[no-untyped-call]
         return LSTMOutput(*LSTMFunction.apply(call, *args))  # type: ignore[no-untyped-call]
+
+
+def gathers_tokens(V: int, T: int, B: int) -> bool:
+    """Whether the kernel multiplies the V rows of an embedding, and not the T * B rows of tokens.
+
+    It is cheaper, and the gradients differ in their last bits.
+    """
+    return V < T * B
 
 
 def _slower(table: Any, threads: int) -> Iterator[str]:

@@ -1,0 +1,127 @@
+"""Shards of a batch that run as one, with the gradients and random numbers of each kept apart.
+
+A layer reads its weights once per step for all rows of a batch. What must not be mixed is kept by
+shard: every shard has parameters of its own, which share the memory of the model's, and a generator
+of its own. A row has the same bits in any batch (docs/kernels.md), so the gradients of a shard are
+those that it has when it runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_active: JoinedShards | None = None
+
+
+class JoinedShards:
+    """The shards of a batch whose rows are its lanes, axis 1 of `(T, B, …)`.
+
+    Args:
+        lanes: of each shard, consecutive and not empty; together all of the batch. As many as a
+            power of two.
+        seeds: of the random numbers of each shard.
+
+    Attributes:
+        bounds: first lane of each shard, then B.
+        sizes: lanes of each shard.
+        generators: of the random numbers of each shard.
+    """
+
+    def __init__(self, lanes: Sequence[slice], seeds: Sequence[int]) -> None:
+        self.bounds = [lanes[0].start, *(part.stop for part in lanes)]
+        self.sizes = [part.stop - part.start for part in lanes]
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._own = dict[Tensor, list[Tensor]]()
+        self._whole = dict[Tensor, Tensor]()
+
+    def own(self, parameter: Tensor) -> list[Tensor]:
+        """Returns a parameter as each shard has it: a leaf with a gradient of its own."""
+        if parameter not in self._own:
+            self._own[parameter] = [_leaf(parameter) for _ in self.sizes]
+        return self._own[parameter]
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """Returns a parameter for a kernel that adds the gradients of the shards itself."""
+        if parameter not in self._whole:
+            self._whole[parameter] = _leaf(parameter)
+        return self._whole[parameter]
+
+    def gradient(self, parameter: Tensor) -> Tensor | None:
+        """Returns the sum over all shards: neighbours are added, then neighbouring sums.
+
+        May be called once.
+        """
+        assert parameter.grad is None, "a gradient belongs to no shard"
+        whole = self._whole.get(parameter)
+        parts = [p.grad for p in self._own.get(parameter, ()) if p.grad is not None]
+        if whole is not None and whole.grad is not None:
+            assert not parts, "two kernels add the gradients of a parameter"
+            return whole.grad
+        while len(parts) > 1:
+            parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0] if parts else None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Calls in here belong to the shards."""
+        global _active
+        _active = self
+        try:
+            yield
+        finally:
+            _active = None
+
+
+def _leaf(parameter: Tensor) -> Tensor:
+    """Returns the same values as a tensor with a gradient of its own."""
+    return parameter.detach().requires_grad_(parameter.requires_grad)
+
+
+def active_shards() -> JoinedShards | None:
+    """Returns the shards that calls belong to here; None: all gradients are added as they come."""
+    return _active
+
+
+def each_shard(
+    function: Callable[..., Tensor], rows: Sequence[Tensor], parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """Returns `function(*rows, *parameters)` of each shard, or of all rows where there are none.
+
+    Args:
+        function: of tensors.
+        rows: each `(T, B, …)`.
+        parameters: of the model.
+    """
+    if _active is None:
+        return [function(*rows, *parameters)]
+    cut = zip(*(t.split(_active.sizes, 1) for t in rows), strict=True)
+    own = zip(*(_active.own(p) for p in parameters), strict=True)
+    return [function(*some, *others) for some, others in zip(cut, own, strict=True)]
+
+
+def by_shard(function: Callable[..., Tensor], x: Tensor, *parameters: Tensor) -> Tensor:
+    """Returns `function(x, *parameters)`, `(T, B, …)` like `x`, formed shard by shard."""
+    results = each_shard(function, [x], parameters)
+    return results[0] if len(results) == 1 else torch.cat(results, 1)
+
+
+def bernoulli(
+    p: float, shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Returns ones with probability `p`, else zeros; `axis` of `shape` are the lanes.
+
+    The numbers of each shard come from its own generator.
+    """
+    if _active is None:
+        return torch.empty(shape, dtype=dtype, device=device).bernoulli_(p)
+    drawn = [
+        torch.empty((*shape[:axis], size, *shape[axis + 1 :]), dtype=dtype).bernoulli_(
+            p, generator=generator
+        )
+        for size, generator in zip(_active.sizes, _active.generators, strict=True)
+    ]
+    return torch.cat(drawn, axis)
