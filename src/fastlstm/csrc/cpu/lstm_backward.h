@@ -195,15 +195,14 @@ struct Shard {
 // has thousands of rows: plain sums would round off the last three bits (Kahan 1965).
 template <typename Format>
 void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, bool is_compensated,
-                  const GateMatrix<const typename Format::Element>& gates, const RowChunk& rows,
+                  const GateMatrix<const typename Format::Element>& gates, const RowChunk& chunk,
                   int64_t group) {
   constexpr int64_t kGroup = 4 * kLanes;
   float* const sums = s.d_table.at(0, group, 0);
   float* const all_lost = is_compensated ? s.lost.at(0, group, 0) : nullptr;
-  for (int64_t r = 0; r < rows.count; ++r) {
-    const int64_t row = rows.at[r];
-    const auto* const gate = gates.at(row / gates.rows, group, row % gates.rows);
-    const int64_t at = g.input.tokens[row] * kGroup;
+  for (int64_t r = 0; r < chunk.count; ++r) {
+    const auto* const gate = gates.at(0, group, 0) + chunk.rows[r].gate;
+    const int64_t at = g.input.tokens[chunk.rows[r].at] * kGroup;
     for (int64_t k = at; k < at + kGroup; k += kLanes) {
       const Vec old = Float32::load(sums + k);
       Vec v = Format::load(gate + k - at);
@@ -219,10 +218,10 @@ void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, bool 
 template <typename Format>
 void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, const Shard& shard,
                   const GateMatrix<const typename Format::Element>& gates, Range units) {
-  RowChunk rows;
-  while (rows.next(shard.rows)) {
+  RowChunk chunk;
+  while (chunk.next(shard.rows, gates)) {
     for (int64_t u = units.begin; u < units.end; ++u) {
-      sum_by_token(g, s, shard.is_compensated, gates, rows, u);
+      sum_by_token(g, s, shard.is_compensated, gates, chunk, u);
     }
   }
 }
@@ -260,8 +259,8 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   const bool has_tokens = g.input.tokens != nullptr;
   const Range units = part_of({0, n.units}, me.index, me.count);
   if (has_tokens) clear_table(s, shard.is_compensated, units);
-  const auto beside = [&](const RowChunk& rows, int64_t group) {
-    if (has_tokens) sum_by_token(g, s, shard.is_compensated, gates, rows, group);
+  const auto beside = [&](const RowChunk& chunk, int64_t group) {
+    if (has_tokens) sum_by_token(g, s, shard.is_compensated, gates, chunk, group);
   };
   if (count > 0) {
     weight_gradient(factors, count, 0, s.width, shard.rows, shard.turn, g.H, gates, n, s.gradient,
@@ -297,7 +296,7 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
 template <typename Format>
 Factor<Format> recurrent_factor(const BackwardArgs& g, const BackwardScratch<Format>& s) {
   const auto* const y = static_cast<const typename Format::Element*>(g.y);
-  return {g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, nullptr, g.recurrent_mask, g.B};
+  return {g.H, g.dw_hh, y - g.B * g.H, g.H, s.first, g.begins, nullptr, g.recurrent_mask, false};
 }
 
 template <typename Format>
@@ -311,7 +310,7 @@ Factor<Format> input_factor(const BackwardArgs& g) {
           g.begins,
           g.ends,
           nullptr,
-          has_padding ? g.B : 0};
+          has_padding};
 }
 
 template <typename Format, typename Engine>
@@ -321,7 +320,7 @@ void shard_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   using F = Factor<Format>;
   const F recurrent = recurrent_factor(g, s);
   const F dense = input_factor<Format>(g);
-  const F bias{1, g.db, nullptr, 0, nullptr, nullptr, nullptr, nullptr, 0};
+  const F bias{1, g.db, nullptr, 0, nullptr, nullptr, nullptr, nullptr, false};
   F first[3], second[2];
   int num_first = 0, num_second = 0;
   if (g.dw_hh != nullptr) first[num_first++] = recurrent;

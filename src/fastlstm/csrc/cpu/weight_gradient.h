@@ -21,34 +21,44 @@ class ShardRows {
 
   int64_t size() const { return size_; }
 
-  // Writes the rows of the batch that rows begin to end are.
-  void numbers(Range rows, int64_t* at) const {
-    int64_t row = rows.begin / count_ * lanes_ + first_, lane = rows.begin % count_;
-    for (int64_t r = rows.begin; r < rows.end; ++r) {
-      *at++ = row + lane;
-      if (++lane == count_) lane = 0, row += lanes_;
-    }
-  }
+  // The row of the batch that row r is, as (step, lane).
+  int64_t step(int64_t r) const { return r / count_; }
+  int64_t lane(int64_t r) const { return first_ + r % count_; }
+  int64_t end_lane() const { return first_ + count_; }
+  int64_t lanes() const { return lanes_; }
 
  private:
   int64_t first_, count_, lanes_, size_;
 };
 
-// A chunk of rows, by their numbers in the batch.
+// A chunk of rows, and where each is in the batch: divisions once for all columns.
 struct RowChunk {
   static constexpr int64_t kMost = 1280;
-  int64_t at[kMost];
+  struct Row {
+    int64_t at;    // its number in the batch
+    int64_t gate;  // its gates of group 0 in a GateMatrix
+    int32_t step, lane;
+  };
+  Row rows[kMost];
   int64_t begin = 0, end = 0;  // among the rows of the shard
   int64_t count = 0;
 
   // Moves on to the next of nearly equal chunks; false behind the last.
-  bool next(const ShardRows& rows) {
-    const int64_t chunks = ceil_div(rows.size(), kMost);
+  template <typename Element>
+  bool next(const ShardRows& all, const GateMatrix<Element>& gates) {
+    const int64_t chunks = ceil_div(all.size(), kMost);
     begin = end;
-    end = min_of(begin + round_up(ceil_div(rows.size(), chunks), 64), rows.size());
+    if (begin == all.size()) return false;
+    end = min_of(begin + round_up(ceil_div(all.size(), chunks), 64), all.size());
     count = end - begin;
-    rows.numbers({begin, end}, at);
-    return count > 0;
+    int64_t step = all.step(begin), lane = all.lane(begin);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t at = step * all.lanes() + lane;
+      const int64_t gate = gates.at(at / gates.rows, 0, at % gates.rows) - gates.gates;
+      rows[r] = {at, gate, static_cast<int32_t>(step), static_cast<int32_t>(lane)};
+      if (++lane == all.end_lane()) lane = all.lane(0), ++step;
+    }
+    return true;
   }
 };
 
@@ -63,7 +73,7 @@ struct Turn {
   static int num_planes(int64_t num_shards) { return Turn{num_shards - 1, num_shards}.plane() + 1; }
 };
 
-// One left operand: `width` columns of `row(r)`, scaled by `mask` (lane r % lanes), whose gradient
+// One left operand: `width` columns of `row(r)`, scaled by `mask` of its lane, whose gradient
 // goes to `out` (4H, width). Without rows it is all ones and `out` is (4H): a bias. Rows of the
 // input outside of their lane's steps count as zero whatever they hold: zero times NaN would be
 // NaN.
@@ -74,22 +84,21 @@ struct Factor {
   float* out;
   const Element* rows;  // row r at rows + r * stride
   int64_t stride;
-  const Element* first;  // replaces row r < lanes, and every row up to its lane's begin; or null
+  const Element* first;  // replaces every row up to its lane's begin; or null
   const int64_t *begins, *ends;
   const float* mask;
-  int64_t lanes;  // 0 where none of the four before is
+  bool has_padding;  // rows outside of their lane's steps count as zero
 
-  FASTLSTM_INLINE Vec load(int64_t r, int64_t k) const {
+  FASTLSTM_INLINE Vec load(const RowChunk::Row& r, int64_t k) const {
     if (rows == nullptr) return splat(1.0f);
-    const int64_t b = lanes > 0 ? r % lanes : 0;
-    const Element* row = rows + r * stride;
-    if (first == nullptr) {
-      if (lanes > 0 && !is_active(begins, ends, r / lanes, b)) return Vec{};
-    } else if (r < lanes || (begins != nullptr && r / lanes <= begins[b])) {
-      row = first + b * width;
+    const Element* row = rows + r.at * stride;
+    if (first != nullptr) {
+      if (r.step <= (begins == nullptr ? 0 : begins[r.lane])) row = first + r.lane * width;
+    } else if (has_padding && !is_active(begins, ends, r.step, r.lane)) {
+      return Vec{};
     }
     Vec v = load_part<Format>(row + k, width - k);
-    if (mask != nullptr) v *= load_part<Float32>(mask + b * width + k, width - k);
+    if (mask != nullptr) v *= load_part<Float32>(mask + r.lane * width + k, width - k);
     return v;
   }
 };
@@ -129,8 +138,8 @@ struct GradientScratch {
 
 // left[k][r] = factor of row r of a chunk, column k, for the columns from k to k + kLanes.
 template <typename Format>
-void transpose_factor(const Factor<Format>& factor, int64_t k, const RowChunk& rows, int64_t padded,
-                      typename Format::Element* left) {
+void transpose_factor(const Factor<Format>& factor, int64_t k, const RowChunk& chunk,
+                      int64_t padded, typename Format::Element* left) {
   constexpr int64_t kStride = GradientScratch<Format>::kStride;
   constexpr int64_t kPair = Format::kPair;
   const int64_t columns = min_of(kLanes, factor.width - k);
@@ -139,7 +148,7 @@ void transpose_factor(const Factor<Format>& factor, int64_t k, const RowChunk& r
     for (int64_t j = 0; j < kLanes; ++j) {
       const auto row = [&](int64_t offset) {
         const int64_t at = r + j * kPair + offset;
-        return at < rows.count ? factor.load(rows.at[at], k) : Vec{};
+        return at < chunk.count ? factor.load(chunk.rows[at], k) : Vec{};
       };
       if constexpr (kPair == 1) {
         block[j] = bits_of<Words>(row(0));
@@ -154,16 +163,22 @@ void transpose_factor(const Factor<Format>& factor, int64_t k, const RowChunk& r
 
 // Packs rows of the gate gradients of a group as four strips: [padded / pair][kLanes][pair] each.
 template <typename Format>
-void pack_gates(const GateMatrix<const typename Format::Element>& gates, const RowChunk& rows,
+void pack_gates(const GateMatrix<const typename Format::Element>& gates, const RowChunk& chunk,
                 int64_t padded, int64_t group, typename Format::Element* out) {
   using Element = typename Format::Element;
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
+  constexpr int64_t kAhead = 48;
   static constexpr Element kZero[4 * kLanes] = {};
-  const auto row = [&](int64_t r) {
-    if (r >= rows.count) return kZero;
-    return gates.at(rows.at[r] / gates.rows, group, rows.at[r] % gates.rows);
-  };
+  const Element* const base = gates.at(0, group, 0);
+  const auto row = [&](int64_t r) { return r < chunk.count ? base + chunk.rows[r].gate : kZero; };
   for (int64_t r = 0; r < padded; r += Format::kPair) {
+    // The rows of a shard lie in short runs: the hardware does not foresee the next.
+    for (int64_t p = r + kAhead; p < r + kAhead + Format::kPair; ++p) {
+      const Element* const ahead = row(p);
+      for (int64_t line = 0; line < 4 * kLanes; line += 64 / int64_t{sizeof(Element)}) {
+        __builtin_prefetch(ahead + line, 0, 2);
+      }
+    }
     const Element* const first = row(r);
     if constexpr (Format::kPair == 1) {
       for (int s = 0; s < 4; ++s) {
@@ -219,7 +234,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   float* const sums = s.sums + column * n.gates;
   float* const own = sums + turn.plane() * s.plane;
   RowChunk chunk;
-  for (int64_t number = 0; chunk.next(rows); ++number) {
+  for (int64_t number = 0; chunk.next(rows, gates); ++number) {
     const int64_t padded = round_up(chunk.count, Format::kInner);
     const bool is_first = chunk.begin == 0, is_last = chunk.end == rows.size();
     auto* const left = s.left[number & 1];
