@@ -89,6 +89,9 @@ struct Factor {
   const float* mask;
   bool has_padding;  // rows outside of their lane's steps count as zero
 
+  FASTLSTM_INLINE void prefetch(const RowChunk::Row& r, int64_t k) const {
+    if (rows != nullptr) __builtin_prefetch(rows + r.at * stride + k, 0, 2);
+  }
   FASTLSTM_INLINE Vec load(const RowChunk::Row& r, int64_t k) const {
     if (rows == nullptr) return splat(1.0f);
     const Element* row = rows + r.at * stride;
@@ -147,7 +150,8 @@ void transpose_factor(const Factor<Format>& factor, int64_t k, const RowChunk& c
     Words block[kLanes];
     for (int64_t j = 0; j < kLanes; ++j) {
       const auto row = [&](int64_t offset) {
-        const int64_t at = r + j * kPair + offset;
+        const int64_t at = r + j * kPair + offset, ahead = at + kLanes * kPair;
+        if (ahead < chunk.count) factor.prefetch(chunk.rows[ahead], k);
         return at < chunk.count ? factor.load(chunk.rows[at], k) : Vec{};
       };
       if constexpr (kPair == 1) {
