@@ -192,7 +192,7 @@ class LosingWorld(World):
 def test_an_update_that_loses_a_process_changes_nothing():
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(8, 2))
-    optimizer = Muon([weight], lr=0.1, weight_decay=0.1, one_by_one=True)
+    optimizer = Muon([weight], lr=0.1, weight_decay=0.1, is_shared=True)
     weight.grad = torch.randn(8, 2)
     optimizer.step()
     momentum = optimizer.state[weight]["momentum"].clone()

@@ -149,7 +149,7 @@ def _build(
             group = {"params": recurrent, "lr_ratio": MUON_RATIO}
             rate, decay = learning_rate * MUON_RATIO, options.weight_decay
             is_cut = (options.shards or 1) > 1
-            muon = Muon([group], rate, weight_decay=decay, world=world, one_by_one=is_cut)
+            muon = Muon([group], rate, weight_decay=decay, world=world, is_shared=is_cut)
             return [muon, torch.optim.AdamW(others, **adam)]
         case "adam":
             return [torch.optim.Adam(params, **adam)]
