@@ -118,7 +118,8 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
 
 void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Address features,
              Address weight, Address bias, Address targets, Address nats, Address d, float scale,
-             Address df, Address dw, Address db) {
+             Address df, Address dw, Address db, int64_t first_lane, int64_t num_lanes,
+             int64_t lanes) {
   ProjectionArgs args{N,
                       H,
                       V,
@@ -133,6 +134,9 @@ void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Add
                       pointer<void>(df),
                       pointer<float>(dw),
                       pointer<float>(db),
+                      first_lane,
+                      num_lanes,
+                      lanes,
                       nullptr};
   nb::gil_scoped_release release;
   args.workspace = scratch().take(k.projection_workspace(args));

@@ -26,13 +26,16 @@ class JoinedShards:
         seeds: of the random numbers of each shard.
 
     Attributes:
+        lanes: of each shard, counted from the first of them.
         bounds: first lane of each shard, then B.
         sizes: lanes of each shard.
         generators: of the random numbers of each shard.
     """
 
     def __init__(self, lanes: Sequence[slice], seeds: Sequence[int]) -> None:
-        self.bounds = [lanes[0].start, *(part.stop for part in lanes)]
+        first = lanes[0].start
+        self.lanes = [slice(part.start - first, part.stop - first) for part in lanes]
+        self.bounds = [0, *(part.stop for part in self.lanes)]
         self.sizes = [part.stop - part.start for part in lanes]
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._own = dict[Tensor, list[Tensor]]()

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
-from fastlstm.nn.loss import projected_cross_entropy, projected_nats
+from fastlstm.nn.loss import projected_nats, shard_cross_entropy
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.backends.native import gathers_tokens
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.ops.joined_shards import active_shards, by_shard, each_shard
+from fastlstm.ops.joined_shards import active_shards, by_shard
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -188,9 +188,8 @@ class LanguageModel(nn.Module):
 
         Where shards run as one, `(S,)`: the sum of each.
         """
-        weights = self.output_weight, self.output.bias
-        losses = each_shard(_projected_loss, (features, targets), weights)
-        return losses[0] if active_shards() is None else torch.stack(losses)
+        losses = shard_cross_entropy(features, self.output_weight, self.output.bias, targets)
+        return losses[0] if active_shards() is None else losses
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """As `loss`, but `(T, B)` nats, one per target, without a gradient."""
@@ -219,10 +218,6 @@ def _layer(input_size: int, config: ModelConfig) -> LSTM:
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias)
-
-
-def _projected_loss(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return projected_cross_entropy(features.flatten(0, 1), weight, bias, targets.reshape(-1))
 
 
 def reset_state(state: State, reset: Tensor) -> State:

@@ -12,6 +12,8 @@
 
 namespace fastlstm::FASTLSTM_ISA {
 
+inline constexpr int64_t kMostRows = 512;  // of a chunk
+
 // Sizes and scratch of one call, shared by the team. With a null base only `bytes` counts.
 template <typename Format>
 struct ProjectionScratch {
@@ -23,10 +25,10 @@ struct ProjectionScratch {
         inner(round_up(g.H, Format::kInner)),
         logit_inner(round_up(g.V, Format::kInner)),
         stride(logit_stride(g.V)) {
-    constexpr int64_t kMost = 512, kElements = 1 << 22, kGrain = 64;
+    constexpr int64_t kElements = 1 << 22, kGrain = 64;
     constexpr int64_t kCached = 512 << 10, kSome = 48;
     const int64_t fitting = kElements / stride / kGrain * kGrain;
-    rows = fitting < kGrain ? kGrain : min_of(fitting, kMost);
+    rows = fitting < kGrain ? kGrain : min_of(fitting, kMostRows);
     group = g.V * g.H * int64_t{sizeof(Element)} <= kCached ? kSome : rows;
     left_stride = rows + 64 / int64_t{sizeof(Element)};
     const bool has_gradient = g.df != nullptr || g.dw != nullptr || g.db != nullptr;
@@ -163,11 +165,32 @@ void project_back(const ProjectionArgs& g, const ProjectionScratch<Format>& s, E
            });
 }
 
+// Where the rows of a chunk are that the gradients of the weights are formed of.
+template <typename Element>
+struct ChunkRows {
+  // Rows first to first + count; `own` are their gradients where g.d keeps none.
+  ChunkRows(const ProjectionArgs& g, int64_t first, int64_t count, int64_t stride,
+            const Element* own) {
+    const auto* const all = static_cast<const Element*>(g.features);
+    const auto* const kept = static_cast<const Element*>(g.d);
+    int64_t step = first / g.num_lanes, lane = first % g.num_lanes;
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t at = step * g.lanes + g.first_lane + lane;
+      features[r] = all + at * g.H;
+      d[r] = kept == nullptr ? own + r * stride : kept + at * stride;
+      if (++lane == g.num_lanes) lane = 0, ++step;
+    }
+  }
+
+  const Element* features[kMostRows];
+  const Element* d[kMostRows];
+};
+
 // left[v][row] = d[row][v] for some rows of a chunk that has `count`; zero from there on, as far as
 // the product reads.
 template <typename Format>
 void transpose_gradient(const ProjectionScratch<Format>& s, Range rows, int64_t count,
-                        const typename Format::Element* d) {
+                        const ChunkRows<typename Format::Element>& at) {
   constexpr int64_t kPair = Format::kPair;
   const int64_t end = rows.end == count ? round_up(count, Format::kInner) : rows.end;
   for (int64_t r = rows.begin; r < end; r += kLanes * kPair) {
@@ -175,13 +198,12 @@ void transpose_gradient(const ProjectionScratch<Format>& s, Range rows, int64_t 
       Words block[kLanes];
       for (int64_t j = 0; j < kLanes; ++j) {
         const int64_t row = r + j * kPair;
-        const auto* const at = d + row * s.stride + k;
         if constexpr (kPair == 1) {
-          block[j] = row < count ? bits_of<Words>(Float32::load(at)) : Words{};
+          block[j] = row < count ? bits_of<Words>(Float32::load(at.d[row] + k)) : Words{};
         } else {
           Halves low{}, high{};
-          if (row < count) __builtin_memcpy(&low, at, sizeof low);
-          if (row + 1 < count) __builtin_memcpy(&high, at + s.stride, sizeof high);
+          if (row < count) __builtin_memcpy(&low, at.d[row] + k, sizeof low);
+          if (row + 1 < count) __builtin_memcpy(&high, at.d[row + 1] + k, sizeof high);
           block[j] = pair_rows(low, high);
         }
       }
@@ -195,21 +217,20 @@ void transpose_gradient(const ProjectionScratch<Format>& s, Range rows, int64_t 
 
 // A panel of features as a right operand: strips [row / pair][lane][pair], zero from `count` on.
 template <typename Format>
-void pack_features(const ProjectionArgs& g, const ProjectionScratch<Format>& s, int64_t first,
-                   int64_t count, int64_t padded, Range strips, typename Format::Element* right) {
+void pack_features(const ProjectionArgs& g, const ProjectionScratch<Format>& s,
+                   const ChunkRows<typename Format::Element>& at, int64_t count, int64_t padded,
+                   Range strips, typename Format::Element* right) {
   using Element = typename Format::Element;
-  const auto* const features = static_cast<const Element*>(g.features) + first * g.H;
   for (int64_t q = 0; q < strips.end - strips.begin; ++q) {
     const int64_t k = (strips.begin + q) * kLanes;
     Element* const strip = right + q * s.rows * kLanes;
     for (int64_t r = 0; r < padded; r += Format::kPair) {
-      const auto* const row = features + r * g.H + k;
       if constexpr (Format::kPair == 1) {
-        Float32::store(strip + r * kLanes, load_part<Float32>(row, g.H - k));
+        Float32::store(strip + r * kLanes, load_part<Float32>(at.features[r] + k, g.H - k));
       } else {
         Halves low{}, high{};
-        if (r < count) __builtin_memcpy(&low, row, sizeof low);
-        if (r + 1 < count) __builtin_memcpy(&high, row + g.H, sizeof high);
+        if (r < count) __builtin_memcpy(&low, at.features[r] + k, sizeof low);
+        if (r + 1 < count) __builtin_memcpy(&high, at.features[r + 1] + k, sizeof high);
         store_words(strip + r * kLanes, pair_rows(low, high));
       }
     }
@@ -219,7 +240,8 @@ void pack_features(const ProjectionArgs& g, const ProjectionScratch<Format>& s, 
 // Adds a chunk's part to the gradients of weight and bias, for the columns of one thread.
 template <typename Format, typename Engine>
 void project_weights(const ProjectionArgs& g, const ProjectionScratch<Format>& s, Engine& engine,
-                     int64_t first, int64_t count, Member me) {
+                     const ChunkRows<typename Format::Element>& at, int64_t first, int64_t count,
+                     Member me) {
   const int64_t padded = round_up(count, Format::kInner);
   const bool is_new = first == 0;
   if (g.dw != nullptr) {
@@ -228,7 +250,7 @@ void project_weights(const ProjectionArgs& g, const ProjectionScratch<Format>& s
     auto* const right = s.right + me.index * s.right_size();
     for (int64_t strip = mine.begin; strip < mine.end; strip += kStrips) {
       const Range panel{strip, min_of(strip + kStrips, mine.end)};
-      pack_features(g, s, first, count, padded, panel, right);
+      pack_features(g, s, at, count, padded, panel, right);
       multiply(engine, plain(s.left, s.left_stride, padded), {0, g.V}, right, s.rows * kLanes,
                {0, panel.end - panel.begin}, padded,
                [&](int64_t v, int64_t, int num, const float* sums) {
@@ -279,9 +301,10 @@ void project(const ProjectionArgs& g, Member me) {
       if (g.df != nullptr) project_back(g, s, engine, first, some, d);
     }
     if (has_left) {
-      transpose_gradient(s, mine, count, d);
+      const ChunkRows<Element> at(g, first, count, s.stride, d);
+      transpose_gradient(s, mine, count, at);
       me.barrier->wait(me.count);
-      project_weights(g, s, engine, first, count, me);
+      project_weights(g, s, engine, at, first, count, me);
     }
     me.barrier->wait(me.count);  // a shorter chunk is shared out otherwise
   }
