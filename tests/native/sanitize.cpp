@@ -216,6 +216,11 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const void* const y = found[found.size() - 4].value.get();
 
   const bool is_table = has_tokens || !is_bf16;
+  // In shards where there are lanes for them: the number must not depend on the team.
+  const int64_t num_shards = options & (kNorm | kLast) || B < 2 ? 1 : B < 4 ? 2 : 4;
+  std::vector<int64_t> shards;
+  for (int64_t k = 0; k <= num_shards; ++k) shards.push_back(B * k / num_shards);
+  const int64_t num_tables = has_tokens ? num_shards : 1;
   BackwardArgs args{T,
                     B,
                     I,
@@ -233,12 +238,14 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                     options & kLast ? nullptr : dy.get(),
                     dh_last.get<float>(),
                     dc_last.get<float>(),
-                    output("dx", !is_table, num_rows * I * (is_table ? 4 : 2)),
+                    output("dx", !is_table, num_tables * num_rows * I * (is_table ? 4 : 2)),
                     static_cast<float*>(output("dh0", false, B * H * 4)),
                     static_cast<float*>(output("dc0", false, B * H * 4)),
                     static_cast<float*>(output("dw_ih", false, 4 * H * I * 4)),
                     static_cast<float*>(output("dw_hh", false, 4 * H * H * 4)),
                     static_cast<float*>(output("db", false, 4 * H * 4)),
+                    num_shards,
+                    shards.data(),
                     is_plain ? nullptr : &cell_call,
                     nullptr,
                     nullptr,
@@ -294,6 +301,9 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
                         nullptr,
                         nullptr,
                         nullptr,
+                        0,
+                        1,
+                        1,
                         nullptr};
     if (has_gradients) {
       args.df = output("df", kernel.is_bf16, N * H * size);
@@ -309,6 +319,29 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
   void* const d = output("d", kernel.is_bf16, N * logit_stride(V) * size);
   run(given, static_cast<float*>(output("nats kept", false, N * 4)), d, false);
   run(nullptr, nullptr, d, true);
+  if (N % 5 == 0) {  // of the middle three of five lanes
+    ProjectionArgs args{N / 5 * 3,
+                        H,
+                        V,
+                        threads,
+                        features.get(),
+                        weight.get<float>(),
+                        bias.get<float>(),
+                        nullptr,
+                        nullptr,
+                        d,
+                        0.5f,
+                        nullptr,
+                        static_cast<float*>(output("dw of lanes", false, V * H * 4)),
+                        static_cast<float*>(output("db of lanes", false, V * 4)),
+                        1,
+                        3,
+                        5,
+                        nullptr};
+    const Buffer workspace(kernel.projection_workspace(args));
+    args.workspace = workspace.get();
+    run_team(threads, [&](Member me) { kernel.project(args, me); });
+  }
   return found;
 }
 

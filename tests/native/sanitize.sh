@@ -32,7 +32,7 @@ for sanitizer; do
   [ "$sanitizer" = none ] || common="$common -fsanitize=$sanitizer"
   case $sanitizer in *undefined*) common="$common -fno-sanitize-recover=all" ;; esac
   rm -f "$folder"/*.o
-  for source in threads dispatch features lstm_scalar decode_dispatch decode_scalar; do
+  for source in threads crowding dispatch features lstm_scalar decode_dispatch decode_scalar; do
     $CXX $common $definitions -I$csrc -c "$csrc/cpu/$source.cpp" -o "$folder/$source.o"
   done
   for source in decode_stream windows job_queue; do

@@ -118,7 +118,7 @@ class _JoinedCrossEntropy(torch.autograd.Function):
         nats = nats_of(p, targets.flatten(), d).view(targets.shape)
         ctx.lanes, ctx.shape, ctx.dtype = lanes, features.shape, features.dtype
         ctx.save_for_backward(*p, d)
-        return torch.stack([nats[:, some].flatten().sum() for some in lanes])
+        return torch.stack([nats[:, some].contiguous().view(-1).sum() for some in lanes])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -290,7 +290,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
     }
   }
   const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
-  const Shard whole{{0, 1}, ShardRows(g.T * g.B), s.is_compensated};
+  const Shard whole{{0, 1}, ShardRows(0, g.B, g.B, g.T), s.is_compensated};
   if (g.dw_hh != nullptr) {
     weight_gradient(&recurrent, 1, 0, s.width, whole.rows, whole.turn, g.H, d_hh, n, s.gradient,
                     engine, me, none);

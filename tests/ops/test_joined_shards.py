@@ -1,0 +1,86 @@
+"""Shards that run as one: every gradient and state has the bits of shards that run alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.distributed.shards import Shards
+from fastlstm.ops.joined_shards import JoinedShards, active_shards
+from fastlstm.text.config import ModelConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.training.precision import autocast
+
+CPU = torch.device("cpu")
+ALL = {"tie_weights": True, "dropout": 0.2, "output_norm": True, "residual": True}
+
+
+def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("num_shards", "T", "B", "options"),
+    [
+        (4, 17, 8, {}),
+        (4, 40, 37, {"dropout": 0.3}),
+        (8, 30, 19, {"dropout": 0.3, "dropout_kind": "plain"}),
+        (2, 9, 9, {"recurrent_dropout": 0.2, "output_norm": True}),
+        (4, 13, 11, {"output_rank": 8, "vocab_size": 900}),
+        (1, 20, 3, ALL),
+        (4, 40, 6, {**ALL, "recurrent_dropout": 0.1}),
+        (4, 90, 130, {"num_layers": 1}),  # several chunks of rows in each shard
+    ],
+)
+def test_joined_shards_have_the_bits_of_shards_that_run_alone(
+    num_shards: int, T: int, B: int, options: dict[str, Any], precision: str
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 33, "embed_size": 40, "rnn_size": 40, "num_layers": 2, **options}
+    model, V = LanguageModel(ModelConfig(**sizes)).train(), sizes["vocab_size"]
+    x, y = torch.randint(V, (T, B)), torch.randint(V, (T, B))
+    h, c = torch.randn(2, sizes["num_layers"], B, 40) / 3
+    lanes, seeds = Shards(num_shards).parts(B, B), range(num_shards)
+    assert model.can_join_shards(T, {part.stop - part.start for part in lanes})
+
+    alone, states = list[list[torch.Tensor | None]](), list[torch.Tensor]()
+    losses = list[torch.Tensor]()
+    for part, seed in zip(lanes, seeds, strict=True):
+        torch.default_generator.manual_seed(seed)
+        with autocast(precision, CPU):
+            loss, state = model.loss(x[:, part], y[:, part], (h[:, part], c[:, part]))
+        (loss / 64).backward()
+        losses.append(loss.detach())
+        states.append(torch.stack(state))
+        alone.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+
+    shards = JoinedShards(lanes, seeds)
+    with shards.active(), autocast(precision, CPU):
+        joined, state = model.loss(x, y, (h, c))
+    assert active_shards() is None
+    (joined / 64).sum().backward()
+    assert torch.equal(joined, torch.stack(losses))
+    assert torch.equal(torch.stack(state), torch.cat(states, 2))
+    for (name, parameter), *found in zip(model.named_parameters(), *alone, strict=True):
+        expected = tree_sum([g for g in found if g is not None])
+        assert torch.equal(shards.gradient(parameter), expected), name
+
+
+@pytest.mark.parametrize(
+    "options", [{"layer_norm": True}, {"zoneout": (0.1, 0.0)}, {"weight_drop": 0.1}]
+)
+def test_what_draws_or_adds_over_all_rows_is_not_joined(options: dict[str, Any]) -> None:
+    model = LanguageModel(ModelConfig(vocab_size=9, embed_size=4, rnn_size=8, **options))
+    assert not model.can_join_shards(20, {3})
+
+
+def test_shards_of_which_some_would_gather_tokens_are_not_joined() -> None:
+    model = LanguageModel(ModelConfig(vocab_size=33, embed_size=4, rnn_size=8))
+    assert model.can_join_shards(7, {5})
+    assert not model.can_join_shards(7, {4, 5})  # 28 and 35 rows, 33 tokens
