@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.nn.lengths import Lanes, is_inside
-from fastlstm.ops.joined_shards import bernoulli
+from fastlstm.ops.joined_shards import drawn
 
 
 class WeightDrop(nn.Module):
@@ -40,8 +40,12 @@ def dropped(x: Tensor, p: float, mask_shape: tuple[int, ...]) -> Tensor:
 
     Axis 1 of the mask are the lanes, where shards run as one.
     """
-    mask = bernoulli(1.0 - p, mask_shape, 1, x.dtype, x.device).div_(1.0 - p)
-    return x * mask
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        mask = torch.empty(shape, dtype=x.dtype, device=x.device)
+        return mask.bernoulli_(1.0 - p, generator=generator)
+
+    return x * drawn(draw, mask_shape, 1).div_(1.0 - p)
 
 
 def dropped_between_layers(x: Tensor, p: float, lanes: Lanes | None) -> Tensor:

@@ -74,10 +74,8 @@ def projected_cross_entropy(
     return _row_nats(features, weight, bias, targets, plan).sum()
 
 
-def shard_cross_entropy(
-    features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
-) -> Tensor:
-    """As `projected_cross_entropy`, the sum of each shard that runs here, `(S,)`, or of all, `(1,)`.
+def shard_cross_entropy(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """As `projected_cross_entropy`; where shards run as one the sum of each, `(S,)`, else `(1,)`.
 
     Args:
         features: `(T, B, H)`.

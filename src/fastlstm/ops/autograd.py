@@ -9,7 +9,7 @@ import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMArgs, LSTMOutput
+from fastlstm.ops.call import LSTMArgs, LSTMOutput, LSTMWeights
 from fastlstm.ops.native_call import Gradients, SavedActivations
 from fastlstm.ops.reference import run_reference
 
@@ -59,12 +59,11 @@ class LSTMFunction(torch.autograd.Function):
 
 def run_joined(call: LSTMCall, shards: JoinedShards, args: LSTMArgs) -> tuple[Tensor, ...]:
     """Runs the sequence of all shards at once."""
-    names = ("w_ih", "w_hh", "b_ih", "b_hh")
-    own = {n: None if (t := getattr(args, n)) is None else shards.whole(t) for n in names}
+    weights: Any = [None if t is None else shards.whole(t) for t in args.weights]
+    own = args._replace(**dict(zip(LSTMWeights._fields, weights, strict=True)))
     rows = [] if args.tokens is None else shards.own(args.rows)
-    outputs: tuple[Tensor, ...] = _JoinedLSTMFunction.apply(  # type: ignore[no-untyped-call]
-        call, tuple(shards.bounds), *args._replace(**own), *rows
-    )
+    bounds = tuple(shards.bounds)
+    outputs: tuple[Tensor, ...] = _JoinedLSTMFunction.apply(call, bounds, *own, *rows)  # type: ignore[no-untyped-call]
     return outputs
 
 

@@ -112,19 +112,19 @@ def by_shard(function: Callable[..., Tensor], x: Tensor, *parameters: Tensor) ->
     return results[0] if len(results) == 1 else torch.cat(results, 1)
 
 
-def bernoulli(
-    p: float, shape: tuple[int, ...], axis: int, dtype: torch.dtype, device: torch.device
+def drawn(
+    draw: Callable[[tuple[int, ...], torch.Generator | None], Tensor],
+    shape: tuple[int, ...],
+    axis: int,
 ) -> Tensor:
-    """Returns ones with probability `p`, else zeros; `axis` of `shape` are the lanes.
+    """Returns random numbers of a shape whose `axis` are the lanes.
 
-    The numbers of each shard come from its own generator.
+    Args:
+        draw: of a shape and a generator, None for torch's own. Each shard has its own.
+        shape: of the result.
+        axis: 0 or 1.
     """
     if _active is None:
-        return torch.empty(shape, dtype=dtype, device=device).bernoulli_(p)
-    drawn = [
-        torch.empty((*shape[:axis], size, *shape[axis + 1 :]), dtype=dtype).bernoulli_(
-            p, generator=generator
-        )
-        for size, generator in zip(_active.sizes, _active.generators, strict=True)
-    ]
-    return torch.cat(drawn, axis)
+        return draw(shape, None)
+    pairs = zip(_active.sizes, _active.generators, strict=True)
+    return torch.cat([draw((*shape[:axis], n, *shape[axis + 1 :]), g) for n, g in pairs], axis)

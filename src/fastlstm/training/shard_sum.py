@@ -99,9 +99,7 @@ class ShardSum:
         next(parts, None)  # the carried state moves on
         return losses
 
-    def _joined(
-        self, task: Task, state: TrainingState, batch: Any, rows: list[slice]
-    ) -> Tensor:
+    def _joined(self, task: Task, state: TrainingState, batch: Any, rows: list[slice]) -> Tensor:
         """Adds the gradients of shards that run as one; returns their losses."""
         seeds = [shard_seed(self._seed, state.progress.step, k) for k in self._shards.own]
         shards = JoinedShards(rows, seeds)
