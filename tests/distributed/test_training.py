@@ -32,10 +32,12 @@ results = {}
 text = dict(rnn_size=16, embed_size=8, seq_length=16, batch_size=8, dropout=0.2, zoneout=(0.1, 0.1))
 for name, more in {
     "muon": dict(accumulate=2, lane_reset=0.1, num_layers=2, precision="bf16", ema=0.9),
+    "joined": dict(zoneout=0, recurrent_dropout=0.1, lane_reset=0.1, precision="bf16", steps=20),
     "adamw": dict(order="windows", layer_norm=True, precision="fp32", valid=sys.argv[3]),
 }.items():
     out = f"{place}/{name}-{size}"
-    more = {**text, **own, **more, "steps": 30, "tensorboard": False, "optimizer": name}
+    optimizer = "muon" if name == "joined" else name
+    more = {**text, **own, "steps": 30, **more, "tensorboard": False, "optimizer": optimizer}
     run = fastlstm.train(sys.argv[2], out=out, observers=(), **more)
     results[f"loss of {name}"] = [torch.tensor(run.bits_per_char)]
     if rank == 0:
@@ -144,8 +146,8 @@ def test_weights_are_the_same_in_one_and_in_four_processes(tmp_path):
                 result == alone[name] if isinstance(result, bytes) else _equal(result, alone[name])
             )
             assert same, f"{name} differs in rank {rank} of {world_size}"
-    names = {"muon", "adamw", "windows", "chunks", "one row", "sequences"}
-    assert set(alone) == {*names, "loss of muon", "loss of adamw"}
+    names = {"muon", "joined", "adamw", "windows", "chunks", "one row", "sequences"}
+    assert set(alone) == {*names, "loss of muon", "loss of joined", "loss of adamw"}
 
 
 def test_a_run_that_was_killed_stopped_and_moved_has_the_same_weights(tmp_path):

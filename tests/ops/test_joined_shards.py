@@ -46,7 +46,7 @@ def test_joined_shards_have_the_bits_of_shards_that_run_alone(
     x, y = torch.randint(V, (T, B)), torch.randint(V, (T, B))
     h, c = torch.randn(2, sizes["num_layers"], B, 40) / 3
     lanes, seeds = Shards(num_shards).parts(B, B), range(num_shards)
-    assert model.can_join_shards(T, {part.stop - part.start for part in lanes})
+    assert model.joining_refusal(T, {part.stop - part.start for part in lanes}) is None
 
     alone, states = list[list[torch.Tensor | None]](), list[torch.Tensor]()
     losses = list[torch.Tensor]()
@@ -73,14 +73,18 @@ def test_joined_shards_have_the_bits_of_shards_that_run_alone(
 
 
 @pytest.mark.parametrize(
-    "options", [{"layer_norm": True}, {"zoneout": (0.1, 0.0)}, {"weight_drop": 0.1}]
+    ("options", "sizes", "reason"),
+    [
+        ({"layer_norm": True}, {3}, "layer_norm adds"),
+        ({"zoneout": (0.1, 0.0)}, {3}, "zoneout draws"),
+        ({"weight_drop": 0.1}, {3}, "weights of its own"),
+        ({}, {4, 5}, "some would gather"),  # 28 and 35 rows, 33 tokens
+    ],
 )
-def test_what_draws_or_adds_over_all_rows_is_not_joined(options: dict[str, Any]) -> None:
-    model = LanguageModel(ModelConfig(vocab_size=9, embed_size=4, rnn_size=8, **options))
-    assert not model.can_join_shards(20, {3})
-
-
-def test_shards_of_which_some_would_gather_tokens_are_not_joined() -> None:
-    model = LanguageModel(ModelConfig(vocab_size=33, embed_size=4, rnn_size=8))
-    assert model.can_join_shards(7, {5})
-    assert not model.can_join_shards(7, {4, 5})  # 28 and 35 rows, 33 tokens
+def test_a_model_says_why_its_shards_are_not_joined(
+    options: dict[str, Any], sizes: set[int], reason: str
+) -> None:
+    model = LanguageModel(ModelConfig(vocab_size=33, embed_size=4, rnn_size=8, **options))
+    refusal = model.joining_refusal(7, sizes)
+    assert refusal is not None
+    assert reason in refusal

@@ -53,8 +53,8 @@ class CompressedTextTask(TextTask):
         if self.teaching is not None:
             self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
 
-    def can_join(self, batch: Batch, shards: Sequence[slice]) -> bool:
-        return False  # weights may be parametrized, and the teacher reads part by part
+    def joining_refusal(self, batch: Batch, shards: Sequence[slice]) -> str | None:
+        return "a model that is compressed runs them so"
 
     def losses(
         self, batch: Batch, parts: Sequence[slice], count: float | None = None

@@ -95,13 +95,18 @@ class LanguageModel(nn.Module):
             assert isinstance(layer, LSTM)
             layer.strict = value
 
-    def can_join_shards(self, T: int, sizes: Collection[int]) -> bool:
-        """Whether shards of `sizes` lanes can run as one (`ops.joined_shards`), in `T` steps."""
+    def joining_refusal(self, T: int, sizes: Collection[int]) -> str | None:
+        """Returns why shards of `sizes` lanes cannot run as one (`ops.joined_shards`), or None."""
         config = self.config
-        if config.layer_norm or config.weight_drop > 0 or max(config.zoneout) > 0:
-            return False
-        ways = {gathers_tokens(config.vocab_size, T, size) for size in sizes}
-        return len(ways) == 1 and all(layer.max_activation_bytes is None for layer in self.layers)
+        if config.layer_norm:
+            return "layer_norm adds the gradients of all lanes in one sum"
+        if config.weight_drop > 0:
+            return "with weight_drop each shard has weights of its own"
+        if max(config.zoneout) > 0:
+            return "zoneout draws for all lanes from one seed"
+        if len({gathers_tokens(config.vocab_size, T, size) for size in sizes}) > 1:
+            return "by their sizes, some would gather tokens and some not"
+        return None
 
     def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
         """Returns the zero state `(h, c)`, each `(L, B, H)` float32, of a float64 model float64."""

@@ -128,11 +128,11 @@ class TextTask(Task):
     def num_places(self, batch: Batch) -> int:
         return self.num_lanes
 
-    def can_join(self, batch: Batch, shards: Sequence[slice]) -> bool:
+    def joining_refusal(self, batch: Batch, shards: Sequence[slice]) -> str | None:
+        if self.device.type != "cpu":
+            return "the kernels of a GPU add all rows in one sum"
         sizes = {part.stop - part.start for part in shards}
-        if self.device.type != "cpu" or 0 in sizes or self.model.output.bias.dtype != torch.float32:
-            return False
-        return self.model.can_join_shards(len(batch.x), sizes)
+        return self.model.joining_refusal(len(batch.x), sizes)
 
     def num_targets(self, batch: Batch) -> int:
         return batch.y.numel()

@@ -39,6 +39,7 @@ class ShardSum:
     def __init__(self, parameters: Sequence[nn.Parameter], trainer: Trainer) -> None:
         plan, self._rescue = trainer.plan, trainer.rescue
         self._parameters, self._shards, self._world = parameters, plan.shards, plan.step_world
+        self._say, self._is_said = trainer.say, False
         self._seed, self._device = plan.options.seed, plan.device
         # Sums are divided by about the rows at once, so that fp16 does not overflow; a power of two
         # changes no bit.
@@ -54,9 +55,13 @@ class ShardSum:
         started, own = time.perf_counter(), self._shards.own
         rows = self._shards.parts(task.num_places(batch), task.num_rows(batch))
         report = self._world.report(self._shards.num)
-        if num_parts == 1 and task.can_join(batch, rows):
+        refusal = task.joining_refusal(batch, rows)
+        if num_parts > 1:
+            refusal = "each runs in parts"
+        if refusal is None and all(part.stop > part.start for part in rows):
             losses = self._joined(task, state, batch, rows)
         else:
+            self._say_once(refusal)
             losses = self._one_by_one(task, state, batch, rows, num_parts)
         report.losses[own.start : own.stop] = losses
         self._rescue.begin_step()
@@ -110,6 +115,12 @@ class ShardSum:
             next(parts, None)  # the carried state moves on
         self._as_vector([shards.gradient(p) for p in self._parameters], self._flat)
         return losses.detach().double()
+
+    def _say_once(self, refusal: str | None) -> None:
+        if self._is_said or refusal is None or len(self._shards.own) == 1:
+            return
+        self._is_said = True
+        self._say("info", f"the shards of a step run one after another: {refusal}")
 
     def _check(self, step: int) -> int:
         """Returns a checksum of the weights, now and then; else 0."""

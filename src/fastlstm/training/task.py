@@ -129,12 +129,12 @@ class Task(ABC):
             count: None divides by `num_targets`, so that the losses add up to the mean.
         """
 
-    def can_join(self, batch: Any, shards: Sequence[slice]) -> bool:
-        """Whether `losses` can run these rows of several shards at once.
+    def joining_refusal(self, batch: Any, shards: Sequence[slice]) -> str | None:
+        """Returns why `losses` cannot run these rows of several shards as one, or None.
 
-        Within `JoinedShards.active` it yields the loss of each shard, `(S,)`, for one part.
+        Where it can, it yields the loss of each shard, `(S,)`, within `JoinedShards.active`.
         """
-        return False
+        return f"the model of a {self.name} task runs them so"
 
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
