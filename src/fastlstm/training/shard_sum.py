@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,22 +61,23 @@ class ShardSum:
         ]
         losses = task.losses(batch, list(chain(*cut)), self._scale)
         report = self._world.report(self._shards.num)
-        sums = list[tuple[int, Tensor]]()
+        sums, part_losses = list[tuple[int, Tensor]](), list[Tensor]()
         for shard, inner in zip(own, cut, strict=True):
             self._draw_anew(state.progress.step, shard)
-            loss = 0.0
             for _ in inner:
                 part_loss = next(losses)
                 scaler = state.scaler
                 (part_loss if scaler is None else scaler.scale(part_loss)).backward()
-                loss += float(part_loss.detach())
-            report.losses[shard] = loss
+                part_losses.append(part_loss.detach())
             sums.append((0, self._taken_gradient(shard == own.start)))
             while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
                 level, last = sums.pop()
                 sums[-1] = (level + 1, sums[-1][1].add_(last))
                 self._unused.append(last)
         next(losses, None)  # the carried state moves on
+        values = iter(torch.stack(part_losses).tolist())  # only now: it waits for a GPU
+        for shard, inner in zip(own, cut, strict=True):
+            report.losses[shard] = sum(islice(values, len(inner)), 0.0)
         self._rescue.begin_step()
         seconds, check = time.perf_counter() - started, self._check(state.progress.step)
         report.set_own(task.num_targets(batch), seconds, check, self._world.signal)

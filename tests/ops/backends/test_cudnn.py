@@ -83,6 +83,18 @@ def test_padding_is_exact(ops, monkeypatch, bias):
         ops.assert_close(f"d{name}", given.tensors[name].grad, want[f"d{name}"], torch.float64)
 
 
+def test_weights_of_the_caller_stay_where_they_are(ops):
+    x, h0, c0, *weights = ops.make(2, 2, 3, 5).copy(torch.float32, ("w_ih", "b_ih")).list()
+    given = LSTMArgs(x, None, h0, c0, *weights)
+    assert (
+        len({w.data_ptr() for w in (*given.weights, *cudnn.own_weights(given, given).weights)}) == 8
+    )
+    cast = given.cast(torch.bfloat16)
+    assert cudnn.own_weights(cast, given).w_hh is cast.w_hh
+    cudnn.own_weights(given, given).w_ih.sum().backward()
+    assert given.w_ih.grad is not None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -94,11 +106,9 @@ def test_on_a_gpu(ops, dtype, sizes):
     given = args.copy(dtype)
     for name, value in given.tensors.items():
         given.tensors[name] = value.detach().cuda().requires_grad_()
-    weights = (args.dy, args.dh, args.dc)
-    args.dy, args.dh, args.dc = given.dy, given.dh, given.dc = (w.cuda() for w in weights)
+    given.dy, given.dh, given.dc = args.dy.cuda(), args.dh.cuda(), args.dc.cuda()
     out = lstm(*given.list())
     ops.backpropagate(given, out)
-    args.dy, args.dh, args.dc = weights
     want = ops.reference(args, dtype, ops.names)
     for name, value in zip(("y", "hT", "cT"), out, strict=True):
         ops.assert_close(name, value.cpu(), want[name], dtype)

@@ -90,11 +90,13 @@ def pad_arguments(call: LSTMCall, to: LSTMCall, args: LSTMArgs) -> LSTMArgs:
 
 def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     """Runs one layer through `torch.lstm` in `call.dtype`, padded where that pays."""
-    to, args = padded_call(call), args.cast(call.dtype)
+    to, given = padded_call(call), args
+    args = args.cast(call.dtype)
     if to != call:
         args = pad_arguments(call, to, args)
     args = LSTMArgs(*(None if t is None else t.contiguous() for t in args))  # type: ignore[arg-type]
-    if call.device == "cuda" and torch.backends.cudnn.enabled:
+    if call.device == "cuda" and torch.backends.cudnn.enabled and not _are_in_one_buffer(args):
+        args = own_weights(args, given)
         _flatten([w for w in args.weights if w is not None], to)
     y, h, c = torch_lstm(call, args)
     B, H = call.B, call.H
@@ -112,10 +114,27 @@ def torch_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     return LSTMOutput(y, h.squeeze(0), c.squeeze(0))
 
 
+def _are_in_one_buffer(args: LSTMArgs) -> bool:
+    """Whether nn.LSTM has laid the weights out already, as it does with its own parameters."""
+    return len({w.untyped_storage().data_ptr() for w in args.weights if w is not None}) == 1
+
+
+def own_weights(args: LSTMArgs, given: LSTMArgs) -> LSTMArgs:
+    """Returns `args` with copies, differentiably, of weights that are tensors of the caller.
+
+    Those stay where they are: others may share them, or have saved them for a backward pass.
+    """
+    theirs = [id(w) for w in given.weights if w is not None]
+    copies = {
+        name: w.clone()
+        for name in ("w_ih", "w_hh", "b_ih", "b_hh")
+        if (w := getattr(args, name)) is not None and id(w) in theirs
+    }
+    return args._replace(**copies)
+
+
 def _flatten(weights: list[Tensor], call: LSTMCall) -> None:
-    """Moves cast or padded copies into one buffer, as cuDNN wants them; parameters stay put."""
-    if any(w.is_leaf and w.requires_grad for w in weights):
-        return  # nn.LSTM has laid its own parameters out already
+    """Moves the weights into one buffer, as cuDNN wants them."""
     lstm_mode = 2
     with torch.no_grad():
         torch._cudnn_rnn_flatten_weight(
