@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -22,6 +24,23 @@ def test_a_memory_limit_is_for_a_gpu() -> None:
     with pytest.raises(ConfigError, match="memory_limit_gb bounds GPU memory and this run is on"):
         set_up_device(TrainConfig(device="cpu", memory_limit_gb=1.0))
     assert set_up_device(TrainConfig(device="cpu")).type == "cpu"
+
+
+def test_a_memory_limit_is_a_share_of_the_gpu_of_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def set_share(share: float, device: torch.device | int) -> None:
+        seen.append((share, torch.cuda._utils._get_device_index(device)))  # as torch does
+
+    about = SimpleNamespace(total_memory=4 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
+    assert set_up_device(TrainConfig(device="cuda", memory_limit_gb=1.0)).type == "cuda"
+    assert seen == [(0.25, 1)]
 
 
 def test_processes_that_would_share_a_gpu_are_refused() -> None:

@@ -33,8 +33,9 @@ def set_up_device(options: TrainingOptions) -> torch.device:
             Setting("memory_limit_gb"),
             " bounds GPU memory and this run is on the CPU; leave it out",
         )
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / total), device)
+    number = torch.cuda.current_device()  # torch takes no device without a number here
+    total = torch.cuda.get_device_properties(number).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / total), number)
     return device
 
 
