@@ -53,7 +53,10 @@ def is_torchs(lstm: LSTM, x: Tensor) -> bool:
     """
     if options_of(lstm) != TORCHS_CELL:
         return False
-    call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
+    call = LSTMCall(
+        1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False,
+        options=TORCHS_CELL,  # named, as torch 2.11 cannot compile the default
+    )  # fmt: skip
     reason = left_to_torch(lstm, call) or active_transform()
     if reason is not None and (lstm.strict or lstm.backend is not None):
         demand = "strict" if lstm.backend is None else f"backend '{lstm.backend}'"
