@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError, Message, Setting
 from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.system import hardware, measurements
 from fastlstm.system.fields import Precision
@@ -56,6 +56,14 @@ def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
     if choice.why != _AS_ASKED or is_given:
         return choice.why
     return "as in the first start" if is_resumed else "the default"
+
+
+def notes_on(name: str, device: torch.device) -> list[Message]:
+    """Returns what to say of a precision for a model that is an nn.LSTM to torch."""
+    if device.type == "cpu" or name != "bf16":
+        return []
+    what = "on a GPU torch computes this LSTM in fp16 where bf16 is asked for; "
+    return [Message(what, Setting("precision", "tf32"), " has the range of fp32")]
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
