@@ -1,6 +1,6 @@
 """Everything that needs an NVIDIA GPU, in one command: tests, cuDNN, steps, quality, limits.
 
-usage: python benchmarks/gpu.py [--device cuda] [--text FILE]
+usage: python benchmarks/gpu.py [--device cuda] [--text FILE] [--only WORD]
 `make gpu` runs it. Without a GPU it says so and ends with 0. Each part has a time limit, under nine
 minutes together; a part that fails does not end the others, and the command ends with 1 then.
 Runs of `fastlstm train` are one JSON line each in benchmarks/results/<machine>/gpu.jsonl, the table
@@ -33,16 +33,24 @@ def training_runs(device: str) -> dict[str, dict[str, Any]]:
     if device == "cpu":
         tiny = {"preset": "tiny", "steps": 3}
         return {"step fp32": {**tiny, "precision": "fp32"}, "quality": tiny}
+    timed = {"steps": 300, "log_every": 25, "eval_every": 100_000}
     steps: dict[str, dict[str, Any]] = {
-        f"step {precision} {preset}": {"preset": preset, "precision": precision, "steps": 60}
+        f"step {precision} {preset}": {"preset": preset, "precision": precision, **timed}
         for precision in ("fp32", "tf32", "bf16", "fp16")
         for preset in ("small", "medium")
     }
+    lanes = {
+        f"step {precision} small, 256 lanes": {
+            "preset": "small", "precision": precision, "batch_size": 256, **timed,
+        }
+        for precision in ("tf32", "bf16", "fp16")
+    }  # fmt: skip
     return {
         **steps,
+        **lanes,
+        "memory limit": {"memory_limit_gb": 1.0, "steps": 20, "batch_size": 512},
         "fp16 scaling": {"precision": "fp16", "steps": 400},
         "quality": {"budget": "60s"},
-        "memory limit": {"memory_limit_gb": 1.0, "steps": 20, "batch_size": 512},
     }
 
 
@@ -77,11 +85,20 @@ def train(
     if done.returncode != 0 or not found["end"]:
         return {**row, "failed": (done.stderr.strip().splitlines() or ["no word"])[-1]}
     end = found["end"][-1]
-    keys = ("step", "tokens", "elapsed_s", "train_s", "best_bits_per_char", "peak_memory_bytes")
+    keys = ("step", "units", "elapsed_s", "train_s", "best_bits_per_char", "peak_memory_bytes")
     row |= {key: end[key] for key in keys}
-    row["tokens_per_s"] = end["units"] / max(end["train_s"], 1e-9)
+    row["tokens_per_s"] = settled_rate(found["step"]) or end["units"] / max(end["train_s"], 1e-9)
     row["start"] = {key: found["start"][-1].get(key) for key in ("kernels", "precision")}
     return row
+
+
+def settled_rate(steps: list[dict[str, Any]]) -> float | None:
+    """Returns the tokens a second after the first third, in which kernels are loaded."""
+    settled = [event for event in steps if event["step"] >= steps[-1]["step"] / 3]
+    if len(settled) < 2:
+        return None
+    first, last = settled[0], settled[-1]
+    return float((last["units"] - first["units"]) / (last["elapsed_s"] - first["elapsed_s"]))
 
 
 def main() -> None:
@@ -90,6 +107,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--text", default="python-docs", help="what the runs are trained on")
+    parser.add_argument("--only", default="", help="the parts with this in their name")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no NVIDIA GPU that torch can use: nothing was tested or measured")
@@ -101,10 +119,14 @@ def main() -> None:
             "torch's LSTM": ([sys.executable, str(FOLDER / "cudnn_steps.py")], CUDNN_S),
         }
         for name, (words, limit_s) in parts.items():
+            if options.only not in name:
+                continue
             print(f"{name}: {' '.join(words[1:])}", flush=True)
             if fault := run_apart(words, min(limit_s, end_s - time.monotonic())):
                 faults.append(f"{name}: {fault}")
     for name, given in training_runs(options.device).items():
+        if options.only not in name:
+            continue
         limit_s = min(RUN_S, end_s - time.monotonic())
         if limit_s < 5:
             faults.append(f"{name}: left out, the {ALL_S} s are over")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decode_tables import decode_page, decode_rows
+from gpu_tables import gpu_page
 from layer_tables import (
     forward_page,
     geometric_mean,
@@ -229,7 +230,7 @@ def main() -> None:
             page += [f"![quality against time](images/quality{suffix}.svg)", ""]
             page += ["Each row: `python benchmarks/quality.py EXPERIMENT TEXT`.", ""]
         page += [*steps, "By `python benchmarks/training_step.py`.", ""] if steps else []
-        page += [*layer_lines(folder, suffix), *series_page(folder)]
+        page += [*layer_lines(folder, suffix), *series_page(folder), *gpu_page(folder)]
         if folder == folders[0]:  # the README tells of one machine
             summary = [machine, "", *summary_table(folder)]
             summary += ["![quality against time](docs/images/quality.svg)", ""] if block else []

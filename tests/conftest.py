@@ -55,7 +55,10 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hides what the CPU has beyond --isa, here and from the processes that tests start."""
+    """Hides GPUs unless `-m gpu` asks for them, and what the CPU has beyond --isa, here and from
+    the processes that tests start."""
+    if "gpu" not in (chosen := config.option.markexpr) or "not gpu" in chosen:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the other tests are about kernels of the CPU
     isa = config.getoption("--isa") or _ISA_OF_ENVIRONMENT
     if not isa:
         return

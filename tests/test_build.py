@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,3 +107,12 @@ def test_cmake_without_a_compiler_says_what_to_install(
     assert done.returncode != 0
     assert COMPILER_SENTENCE in " ".join(done.stderr.split())
     assert "CMAKE_CXX_COMPILER" not in done.stderr
+
+
+def test_lists_in_braces_have_their_header() -> None:
+    """g++ 13 and newer refuse `for (x : {a, b})` without it; older ones include it by chance."""
+    sources = Path(__file__).parent.parent / "src" / "fastlstm" / "csrc"
+    files = [path for path in sources.rglob("*.*") if re.search(r"for \(.*: \{", path.read_text())]
+    assert files
+    for path in files:
+        assert "#include <initializer_list>" in path.read_text(), path

@@ -33,3 +33,12 @@ def test_weights_come_back_after_an_error():
     except RuntimeError:
         pass
     assert layer.weight.item() == before + 1.0
+
+
+def test_weights_stay_where_they_are_while_averages_are_in_use():
+    layer = torch.nn.Linear(1, 1)
+    average = WeightAverage(layer, decay=0.9)
+    place = layer.weight.data_ptr()  # cuDNN has the weights of a layer in one buffer
+    with average.applied():
+        assert layer.weight.data_ptr() == place
+    assert layer.weight.data_ptr() == place

@@ -54,6 +54,20 @@ def test_steps_after_a_restored_state_are_bit_equal(name: str) -> None:
         assert torch.equal(second.state_dict()[key], weight), key
 
 
+@pytest.mark.parametrize(
+    ("name", "device"), [("adamw", "meta"), ("muon", "meta"), ("nadam", "cpu")]
+)
+def test_a_fused_update_finds_its_counters_beside_the_parameters(name: str, device: str) -> None:
+    model = model_of()
+    optimizers = set_of(model, name)
+    take_steps(model, optimizers, 0, 1)
+    stored = optimizers.tensors()
+    restored = set_of(model.to("meta"), name)  # as a GPU would be
+    restored.load(stored)
+    states = [state for each in restored.members for state in each.state.values()]
+    assert {state["step"].device.type for state in states if "step" in state} == {device}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_moves_every_weight_by_the_factor_of_the_rate(name: str) -> None:
     model = model_of()

@@ -17,6 +17,7 @@ from fastlstm.training.precision import (
     PrecisionChoice,
     autocast,
     choose_precision,
+    notes_on,
     pass_seconds,
     why_of,
 )
@@ -158,3 +159,9 @@ def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(measurements.CpuTimer, "was_busy", lambda *_: True)
     for _ in range(2):
         assert not time_precision("fp32").is_recalled
+
+
+def test_bf16_of_a_torch_layer_on_a_gpu_is_said_to_be_fp16() -> None:
+    (note,) = notes_on("bf16", torch.device("cuda"))
+    assert str(note).endswith("precision='tf32' has the range of fp32")
+    assert notes_on("tf32", torch.device("cuda")) == notes_on("bf16", CPU) == []

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 import fastlstm
 from fastlstm.cli import profile as cli
@@ -27,8 +28,8 @@ from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
-from fastlstm.tuning import profile, verification
-from fastlstm.tuning.op_times import OpTime, _with_roof, _write_trace, check_trace
+from fastlstm.tuning import op_times, profile, verification
+from fastlstm.tuning.op_times import OpTime, _by_name, _with_roof, _write_trace, check_trace
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
 from fastlstm.tuning.turns import Candidate, Timed
@@ -596,3 +597,25 @@ def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypat
     ):
         commands = cli._commands(found, cli.COMMAND, argv, fastlstm.TrainConfig(), {})
         assert [shlex.split(command)[-1] for command in commands.values()] == folders
+
+
+def test_the_kernels_of_a_gpu_are_not_counted_beside_their_operations(monkeypatch):
+    monkeypatch.setattr(
+        op_times,
+        "measured_ceilings",
+        lambda *_, **__: SimpleNamespace(gemm_gflops=1.0, copy_gb_s=1.0),
+    )
+    options = SimpleNamespace(precision="fp32", threads=1)
+    trainer = SimpleNamespace(plan=SimpleNamespace(device=torch.device("cuda"), options=options))
+    times = {
+        "aten::mm": (DeviceType.CPU, 3.0),
+        "kernel<float>": (DeviceType.CUDA, 3.0),
+        "Optimizer.step": (DeviceType.CUDA, 9.0),
+    }
+    events = [
+        SimpleNamespace(
+            key=key, device_type=kind, self_device_time_total=us, count=1, flops=0, input_shapes=[]
+        )
+        for key, (kind, us) in times.items()
+    ]
+    assert [(op.name, op.share) for op in _by_name(events, 1, trainer)] == [("aten::mm", 1.0)]

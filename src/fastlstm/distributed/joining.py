@@ -81,8 +81,9 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
         )  # fmt: skip
         about: list[Any] = [None] * world.size
         name = f"{socket.gethostname()}, process {os.getpid()}"
-        dist.all_gather_object(about, (name, world.attempt, Place.own(), _own()))
-        world.names, attempts, places, own = map(list, zip(*about, strict=True))
+        own_gpu = hardware.gpu_id() if torch.cuda.is_available() else ""
+        dist.all_gather_object(about, (name, world.attempt, Place.own(), own_gpu, _own()))
+        world.names, attempts, places, world.gpus, own = map(list, zip(*about, strict=True))
         world.attempt = max(attempts)  # each agent counts its own failures only
         machines = Counter(place.machine for place in places)
         world.num_machines, world.machine_size = len(machines), max(machines.values())

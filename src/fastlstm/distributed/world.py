@@ -81,6 +81,7 @@ class World:
             use, divided among the processes that may use the same.
         attempt: how often the processes were started again.
         names: machine and process number of each rank.
+        gpus: what tells the GPU of each rank from all others; empty where it has none.
         seconds: that the passes of a step take on each rank, a running mean.
         signal: number of the one that is to stop the run, of a process that is not rank 0; else 0.
         stopped_by: what rank 0 has heard of such signals.
@@ -89,7 +90,7 @@ class World:
     def __init__(self, rank: int = 0, size: int = 1, attempt: int = 0) -> None:
         self.rank, self.size = rank, size
         self.num_machines = self.machine_size = self.threads = 1
-        self.names = ["this process"]
+        self.names, self.gpus = ["this process"], [""] * size
         self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
         self.pulse: Pulse | None = None

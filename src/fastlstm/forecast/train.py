@@ -41,7 +41,13 @@ from fastlstm.training.evaluations import default_evaluations
 from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.precision import (
+    PrecisionChoice,
+    autocast,
+    choose_precision,
+    notes_on,
+    pass_seconds,
+)
 from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
@@ -195,7 +201,7 @@ class _Session(RunSession):
             ceiling.get("ceiling_gflops", 0.0), self.started, self.world, shards,
         )  # fmt: skip
         self.share(stored)
-        self.notes += dataset.notes
+        self.notes += [*dataset.notes, *notes_on(choice.name, device)]
         about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
             about |= _about(task, stored, dataset)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import KernelError
-from fastlstm.ops.call import LSTMCall, compute_dtype
+from fastlstm.ops.call import LSTMCall, compute_dtype, is_autocast
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.left_alone import left_to_torch, options_of
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Iterable
 
     from fastlstm.nn.lengths import Lanes
     from fastlstm.nn.lstm import LSTM, State
@@ -53,7 +53,10 @@ def is_torchs(lstm: LSTM, x: Tensor) -> bool:
     """
     if options_of(lstm) != TORCHS_CELL:
         return False
-    call = LSTMCall(1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False)
+    call = LSTMCall(
+        1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False,
+        options=TORCHS_CELL,  # named, as torch 2.11 cannot compile the default
+    )  # fmt: skip
     reason = left_to_torch(lstm, call) or active_transform()
     if reason is not None and (lstm.strict or lstm.backend is not None):
         demand = "strict" if lstm.backend is None else f"backend '{lstm.backend}'"
@@ -89,6 +92,31 @@ class _OnWeights(nn.LSTM):
 
     def _weights_have_changed(self) -> bool:
         return False
+
+
+def on_one_buffer(layer: LSTM, flat: list[Any]) -> list[Any]:
+    """Returns the weights as cuDNN wants them, in one buffer: copies where they lie apart.
+
+    torch makes such copies in every call, too, and warns of it.
+    """
+    if torch.compiler.is_compiling() or active_transform() is not None:
+        return flat
+    kinds = {(w.dtype, w.device) if isinstance(w, Tensor) else None for w in flat}
+    # Under autocast torch lays them out itself.
+    if len(kinds) > 1 or None in kinds or is_autocast("cuda") or not lie_apart(flat):
+        return flat
+    copies, lstm_mode = [w.clone() for w in flat], 2
+    with torch.no_grad():
+        torch._cudnn_rnn_flatten_weight(
+            copies, len(layer._all_weights[0]), layer.input_size, lstm_mode, layer.hidden_size,
+            layer.proj_size, layer.num_layers, layer.batch_first, layer.bidirectional,
+        )  # fmt: skip
+    return copies
+
+
+def lie_apart(weights: Iterable[Tensor]) -> bool:
+    """Whether weights are in several buffers."""
+    return len({w.untyped_storage().data_ptr() for w in weights}) > 1
 
 
 def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:

@@ -30,7 +30,13 @@ from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.precision import (
+    PrecisionChoice,
+    autocast,
+    choose_precision,
+    notes_on,
+    pass_seconds,
+)
 from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
@@ -138,6 +144,7 @@ class _Session(RunSession):
         network = SequenceNetwork(_sizes(config, data)).to(device)
         network.lstm.strict = config.strict_kernels
         precision = _precision(config, data, network, device)
+        self.notes += notes_on(precision.name, device)
         config = dataclasses.replace(config, precision=precision.name)
         stored = StoredSequenceModel(
             config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key

@@ -208,6 +208,15 @@ def gpu() -> GpuInfo | None:
     )
 
 
+def gpu_id() -> str:
+    """Returns what tells the current CUDA device from all others, on any machine."""
+    import torch
+
+    device = torch.cuda.current_device()
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"{platform.node()} {device}" if uuid is None else str(uuid)
+
+
 def peak_gflops(threads: int) -> dict[str, float]:
     """Returns GFLOP/s of register-tile loops, an upper bound for matrix products.
 

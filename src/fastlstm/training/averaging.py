@@ -38,9 +38,12 @@ class WeightAverage:
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
+        # In place: cuDNN wants the weights of a layer to stay where they are, in one buffer.
         for name, parameter in self._weights.items():
-            parameter.data, self._average[name] = self._average[name], parameter.data
+            average, self._average[name] = self._average[name], parameter.detach().clone()
+            parameter.copy_(average)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self._average)

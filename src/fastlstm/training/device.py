@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
+from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.system import hardware
 from fastlstm.training.options import TrainingOptions
@@ -30,6 +33,20 @@ def set_up_device(options: TrainingOptions) -> torch.device:
             Setting("memory_limit_gb"),
             " bounds GPU memory and this run is on the CPU; leave it out",
         )
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / total), device)
+    number = torch.cuda.current_device()  # torch takes no device without a number here
+    total = torch.cuda.get_device_properties(number).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / total), number)
     return device
+
+
+def require_own_gpus(world: World, device: torch.device) -> None:
+    """Raises ConfigError where processes of a run would share a GPU, which NCCL cannot sum over."""
+    shared = Counter(gpu for gpu in world.gpus if gpu).most_common(1)
+    if device.type == "cpu" or not shared or shared[0][1] == 1:
+        return
+    gpu, num = shared[0]
+    ranks = ", ".join(str(rank) for rank, other in enumerate(world.gpus) if other == gpu)
+    raise ConfigError(
+        f"{num} processes would compute on one GPU (ranks {ranks}); start one for each GPU, or"
+        " give ", Setting("device", "cpu"),
+    )  # fmt: skip

@@ -121,8 +121,9 @@ class OptimizerSet:
                     f"the optimizer state has '{full_name}' of {tuple(value.shape)} {value.dtype},"
                     f" expected {tuple(shape)} {dtype}; use another checkpoint"
                 )
-            # Counters stay on the CPU, where torch's optimizers keep them.
-            device = parameter.device if value.dim() else value.device
+            # Where torch keeps counters: fused updates read them beside the parameter.
+            is_beside = not is_counter or optimizer.defaults.get("fused")
+            device = parameter.device if is_beside else torch.device("cpu")
             optimizer.state[parameter][key] = value.to(device, copy=True)
         for name, (optimizer, parameter) in parameters.items():
             known = optimizer.state.get(parameter, {})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError, Message, Setting
 from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.system import hardware, measurements
 from fastlstm.system.fields import Precision
@@ -22,7 +22,8 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_GAIN = 1.1
 _QUIET_SHARE = 0.7
 """Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
-_TIMED_PASSES = 3
+_PASSES = {"cpu": (1, 2), "cuda": (4, 12)}
+"""That warm up, and that are timed. On a GPU kernels are loaded with the first ones."""
 _AS_ASKED = "as asked"
 
 
@@ -55,6 +56,14 @@ def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
     if choice.why != _AS_ASKED or is_given:
         return choice.why
     return "as in the first start" if is_resumed else "the default"
+
+
+def notes_on(name: str, device: torch.device) -> list[Message]:
+    """Returns what to say of a precision for a model that is an nn.LSTM to torch."""
+    if device.type == "cpu" or name != "bf16":
+        return []
+    what = "on a GPU torch computes this LSTM in fp16 where bf16 is asked for; "
+    return [Message(what, Setting("precision", "tf32"), " has the range of fp32")]
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
@@ -141,19 +150,19 @@ def pass_seconds(
     Weights and random numbers are left alone, gradients are cleared.
     """
     allow_tf32(name)
-    generator_state = torch.get_rng_state()
     seconds = []
-    for _ in range(_TIMED_PASSES):
-        start = time.perf_counter()
-        with autocast(name, device):
-            loss = forward()
-        loss.backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-        model.zero_grad(set_to_none=True)
-    torch.set_rng_state(generator_state)
-    return statistics.median(seconds[1:])
+    num_warm, num_timed = _PASSES[device.type]
+    with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
+        for _ in range(num_warm + num_timed):
+            start = time.perf_counter()
+            with autocast(name, device):
+                loss = forward()
+            loss.backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - start)
+            model.zero_grad(set_to_none=True)
+    return statistics.median(seconds[num_warm:])
 
 
 def allow_tf32(name: str) -> None:

@@ -87,14 +87,14 @@ class ShardSum:
             for shard in rows
         ]
         parts = task.losses(batch, list(chain(*cut)), self._scale)
-        losses, sums = torch.zeros(len(rows), dtype=torch.float64), list[tuple[int, Tensor]]()
+        losses, sums = [list[Tensor]() for _ in rows], list[tuple[int, Tensor]]()
         for number, inner in enumerate(cut):
             self._draw_anew(state.progress.step, self._shards.own[number])
             for _ in inner:
                 loss = next(parts)
                 scaler = state.scaler
                 (loss if scaler is None else scaler.scale(loss)).backward()
-                losses[number] += float(loss.detach())
+                losses[number].append(loss.detach().double())
             flat = self._flat if number == 0 else self._spare()
             sums.append((0, self._as_vector([_taken(p) for p in self._parameters], flat)))
             while len(sums) > 1 and sums[-1][0] == sums[-2][0]:
@@ -102,7 +102,8 @@ class ShardSum:
                 sums[-1] = (level + 1, sums[-1][1].add_(last))
                 self._unused.append(last)
         next(parts, None)  # the carried state moves on
-        return losses
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        return torch.stack([sum(own, zero) for own in losses]).cpu()  # only now: it waits for a GPU
 
     def _joined(self, task: Task, state: TrainingState, batch: Any, rows: list[slice]) -> Tensor:
         """Adds the gradients of shards that run as one; returns their losses."""

@@ -75,7 +75,9 @@ def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if trainer.plan.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities, record_shapes=True, with_flops=True) as seen:
+    with torch.profiler.profile(
+        activities=activities, record_shapes=True, with_flops=True, acc_events=True
+    ) as seen:  # of one cycle, without acc_events some versions of torch warn of more
         while steps < _STEPS and time.perf_counter() - began < _LONG_S:
             trainer.take_step()
             steps += 1
@@ -121,6 +123,8 @@ def _by_name(events: Any, steps: int, trainer: Trainer) -> list[OpTime]:
     seconds, calls = dict[str, float](), dict[str, int]()
     flop, moved = dict[str, float](), dict[str, float]()
     for event in events:
+        if event.device_type.name != "CPU":
+            continue  # a kernel of a GPU, or a span of them: their time is that of operations, too
         key = event.key
         own_us = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
         seconds[key] = seconds.get(key, 0.0) + own_us / 1e6

@@ -275,9 +275,9 @@ def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     [("2000-01-31", 1, "1 month"), ("2000-02-01", 3, "3 months"), ("2000-01-15", 12, "12 months")],
 )
 def test_calendar_months(first: str, months: int, shown: str) -> None:
-    start = np.datetime64(first, "M") + np.arange(40) * months
+    start = np.datetime64(first, "M") + (np.arange(40) * months).astype("timedelta64[M]")
     day = np.datetime64(first, "D") - np.datetime64(first, "M").astype("datetime64[D]")
-    last = (start + 1).astype("datetime64[D]") - 1
+    last = (start + np.timedelta64(1, "M")).astype("datetime64[D]") - np.timedelta64(1, "D")
     days = last if first.endswith("31") else start.astype("datetime64[D]") + day
     table = pa.table({"ds": days.astype("datetime64[us]"), "y": np.arange(40) / 3})
     found = prepared(table)

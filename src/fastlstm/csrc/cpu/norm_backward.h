@@ -1,6 +1,8 @@
 // The backward pass with layer norm: a step in three parts, then the gradients of the weights.
 #pragma once
 
+#include <initializer_list>
+
 #include "cpu/lstm_backward.h"
 #include "cpu/norm_forward.h"
 

@@ -24,6 +24,7 @@ _UNITS = (
     ("microsecond", 1),
 )
 _DAY = 86_400_000_000
+_A_DAY, _A_MONTH = np.timedelta64(1, "D"), np.timedelta64(1, "M")
 _LONGEST_STEP = 10**15
 """Limit of a stored frequency: 31 years in microseconds."""
 _Unit = Literal["us", "months", "business_days", "rows"]
@@ -100,8 +101,8 @@ class Frequency:
             return start + numbers * self.step
         day = np.datetime64(start, "us").astype("datetime64[D]")
         month = day.astype("datetime64[M]")
-        months = month + numbers * self.step
-        days = (months + 1).astype("datetime64[D]") - 1
+        months = month + (numbers * self.step).astype("timedelta64[M]")
+        days = (months + _A_MONTH).astype("datetime64[D]") - _A_DAY
         if not self.is_month_end:
             days = np.minimum(months.astype("datetime64[D]") + (day - month), days)
         return np.asarray(days.astype("datetime64[us]").astype(np.int64) + start % _DAY)
@@ -162,7 +163,7 @@ def _days_of_month(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
     """Returns each time's day of the month, from 0, and whether it is the last one."""
     days = times.astype("datetime64[us]").astype("datetime64[D]")
     months = days.astype("datetime64[M]")
-    return (days - months).astype(np.int64), (days + 1).astype("datetime64[M]") != months
+    return (days - months).astype(np.int64), (days + _A_DAY).astype("datetime64[M]") != months
 
 
 def most_frequent(values: NDArray[np.int64]) -> int:

@@ -1,9 +1,13 @@
-"""cuDNN's LSTM on CUDA: sizes padded where that admits its persistent kernel. Unmeasured.
+"""cuDNN's LSTM on CUDA: sizes padded where that admits its persistent kernel.
 
-torch (ATen/native/cudnn/RNN.cpp) asks for the persistent kernel only for fp16, one layer, one
-direction, `H <= 1024`, `H` and `I` multiples of 128, `B <= 128` a multiple of 8. Layers run one by
-one here, so sizes and dtype remain. A padded hidden unit has zero weights and biases: its gates are
-sigmoid(0), its candidate tanh(0) = 0, so its cell and output stay 0 and the result is exact.
+torch (ATen/native/cudnn/RNN.cpp) asks for a persistent kernel, which keeps the weights on the chip
+through all steps, for fp16, one layer, one direction, `H <= 1024`, `H` and `I` multiples of 128,
+`B <= 128` a multiple of 8; and, in fp16 and fp32, for few units: `H <= 192` forward, `H <= 128`
+backward. Layers run one by one here, so sizes and dtype remain. On an H200 these rules named the
+kernel that ran in all of 236 cases (benchmarks/cudnn_steps.py, docs/results.md).
+
+A padded hidden unit has zero weights and biases: its gates are sigmoid(0), its candidate
+tanh(0) = 0, so its cell and output stay 0 and the result is exact.
 """
 
 from __future__ import annotations
@@ -20,8 +24,10 @@ if TYPE_CHECKING:
 
 MAX_PERSISTENT_H = 1024
 MAX_PERSISTENT_B = 128
-MAX_PADDING_COST = 1.5
-"""Pad only while the padded call has at most this many times the FLOP. A guess, unmeasured."""
+MAX_SMALL_H, MAX_SMALL_H_BACKWARD = 192, 128
+MAX_PADDING_COSTS = {64: 2.0, MAX_PERSISTENT_B: 1.2}
+"""Up to a batch of so many rows, pad while the padded call has at most this many times the FLOP. On
+an H200 the persistent kernel is 2.3 to 5 times as fast up to 64 rows, 1.2 to 4.6 with 128."""
 
 
 def cudnn_kernel(call: LSTMCall) -> Kernel:
@@ -34,13 +40,16 @@ def cudnn_kernel(call: LSTMCall) -> Kernel:
     padded = padded_call(call)
     if persistent_refusal(padded) is None:
         sizes = "" if padded == call else f", padded to B={padded.B} I={padded.I} H={padded.H}"
-        return Kernel(f"cuDNN persistent LSTM {name}{sizes} (by torch's rules, unmeasured)", True)
+        return Kernel(f"cuDNN persistent LSTM {name}{sizes} (by torch's rules)", True)
     why = f"not persistent: {persistent_refusal(call)}"
-    return Kernel(f"cuDNN standard LSTM {name} (by torch's rules, unmeasured)", True, why)
+    return Kernel(f"cuDNN standard LSTM {name} (by torch's rules)", True, why)
 
 
 def persistent_refusal(call: LSTMCall) -> str | None:
     """Returns why torch does not ask cuDNN for the persistent kernel, or None."""
+    small = MAX_SMALL_H_BACKWARD if call.requires_grad else MAX_SMALL_H
+    if call.dtype in (torch.float16, torch.float32) and small >= call.H:
+        return None
     if call.dtype != torch.float16:
         return f"needs fp16, this is {str(call.dtype).removeprefix('torch.')}"
     if call.H > MAX_PERSISTENT_H or call.H % 128:
@@ -58,7 +67,8 @@ def padded_call(call: LSTMCall) -> LSTMCall:
         return call
     padded = call._replace(B=_up(call.B, 8), I=_up(call.I, 128), H=_up(call.H, 128))
     cost = (padded.B * padded.H * (padded.I + padded.H)) / (call.B * call.H * (call.I + call.H))
-    if persistent_refusal(padded) is not None or cost > MAX_PADDING_COST:
+    limit = next((cost for B, cost in MAX_PADDING_COSTS.items() if padded.B <= B), 0.0)
+    if persistent_refusal(padded) is not None or cost > limit:
         return call
     return padded
 
@@ -90,11 +100,13 @@ def pad_arguments(call: LSTMCall, to: LSTMCall, args: LSTMArgs) -> LSTMArgs:
 
 def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     """Runs one layer through `torch.lstm` in `call.dtype`, padded where that pays."""
-    to, args = padded_call(call), args.cast(call.dtype)
+    to, given = padded_call(call), args
+    args = args.cast(call.dtype)
     if to != call:
         args = pad_arguments(call, to, args)
     args = LSTMArgs(*(None if t is None else t.contiguous() for t in args))  # type: ignore[arg-type]
-    if call.device == "cuda" and torch.backends.cudnn.enabled:
+    if call.device == "cuda" and torch.backends.cudnn.enabled and not _are_in_one_buffer(args):
+        args = own_weights(args, given)
         _flatten([w for w in args.weights if w is not None], to)
     y, h, c = torch_lstm(call, args)
     B, H = call.B, call.H
@@ -112,10 +124,27 @@ def torch_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     return LSTMOutput(y, h.squeeze(0), c.squeeze(0))
 
 
+def _are_in_one_buffer(args: LSTMArgs) -> bool:
+    """Whether nn.LSTM has laid the weights out already, as it does with its own parameters."""
+    return len({w.untyped_storage().data_ptr() for w in args.weights if w is not None}) == 1
+
+
+def own_weights(args: LSTMArgs, given: LSTMArgs) -> LSTMArgs:
+    """Returns `args` with copies, differentiably, of weights that are tensors of the caller.
+
+    Those stay where they are: others may share them, or have saved them for a backward pass.
+    """
+    theirs = [id(w) for w in given.weights if w is not None]
+    copies = {
+        name: w.clone()
+        for name in ("w_ih", "w_hh", "b_ih", "b_hh")
+        if (w := getattr(args, name)) is not None and id(w) in theirs
+    }
+    return args._replace(**copies)
+
+
 def _flatten(weights: list[Tensor], call: LSTMCall) -> None:
-    """Moves cast or padded copies into one buffer, as cuDNN wants them; parameters stay put."""
-    if any(w.is_leaf and w.requires_grad for w in weights):
-        return  # nn.LSTM has laid its own parameters out already
+    """Moves the weights into one buffer, as cuDNN wants them."""
     lstm_mode = 2
     with torch.no_grad():
         torch._cudnn_rnn_flatten_weight(

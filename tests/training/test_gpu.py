@@ -1,0 +1,82 @@
+"""Runs on a GPU: the same bits twice, after a stop, and with shards."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastlstm
+from fastlstm.errors import Stopped
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def trained(path: Path, stop_at: int = 0, **options: Any) -> dict[str, torch.Tensor]:
+    """Returns the weights of a short run, which is stopped once and continued with `stop_at`."""
+    text, seen = path / "book.txt", list[int]()
+    text.write_text("the cat sat on the mat, and so it did.\n" * 400)
+
+    class Seen(fastlstm.Callback):
+        def on_update(self, trainer: Any) -> None:
+            seen.append(1)
+
+    fields: dict[str, Any] = {
+        "rnn_size": 32, "embed_size": 16, "num_layers": 2, "batch_size": 8, "seq_length": 16,
+        "steps": 12, "dropout": 0.2, "device": "cuda", "observers": [], "tensorboard": False,
+        "cache_dir": str(path / "cache"),
+    } | options  # fmt: skip
+    out = path / "run"
+    if stop_at:
+        with pytest.raises(Stopped):
+            fastlstm.train(
+                text, out=out, stop=lambda: len(seen) >= stop_at, callbacks=[Seen()], **fields
+            )
+    fastlstm.train(text, out=out, resume=bool(stop_at), **fields)
+    return fastlstm.LM.load(out).model.state_dict()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("shards", [None, 4])
+def test_a_run_has_the_same_bits_again_and_after_a_stop(
+    tmp_path: Path, precision: str, shards: int | None
+) -> None:
+    found = []
+    for name, stop_at in (("first", 0), ("again", 0), ("stopped", 5)):
+        (tmp_path / name).mkdir()
+        found.append(trained(tmp_path / name, stop_at, precision=precision, shards=shards))
+    for other in found[1:]:
+        for name, weight in found[0].items():
+            assert torch.equal(other[name], weight), name
+
+
+@pytest.mark.parametrize("kind", ["copied", "hooked", "projected"])
+def test_weights_in_several_buffers_cost_a_copy_and_no_warning(kind: str) -> None:
+    options: dict[str, Any] = {"proj_size": 4} if kind == "projected" else {}
+    layer = fastlstm.LSTM(5, 8, num_layers=2, bidirectional=True, **options).cuda()
+    torchs = nn.LSTM(5, 8, num_layers=2, bidirectional=True, **options).cuda()
+    torchs.load_state_dict(layer.state_dict())
+    if kind == "hooked":
+        layer.weight_hook = lambda name, w: w * 1.0
+    else:
+        layer = copy.deepcopy(layer)
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.clone()
+    x = torch.randn(6, 3, 5, device="cuda")
+    got, want = layer(x)[0], torchs(x)[0]
+    torch.testing.assert_close(got, want)
+    got.sum().backward()
+    want.sum().backward()
+    for mine, other in zip(layer.parameters(), torchs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_averages_of_weights_and_a_memory_limit(tmp_path: Path) -> None:
+    assert trained(tmp_path, precision="fp32", ema=0.9, memory_limit_gb=1.0)
