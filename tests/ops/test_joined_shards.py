@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
         (4, 13, 11, {"output_rank": 8, "vocab_size": 900}),
         (1, 20, 3, ALL),
         (4, 40, 6, {**ALL, "recurrent_dropout": 0.1}),
+        (4, 16, 4, {"output_rank": 1, "vocab_size": 11}),  # one lane and column: torch's other path
         (4, 90, 130, {"num_layers": 1}),  # several chunks of rows in each shard
     ],
 )
@@ -46,7 +48,7 @@ def test_joined_shards_have_the_bits_of_shards_that_run_alone(
     x, y = torch.randint(V, (T, B)), torch.randint(V, (T, B))
     h, c = torch.randn(2, sizes["num_layers"], B, 40) / 3
     lanes, seeds = Shards(num_shards).parts(B, B), range(num_shards)
-    assert model.joining_refusal(T, {part.stop - part.start for part in lanes}) is None
+    assert model.joining_refusal(T, [part.stop - part.start for part in lanes]) is None
 
     alone, states = list[list[torch.Tensor | None]](), list[torch.Tensor]()
     losses = list[torch.Tensor]()
@@ -75,16 +77,54 @@ def test_joined_shards_have_the_bits_of_shards_that_run_alone(
 @pytest.mark.parametrize(
     ("options", "sizes", "reason"),
     [
-        ({"layer_norm": True}, {3}, "layer_norm adds"),
-        ({"zoneout": (0.1, 0.0)}, {3}, "zoneout draws"),
-        ({"weight_drop": 0.1}, {3}, "weights of its own"),
-        ({}, {4, 5}, "some would gather"),  # 28 and 35 rows, 33 tokens
+        ({"layer_norm": True}, [3], "layer_norm adds"),
+        ({"zoneout": (0.1, 0.0)}, [3], "zoneout draws"),
+        ({"weight_drop": 0.1}, [3], "weights of its own"),
+        ({}, [4, 5], "some would gather"),  # 28 and 35 rows, 33 tokens
+        ({"vocab_size": 800_000}, [3] * 16, "would take 614 MB"),
     ],
 )
 def test_a_model_says_why_its_shards_are_not_joined(
-    options: dict[str, Any], sizes: set[int], reason: str
+    options: dict[str, Any], sizes: list[int], reason: str
 ) -> None:
-    model = LanguageModel(ModelConfig(vocab_size=33, embed_size=4, rnn_size=8, **options))
+    model = LanguageModel(
+        ModelConfig(**{"vocab_size": 33, "embed_size": 4, "rnn_size": 8, **options})
+    )
     refusal = model.joining_refusal(7, sizes)
     assert refusal is not None
     assert reason in refusal
+
+
+def small_model() -> LanguageModel:
+    return LanguageModel(ModelConfig(vocab_size=9, embed_size=4, rnn_size=8, num_layers=2))
+
+
+def test_weights_that_are_computed_or_used_twice_are_not_joined() -> None:
+    hooked, forced, parametrized, twice = (small_model() for _ in range(4))
+    hooked.layers[0].weight_hook = lambda name, weight: weight
+    forced.layers[1].backend = "reference"
+    torch.nn.utils.parametrizations.weight_norm(parametrized.layers[0], "weight_hh_l0")
+    twice.layers[1] = twice.layers[0]
+    for model in (hooked, forced, parametrized, twice):
+        assert model.joining_refusal(20, [3]) is not None
+    assert small_model().joining_refusal(20, [3]) is None
+
+
+def test_shards_are_those_of_their_thread_and_end_with_the_block() -> None:
+    outer, inner = JoinedShards([slice(0, 2)], [0]), JoinedShards([slice(0, 3)], [0])
+    seen = list[Any]()
+    with outer.active():
+        with pytest.raises(KeyError), inner.active():
+            raise KeyError
+        other = threading.Thread(target=lambda: seen.append(active_shards()))
+        other.start()
+        other.join()
+        assert active_shards() is outer
+    assert [active_shards(), *seen] == [None, None]
+
+
+def test_lanes_that_are_not_those_of_the_shards_are_refused() -> None:
+    model, shards = small_model(), JoinedShards([slice(0, 2), slice(2, 4)], [0, 1])
+    tokens = torch.zeros(5, 3, dtype=torch.int64)
+    with shards.active(), pytest.raises(AssertionError, match="lanes of the shards"):
+        model.features(tokens, model.initial_state(3))

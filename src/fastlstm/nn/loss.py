@@ -113,7 +113,7 @@ class _JoinedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         p = Projection.of(features.flatten(0, 1), own[0], own[len(lanes)], plan.gemm)
         d = logits_gradient(p)
-        nats = nats_of(p, targets.flatten(), d).view(targets.shape)
+        nats = nats_of(p, targets.contiguous().view(-1), d).view(targets.shape)
         ctx.lanes, ctx.shape, ctx.dtype = lanes, features.shape, features.dtype
         ctx.save_for_backward(*p, d)
         return torch.stack([nats[:, some].contiguous().view(-1).sum() for some in lanes])

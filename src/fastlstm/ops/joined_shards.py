@@ -8,13 +8,20 @@ those that it has when it runs alone.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_active: JoinedShards | None = None
+
+class _Thread(threading.local):
+    shards: JoinedShards | None = None
+
+
+_THREAD = _Thread()
 
 
 class JoinedShards:
@@ -49,9 +56,9 @@ class JoinedShards:
 
     def whole(self, parameter: Tensor) -> Tensor:
         """Returns a parameter for a kernel that adds the gradients of the shards itself."""
-        if parameter not in self._whole:
-            self._whole[parameter] = _leaf(parameter)
-        return self._whole[parameter]
+        assert parameter not in self._whole, "two calls would add in another order"
+        self._whole[parameter] = leaf = _leaf(parameter)
+        return leaf
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Returns the sum over all shards: neighbours are added, then neighbouring sums.
@@ -70,23 +77,23 @@ class JoinedShards:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Calls in here belong to the shards."""
-        global _active
-        _active = self
+        """Calls of this thread in here belong to the shards."""
+        before, _THREAD.shards = _THREAD.shards, self
         try:
             yield
         finally:
-            _active = None
+            _THREAD.shards = before
 
 
 def _leaf(parameter: Tensor) -> Tensor:
     """Returns the same values as a tensor with a gradient of its own."""
+    assert parameter.is_leaf, "what is computed from parameters would not pass its gradient on"
     return parameter.detach().requires_grad_(parameter.requires_grad)
 
 
 def active_shards() -> JoinedShards | None:
     """Returns the shards that calls belong to here; None: all gradients are added as they come."""
-    return _active
+    return _THREAD.shards
 
 
 def each_shard(
@@ -99,11 +106,32 @@ def each_shard(
         rows: each `(T, B, …)`.
         parameters: of the model.
     """
-    if _active is None:
+    shards = active_shards()
+    if shards is None:
         return [function(*rows, *parameters)]
-    cut = zip(*(t.split(_active.sizes, 1) for t in rows), strict=True)
-    own = zip(*(_active.own(p) for p in parameters), strict=True)
-    return [function(*some, *others) for some, others in zip(cut, own, strict=True)]
+    cut = zip(*(map(_contiguous, t.split(shards.sizes, 1)) for t in rows), strict=True)
+    own = zip(*(shards.own(p) for p in parameters), strict=True)
+    pairs = zip(cut, own, strict=True)
+    return [_contiguous(function(*some, *others)) for some, others in pairs]
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """Lays rows, and their gradient, out as those of a shard that runs alone: for others torch may
+    take another path, with other bits."""
+    if not x.is_floating_point():
+        return x.clone(memory_format=torch.contiguous_format)
+    result: Tensor = _Contiguous.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Contiguous(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].clone(memory_format=torch.contiguous_format)
 
 
 def by_shard(function: Callable[..., Tensor], x: Tensor, *parameters: Tensor) -> Tensor:
@@ -124,7 +152,8 @@ def drawn(
         shape: of the result.
         axis: 0 or 1.
     """
-    if _active is None:
+    shards = active_shards()
+    if shards is None:
         return draw(shape, None)
-    pairs = zip(_active.sizes, _active.generators, strict=True)
+    pairs = zip(shards.sizes, shards.generators, strict=True)
     return torch.cat([draw((*shape[:axis], n, *shape[axis + 1 :]), g) for n, g in pairs], axis)

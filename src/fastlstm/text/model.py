@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
@@ -17,7 +18,7 @@ from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.joined_shards import active_shards, by_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 EMBEDDING_SHARE = 1 / 3
 """Dropout on embeddings over dropout elsewhere: a lost character costs more than a lost feature."""
+
+_MAX_VOCABULARY_BYTES = 512 << 20
 
 State = tuple[torch.Tensor, torch.Tensor]
 """`(h, c)`, each `(L, B, H)` float32."""
@@ -95,9 +98,9 @@ class LanguageModel(nn.Module):
             assert isinstance(layer, LSTM)
             layer.strict = value
 
-    def joining_refusal(self, T: int, sizes: Collection[int]) -> str | None:
+    def joining_refusal(self, T: int, sizes: Sequence[int]) -> str | None:
         """Returns why shards of `sizes` lanes cannot run as one (`ops.joined_shards`), or None."""
-        config = self.config
+        config, layers = self.config, list(self.layers)
         if config.layer_norm:
             return "layer_norm adds the gradients of all lanes in one sum"
         if config.weight_drop > 0:
@@ -106,6 +109,14 @@ class LanguageModel(nn.Module):
             return "zoneout draws for all lanes from one seed"
         if len({gathers_tokens(config.vocab_size, T, size) for size in sizes}) > 1:
             return "by their sizes, some would gather tokens and some not"
+        num_bytes = 4 * len(sizes) * config.vocab_size * (config.embed_size + config.output_width)
+        if len(sizes) > 4 and num_bytes > _MAX_VOCABULARY_BYTES:
+            return f"the gradients of a vocabulary for each would take {num_bytes / 1e6:,.0f} MB"
+        own = ("weight_hook", "backend", "max_activation_bytes")
+        if any(getattr(layer, name) is not None for layer in layers for name in own):
+            return "a layer has a weight_hook, backend or max_activation_bytes of its own"
+        if len(set(layers)) < len(layers) or any(map(is_parametrized, self.modules())):
+            return "weights are parametrized, or used twice"
         return None
 
     def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
