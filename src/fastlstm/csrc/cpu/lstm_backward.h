@@ -338,7 +338,8 @@ void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   for (int64_t k = 0; k < g.num_shards; ++k) {
     if (k > 0) me.barrier->wait(me.count);  // the scratch can be used anew
     const int64_t first = g.shards[k], count = g.shards[k + 1] - first;
-    const Shard shard{{k, g.num_shards}, ShardRows(first, count, g.B, g.T),
+    const Shard shard{{k, g.num_shards},
+                      ShardRows(first, count, g.B, g.T),
                       BackwardScratch<Format>::compensates(g, k)};
     shard_weight_gradients(g, n, w, s, shard, engine, me);
   }
