@@ -61,10 +61,7 @@ class JoinedShards:
         return leaf
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        """Returns the sum over all shards: neighbours are added, then neighbouring sums.
-
-        May be called once.
-        """
+        """Returns the sum over all shards: neighbours are added, then neighbouring sums."""
         assert parameter.grad is None, "a gradient belongs to no shard"
         whole = self._whole.get(parameter)
         parts = [p.grad for p in self._own.get(parameter, ()) if p.grad is not None]
@@ -109,6 +106,8 @@ def each_shard(
     shards = active_shards()
     if shards is None:
         return [function(*rows, *parameters)]
+    if len(shards.sizes) == 1:
+        return [function(*rows, *(shards.own(p)[0] for p in parameters))]
     cut = zip(*(map(_contiguous, t.split(shards.sizes, 1)) for t in rows), strict=True)
     own = zip(*(shards.own(p) for p in parameters), strict=True)
     pairs = zip(cut, own, strict=True)
