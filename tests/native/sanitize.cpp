@@ -286,8 +286,9 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
     found.push_back({name, bf16, Buffer(bytes)});
     return found.back().value.get();
   };
-  const auto run = [&](const int64_t* given, float* nats, void* d, bool has_gradients) {
-    ProjectionArgs args{N,
+  const auto run = [&](const int64_t* given, float* nats, void* d, bool has_gradients,
+                       bool of_lanes = false) {
+    ProjectionArgs args{of_lanes ? N / 5 * 3 : N,
                         H,
                         V,
                         threads,
@@ -301,11 +302,14 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
                         nullptr,
                         nullptr,
                         nullptr,
-                        0,
-                        1,
-                        1,
+                        of_lanes ? 1 : 0,
+                        of_lanes ? 3 : 1,
+                        of_lanes ? 5 : 1,
                         nullptr};
-    if (has_gradients) {
+    if (of_lanes) {
+      args.dw = static_cast<float*>(output("dw of lanes", false, V * H * 4));
+      args.db = static_cast<float*>(output("db of lanes", false, V * 4));
+    } else if (has_gradients) {
       args.df = output("df", kernel.is_bf16, N * H * size);
       args.dw = static_cast<float*>(output("dw", false, V * H * 4));
       args.db = static_cast<float*>(output("db", false, V * 4));
@@ -319,29 +323,7 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
   void* const d = output("d", kernel.is_bf16, N * logit_stride(V) * size);
   run(given, static_cast<float*>(output("nats kept", false, N * 4)), d, false);
   run(nullptr, nullptr, d, true);
-  if (N % 5 == 0) {  // of the middle three of five lanes
-    ProjectionArgs args{N / 5 * 3,
-                        H,
-                        V,
-                        threads,
-                        features.get(),
-                        weight.get<float>(),
-                        bias.get<float>(),
-                        nullptr,
-                        nullptr,
-                        d,
-                        0.5f,
-                        nullptr,
-                        static_cast<float*>(output("dw of lanes", false, V * H * 4)),
-                        static_cast<float*>(output("db of lanes", false, V * 4)),
-                        1,
-                        3,
-                        5,
-                        nullptr};
-    const Buffer workspace(kernel.projection_workspace(args));
-    args.workspace = workspace.get();
-    run_team(threads, [&](Member me) { kernel.project(args, me); });
-  }
+  if (N % 5 == 0) run(nullptr, nullptr, d, true, true);  // of the middle three of five lanes
   return found;
 }
 

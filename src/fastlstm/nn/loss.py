@@ -75,7 +75,7 @@ def projected_cross_entropy(
 
 
 def shard_cross_entropy(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """As `projected_cross_entropy`; where shards run as one the sum of each, `(S,)`, else `(1,)`.
+    """As `projected_cross_entropy`, a scalar; where shards run as one the sum of each, `(S,)`.
 
     Args:
         features: `(T, B, H)`.
@@ -84,12 +84,13 @@ def shard_cross_entropy(features: Tensor, weight: Tensor, bias: Tensor, targets:
         targets: `(T, B)`.
     """
     shards = active_shards()
-    if shards is not None:
-        plan = _Plan.of(features.flatten(0, 1), weight, bias, targets.flatten(), None)
-        if plan.is_native and targets.numel() <= plan.rows:
-            own = *shards.own(weight), *shards.own(bias)
-            joined: Tensor = _JoinedCrossEntropy.apply(features, targets, plan, shards.lanes, *own)  # type: ignore[no-untyped-call]
-            return joined
+    if shards is None:
+        return _rows_cross_entropy(features, targets, weight, bias)
+    plan = _Plan.of(features.flatten(0, 1), weight, bias, targets.flatten(), None)
+    if plan.is_native and targets.numel() <= plan.rows:
+        own = *shards.own(weight), *shards.own(bias)
+        joined: Tensor = _JoinedCrossEntropy.apply(features, targets, plan, shards.lanes, *own)  # type: ignore[no-untyped-call]
+        return joined
     return torch.stack(each_shard(_rows_cross_entropy, (features, targets), (weight, bias)))
 
 

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import KernelError
+from fastlstm.ops.backends.cudnn import lie_apart
 from fastlstm.ops.call import LSTMCall, compute_dtype, is_autocast
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.left_alone import left_to_torch, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from fastlstm.nn.lengths import Lanes
     from fastlstm.nn.lstm import LSTM, State
 
@@ -112,11 +111,6 @@ def on_one_buffer(layer: LSTM, flat: list[Any]) -> list[Any]:
             layer.proj_size, layer.num_layers, layer.batch_first, layer.bidirectional,
         )  # fmt: skip
     return copies
-
-
-def lie_apart(weights: Iterable[Tensor]) -> bool:
-    """Whether weights are in several buffers."""
-    return len({w.untyped_storage().data_ptr() for w in weights}) > 1
 
 
 def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:

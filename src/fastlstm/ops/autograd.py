@@ -30,13 +30,8 @@ class LSTMFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
-        is_bf16 = call.dtype is torch.bfloat16
-        y, hT, cT, saved = native_call.forward(LSTMArgs(*tensors), is_bf16, True, call.options)
-        assert saved is not None
-        ctx.save_for_backward(*tensors, y, *saved)
-        ctx.set_materialize_grads(False)
-        ctx.call, ctx.is_used = call, False
-        return y, hT, cT
+        ctx.is_used = False
+        return _run_and_save(ctx, call, LSTMArgs(*tensors))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Grads:
@@ -75,13 +70,8 @@ class _JoinedLSTMFunction(torch.autograd.Function):
     def forward(
         ctx: Any, call: LSTMCall, bounds: tuple[int, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        args, is_bf16 = LSTMArgs(*tensors[:NUM_ARGS]), call.dtype is torch.bfloat16
-        y, hT, cT, saved = native_call.forward(args, is_bf16, True, call.options)
-        assert saved is not None
-        ctx.save_for_backward(*args, y, *saved)
-        ctx.set_materialize_grads(False)
-        ctx.call, ctx.bounds = call, bounds
-        return y, hT, cT
+        ctx.bounds = bounds
+        return _run_and_save(ctx, call, LSTMArgs(*tensors[:NUM_ARGS]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Grads:
@@ -94,6 +84,17 @@ class _JoinedLSTMFunction(torch.autograd.Function):
             return None, None, rows, *others
         own = (None,) * (len(ctx.bounds) - 1) if rows is None else rows.unbind()
         return None, None, None, *others, *own
+
+
+def _run_and_save(ctx: Any, call: LSTMCall, args: LSTMArgs) -> tuple[Tensor, ...]:
+    """Runs a sequence, and saves what `saved_tensors` returns."""
+    is_bf16 = call.dtype is torch.bfloat16
+    y, hT, cT, saved = native_call.forward(args, is_bf16, True, call.options)
+    assert saved is not None
+    ctx.save_for_backward(*args, y, *saved)
+    ctx.set_materialize_grads(False)
+    ctx.call = call
+    return y, hT, cT
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:

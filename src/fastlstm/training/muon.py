@@ -21,8 +21,6 @@ _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613,
 of singular values from 0.01 to 1 (linear programming): 0.73 to 1.27 in the end."""
 _SAFETY = 1.01
 """bf16 rounds a singular value of 1 to more than 1, where the first polynomial rises steeply."""
-
-
 _MIN_TRIED = 1 << 15
 """Values of a batch from which sums in another order show in some of them."""
 

@@ -20,6 +20,8 @@ from torch.nn.functional import pad
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 MAX_PERSISTENT_H = 1024
@@ -105,7 +107,7 @@ def cudnn_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     if to != call:
         args = pad_arguments(call, to, args)
     args = LSTMArgs(*(None if t is None else t.contiguous() for t in args))  # type: ignore[arg-type]
-    if call.device == "cuda" and torch.backends.cudnn.enabled and not _are_in_one_buffer(args):
+    if call.device == "cuda" and torch.backends.cudnn.enabled and lie_apart(args.weights):
         args = own_weights(args, given)
         _flatten([w for w in args.weights if w is not None], to)
     y, h, c = torch_lstm(call, args)
@@ -124,9 +126,9 @@ def torch_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     return LSTMOutput(y, h.squeeze(0), c.squeeze(0))
 
 
-def _are_in_one_buffer(args: LSTMArgs) -> bool:
-    """Whether nn.LSTM has laid the weights out already, as it does with its own parameters."""
-    return len({w.untyped_storage().data_ptr() for w in args.weights if w is not None}) == 1
+def lie_apart(weights: Iterable[Tensor | None]) -> bool:
+    """Whether weights are in several buffers; nn.LSTM lays its own parameters out in one."""
+    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) > 1
 
 
 def own_weights(args: LSTMArgs, given: LSTMArgs) -> LSTMArgs:
