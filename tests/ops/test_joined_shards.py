@@ -14,6 +14,7 @@ from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.training.precision import autocast
 
+pytestmark = pytest.mark.isa
 CPU = torch.device("cpu")
 ALL = {"tie_weights": True, "dropout": 0.2, "output_norm": True, "residual": True}
 
@@ -77,10 +78,10 @@ def test_joined_shards_have_the_bits_of_shards_that_run_alone(
 @pytest.mark.parametrize(
     ("options", "sizes", "reason"),
     [
-        ({"layer_norm": True}, [3], "layer_norm adds"),
-        ({"zoneout": (0.1, 0.0)}, [3], "zoneout draws"),
-        ({"weight_drop": 0.1}, [3], "weights of its own"),
-        ({}, [4, 5], "some would gather"),  # 28 and 35 rows, 33 tokens
+        ({"layer_norm": True}, [3], "layer_norm are one sum"),
+        ({"zoneout": (0.1, 0.0)}, [3], "zoneout draws from one seed"),
+        ({"weight_drop": 0.1}, [3], "gives each shard other weights"),
+        ({}, [4, 5], "some would gather tokens"),  # 28 and 35 rows, 33 tokens
         ({"vocab_size": 800_000}, [3] * 16, "would take 614 MB"),
     ],
 )

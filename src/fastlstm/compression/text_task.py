@@ -54,7 +54,7 @@ class CompressedTextTask(TextTask):
             self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
 
     def joining_refusal(self, batch: Batch, shards: Sequence[slice]) -> str | None:
-        return "a model that is compressed runs them so"
+        return "a model that is being compressed cannot run them together"
 
     def losses(
         self, batch: Batch, parts: Sequence[slice], count: float | None = None

@@ -15,7 +15,7 @@ from fastlstm.nn.loss import projected_nats, shard_cross_entropy
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.backends.native import gathers_tokens
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.ops.joined_shards import active_shards, by_shard
+from fastlstm.ops.joined_shards import by_shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,16 +102,17 @@ class LanguageModel(nn.Module):
         """Returns why shards of `sizes` lanes cannot run as one (`ops.joined_shards`), or None."""
         config, layers = self.config, list(self.layers)
         if config.layer_norm:
-            return "layer_norm adds the gradients of all lanes in one sum"
+            return "the gradients of layer_norm are one sum over all lanes"
         if config.weight_drop > 0:
-            return "with weight_drop each shard has weights of its own"
+            return "weight_drop gives each shard other weights"
         if max(config.zoneout) > 0:
-            return "zoneout draws for all lanes from one seed"
+            return "zoneout draws from one seed for all lanes"
         if len({gathers_tokens(config.vocab_size, T, size) for size in sizes}) > 1:
-            return "by their sizes, some would gather tokens and some not"
+            return "their sizes differ so that some would gather tokens and some would not"
         num_bytes = 4 * len(sizes) * config.vocab_size * (config.embed_size + config.output_width)
         if len(sizes) > 4 and num_bytes > _MAX_VOCABULARY_BYTES:
-            return f"the gradients of a vocabulary for each would take {num_bytes / 1e6:,.0f} MB"
+            size = f"{num_bytes / 1e6:,.0f} MB"
+            return f"the gradients of the vocabulary, one for each, would take {size}"
         own = ("weight_hook", "backend", "max_activation_bytes")
         if any(getattr(layer, name) is not None for layer in layers for name in own):
             return "a layer has a weight_hook, backend or max_activation_bytes of its own"
@@ -204,8 +205,7 @@ class LanguageModel(nn.Module):
 
         Where shards run as one, `(S,)`: the sum of each.
         """
-        losses = shard_cross_entropy(features, self.output_weight, self.output.bias, targets)
-        return losses[0] if active_shards() is None else losses
+        return shard_cross_entropy(features, self.output_weight, self.output.bias, targets)
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """As `loss`, but `(T, B)` nats, one per target, without a gradient."""

@@ -130,7 +130,7 @@ class TextTask(Task):
 
     def joining_refusal(self, batch: Batch, shards: Sequence[slice]) -> str | None:
         if self.device.type != "cpu":
-            return "the kernels of a GPU add all rows in one sum"
+            return "on a GPU the gradients of all rows are one sum"
         sizes = [part.stop - part.start for part in shards]
         return self.model.joining_refusal(len(batch.x), sizes)
 

@@ -57,7 +57,7 @@ class ShardSum:
         report = self._world.report(self._shards.num)
         refusal = task.joining_refusal(batch, rows)
         if num_parts > 1:
-            refusal = "each runs in parts"
+            refusal = "each is computed in several parts"
         if refusal is None and all(part.stop > part.start for part in rows):
             losses = self._joined(task, state, batch, rows)
         else:

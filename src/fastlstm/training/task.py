@@ -134,7 +134,7 @@ class Task(ABC):
 
         Where it can, it yields the loss of each shard, `(S,)`, within `JoinedShards.active`.
         """
-        return f"the model of a {self.name} task runs them so"
+        return "only text models can run them together"
 
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
