@@ -69,8 +69,11 @@ class CompressedForecastTask(ForecastTask):
         self._teacher_states: list[RecurrentState] = []
         self._num_values, self.teacher_s = 0, 0.0
 
+    def graph_inputs(self, batch: WindowBatch | ChunkBatch) -> list[Tensor] | None:
+        return None  # the time of the teacher is measured
+
     def losses(
-        self, batch: WindowBatch | ChunkBatch, parts: Sequence[slice], count: float | None = None
+        self, batch: Any, parts: Sequence[slice], count: float | None = None
     ) -> Iterator[Tensor]:
         config = self.model.config
         self._num_values = self.size(batch) * config.horizon * config.num_targets

@@ -67,6 +67,9 @@ class CompressedTextTask(TextTask):
         yield from super().losses(batch, parts, count)
         self.teacher.advance()
 
+    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
+        return None if self.teacher is not None else super().graph_inputs(batch)
+
     def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
         if self.teaching is None or self.teacher is None:
             return super().part_loss(x, y, state, part)

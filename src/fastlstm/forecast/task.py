@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,14 @@ from fastlstm.training.trainer import Trainer
 EVALUATION_BATCH = 256
 
 
+class PreparedBatch(NamedTuple):
+    """Windows as the network takes them, on its device; see `BatchPart`."""
+
+    values: Tensor
+    num_targets: Tensor
+    statics: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class BatchPart:
     """Some rows of a batch.
@@ -45,7 +53,7 @@ class BatchPart:
     values: Tensor
     statics: Tensor | None
     actual: Tensor
-    count: float
+    count: float | Tensor
 
 
 class ForecastTask(Task):
@@ -107,26 +115,34 @@ class ForecastTask(Task):
     def num_places(self, batch: WindowBatch | ChunkBatch) -> int:
         return self.num_lanes or batch.total
 
-    def num_rows(self, batch: WindowBatch | ChunkBatch) -> int:
+    def num_rows(self, batch: WindowBatch | ChunkBatch | PreparedBatch) -> int:
         return len(batch.values)
 
     def num_targets(self, batch: WindowBatch | ChunkBatch) -> int:
         return self._num_present(self._target(batch.values))
 
     def losses(
-        self, batch: WindowBatch | ChunkBatch, parts: Sequence[slice], count: float | None = None
+        self,
+        batch: WindowBatch | ChunkBatch | PreparedBatch,
+        parts: Sequence[slice],
+        count: float | None = None,
     ) -> Iterator[Tensor]:
-        values, statics = self._inputs.prepare(batch.values, batch.segments)
-        values = values.to(self._device, non_blocking=True)
-        statics = None if statics is None else statics.to(self._device, non_blocking=True)
+        state: RecurrentState | None = None
+        divisor: float | Tensor | None = count
+        if isinstance(batch, PreparedBatch):
+            values, divisor, statics = batch
+        else:
+            values, statics = self._inputs.prepare(batch.values, batch.segments)
+            values = values.to(self._device, non_blocking=True)
+            statics = None if statics is None else statics.to(self._device, non_blocking=True)
+            state = continued_state(self._state, batch, self._device)
         target, states = self._target(values), []
-        count = max(self._num_present(target), 1) if count is None else count
-        state = continued_state(self._state, batch, self._device)
+        divisor = max(self._num_present(target), 1) if divisor is None else divisor
         for own in parts:
             each = self._origins or 1
             part = BatchPart(
                 own, values[own], None if statics is None else statics[own],
-                target[own.start * each : own.stop * each], count,
+                target[own.start * each : own.stop * each], divisor,
             )  # fmt: skip
             with autocast(self._precision, self._device):
                 if self._origins:
@@ -138,6 +154,18 @@ class ForecastTask(Task):
             yield self.part_loss(part, parameters.float())
         if self._origins:
             self._state = joined_state(states) if states else self._no_state()
+
+    def graph_inputs(self, batch: WindowBatch | ChunkBatch) -> list[Tensor] | None:
+        if self._origins:
+            return None
+        values, statics = self._inputs.prepare(batch.values, batch.segments)
+        count = torch.tensor(float(max(self._num_present(self._target(values)), 1)))
+        return [values, count] if statics is None else [values, count, statics]
+
+    def graph_batch(
+        self, batch: WindowBatch | ChunkBatch, inputs: Sequence[Tensor]
+    ) -> PreparedBatch:
+        return PreparedBatch(*inputs)
 
     def _no_state(self) -> RecurrentState:
         """Returns the state of no rows: what a process has that got none of a small batch."""

@@ -8,11 +8,17 @@ import torch
 
 from fastlstm.errors import KernelError, Setting, kind_of_value, nearest_hint
 from fastlstm.ops.backends.aten import AtenBackend
+from fastlstm.ops.backends.cluster import ClusterBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall
 
-BACKENDS: tuple[Backend, ...] = (NativeBackend(), AtenBackend(), ReferenceBackend())
+BACKENDS: tuple[Backend, ...] = (
+    NativeBackend(),
+    ClusterBackend(),
+    AtenBackend(),
+    ReferenceBackend(),
+)
 """Fastest first; the last runs everything. A backend that is listed here takes part everywhere."""
 
 _BY_NAME = {backend.name: backend for backend in BACKENDS}

@@ -151,10 +151,15 @@ class TextTask(Task):
                 loss, new_state = self.part_loss(x, y, state, part)
             states.append(new_state)
             yield loss / count
-        self._state = (
-            torch.cat([h.detach().float() for h, _ in states], dim=1),
-            torch.cat([c.detach().float() for _, c in states], dim=1),
-        )
+        for k, own in enumerate(self._state if states else ()):  # in place, for a CUDA graph
+            own.copy_(torch.cat([state[k].detach() for state in states], dim=1))
+
+    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
+        return [batch.x, batch.y, batch.reset]
+
+    def graph_batch(self, batch: Batch, inputs: Sequence[Tensor]) -> Batch:
+        x, y, reset = inputs
+        return replace(batch, x=x, y=y, reset=reset)
 
     def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
         """Returns the summed loss of some lanes of a batch, and their new state.
@@ -191,7 +196,8 @@ class TextTask(Task):
         self.publish_weights(weights)
 
     def reset_state(self) -> None:
-        self._state = self.model.initial_state(self._state[0].shape[1], device=self.device)
+        for tensor in self._state:
+            tensor.zero_()
 
     def carried(self) -> dict[str, Tensor]:
         return dict(zip("hc", self._state, strict=True))

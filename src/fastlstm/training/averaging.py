@@ -29,6 +29,19 @@ class WeightAverage:
         averages = list(self._average.values())
         torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], 1 - decay)
 
+    def next_weight(self) -> float:
+        """Counts an update that a CUDA graph makes; returns the weight of the new values in it."""
+        self.updates += 1
+        return 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @torch.no_grad()
+    def update_recorded(self, weight: torch.Tensor) -> None:
+        """As `update`, with the weight of the new values as a scalar on the GPU."""
+        averages = list(self._average.values())
+        moves = torch._foreach_sub([p.detach() for p in self._weights.values()], averages)
+        torch._foreach_mul_(moves, weight)
+        torch._foreach_add_(averages, moves)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Puts the averaged weights into the model for the length of the block."""
@@ -40,10 +53,11 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        # In place: cuDNN wants the weights of a layer to stay where they are, in one buffer.
+        # In place: cuDNN wants the weights of a layer to stay in one buffer, a CUDA graph both.
         for name, parameter in self._weights.items():
-            average, self._average[name] = self._average[name], parameter.detach().clone()
-            parameter.copy_(average)
+            kept = parameter.detach().clone()
+            parameter.copy_(self._average[name])
+            self._average[name].copy_(kept)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return dict(self._average)

@@ -204,6 +204,7 @@ class CallbackList:
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
         self._trainer, self._callbacks = trainer, list(callbacks)
+        self.all = tuple(callbacks)
         for callback in callbacks:
             own = type(callback).weights_in_use is not Callback.weights_in_use
             if trainer.world.size > 1 and own:

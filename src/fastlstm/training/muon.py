@@ -142,13 +142,34 @@ class Muon(torch.optim.Optimizer):
         )
         # Where a process is lost in an exchange, nothing has changed in the others.
         for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
+            scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
+            direction = direction.to(parameter.dtype).reshape(parameter.shape)
+            if isinstance(group["lr"], torch.Tensor):
+                self._apply_in_place(parameter, group, direction, scale, running.popleft())
+                continue
             self.state[parameter]["momentum"] = running.popleft()
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
-            direction = direction.to(parameter.dtype).reshape(parameter.shape)
             parameter.add_(direction, alpha=-group["lr"] * scale)
         return loss
+
+    def _apply_in_place(
+        self,
+        parameter: torch.Tensor,
+        group: dict[str, Any],
+        direction: torch.Tensor,
+        scale: float,
+        momentum: torch.Tensor,
+    ) -> None:
+        """As an update, of a recorded step: all stays in its place, and the attribute `found_inf`
+        says whether nothing may change."""
+        is_good, rate = self.found_inf == 0, group["lr"]  # type: ignore[attr-defined]
+        kept = self.state[parameter]["momentum"]
+        kept.copy_(momentum.where(is_good, kept))
+        moved = direction * (rate * scale)
+        if group["weight_decay"]:
+            moved += parameter * (rate * group["weight_decay"])
+        parameter.sub_(moved.where(is_good, 0.0))
 
     def _update(
         self, parameter: torch.Tensor, momentum: float, running: deque[torch.Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,46 @@ class OptimizerSet:
                 scaler.step(optimizer)
             else:
                 optimizer.step()
+
+    def prepare(self, rates: Sequence[torch.Tensor]) -> None:
+        """Makes all state that steps will change, and has every group read its rate from a tensor.
+
+        A CUDA graph then finds everything in its place (`step_recorded`).
+        """
+        groups = [(o, group) for o in self.members for group in o.param_groups]
+        for rate, (optimizer, group) in zip(rates, groups, strict=True):
+            group["lr"], group["capturable"] = rate, True
+            for parameter in group["params"]:
+                state = optimizer.state[parameter]
+                for key in _STATES[type(optimizer)] - state.keys():
+                    state[key] = (
+                        torch.zeros((), device=parameter.device)
+                        if key in _COUNTERS
+                        else torch.zeros_like(parameter)
+                    )
+
+    def step_recorded(
+        self, rates: Sequence[torch.Tensor], factor: torch.Tensor, is_bad: torch.Tensor
+    ) -> None:
+        """As `step`, with nothing for the host to decide; for optimizers of this module's Muon and
+        torch's fused Adam.
+
+        Args:
+            rates: as given to `prepare`.
+            factor: share of the peak learning rate, a scalar on the GPU.
+            is_bad: 1.0 where nothing may change, else 0.0.
+        """
+        groups = [group for o in self.members for group in o.param_groups]
+        for rate, group in zip(rates, groups, strict=True):
+            rate.copy_(factor * (self.learning_rate * group.get("lr_ratio", 1.0)))
+        for optimizer in self.members:
+            optimizer.found_inf = is_bad  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.found_inf  # type: ignore[attr-defined]
+
+    def states(self) -> list[torch.Tensor]:
+        """Returns all state of all members."""
+        return [value for o in self.members for s in o.state.values() for value in s.values()]
 
     def zero_grad(self) -> None:
         for optimizer in self.members:

@@ -44,6 +44,26 @@ class PrecisionChoice:
     is_recalled: bool = False
 
 
+class LossScaler(torch.amp.GradScaler):
+    """The loss scale of fp16, which a CUDA graph can read and update."""
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """Returns the scale, a scalar on the device that stays in its place."""
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(device)
+        assert self._scale is not None
+        return self._scale
+
+    def update_recorded(self, is_bad: torch.Tensor) -> None:
+        """As `update`, after a step that is bad where the scalar is 1.0."""
+        assert self._scale is not None
+        assert self._growth_tracker is not None
+        torch._amp_update_scale_(
+            self._scale, self._growth_tracker, is_bad,
+            self._growth_factor, self._backoff_factor, self._growth_interval,
+        )  # fmt: skip
+
+
 def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
     """Returns why a run trains in this precision: one that was not chosen here is not always asked
     for in this start.

@@ -23,14 +23,22 @@ _KEPT = (*COUNTERS, "spent", "scored", "train_s")
 """Counters that a roll-back leaves as they are."""
 
 
-def handle_bad_step(trainer: Trainer, loss: float) -> None:
+def handle_bad_step(
+    trainer: Trainer, loss: float, gradient: str | None = None, *, is_reset: bool = False
+) -> None:
     """Skips a step whose loss or gradient is not finite; rolls back when that does not help.
+
+    Args:
+        trainer: of the step.
+        loss: of the step.
+        gradient: the one that is not finite, where it is known already.
+        is_reset: the carried state has been reset within the step.
 
     Raises:
         NonFiniteError: roll-backs did not help.
     """
     state, task = trainer.state, trainer.task
-    weight, gradient = bad_weight(task.model), bad_gradient(task.model)
+    weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
     if weight is not None:
         culprit = f"weight {weight}"
     elif not math.isfinite(loss):
@@ -45,7 +53,8 @@ def handle_bad_step(trainer: Trainer, loss: float) -> None:
     if weight is None and math.isfinite(loss) and is_scaled:
         return  # fp16 overflowed; the next batch is tried with the smaller scale
     trainer.world.order(Order.RESET)
-    trainer.reset_carried()
+    if not is_reset:
+        trainer.reset_carried()
     if state.guard.bad_step(state.progress.step, culprit) or weight is not None:
         roll_back(trainer, culprit)
     else:

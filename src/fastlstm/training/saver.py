@@ -134,11 +134,10 @@ class Saver:
             self.saved_step = -1
             self._times.rolled_back()
 
-    def save_if_due(self) -> None:
-        """Saves the state where this step is due."""
+    def is_due(self) -> bool:
+        """Returns whether the state is to be saved at this step."""
         step = self._trainer.progress.step
-        if step != self.saved_step and self._times.is_due(step):
-            self.save_if_possible()
+        return step != self.saved_step and self._times.is_due(step)
 
     def save_if_possible(self) -> None:
         """Saves the state; a refusal is a warning, and tried again later."""

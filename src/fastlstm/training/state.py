@@ -13,6 +13,7 @@ import torch
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.guard import NonFiniteGuard
 from fastlstm.training.optimizer import OptimizerSet
+from fastlstm.training.precision import LossScaler
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 BuiltT = TypeVar("BuiltT")
@@ -67,6 +68,11 @@ class Progress:
     def setup_s(self) -> float:
         """Returns the seconds before the first step, of all starts together."""
         return self.spent.get("setup", 0.0)
+
+    def count(self, units: int) -> None:
+        """Counts a step of so many units; negative takes one back."""
+        self.step += 1 if units > 0 else -1
+        self.tokens += units
 
     @contextmanager
     def counted(self, part: str) -> Iterator[None]:
@@ -132,7 +138,7 @@ class TrainingState:
     model: torch.nn.Module
     optimizers: OptimizerSet
     average: WeightAverage | None
-    scaler: torch.amp.GradScaler | None = None
+    scaler: LossScaler | None = None
     progress: Progress = field(default_factory=Progress)
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
 

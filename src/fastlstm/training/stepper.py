@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.training.graphed_step import GraphedStep, StepResult, graph_refusal
 from fastlstm.training.shard_sum import ShardSum
 from fastlstm.training.task import even_parts
 
@@ -23,8 +25,12 @@ class Stepper:
     out of memory gets the same batch again in twice as many parts. Callbacks see the gradients
     before they are clipped, and the weights before they are averaged.
 
+    On a GPU a step is one CUDA graph where it can be (`GraphedStep`); `launch` then returns before
+    it is over.
+
     Attributes:
-        seconds: spent so far in forward and backward passes, and in the rest of the steps.
+        seconds: spent so far in forward and backward passes, and in the rest of the steps; of a
+            graph all is in the first.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -36,12 +42,65 @@ class Stepper:
         is_cut = shards.num > 1
         self._shard_sum = ShardSum(self._parameters, trainer) if is_cut else None
         self._pipeline = trainer.task.pipeline
+        self._graphed: GraphedStep | None = None
+        self._no_graph = graph_refusal(trainer)
+        self._results = deque[StepResult]()
+
+    def launch(self, batch: Any, factor: float, after_bad: float) -> bool:
+        """Starts a step where it is a CUDA graph, else returns False.
+
+        Args:
+            batch: of the task's loader.
+            factor: share of the peak learning rate.
+            after_bad: the same if the step before, of unknown result yet, has changed nothing.
+        """
+        inputs = None if self._no_graph is not None else self._trainer.task.graph_inputs(batch)
+        if inputs is None:
+            return False
+        started = time.perf_counter()
+        if self._graphed is None:
+            self._graphed = GraphedStep(self._trainer, self._num_parts)
+        is_known = self._graphed.knows(inputs)
+        if is_known:
+            self._launch(self._graphed, batch, inputs, factor, after_bad)
+        self.seconds["forward_backward"] += time.perf_counter() - started
+        return is_known and self._no_graph is None
+
+    def _launch(
+        self, graphed: GraphedStep, batch: Any, inputs: Any, factor: float, after_bad: float
+    ) -> None:
+        while True:
+            try:
+                graphed.launch(batch, inputs, factor, after_bad)
+                return
+            except torch.cuda.OutOfMemoryError:
+                self._results += graphed.results()
+                self._use_more_parts(batch)
+                graphed = self._graphed = GraphedStep(self._trainer, self._num_parts)
+            except RuntimeError as error:  # what cannot be recorded, such as a kernel of cuDNN
+                self._results += graphed.results()
+                self._no_graph, self._graphed = str(error).splitlines()[0], None
+                text = "a step cannot be one CUDA graph, its kernels are started one by one"
+                self._trainer.say("warning", f"{text} ({self._no_graph:.200})")
+                return
+
+    def result(self) -> StepResult | None:
+        """Waits for the oldest step that was launched; None where there is none."""
+        started = time.perf_counter()
+        if not self._results and self._graphed is not None:
+            self._results += self._graphed.results(1)
+        self.seconds["forward_backward"] += time.perf_counter() - started
+        return self._results.popleft() if self._results else None
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.
 
         Returns the mean loss and the gradient norm before clipping; see `Trainer.step`.
         """
+        if self.launch(batch, factor, factor):
+            result = self.result()
+            assert result is not None
+            return result.loss, result.norm
         started = time.perf_counter()
         with self._trainer.callbacks.weights_in_use():
             loss = self._forward_backward(batch)
@@ -80,14 +139,19 @@ class Stepper:
             try:
                 return self._passes(batch)
             except torch.cuda.OutOfMemoryError:
-                limit = self._task.num_rows(batch)
-                if self._num_parts >= limit or self._pipeline is not None:
-                    raise
-                self._state.optimizers.zero_grad()
-                torch.cuda.empty_cache()
-                self._num_parts = min(limit, self._num_parts * 2)
-                text = f"out of GPU memory: a batch now runs in {self._num_parts} parts"
-                self._trainer.say("warning", f"{text}, with the same result")
+                self._use_more_parts(batch)
+
+    def _use_more_parts(self, batch: Any) -> None:
+        """Has batches run in twice as many parts; within the handling of OutOfMemoryError, which
+        it raises again where there are no more."""
+        limit = self._task.num_rows(batch)
+        if self._num_parts >= limit or self._pipeline is not None:
+            raise
+        self._state.optimizers.zero_grad()
+        torch.cuda.empty_cache()
+        self._num_parts = min(limit, self._num_parts * 2)
+        text = f"out of GPU memory: a batch now runs in {self._num_parts} parts"
+        self._trainer.say("warning", f"{text}, with the same result")
 
     def gather(self) -> None:
         """Brings the weights of the stages of a pipeline, if it is one, to rank 0."""

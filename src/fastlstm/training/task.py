@@ -136,6 +136,19 @@ class Task(ABC):
         """
         return "only text models can run them together"
 
+    def graph_inputs(self, batch: Any) -> list[Tensor] | None:
+        """Returns the tensors of a batch that `losses` reads on a GPU, or None where a step on it
+        cannot be recorded as a CUDA graph.
+
+        Batches whose tensors have the same shapes have the same graph. A carried state must stay
+        in its place (`carried`), and nothing in `losses` may wait for the GPU.
+        """
+        return None
+
+    def graph_batch(self, batch: Any, inputs: Sequence[Tensor]) -> Any:
+        """Returns the batch with other tensors in place of those of `graph_inputs`."""
+        raise NotImplementedError
+
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
         """Returns the rows of a batch, those that this process has of it."""

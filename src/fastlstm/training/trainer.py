@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -26,6 +27,7 @@ from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.precision import LossScaler
 from fastlstm.training.recovery import handle_bad_step, roll_back
 from fastlstm.training.rescue import Rescue
 from fastlstm.training.saver import Saver
@@ -88,7 +90,7 @@ class Trainer:
             model=task.model,
             optimizers=self.optimizers,
             average=WeightAverage(task.model, options.ema) if options.ema > 0 else None,
-            scaler=torch.amp.GradScaler("cuda") if options.precision == "fp16" else None,
+            scaler=LossScaler("cuda") if options.precision == "fp16" else None,
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
@@ -107,6 +109,7 @@ class Trainer:
         self._last_event: Event = {}
         self._reason = plan.stop_criterion.text
         self._is_ended = self._has_warned = False
+        self._launched, self._since = deque[int](), 0.0  # units of steps that a GPU is computing
 
     @property
     def progress(self) -> Progress:
@@ -214,15 +217,22 @@ class Trainer:
     def _loop(self) -> None:
         while True:
             if self.world.stopped_by or (self.stop is not None and self.stop()):
+                self.settle()
                 raise Stopped
             done = self.done()
             if self._evaluations.is_due(self.progress, done, self.elapsed_s()):
-                self.evaluate()
+                if not self.settle():  # else looked at again, with all results known
+                    self.evaluate()
                 continue
             if self._is_ended or done >= 1.0:
+                if self.settle():
+                    continue
                 self._is_ended = True
                 return
-            self.saver.save_if_due()
+            if self.saver.is_due():
+                if self.settle():
+                    continue
+                self.saver.save_if_possible()
             if self.plan.is_local:
                 self.local.take_round()
             else:
@@ -289,27 +299,68 @@ class Trainer:
 
     def take_step(self) -> None:
         """Takes the next step of the run: a batch of the loader, at the learning rate of now."""
-        started, options = time.perf_counter(), self.plan.options
-        factor = learning_rate_factor(self.done(), options.warmup, options.cooldown)
-        factor *= self.progress.lr_scale
+        started, factor = time.perf_counter(), self._rate_factor(self.done())
         batch = self.task.loader.next()  # first: after an error in it the others hear of the end
         self.rescue.tell()
         self.world.order(Order.STEP, factor)
+        if not self.model.training:
+            self.model.train()
+        after_bad = self._rate_factor(self.done(-1)) if self._launched else factor
+        units, is_first = self.task.size(batch), not self._launched
+        if self.stepper.launch(batch, factor, after_bad):
+            if is_first:
+                self._since = started
+            self.progress.count(units)
+            self._launched.append(units)
+            if not is_first:  # the step before has ended while this one was prepared
+                self._settle_one()
+            self.tell_of_steps(factor)
+            return
+        self.settle()
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             handle_bad_step(self, loss)
             return
-        progress, seconds = self.progress, time.perf_counter() - started
+        seconds = time.perf_counter() - started
         self.count_step(batch, seconds)
-        progress.elapsed_s = self.elapsed_s()
-        self.meter.add_step(loss, norm, self.task.size(batch), seconds)
+        self.progress.elapsed_s = self.elapsed_s()
+        self.meter.add_step(loss, norm, units, seconds)
         self.tell_of_steps(factor)
+
+    def _rate_factor(self, done: float) -> float:
+        options = self.plan.options
+        factor = learning_rate_factor(done, options.warmup, options.cooldown)
+        return factor * self.progress.lr_scale
+
+    def settle(self) -> bool:
+        """Waits for the steps that a GPU is still computing; returns whether there was one.
+
+        They were counted as good when they were launched; only now is their loss known.
+        """
+        was_any = bool(self._launched)
+        while self._launched:
+            self._settle_one()
+        return was_any
+
+    def _settle_one(self) -> None:
+        units, result, progress = self._launched.popleft(), self.stepper.result(), self.progress
+        assert result is not None
+        seconds, self._since = time.perf_counter() - self._since, time.perf_counter()
+        if not result.is_finite:
+            progress.count(-units)
+            handle_bad_step(self, result.loss, result.gradient, is_reset=True)
+            return
+        self.state.guard.good_step()
+        progress.train_s += seconds
+        progress.elapsed_s = self.elapsed_s()
+        self.meter.add_step(result.loss, result.norm, units, seconds)
 
     def tell_of_steps(self, factor: float, taken: int = 1) -> None:
         """Emits what is due after the `taken` steps that the meter has got last; `factor` is the
         share of the peak learning rate that the last one had."""
         progress = self.progress
         if self.meter.log_due(self.plan.options.log_every, progress.step, taken):
+            self.settle()
             left = self._evaluations.left(progress)
             self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
             self._warn_of_straggler()
@@ -319,10 +370,8 @@ class Trainer:
     def count_step(self, batch: Any, seconds: float) -> None:
         """Counts a step that has changed the weights."""
         self.state.guard.good_step()
-        progress = self.progress
-        progress.step += 1
-        progress.tokens += self.task.size(batch)
-        progress.train_s += seconds
+        self.progress.count(self.task.size(batch))
+        self.progress.train_s += seconds
 
     def reset_carried(self) -> None:
         """Sets the state that is carried from batch to batch to zero."""

@@ -1,0 +1,110 @@
+"""Our own kernels on NVIDIA GPUs: weights stay in the registers of a thread block cluster."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import pad
+
+from fastlstm.errors import KernelError
+from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cuda.cluster_lstm import (
+    SIZES,
+    max_clusters,
+    padded_size,
+    rows_per_cluster,
+    run_cluster_lstm,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MIN_CAPABILITY = (9, 0)
+
+
+class ClusterBackend:
+    """Forward and backward in bf16 or fp16 (float32 sums and cell), any option but layer norm."""
+
+    name = "cluster"
+    is_own = True
+
+    def supports(self, call: LSTMCall) -> str | None:
+        """Returns None for a call in bf16 or fp16, up to 512 units, on a GPU with clusters."""
+        if call.device != "cuda":
+            return f"these kernels run on NVIDIA GPUs, not on {call.device}"
+        if torch.compiler.is_compiling():
+            return "torch.compile records torch's operators only"
+        if call.dtype not in (torch.bfloat16, torch.float16):
+            name = str(call.dtype).removeprefix("torch.")
+            return f"these kernels compute in bf16 and fp16, not in {name}"
+        if call.options.layer_norm:
+            return "these kernels have no layer norm"
+        if call.max_activation_bytes is not None:
+            return "these kernels save all activations, max_activation_bytes limits them"
+        if max(SIZES) < call.H:
+            return f"H={call.H}, a cluster of blocks holds the weights of {max(SIZES)} units"
+        return refusal(torch.cuda.current_device(), padded_size(call.H))
+
+    def describe(self, call: LSTMCall) -> Kernel:
+        """Returns the kernel with its clusters, rows and padding."""
+        device, H = torch.cuda.current_device(), padded_size(call.H)
+        clusters, groups = rows_per_cluster(call.B, H, device)
+        dtype = "fp16" if call.dtype == torch.float16 else "bf16"
+        name = (
+            f"persistent LSTM {dtype} ({clusters} of {max_clusters(H, device)} clusters of"
+            f" {H // 32} blocks, {8 * groups} rows each)"
+        )
+        if extras := call.options.active(training=True):
+            name += f" + {', '.join(extras)}"
+        why = "" if H == call.H else f"H={call.H} is padded to {H}"
+        return Kernel(name, is_fast=True, why=why)
+
+    def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+        """Runs a supported call; units beyond H have weights of zero and stay zero."""
+        with torch.autocast("cuda", enabled=False):
+            size, H = padded_size(call.H), call.H
+            if size == H:
+                return run_cluster_lstm(call, args)
+            y, h, c = run_cluster_lstm(call._replace(H=size), _padded(args, H, size))
+            return LSTMOutput(y[:, :, :H], h[:, :H], c[:, :H])
+
+
+@lru_cache
+def refusal(device: int, H: int) -> str | None:
+    """Returns why this GPU cannot run the kernels for H units, or None; compiles them once."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _MIN_CAPABILITY:
+        have = ".".join(map(str, capability))
+        return f"they need thread block clusters, compute capability 9.0; this GPU has {have}"
+    try:
+        fits = max_clusters(H, device) > 0
+    except KernelError as error:
+        return str(error)
+    return None if fits else f"this GPU cannot run a cluster of {H // 32} blocks"
+
+
+def _padded(args: LSTMArgs, H: int, size: int) -> LSTMArgs:
+    """Returns the arguments with zeros for the units beyond H, differentiably.
+
+    A cell of zero weights stays 0: its candidate is activation(0), which is 0 of every one but
+    sigmoid and hard_sigmoid, whose columns of w_hh are zero too.
+    """
+    more = size - H
+
+    def per_gate(w: Tensor | None, columns: int = 0) -> Any:
+        if w is None:
+            return None
+        padded = pad(w.reshape(4, H, -1), (0, columns, 0, more))
+        return padded.reshape(4 * size, *((-1,) if w.dim() == 2 else ()))
+
+    return args._replace(
+        h0=pad(args.h0, (0, more)),
+        c0=pad(args.c0, (0, more)),
+        w_ih=per_gate(args.w_ih),
+        w_hh=per_gate(args.w_hh, more),
+        b_ih=per_gate(args.b_ih),
+        b_hh=per_gate(args.b_hh),
+        mask=None if args.mask is None else pad(args.mask, (0, more)),
+    )

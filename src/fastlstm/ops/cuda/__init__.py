@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs: CUDA source, its compilation at run time, and the calls."""

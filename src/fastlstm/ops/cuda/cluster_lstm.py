@@ -1,0 +1,309 @@
+"""The LSTM of `lstm_cluster.cu`: one launch per sequence and pass, matrix products around it.
+
+The input is multiplied before the loop, for all steps at once; of tokens, the rows of the embedding
+are, and the kernel gathers. The backward kernel returns the gradients of the gates, from which
+products form all others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlstm.ops.autograd import by_argument, slow_gradients
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_call import CellCall
+from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
+from fastlstm.ops.cuda.module import ClusterKernel
+from fastlstm.ops.native_call import Gradients
+
+SIZES = (128, 256, 512)
+"""Hidden units that a cluster of 4, 8 or 16 blocks holds; others are padded."""
+_UNITS_OF_BLOCK, _THREADS = 32, 256
+_MAX_GROUPS = 8
+"""Groups of 8 rows that a cluster computes in turn."""
+_MAX_TABLE_ROWS = 1024
+"""Up to so many rows of an embedding are multiplied and gathered; the gradient of a larger table
+would be a product over too many zeros."""
+
+
+class Variant(NamedTuple):
+    """What a kernel is compiled for."""
+
+    dtype: torch.dtype
+    H: int
+    saves: bool
+    has_tokens: bool
+    has_lengths: bool
+    has_mask: bool
+    zoneout: int
+    options: CellOptions
+
+    def macros(self, groups: int) -> dict[str, int]:
+        """Returns the macros of the source, for so many groups of rows of a cluster."""
+        return {
+            "DTYPE": int(self.dtype == torch.float16),
+            "H": self.H,
+            "CL": self.H // _UNITS_OF_BLOCK,
+            "NS": groups,
+            "SAVE": int(self.saves),
+            "TOKENS": int(self.has_tokens),
+            "LENGTHS": int(self.has_lengths),
+            "MASK": int(self.has_mask),
+            "ZONEOUT": self.zoneout,
+            "ACT": ACTIVATIONS.index(self.options.activation),
+            "REC": ACTIVATIONS.index(self.options.recurrent_activation),
+        }
+
+
+def shared_bytes(H: int, groups: int, *, is_backward: bool) -> int:
+    """Returns the dynamic shared memory of a block."""
+    sums = 16 * H if not is_backward else 512 * (H // _UNITS_OF_BLOCK) + 64 * _UNITS_OF_BLOCK
+    return 2 * groups * sums + 16 * groups
+
+
+@lru_cache
+def _kernel(variant: Variant, groups: int, entry: str, device: int) -> ClusterKernel:
+    size = shared_bytes(variant.H, groups, is_backward=entry == "lstm_backward")
+    macros, cluster = variant.macros(groups), variant.H // _UNITS_OF_BLOCK
+    return ClusterKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
+
+
+@lru_cache
+def max_clusters(H: int, device: int) -> int:
+    """Returns how many clusters for H units this GPU runs at a time; compiles a kernel."""
+    plain = Variant(torch.bfloat16, H, True, False, False, False, 0, TORCHS_CELL)
+    entries = "lstm_forward", "lstm_backward"
+    return min(_kernel(plain, 1, entry, device).max_clusters() for entry in entries)
+
+
+def rows_per_cluster(B: int, H: int, device: int) -> tuple[int, int]:
+    """Returns how many clusters to launch, and how many groups of 8 rows each has at most."""
+    num_groups = -(-B // 8)
+    groups = min(_MAX_GROUPS, -(-num_groups // max_clusters(H, device)))
+    return -(-num_groups // groups), groups
+
+
+def padded_size(H: int) -> int:
+    """Returns the number of units that H is padded to."""
+    return next(size for size in SIZES if size >= H)
+
+
+class _Arguments(ctypes.Structure):
+    """A struct of pointers and sizes, in the order of the CUDA source."""
+
+    def __init__(self, call: LSTMCall, **tensors: Tensor | None) -> None:
+        keep_h, keep_c = CellCall(call.options).thresholds
+        p_h, p_c = call.options.zoneout
+        pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
+        sizes = {"T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c}
+        super().__init__(**pointers, **sizes, p_h=p_h, p_c=p_c)
+
+
+_SIZES: list[tuple[str, Any]] = [
+    ("T", ctypes.c_int),
+    ("B", ctypes.c_int),
+    ("keep_h", ctypes.c_uint),
+]
+_SIZES += [("keep_c", ctypes.c_uint), ("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
+
+
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names.split()]
+
+
+class _Forward(_Arguments):
+    _fields_ = (
+        _pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh") + _SIZES
+    )
+
+
+class _Backward(_Arguments):
+    _fields_ = (
+        _pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
+        + _SIZES
+    )
+
+
+class Saved(NamedTuple):
+    """What the backward pass needs beside the arguments.
+
+    Attributes:
+        entering: `(T + 1, B, H)`: `h0`, then `y`, in the compute dtype.
+        gates: `(T, B, H, 4)` activated.
+        cells: `(T, B, H)` float32, after zoneout.
+        fresh: the same before zoneout, or None.
+        w_hh: `(4H, H)` in the compute dtype.
+        w_ih: `(4H, I)` in it, gates innermost.
+    """
+
+    entering: Tensor
+    gates: Tensor | None
+    cells: Tensor | None
+    fresh: Tensor | None
+    w_hh: Tensor
+    w_ih: Tensor
+
+
+def run_cluster_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
+    """Runs a supported call whose H is one of SIZES."""
+    if args.tokens is not None and args.rows.shape[0] > _MAX_TABLE_ROWS:
+        args = args.embedded()
+    if call.requires_grad:
+        return LSTMOutput(*_ClusterLSTM.apply(call, *args))  # type: ignore[no-untyped-call]
+    return _forward(call, args, saves=False)[0]
+
+
+class _ClusterLSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        args = LSTMArgs(*tensors)
+        out, saved = _forward(call, args, saves=True)
+        ctx.save_for_backward(*args, *saved)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        call: LSTMCall = ctx.call
+        tensors, num = ctx.saved_tensors, len(LSTMArgs._fields)
+        args, saved = LSTMArgs(*tensors[:num]), Saved(*tensors[num:])
+        needs = LSTMArgs(*ctx.needs_input_grad[1:])
+        slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
+        if slow is not None:
+            return None, *slow
+        gradients = _backward(call, args, saved, grads, needs)
+        return None, *by_argument(args, gradients, needs)
+
+
+def _forward(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> tuple[LSTMOutput, Saved]:
+    T, B, _, H = args.sizes
+    dtype, device = call.dtype, args.rows.device
+    w_ih, w_hh = _gates_last(args.w_ih).to(dtype), args.w_hh.to(dtype).contiguous()
+    rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
+    if args.b_ih is None or args.b_hh is None:
+        gx = torch.mm(rows, w_ih.t())
+    else:
+        gx = torch.addmm(_gates_last(args.b_ih + args.b_hh).to(dtype), rows, w_ih.t())
+    entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
+    entering[0] = args.h0
+    hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
+    variant = _variant(call, args, saves=saves)
+    gates = cells = fresh = None
+    if saves:
+        gates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
+        cells = torch.empty((T, B, H), dtype=torch.float32, device=device)
+        fresh = torch.empty_like(cells) if variant.zoneout else None
+    saved = Saved(entering, gates, cells, fresh, w_hh, w_ih)
+    wide = _wide(args)
+    arguments = _Forward(
+        call, whh=w_hh, gx=gx, tokens=args.tokens, **wide, y=entering[1:], hT=hT, cT=cT,
+        gates=gates, cells=cells, fresh=fresh,
+    )  # fmt: skip
+    clusters, groups = rows_per_cluster(B, H, device.index)
+    _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
+    return LSTMOutput(entering[1:], hT, cT), saved
+
+
+def _backward(
+    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs
+) -> Gradients:
+    T, B, _, H = args.sizes
+    dtype, device = call.dtype, args.rows.device
+    dy, dhT, dcT = grads
+    shape = (T, B, H)
+    dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else dy.to(dtype).contiguous()
+    dhT, dcT = (None if g is None else g.float().contiguous() for g in (dhT, dcT))
+    dgates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
+    dh0, dc0 = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
+    wide = _wide(args)
+    del wide["h0"]
+    arguments = _Backward(
+        call, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
+        dhT=dhT, dcT=dcT, **wide, dgates=dgates, dh0=dh0, dc0=dc0,
+    )  # fmt: skip
+    clusters, groups = rows_per_cluster(B, H, device.index)
+    variant = _variant(call, args, saves=True)
+    _kernel(variant, groups, "lstm_backward", device.index).launch(clusters, arguments)
+    d = dgates.view(T * B, 4 * H)
+    drows, dw_ih, dbias = _input_gradients(args, d, saved.w_ih, needs)
+    dw_hh = None
+    if needs.w_hh:
+        dw_hh = _gates_first(_product(d.t(), _entering(args, saved).view(T * B, H)))
+    if needs.h0:
+        dh = dgates[0].view(B, 4 * H) @ _gates_last(saved.w_hh)
+        dh0 += dh if args.mask is None else dh * args.mask
+    return Gradients(drows, dh0, dc0, dw_ih, dw_hh, dbias, None, None, None, None)
+
+
+def _input_gradients(
+    args: LSTMArgs, d: Tensor, w_ih: Tensor, needs: LSTMArgs
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Returns the gradients of the rows, of w_ih and of each bias; `d` is `(T * B, 4H)`."""
+    rows = args.rows.reshape(-1, args.rows.shape[-1]).to(d.dtype)
+    needs_bias, dbias = needs.b_ih or needs.b_hh, None
+    if args.tokens is not None:  # the gradient of the table, by a product: in one order of sums
+        chosen = d.new_zeros((len(d), len(rows))).scatter_(1, args.tokens.reshape(-1, 1), 1)
+        table = _product(chosen.t(), d)
+        dbias = table.sum(0) if needs_bias else None
+        d = table.to(d.dtype)
+    elif needs_bias:
+        dbias = d.sum(0, dtype=torch.float32)
+    drows = (d @ w_ih).view_as(args.rows) if needs.rows else None
+    dw_ih = _gates_first(_product(d.t(), rows)) if needs.w_ih else None
+    return drows, dw_ih, None if dbias is None else _gates_first(dbias)
+
+
+def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
+    """Returns the h that entered the product of each step, `(T, B, H)`."""
+    h = saved.entering[:-1]
+    if args.begins is not None:  # before it the output is 0 and the state is h0
+        steps = torch.arange(len(h), device=h.device)[:, None]
+        h = h.where((steps > args.begins)[:, :, None], saved.entering[0])
+    return h if args.mask is None else h * args.mask.to(h.dtype)
+
+
+def _variant(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> Variant:
+    zoneout = 0
+    if max(call.options.zoneout) > 0:
+        zoneout = 2 if args.seed is None else 1
+    plain = CellOptions(
+        activation=call.options.activation, recurrent_activation=call.options.recurrent_activation
+    )
+    return Variant(
+        call.dtype, args.w_hh.shape[1], saves, args.tokens is not None, args.begins is not None,
+        args.mask is not None, zoneout, plain,
+    )  # fmt: skip
+
+
+def _wide(args: LSTMArgs) -> dict[str, Tensor | None]:
+    """Returns what both kernels read as it is."""
+    return {
+        "h0": args.h0.float().contiguous(),
+        "c0": args.c0.float().contiguous(),
+        "mask": None if args.mask is None else args.mask.float().contiguous(),
+        "begins": args.begins,
+        "ends": args.ends,
+        "seed": args.seed,
+    }
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns `a @ b`, summed and returned in float32."""
+    product: Tensor = torch.mm(a, b, out_dtype=torch.float32)
+    return product
+
+
+def _gates_last(w: Tensor) -> Tensor:
+    """Returns `(4H, …)`, gates first, with gates innermost: `(H, 4, …)` as `(4H, …)`."""
+    return w.view(4, w.shape[0] // 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+
+
+def _gates_first(w: Tensor) -> Tensor:
+    """Returns the opposite of `_gates_last`."""
+    return w.view(w.shape[0] // 4, 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)

@@ -1,0 +1,116 @@
+"""Compiles CUDA source at run time with NVRTC, which every CUDA build of torch brings.
+
+A compiled kernel is stored as `<cache>/kernels/entries/<key>` under the SHA-256 of source, macros,
+architecture and NVRTC's version, behind the SHA-256 of its own bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fastlstm.errors import FastLSTMError, KernelError
+from fastlstm.system import environment, storage
+from fastlstm.system.cache import Cache, make_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HASH_BYTES = 32
+_MAX_BYTES = 64 << 20
+
+
+def nvrtc_refusal() -> str | None:
+    """Returns why nothing can be compiled here, or None."""
+    try:
+        _version()
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+@lru_cache
+def source_text(name: str) -> str:
+    """Returns the CUDA source `ops/cuda/<name>.cu`."""
+    return files("fastlstm.ops.cuda").joinpath(f"{name}.cu").read_text(encoding="utf-8")
+
+
+def compiled(name: str, macros: Mapping[str, int], arch: str) -> bytes:
+    """Returns the machine code (cubin) of a source file, from the cache where it is there.
+
+    Args:
+        name: of the file, without `.cu`.
+        macros: its settings.
+        arch: such as "sm_90".
+
+    Raises:
+        KernelError: NVRTC is missing, or refuses the source.
+    """
+    key = make_key(source_text(name), sorted(macros.items()), arch, _version())
+    with suppress(FastLSTMError, OSError):
+        path = Cache(environment.cache_dir(), "kernels").path(key)
+        with suppress(FileNotFoundError):
+            stored = storage.read_bytes(path, _MAX_BYTES)
+            image = stored[_HASH_BYTES:]
+            if stored[:_HASH_BYTES] == hashlib.sha256(image).digest():
+                return image
+        image, _ = compile_source(name, macros, arch)
+        storage.write_file(path, hashlib.sha256(image).digest() + image)
+        return image
+    return compile_source(name, macros, arch)[0]
+
+
+def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[bytes, str]:
+    """Compiles a source file; returns the cubin, and the log with registers and spills of kernels.
+
+    Raises:
+        KernelError: as `compiled`.
+    """
+    nvrtc = _bindings()
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(source_text(name).encode(), f"{name}.cu".encode(), 0, None, None)
+    )
+    options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
+    options += [f"-D{macro}={value}" for macro, value in macros.items()]
+    status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    nvrtc.nvrtcGetProgramLog(program, log)
+    text = log.decode(errors="replace").strip("\0 \n")
+    if int(status):
+        raise KernelError(f"NVRTC {_version()} cannot compile {name}.cu for {arch}: {text:.400}")
+    image = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    nvrtc.nvrtcGetCUBIN(program, image)
+    nvrtc.nvrtcDestroyProgram(program)
+    return image, text
+
+
+@lru_cache
+def _version() -> str:
+    nvrtc = _bindings()
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # of the loader of libraries, each release has its own kind
+        raise KernelError(f"NVRTC cannot be loaded ({error})") from error
+    _checked((status, None))
+    return f"{major}.{minor}"
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise KernelError(
+            "cuda.bindings is missing, which CUDA builds of torch from 2.10 on bring; install"
+            " cuda-bindings"
+        ) from error
+    return nvrtc
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status):
+        raise KernelError(f"NVRTC failed: {status.name}")
+    return values[0] if values else None

@@ -1,0 +1,120 @@
+"""Loads compiled kernels into the GPU of the calling thread, and launches them."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastlstm.errors import KernelError
+from fastlstm.ops.cuda.compiler import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PORTABLE_CLUSTER = 8
+"""Blocks of a cluster that every GPU with clusters runs; more must be allowed by name."""
+
+
+class ClusterKernel:
+    """A kernel on one device, whose blocks work together in clusters.
+
+    Args:
+        name: of the source file.
+        entry: of the function in it.
+        macros: settings it is compiled with.
+        device: number of the GPU.
+        threads: of a block.
+        cluster: blocks of a cluster.
+        shared_bytes: dynamic shared memory of a block.
+
+    Raises:
+        KernelError: it cannot be compiled or loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entry: str,
+        macros: Mapping[str, int],
+        device: int,
+        threads: int,
+        cluster: int,
+        shared_bytes: int,
+    ) -> None:
+        driver = self._driver = driver_bindings()
+        self._device = device
+        self._threads, self._cluster, self._shared_bytes = threads, cluster, shared_bytes
+        major, minor = torch.cuda.get_device_capability(device)
+        image = compiled(name, macros, f"sm_{major}{minor}")
+        self._enter()
+        module = _checked(driver.cuModuleLoadData(image))
+        self._function = _checked(driver.cuModuleGetFunction(module, entry.encode()))
+        kind = driver.CUfunction_attribute
+        given = {kind.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
+        if cluster > _PORTABLE_CLUSTER:
+            given[kind.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+        for attribute, value in given.items():
+            _checked(driver.cuFuncSetAttribute(self._function, attribute, value))
+
+    def max_clusters(self) -> int:
+        """Returns how many clusters this GPU runs at a time; 0 where it cannot run one."""
+        self._enter()
+        status, number = self._driver.cuOccupancyMaxActiveClusters(self._function, self._config(1))
+        return 0 if int(status) else int(number)
+
+    def launch(self, clusters: int, arguments: ctypes.Structure) -> None:
+        """Launches so many clusters on the current stream, with one struct as the argument."""
+        self._enter()
+        config = self._config(clusters)
+        config.hStream = torch.cuda.current_stream(self._device).cuda_stream
+        pointers = np.array([ctypes.addressof(arguments)], np.uint64)
+        _checked(self._driver.cuLaunchKernelEx(config, self._function, pointers.ctypes.data, 0))
+
+    def _config(self, clusters: int) -> Any:
+        driver = self._driver
+        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = self._cluster, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self._cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
+        config.sharedMemBytes = self._shared_bytes
+        config.attrs, config.numAttrs = [attribute], 1
+        return config
+
+    def _enter(self) -> None:
+        """Makes torch's context current: a thread that has not used the GPU yet has none."""
+        current = _checked(self._driver.cuCtxGetCurrent())
+        context = _primary_context(self._device)
+        if int(current) != int(context):
+            _checked(self._driver.cuCtxSetCurrent(context))
+
+
+def driver_bindings() -> Any:
+    """Returns the CUDA driver's functions; raises KernelError where the package is missing."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise KernelError(
+            "cuda.bindings is missing, which CUDA builds of torch from 2.10 on bring; install"
+            " cuda-bindings"
+        ) from error
+    return driver
+
+
+@lru_cache
+def _primary_context(device: int) -> Any:
+    driver = driver_bindings()
+    torch.cuda.synchronize(device)  # torch makes the context
+    return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status):
+        raise KernelError(f"the CUDA driver refused a kernel: {status.name}")
+    return values[0] if values else None

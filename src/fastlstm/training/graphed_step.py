@@ -1,0 +1,285 @@
+"""The whole training step on a GPU as one CUDA graph: passes, clipping, update, average.
+
+Launched one by one, the kernels of a small model wait for the host nine tenths of the time. A graph
+holds all kernels of a step and takes one launch. Inputs are copied into tensors that stay in place;
+loss and norm are read while the next step runs. A step that is not finite changes nothing, which
+the graph decides by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.task import even_parts
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+_MAX_SHAPES = 3
+"""Shapes of batches that have a graph: whole ones, and the last of an epoch."""
+_CAPTURED = frozenset({"muon", "adam", "adamw"})
+_SEEING = ("on_gradients", "on_update", "weights_in_use")
+"""Hooks of callbacks that see a step from inside."""
+
+
+class StepResult(NamedTuple):
+    """What a step has found.
+
+    Attributes:
+        loss: mean over the batch.
+        norm: of the gradient before clipping.
+        gradient: name of the first gradient that is not finite, or None.
+    """
+
+    loss: float
+    norm: float
+    gradient: str | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the step has changed the weights."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+def graph_refusal(trainer: Trainer) -> str | None:
+    """Returns why the steps of a run cannot be one CUDA graph each, or None."""
+    plan, options = trainer.plan, trainer.plan.options
+    if plan.device.type != "cuda":
+        return "only a GPU has them"
+    if plan.world.size > 1 or plan.shards.num > 1 or trainer.task.pipeline is not None:
+        return "several processes or shards share a step"
+    if options.optimizer not in _CAPTURED:
+        return f"the optimizer {options.optimizer} is not recorded"
+    for callback in trainer.callbacks.all:
+        for hook in _SEEING:
+            if getattr(type(callback), hook) is not getattr(Callback, hook):
+                return f"the callback {type(callback).__name__} has {hook}"
+    return None
+
+
+class Recorder:
+    """Records work on a GPU as a CUDA graph; tests replace it by one that runs anywhere.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Returns a function that does `work` again, on the same memory."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+    def apart(self) -> AbstractContextManager[object]:
+        """Returns a block on a stream of its own, as work needs it before it is recorded."""
+        return _ordered_stream(self._device)
+
+    def event(self) -> torch.cuda.Event:
+        """Returns an event, not recorded yet."""
+        return torch.cuda.Event()
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Returns host memory that the GPU reads and writes by itself."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def random_state(self) -> Tensor:
+        """Returns the state of the GPU's random numbers."""
+        return torch.cuda.get_rng_state(self._device)
+
+    def set_random_state(self, state: Tensor) -> None:
+        """Puts what `random_state` returned back."""
+        torch.cuda.set_rng_state(state, self._device)
+
+
+@contextmanager
+def _ordered_stream(device: torch.device) -> Iterator[None]:
+    """A stream that runs after all work before the block, and before all work behind it."""
+    current, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(current)
+    with torch.cuda.stream(own):
+        yield
+    current.wait_stream(own)
+
+
+@dataclass
+class _Recorded:
+    """A recorded step, with the tensors that it reads and where all lies that it changes."""
+
+    replay: Callable[[], None]
+    inputs: list[Tensor]
+    staging: list[list[Tensor]]
+    in_use: tuple[int, ...]
+
+
+class GraphedStep:
+    """Records the step of a trainer once for each shape of a batch, and replays it.
+
+    Args:
+        trainer: whose steps `graph_refusal` accepts.
+        num_parts: parts that a batch runs in.
+    """
+
+    def __init__(self, trainer: Trainer, num_parts: int, recorder: Recorder | None = None) -> None:
+        self._trainer, self._num_parts = trainer, num_parts
+        self._device = device = trainer.plan.device
+        self._recorder = recorder = Recorder(device) if recorder is None else recorder
+        named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
+        self._names = [name for name, _ in named]
+        self._parameters = [p for _, p in named]
+        self._scalars = torch.zeros(3, device=device)
+        self._found = torch.zeros(2 + len(named), device=device)
+        self._is_good = torch.ones((), dtype=torch.bool, device=device)
+        rates = [g for o in trainer.optimizers.members for g in o.param_groups]
+        self._rates = [torch.zeros((), device=device) for _ in rates]
+        self._host = [recorder.pinned(self._found.shape, torch.float32) for _ in range(2)]
+        self._host_scalars = [recorder.pinned((3,), torch.float32) for _ in range(2)]
+        self._events = [recorder.event() for _ in range(2)]
+        self._recorded = dict[Any, _Recorded]()
+        self._turn, self._waiting = 0, list[int]()
+
+    def knows(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether a batch of these tensors has a graph, or may get one."""
+        return _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES
+
+    def launch(self, batch: Any, inputs: Sequence[Tensor], factor: float, after_bad: float) -> None:
+        """Starts a step; `result` waits for it.
+
+        Args:
+            batch: of the loader.
+            inputs: its tensors, of `Task.graph_inputs`.
+            factor: share of the peak learning rate.
+            after_bad: the same if the step before has changed nothing.
+        """
+        key, in_use = _shape(inputs), self._tensors_in_use()
+        recorded = self._recorded.get(key)
+        if recorded is None or recorded.in_use != in_use:
+            recorded = self._recorded[key] = self._record(batch, inputs)
+        turn = self._turn = 1 - self._turn
+        for given, pinned, own in zip(inputs, recorded.staging[turn], recorded.inputs, strict=True):
+            own.copy_(pinned.copy_(given), non_blocking=True)
+        scalars = self._host_scalars[turn]
+        scalars[0], scalars[1], scalars[2] = factor, after_bad, self._average_weight()
+        self._scalars.copy_(scalars, non_blocking=True)
+        recorded.replay()
+        self._host[turn].copy_(self._found, non_blocking=True)
+        self._events[turn].record()
+        self._waiting.append(turn)
+
+    def results(self, num: int = 2) -> Iterator[StepResult]:
+        """Waits for the oldest steps that were started and not asked for yet; yields what each
+        has found."""
+        for turn in self._waiting[:num]:
+            self._events[turn].synchronize()
+            loss, norm, *norms = self._host[turn].tolist()
+            bad = (n for n, size in zip(self._names, norms, strict=True) if not math.isfinite(size))
+            yield StepResult(loss, norm, next(bad, None))
+        del self._waiting[:num]
+
+    # recording ----------------------------------------------------------------------------------
+
+    def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
+        """Records a step; weights, state and random numbers stay as they are."""
+        own = [t.to(self._device) for t in inputs]
+        static = self._trainer.task.graph_batch(batch, own)
+        self._trainer.optimizers.prepare(self._rates)
+        random = self._recorder.random_state()
+        self._warm_up(static)
+        replay = self._recorder.record(lambda: self._step(static))
+        self._recorder.set_random_state(random)
+        staging = [[self._recorder.pinned(t.shape, t.dtype) for t in inputs] for _ in range(2)]
+        return _Recorded(replay, own, staging, self._tensors_in_use())
+
+    def _warm_up(self, batch: Any) -> None:
+        """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
+
+        Raises:
+            torch.cuda.OutOfMemoryError: there is too little.
+        """
+        task = self._trainer.task
+        kept = {name: t.clone() for name, t in task.carried().items()}
+        with self._recorder.apart():
+            for _ in range(2):
+                self._passes(batch)
+                for parameter in self._parameters:
+                    parameter.grad = None
+        for name, tensor in task.carried().items():
+            tensor.copy_(kept[name])
+
+    def _passes(self, batch: Any) -> Tensor:
+        """Forms the gradients, times the loss scale; returns the mean loss."""
+        task, scale, losses = self._trainer.task, self._scale(), []
+        parts = even_parts(task.num_rows(batch), self._num_parts)
+        for loss in task.losses(batch, parts):
+            (loss if scale is None else loss * scale).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
+
+    def _step(self, batch: Any) -> None:
+        state, scale = self._trainer.state, self._scale()
+        loss = self._passes(batch)
+        with torch.no_grad():
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            norms = torch.stack(torch._foreach_norm(gradients))
+            norms = norms if scale is None else norms / scale
+            norm = torch.linalg.vector_norm(norms)
+            is_good = loss.isfinite() & norm.isfinite()
+            clip = (self._trainer.plan.options.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, clip if scale is None else clip / scale)
+            factor = torch.where(self._is_good, self._scalars[0], self._scalars[1])
+            is_bad = is_good.logical_not().float()
+            self._trainer.optimizers.step_recorded(self._rates, factor, is_bad)
+            if state.average is not None:
+                state.average.update_recorded(self._scalars[2] * is_good)
+            self._keep_carried(loss, is_good)
+            if state.scaler is not None:
+                state.scaler.update_recorded(is_bad)
+            self._is_good.copy_(is_good)
+            self._found.copy_(torch.cat([loss.float()[None], norm[None], self._by_name(norms)]))
+
+    def _keep_carried(self, loss: Tensor, is_good: Tensor) -> None:
+        """Resets the carried state after a bad step, as `handle_bad_step` does; not where only
+        fp16 has overflown."""
+        keeps = is_good if self._trainer.state.scaler is None else loss.isfinite()
+        for tensor in self._trainer.task.carried().values():
+            tensor.copy_(tensor.where(keeps, 0.0))
+
+    def _by_name(self, norms: Tensor) -> Tensor:
+        """Returns the norm of every parameter's gradient; 0 where it has none."""
+        found, zero = iter(norms.unbind()), norms.new_zeros(())
+        return torch.stack([zero if p.grad is None else next(found) for p in self._parameters])
+
+    def _scale(self) -> Tensor | None:
+        scaler = self._trainer.state.scaler
+        return None if scaler is None else scaler.on(self._device)
+
+    def _average_weight(self) -> float:
+        average = self._trainer.state.average
+        return 0.0 if average is None else average.next_weight()
+
+    def _tensors_in_use(self) -> tuple[int, ...]:
+        """Returns where all lies that a step changes: a graph is for these places."""
+        trainer = self._trainer
+        tensors = [*self._parameters, *trainer.task.carried().values()]
+        tensors += trainer.optimizers.states()
+        if trainer.state.average is not None:
+            tensors += trainer.state.average.tensors().values()
+        return (*(t.data_ptr() for t in tensors), self._num_parts)
+
+
+def _shape(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple((tuple(t.shape), t.dtype) for t in inputs)
