@@ -2,9 +2,9 @@
 
 usage: python benchmarks/gpu_kernels.py [--checks-only] [--shapes N]
 Errors are relative norms, `|got - want| / |want|`, of output, states and every gradient; the limit
-is 1e-2 in bf16 and 3e-3 in fp16. Then whole passes of a layer, forward and backward, T = 128,
+is 1e-2 in bf16 and 3e-3 in fp16. Then whole passes of a layer, forward and backward, T = 128 and
 I = H, medians in turns: ours and cuDNN in bf16, both in a CUDA graph, and cuDNN's persistent kernel
-in fp16 as `nn.LSTM` starts it. One JSON line each in benchmarks/results/<machine>/gpu_kernels.jsonl.
+in fp16 as `nn.LSTM` starts it. One JSON line each, benchmarks/results/<machine>/gpu_kernels.jsonl.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ class Halves:
 
     name = "halves"
     is_own = True
+    device = None
 
     def supports(self, call):
         is_known = call.dtype == torch.float64 and call.device == "cpu"

@@ -168,6 +168,10 @@ class Backend(Protocol):
     def is_own(self) -> bool:
         """True for fastlstm's own kernels: `fastlstm.LSTM` prefers them to torch's `nn.LSTM`."""
 
+    @property
+    def device(self) -> str | None:
+        """Type of the only device it runs on, `"cpu"` or `"cuda"`, or None."""
+
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None when the backend can run `call`, else the reason why not.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,6 +12,9 @@ from fastlstm.ops.backends.cluster import ClusterBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 BACKENDS: tuple[Backend, ...] = (
     NativeBackend(),
@@ -62,7 +65,7 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
     for candidate in BACKENDS if backend is None else (_named(backend),):
         reason = candidate.supports(call)
         if reason is None:
-            selection = Selection(call, candidate, refusals)
+            selection = Selection(call, candidate, _for_device(refusals, call.device))
             # What this CPU is cannot be asked within a trace; our own kernels are taken for fast.
             if strict and not (candidate.is_own and torch.compiler.is_compiling()):
                 _refuse_slow(selection)
@@ -74,14 +77,20 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
 
 def own_refusal(call: LSTMCall) -> str | None:
     """Returns why none of fastlstm's own kernels can run `call`, or None where one can."""
-    reasons = []
+    refusals = list[tuple[str, str]]()
     for backend in BACKENDS:
         if backend.is_own:
             reason = backend.supports(call)
             if reason is None:
                 return None
-            reasons.append(f"{backend.name}: {reason}")
-    return "; ".join(reasons)
+            refusals.append((backend.name, reason))
+    nearest = _for_device(refusals, call.device) or refusals
+    return "; ".join(f"{name}: {reason}" for name, reason in nearest)
+
+
+def _for_device(refusals: Iterable[tuple[str, str]], device: str) -> tuple[tuple[str, str], ...]:
+    """Returns the refusals without backends of another device."""
+    return tuple(r for r in refusals if _BY_NAME[r[0]].device in (None, device))
 
 
 def _refuse_slow(selection: Selection) -> None:

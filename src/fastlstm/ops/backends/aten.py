@@ -21,6 +21,7 @@ class AtenBackend:
 
     name = "aten"
     is_own = False
+    device: str | None = None
 
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None for torch's cell over whole sequences, on a CPU or CUDA, in its dtypes."""

@@ -29,6 +29,7 @@ class ClusterBackend:
 
     name = "cluster"
     is_own = True
+    device: str | None = "cuda"
 
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None for a call in bf16 or fp16, up to 512 units, on a GPU with clusters."""

@@ -32,6 +32,7 @@ class NativeBackend:
 
     name = "native"
     is_own = True
+    device: str | None = "cpu"
 
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None for a CPU call in float32 or bf16."""

@@ -11,6 +11,7 @@ class ReferenceBackend:
 
     name = "reference"
     is_own = False
+    device: str | None = None
 
     def supports(self, call: LSTMCall) -> str | None:
         """Returns None: there is nothing it cannot run."""

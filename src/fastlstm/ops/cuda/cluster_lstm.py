@@ -118,7 +118,9 @@ def _pointers(names: str) -> list[tuple[str, Any]]:
 
 class _Forward(_Arguments):
     _fields_ = (
-        _pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh") + _SIZES
+        _pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh")
+        + _SIZES
+        + [("V", ctypes.c_int)]
     )
 
 
@@ -205,6 +207,7 @@ def _forward(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> tuple[LSTMOutput
         call, whh=w_hh, gx=gx, tokens=args.tokens, **wide, y=entering[1:], hT=hT, cT=cT,
         gates=gates, cells=cells, fresh=fresh,
     )  # fmt: skip
+    arguments.V = len(rows)
     clusters, groups = rows_per_cluster(B, H, device.index)
     _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
     return LSTMOutput(entering[1:], hT, cT), saved
