@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MAX_SHAPES = 3
 """Shapes of batches that have a graph: whole ones, and the last of an epoch."""
+_ALIGNMENT = 256
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
 """Hooks of callbacks that see a step from inside."""
@@ -116,13 +117,43 @@ def _ordered_stream(device: torch.device) -> Iterator[None]:
     current.wait_stream(own)
 
 
+class _Inputs:
+    """Tensors on a GPU that get new values by one copy; in turns from two places of the host.
+
+    Attributes:
+        tensors: on the GPU.
+    """
+
+    def __init__(self, like: Sequence[Tensor], device: torch.device, recorder: Recorder) -> None:
+        starts, size = list[int](), 0
+        for tensor in like:
+            starts.append(size)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._host = [recorder.pinned((size,), torch.uint8) for _ in range(2)]
+
+        def views(whole: Tensor) -> list[Tensor]:
+            return [
+                whole[at : at + t.nbytes].view(t.dtype).view(t.shape)
+                for at, t in zip(starts, like, strict=True)
+            ]
+
+        self.tensors = views(self._device)
+        self._staging = [views(host) for host in self._host]
+
+    def fill(self, turn: int, values: Sequence[Tensor]) -> None:
+        """Starts the copy; `turn`, 0 or 1, is a place that no copy is reading."""
+        for own, value in zip(self._staging[turn], values, strict=True):
+            own.copy_(value)
+        self._device.copy_(self._host[turn], non_blocking=True)
+
+
 @dataclass
 class _Recorded:
     """A recorded step, with the tensors that it reads and where all lies that it changes."""
 
     replay: Callable[[], None]
-    inputs: list[Tensor]
-    staging: list[list[Tensor]]
+    inputs: _Inputs
     in_use: tuple[int, ...]
 
 
@@ -141,13 +172,11 @@ class GraphedStep:
         named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        self._scalars = torch.zeros(3, device=device)
         self._found = torch.zeros(2 + len(named), device=device)
         self._is_good = torch.ones((), dtype=torch.bool, device=device)
         rates = [g for o in trainer.optimizers.members for g in o.param_groups]
         self._rates = [torch.zeros((), device=device) for _ in rates]
         self._host = [recorder.pinned(self._found.shape, torch.float32) for _ in range(2)]
-        self._host_scalars = [recorder.pinned((3,), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
         self._recorded = dict[Any, _Recorded]()
         self._turn, self._waiting = 0, list[int]()
@@ -170,11 +199,8 @@ class GraphedStep:
         if recorded is None or recorded.in_use != in_use:
             recorded = self._recorded[key] = self._record(batch, inputs)
         turn = self._turn = 1 - self._turn
-        for given, pinned, own in zip(inputs, recorded.staging[turn], recorded.inputs, strict=True):
-            own.copy_(pinned.copy_(given), non_blocking=True)
-        scalars = self._host_scalars[turn]
-        scalars[0], scalars[1], scalars[2] = factor, after_bad, self._average_weight()
-        self._scalars.copy_(scalars, non_blocking=True)
+        scalars = torch.tensor([factor, after_bad, self._average_weight()])
+        recorded.inputs.fill(turn, [*inputs, scalars])
         recorded.replay()
         self._host[turn].copy_(self._found, non_blocking=True)
         self._events[turn].record()
@@ -194,15 +220,16 @@ class GraphedStep:
 
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
         """Records a step; weights, state and random numbers stay as they are."""
-        own = [t.to(self._device) for t in inputs]
-        static = self._trainer.task.graph_batch(batch, own)
+        own = _Inputs([*inputs, torch.zeros(3)], self._device, self._recorder)
+        own.fill(0, [*inputs, torch.zeros(3)])
+        *tensors, scalars = own.tensors
+        static = self._trainer.task.graph_batch(batch, tensors)
         self._trainer.optimizers.prepare(self._rates)
         random = self._recorder.random_state()
         self._warm_up(static)
-        replay = self._recorder.record(lambda: self._step(static))
+        replay = self._recorder.record(lambda: self._step(static, scalars))
         self._recorder.set_random_state(random)
-        staging = [[self._recorder.pinned(t.shape, t.dtype) for t in inputs] for _ in range(2)]
-        return _Recorded(replay, own, staging, self._tensors_in_use())
+        return _Recorded(replay, own, self._tensors_in_use())
 
     def _warm_up(self, batch: Any) -> None:
         """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
@@ -229,7 +256,7 @@ class GraphedStep:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Any, scalars: Tensor) -> None:
         state, scale = self._trainer.state, self._scale()
         loss = self._passes(batch)
         with torch.no_grad():
@@ -237,29 +264,29 @@ class GraphedStep:
             norms = torch.stack(torch._foreach_norm(gradients))
             norms = norms if scale is None else norms / scale
             norm = torch.linalg.vector_norm(norms)
-            is_good = loss.isfinite() & norm.isfinite()
+            is_good = (loss * 0.0 + norm * 0.0) == 0.0  # both are finite
+            is_bad = is_good.logical_not()
             clip = (self._trainer.plan.options.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, clip if scale is None else clip / scale)
-            factor = torch.where(self._is_good, self._scalars[0], self._scalars[1])
-            is_bad = is_good.logical_not().float()
-            self._trainer.optimizers.step_recorded(self._rates, factor, is_bad)
+            factor = torch.where(self._is_good, scalars[0], scalars[1])
+            self._trainer.optimizers.step_recorded(
+                self._rates, factor, is_bad.float(), clip if scale is None else clip / scale
+            )
             if state.average is not None:
-                state.average.update_recorded(self._scalars[2] * is_good)
-            self._keep_carried(loss, is_good)
+                state.average.update_recorded(scalars[2] * is_good)
+            # As `handle_bad_step` does; not where only fp16 has overflown.
+            resets = is_bad if state.scaler is None else (loss * 0.0) != 0.0
+            for tensor in self._trainer.task.carried().values():
+                tensor.masked_fill_(resets, 0.0)
             if state.scaler is not None:
-                state.scaler.update_recorded(is_bad)
+                state.scaler.update_recorded(is_bad.float())
             self._is_good.copy_(is_good)
-            self._found.copy_(torch.cat([loss.float()[None], norm[None], self._by_name(norms)]))
-
-    def _keep_carried(self, loss: Tensor, is_good: Tensor) -> None:
-        """Resets the carried state after a bad step, as `handle_bad_step` does; not where only
-        fp16 has overflown."""
-        keeps = is_good if self._trainer.state.scaler is None else loss.isfinite()
-        for tensor in self._trainer.task.carried().values():
-            tensor.copy_(tensor.where(keeps, 0.0))
+            found = torch.cat([loss.float()[None], norm[None], self._by_name(norms)])
+            self._found.copy_(found)
 
     def _by_name(self, norms: Tensor) -> Tensor:
         """Returns the norm of every parameter's gradient; 0 where it has none."""
+        if all(p.grad is not None for p in self._parameters):
+            return norms
         found, zero = iter(norms.unbind()), norms.new_zeros(())
         return torch.stack([zero if p.grad is None else next(found) for p in self._parameters])
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fastlstm.distributed.world import World
 from fastlstm.errors import FormatError
-from fastlstm.training.muon import Muon
+from fastlstm.training.muon import Branches, Muon
 from fastlstm.training.options import TrainingOptions
 
 BETAS = (0.9, 0.99)
@@ -75,7 +75,11 @@ class OptimizerSet:
                     )
 
     def step_recorded(
-        self, rates: Sequence[torch.Tensor], factor: torch.Tensor, is_bad: torch.Tensor
+        self,
+        rates: Sequence[torch.Tensor],
+        factor: torch.Tensor,
+        is_bad: torch.Tensor,
+        clip: torch.Tensor,
     ) -> None:
         """As `step`, with nothing for the host to decide; for optimizers of this module's Muon and
         torch's fused Adam.
@@ -84,14 +88,20 @@ class OptimizerSet:
             rates: as given to `prepare`.
             factor: share of the peak learning rate, a scalar on the GPU.
             is_bad: 1.0 where nothing may change, else 0.0.
+            clip: what gradients are multiplied by.
         """
         groups = [group for o in self.members for group in o.param_groups]
         for rate, group in zip(rates, groups, strict=True):
-            rate.copy_(factor * (self.learning_rate * group.get("lr_ratio", 1.0)))
+            torch.mul(factor, self.learning_rate * group.get("lr_ratio", 1.0), out=rate)
+        inverse = clip.reciprocal()
+        for optimizer in self.members:  # each beside the others
+            optimizer.found_inf, optimizer.grad_scale = is_bad, inverse  # type: ignore[attr-defined]
+        with Branches(clip.device) as branches:
+            for optimizer in self.members:
+                with branches.next():
+                    optimizer.step()
         for optimizer in self.members:
-            optimizer.found_inf = is_bad  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
+            del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
 
     def states(self) -> list[torch.Tensor]:
         """Returns all state of all members."""

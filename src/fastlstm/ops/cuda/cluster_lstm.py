@@ -186,12 +186,12 @@ class _ClusterLSTM(torch.autograd.Function):
 def _forward(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> tuple[LSTMOutput, Saved]:
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
-    w_ih, w_hh = _gates_last(args.w_ih).to(dtype), args.w_hh.to(dtype).contiguous()
+    w_ih, w_hh = _gates_last(args.w_ih, dtype), args.w_hh.to(dtype).contiguous()
     rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
     if args.b_ih is None or args.b_hh is None:
         gx = torch.mm(rows, w_ih.t())
     else:
-        gx = torch.addmm(_gates_last(args.b_ih + args.b_hh).to(dtype), rows, w_ih.t())
+        gx = torch.addmm(_gates_last(args.b_ih + args.b_hh, dtype), rows, w_ih.t())
     entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
     entering[0] = args.h0
     hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
@@ -239,7 +239,7 @@ def _backward(
     if needs.w_hh:
         dw_hh = _gates_first(_product(d.t(), _entering(args, saved).view(T * B, H)))
     if needs.h0:
-        dh = dgates[0].view(B, 4 * H) @ _gates_last(saved.w_hh)
+        dh = dgates[0].view(B, 4 * H) @ _gates_last(saved.w_hh, dtype)
         dh0 += dh if args.mask is None else dh * args.mask
     return Gradients(drows, dh0, dc0, dw_ih, dw_hh, dbias, None, None, None, None)
 
@@ -302,11 +302,13 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
-def _gates_last(w: Tensor) -> Tensor:
+def _gates_last(w: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns `(4H, …)`, gates first, with gates innermost: `(H, 4, …)` as `(4H, …)`."""
-    return w.view(4, w.shape[0] // 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+    out = torch.empty(w.shape, dtype=dtype, device=w.device)
+    out.view(-1, 4, *w.shape[1:]).copy_(w.view(4, -1, *w.shape[1:]).transpose(0, 1))
+    return out
 
 
 def _gates_first(w: Tensor) -> Tensor:
     """Returns the opposite of `_gates_last`."""
-    return w.view(w.shape[0] // 4, 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+    return w.view(-1, 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
