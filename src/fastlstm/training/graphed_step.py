@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastlstm.ops.cuda.training import StepEnd
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.task import even_parts
 
@@ -172,11 +173,11 @@ class GraphedStep:
         named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        self._found = torch.zeros(2 + len(named), device=device)
-        self._is_good = torch.ones((), dtype=torch.bool, device=device)
-        rates = [g for o in trainer.optimizers.members for g in o.param_groups]
-        self._rates = [torch.zeros((), device=device) for _ in rates]
-        self._host = [recorder.pinned(self._found.shape, torch.float32) for _ in range(2)]
+        members = trainer.optimizers.members
+        ratios = [g.get("lr_ratio", 1.0) for o in members for g in o.param_groups]
+        base = [trainer.optimizers.learning_rate * ratio for ratio in ratios]
+        self._end = StepEnd(len(named), base, device)
+        self._host = [recorder.pinned((2 + len(named),), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
         self._recorded = dict[Any, _Recorded]()
         self._turn, self._waiting = 0, list[int]()
@@ -202,7 +203,7 @@ class GraphedStep:
         scalars = torch.tensor([factor, after_bad, self._average_weight()])
         recorded.inputs.fill(turn, [*inputs, scalars])
         recorded.replay()
-        self._host[turn].copy_(self._found, non_blocking=True)
+        self._host[turn].copy_(self._end.found, non_blocking=True)
         self._events[turn].record()
         self._waiting.append(turn)
 
@@ -224,7 +225,7 @@ class GraphedStep:
         own.fill(0, [*inputs, torch.zeros(3)])
         *tensors, scalars = own.tensors
         static = self._trainer.task.graph_batch(batch, tensors)
-        self._trainer.optimizers.prepare(self._rates)
+        self._trainer.optimizers.prepare(self._end.rates)
         random = self._recorder.random_state()
         self._warm_up(static)
         replay = self._recorder.record(lambda: self._step(static, scalars))
@@ -261,27 +262,16 @@ class GraphedStep:
         loss = self._passes(batch)
         with torch.no_grad():
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            norms = torch.stack(torch._foreach_norm(gradients))
-            norms = norms if scale is None else norms / scale
-            norm = torch.linalg.vector_norm(norms)
-            is_good = (loss * 0.0 + norm * 0.0) == 0.0  # both are finite
-            is_bad = is_good.logical_not()
-            clip = (self._trainer.plan.options.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            factor = torch.where(self._is_good, scalars[0], scalars[1])
-            self._trainer.optimizers.step_recorded(
-                self._rates, factor, is_bad.float(), clip if scale is None else clip / scale
-            )
+            norms, end = torch.stack(torch._foreach_norm(gradients)), self._end
+            max_norm = self._trainer.plan.options.grad_clip
+            end.decide(loss.float(), self._by_name(norms), scalars, scale, max_norm)
+            self._trainer.optimizers.step_recorded(end.inverse, end.is_bad)
             if state.average is not None:
-                state.average.update_recorded(scalars[2] * is_good)
-            # As `handle_bad_step` does; not where only fp16 has overflown.
-            resets = is_bad if state.scaler is None else (loss * 0.0) != 0.0
+                state.average.update_recorded(end.average)
             for tensor in self._trainer.task.carried().values():
-                tensor.masked_fill_(resets, 0.0)
+                tensor.masked_fill_(end.resets, 0.0)
             if state.scaler is not None:
-                state.scaler.update_recorded(is_bad.float())
-            self._is_good.copy_(is_good)
-            found = torch.cat([loss.float()[None], norm[None], self._by_name(norms)])
-            self._found.copy_(found)
+                state.scaler.update_recorded(end.is_bad)
 
     def _by_name(self, norms: Tensor) -> Tensor:
         """Returns the norm of every parameter's gradient; 0 where it has none."""

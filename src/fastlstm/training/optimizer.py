@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,13 +57,13 @@ class OptimizerSet:
             else:
                 optimizer.step()
 
-    def prepare(self, rates: Sequence[torch.Tensor]) -> None:
+    def prepare(self, rates: torch.Tensor) -> None:
         """Makes all state that steps will change, and has every group read its rate from a tensor.
 
         A CUDA graph then finds everything in its place (`step_recorded`).
         """
         groups = [(o, group) for o in self.members for group in o.param_groups]
-        for rate, (optimizer, group) in zip(rates, groups, strict=True):
+        for rate, (optimizer, group) in zip(rates.unbind(), groups, strict=True):
             group["lr"], group["capturable"] = rate, True
             for parameter in group["params"]:
                 state = optimizer.state[parameter]
@@ -74,29 +74,17 @@ class OptimizerSet:
                         else torch.zeros_like(parameter)
                     )
 
-    def step_recorded(
-        self,
-        rates: Sequence[torch.Tensor],
-        factor: torch.Tensor,
-        is_bad: torch.Tensor,
-        clip: torch.Tensor,
-    ) -> None:
-        """As `step`, with nothing for the host to decide; for optimizers of this module's Muon and
-        torch's fused Adam.
+    def step_recorded(self, inverse: torch.Tensor, is_bad: torch.Tensor) -> None:
+        """As `step`, at the rates given to `prepare`, with nothing for the host to decide; for
+        this package's Muon and torch's fused Adam.
 
         Args:
-            rates: as given to `prepare`.
-            factor: share of the peak learning rate, a scalar on the GPU.
+            inverse: what gradients are divided by first.
             is_bad: 1.0 where nothing may change, else 0.0.
-            clip: what gradients are multiplied by.
         """
-        groups = [group for o in self.members for group in o.param_groups]
-        for rate, group in zip(rates, groups, strict=True):
-            torch.mul(factor, self.learning_rate * group.get("lr_ratio", 1.0), out=rate)
-        inverse = clip.reciprocal()
         for optimizer in self.members:  # each beside the others
             optimizer.found_inf, optimizer.grad_scale = is_bad, inverse  # type: ignore[attr-defined]
-        with Branches(clip.device) as branches:
+        with Branches(inverse.device) as branches:
             for optimizer in self.members:
                 with branches.next():
                     optimizer.step()

@@ -18,7 +18,7 @@ from fastlstm.ops.autograd import by_argument, slow_gradients
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_call import CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
-from fastlstm.ops.cuda.module import ClusterKernel
+from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -67,10 +67,10 @@ def shared_bytes(H: int, groups: int, *, is_backward: bool) -> int:
 
 
 @lru_cache
-def _kernel(variant: Variant, groups: int, entry: str, device: int) -> ClusterKernel:
+def _kernel(variant: Variant, groups: int, entry: str, device: int) -> CudaKernel:
     size = shared_bytes(variant.H, groups, is_backward=entry == "lstm_backward")
     macros, cluster = variant.macros(groups), variant.H // _UNITS_OF_BLOCK
-    return ClusterKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
+    return CudaKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
 
 
 @lru_cache
@@ -93,42 +93,30 @@ def padded_size(H: int) -> int:
     return next(size for size in SIZES if size >= H)
 
 
-class _Arguments(ctypes.Structure):
-    """A struct of pointers and sizes, in the order of the CUDA source."""
-
-    def __init__(self, call: LSTMCall, **tensors: Tensor | None) -> None:
-        keep_h, keep_c = CellCall(call.options).thresholds
-        p_h, p_c = call.options.zoneout
-        pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
-        sizes = {"T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c}
-        super().__init__(**pointers, **sizes, p_h=p_h, p_c=p_c)
+_SIZES: list[tuple[str, Any]] = [("T", ctypes.c_int), ("B", ctypes.c_int)]
+_SIZES += [("keep_h", ctypes.c_uint), ("keep_c", ctypes.c_uint)]
+_SIZES += [("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
 
 
-_SIZES: list[tuple[str, Any]] = [
-    ("T", ctypes.c_int),
-    ("B", ctypes.c_int),
-    ("keep_h", ctypes.c_uint),
-]
-_SIZES += [("keep_c", ctypes.c_uint), ("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
-
-
-def _pointers(names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names.split()]
-
-
-class _Forward(_Arguments):
+class _Forward(Arguments):
     _fields_ = (
-        _pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh")
+        pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh")
         + _SIZES
         + [("V", ctypes.c_int)]
     )
 
 
-class _Backward(_Arguments):
+class _Backward(Arguments):
     _fields_ = (
-        _pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
+        pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
         + _SIZES
     )
+
+
+def _sizes(call: LSTMCall) -> dict[str, Any]:
+    keep_h, keep_c = CellCall(call.options).thresholds
+    p_h, p_c = call.options.zoneout
+    return {"T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c, "p_h": p_h, "p_c": p_c}
 
 
 class Saved(NamedTuple):
@@ -204,10 +192,9 @@ def _forward(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> tuple[LSTMOutput
     saved = Saved(entering, gates, cells, fresh, w_hh, w_ih)
     wide = _wide(args)
     arguments = _Forward(
-        call, whh=w_hh, gx=gx, tokens=args.tokens, **wide, y=entering[1:], hT=hT, cT=cT,
-        gates=gates, cells=cells, fresh=fresh,
+        **_sizes(call), whh=w_hh, gx=gx, tokens=args.tokens, **wide, y=entering[1:], hT=hT, cT=cT,
+        gates=gates, cells=cells, fresh=fresh, V=len(rows),
     )  # fmt: skip
-    arguments.V = len(rows)
     clusters, groups = rows_per_cluster(B, H, device.index)
     _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
     return LSTMOutput(entering[1:], hT, cT), saved
@@ -227,8 +214,8 @@ def _backward(
     wide = _wide(args)
     del wide["h0"]
     arguments = _Backward(
-        call, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
-        dhT=dhT, dcT=dcT, **wide, dgates=dgates, dh0=dh0, dc0=dc0,
+        **_sizes(call), whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh,
+        dy=dy, dhT=dhT, dcT=dcT, **wide, dgates=dgates, dh0=dh0, dc0=dc0,
     )  # fmt: skip
     clusters, groups = rows_per_cluster(B, H, device.index)
     variant = _variant(call, args, saves=True)

@@ -24,6 +24,9 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 
+#ifndef SEND
+#define SEND 16  // bytes of a message of h
+#endif
 #define THREADS 256
 #define UNITS 32
 #define AHEAD 6  // steps whose inputs are fetched into the L2 cache
@@ -230,7 +233,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   constexpr int KS = H / 16;
   constexpr u32 HB = 16 * H;             // bytes of the h of a group
   constexpr u32 BARRIERS = 2 * NS * HB;  // behind both buffers
+#if SEND == 16
   constexpr int DESTINATIONS = CL >= 8 ? CL / 8 : 1;
+#else
+  constexpr int DESTINATIONS = CL / 4;
+#endif
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 base = shared_address(memory);
   const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
@@ -316,7 +323,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   if (tid == 0) init_barriers(base + BARRIERS, 2 * NS, HB);
   u32 to[DESTINATIONS];
 #pragma unroll
-  for (int j = 0; j < DESTINATIONS; ++j) to[j] = address_in(base, (rank + q + 8 * j) & (CL - 1));
+  for (int j = 0; j < DESTINATIONS; ++j)
+    to[j] = address_in(base, (rank + (SEND == 16 ? q + 8 * j : (q & 3) + 4 * j)) & (CL - 1));
   __syncthreads();
   cluster_sync();
 
@@ -378,6 +386,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
         return make_uint2((q & 2) ? v : u, (q & 2) ? u : v);
       };
       const uint2 out = four(new_h);
+#if SEND == 8
+      if (t + 1 < T) {
+        const u32 at = then + s * HB + place(Q, n), barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1));
+#pragma unroll
+        for (int j = 0; j < DESTINATIONS; ++j) send8(to[j] + at, out.x, out.y, to[j] + barrier);
+      }
+#else
       if (t + 1 < T) {  // rows 2p and 2p + 1 are neighbours: 16 bytes
         const u32 x = __shfl_xor_sync(~0u, out.x, 16), y = __shfl_xor_sync(~0u, out.y, 16);
         const u32 at = then + s * HB + place(Q, 2 * p), barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1));
@@ -388,6 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                    to[j] + barrier);
         }
       }
+#endif
 #if MASK || LENGTHS
       const uint2 result = four(shown);
 #else
