@@ -24,6 +24,7 @@ from fastlstm.training.task import even_parts
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
 """Shapes of batches that have a graph: whole ones, and the last of an epoch."""
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
@@ -54,7 +55,7 @@ def graph_refusal(trainer: Trainer) -> str | None:
     """Returns why the steps of a run cannot be one CUDA graph each, or None."""
     plan, options = trainer.plan, trainer.plan.options
     if plan.device.type != "cuda":
-        return "only a GPU has them"
+        return NO_GPU
     if plan.world.size > 1 or plan.shards.num > 1 or trainer.task.pipeline is not None:
         return "several processes or shards share a step"
     if options.optimizer not in _CAPTURED:
@@ -141,20 +142,22 @@ class GraphedStep:
         named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        self._scalars = torch.zeros(3, device=device)
+        self._scalars = torch.zeros(4, device=device)
         self._found = torch.zeros(2 + len(named), device=device)
         self._is_good = torch.ones((), dtype=torch.bool, device=device)
         rates = [g for o in trainer.optimizers.members for g in o.param_groups]
         self._rates = [torch.zeros((), device=device) for _ in rates]
         self._host = [recorder.pinned(self._found.shape, torch.float32) for _ in range(2)]
-        self._host_scalars = [recorder.pinned((3,), torch.float32) for _ in range(2)]
+        self._host_scalars = [recorder.pinned((4,), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
         self._recorded = dict[Any, _Recorded]()
         self._turn, self._waiting = 0, list[int]()
 
-    def knows(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether a batch of these tensors has a graph, or may get one."""
-        return _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES
+    def refusal(self, inputs: Sequence[Tensor]) -> str | None:
+        """Returns why a batch of these tensors gets no graph, or None."""
+        if _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES:
+            return None
+        return f"batches have more than {_MAX_SHAPES} shapes"
 
     def launch(self, batch: Any, inputs: Sequence[Tensor], factor: float, after_bad: float) -> None:
         """Starts a step; `result` waits for it.
@@ -172,8 +175,8 @@ class GraphedStep:
         turn = self._turn = 1 - self._turn
         for given, pinned, own in zip(inputs, recorded.staging[turn], recorded.inputs, strict=True):
             own.copy_(pinned.copy_(given), non_blocking=True)
-        scalars = self._host_scalars[turn]
-        scalars[0], scalars[1], scalars[2] = factor, after_bad, self._average_weight()
+        given_scalars = torch.tensor([factor, after_bad, *self._average_weights()])
+        scalars = self._host_scalars[turn].copy_(given_scalars)
         self._scalars.copy_(scalars, non_blocking=True)
         recorded.replay()
         self._host[turn].copy_(self._found, non_blocking=True)
@@ -187,7 +190,10 @@ class GraphedStep:
             self._events[turn].synchronize()
             loss, norm, *norms = self._host[turn].tolist()
             bad = (n for n, size in zip(self._names, norms, strict=True) if not math.isfinite(size))
-            yield StepResult(loss, norm, next(bad, None))
+            result = StepResult(loss, norm, next(bad, None))
+            if self._trainer.state.average is not None:
+                self._trainer.state.average.updates -= not result.is_finite
+            yield result
         del self._waiting[:num]
 
     # recording ----------------------------------------------------------------------------------
@@ -197,12 +203,25 @@ class GraphedStep:
         own = [t.to(self._device) for t in inputs]
         static = self._trainer.task.graph_batch(batch, own)
         self._trainer.optimizers.prepare(self._rates)
-        random = self._recorder.random_state()
-        self._warm_up(static)
-        replay = self._recorder.record(lambda: self._step(static))
-        self._recorder.set_random_state(random)
+        with self._unchanged():
+            self._warm_up(static)
+            replay = self._recorder.record(lambda: self._step(static))
         staging = [[self._recorder.pinned(t.shape, t.dtype) for t in inputs] for _ in range(2)]
         return _Recorded(replay, own, staging, self._tensors_in_use())
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Puts carried state and random numbers back, and leaves no gradients: those of a graph are
+        in its own memory, and an eager step would add to them."""
+        random, carried = self._recorder.random_state(), self._trainer.task.carried()
+        kept = {name: tensor.clone() for name, tensor in carried.items()}
+        try:
+            yield
+        finally:
+            self._recorder.set_random_state(random)
+            for name, tensor in carried.items():
+                tensor.copy_(kept[name])
+            self._trainer.optimizers.zero_grad()
 
     def _warm_up(self, batch: Any) -> None:
         """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
@@ -210,15 +229,11 @@ class GraphedStep:
         Raises:
             torch.cuda.OutOfMemoryError: there is too little.
         """
-        task = self._trainer.task
-        kept = {name: t.clone() for name, t in task.carried().items()}
         with self._recorder.apart():
             for _ in range(2):
+                self._trainer.optimizers.zero_grad()
                 self._passes(batch)
-                for parameter in self._parameters:
-                    parameter.grad = None
-        for name, tensor in task.carried().items():
-            tensor.copy_(kept[name])
+            self._trainer.optimizers.zero_grad()
 
     def _passes(self, batch: Any) -> Tensor:
         """Forms the gradients, times the loss scale; returns the mean loss."""
@@ -244,7 +259,8 @@ class GraphedStep:
             is_bad = is_good.logical_not().float()
             self._trainer.optimizers.step_recorded(self._rates, factor, is_bad)
             if state.average is not None:
-                state.average.update_recorded(self._scalars[2] * is_good)
+                weight = torch.where(self._is_good, self._scalars[2], self._scalars[3])
+                state.average.update_recorded(weight * is_good)
             self._keep_carried(loss, is_good)
             if state.scaler is not None:
                 state.scaler.update_recorded(is_bad)
@@ -267,9 +283,15 @@ class GraphedStep:
         scaler = self._trainer.state.scaler
         return None if scaler is None else scaler.on(self._device)
 
-    def _average_weight(self) -> float:
+    def _average_weights(self) -> tuple[float, float]:
+        """Counts an update of the average; returns the weight of the new values in it, and the same
+        if the step before, of unknown result yet, has changed nothing."""
         average = self._trainer.state.average
-        return 0.0 if average is None else average.next_weight()
+        if average is None:
+            return 0.0, 0.0
+        average.updates += 1
+        update = average.updates
+        return average.weight_of(update), average.weight_of(update - len(self._waiting))
 
     def _tensors_in_use(self) -> tuple[int, ...]:
         """Returns where all lies that a step changes: a graph is for these places."""

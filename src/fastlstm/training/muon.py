@@ -147,7 +147,11 @@ class Muon(torch.optim.Optimizer):
             if isinstance(group["lr"], torch.Tensor):
                 self._apply_in_place(parameter, group, direction, scale, running.popleft())
                 continue
-            self.state[parameter]["momentum"] = running.popleft()
+            kept = self.state[parameter].get("momentum")
+            if group.get("capturable") and kept is not None:  # a CUDA graph has it where it lies
+                kept.copy_(running.popleft())
+            else:
+                self.state[parameter]["momentum"] = running.popleft()
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * scale)

@@ -88,10 +88,13 @@ class OptimizerSet:
         groups = [group for o in self.members for group in o.param_groups]
         for rate, group in zip(rates, groups, strict=True):
             rate.copy_(factor * (self.learning_rate * group.get("lr_ratio", 1.0)))
+            group["lr"] = rate  # an eager step in between has set a number
         for optimizer in self.members:
             optimizer.found_inf = is_bad  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
 
     def states(self) -> list[torch.Tensor]:
         """Returns all state of all members."""
