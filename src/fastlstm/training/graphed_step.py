@@ -25,6 +25,7 @@ from fastlstm.training.task import even_parts
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
 """Shapes of batches that have a graph: whole ones, and the last of an epoch."""
 _ALIGNMENT = 256
@@ -56,7 +57,7 @@ def graph_refusal(trainer: Trainer) -> str | None:
     """Returns why the steps of a run cannot be one CUDA graph each, or None."""
     plan, options = trainer.plan, trainer.plan.options
     if plan.device.type != "cuda":
-        return "only a GPU has them"
+        return NO_GPU
     if plan.world.size > 1 or plan.shards.num > 1 or trainer.task.pipeline is not None:
         return "several processes or shards share a step"
     if options.optimizer not in _CAPTURED:
@@ -182,9 +183,11 @@ class GraphedStep:
         self._recorded = dict[Any, _Recorded]()
         self._turn, self._waiting = 0, list[int]()
 
-    def knows(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether a batch of these tensors has a graph, or may get one."""
-        return _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES
+    def refusal(self, inputs: Sequence[Tensor]) -> str | None:
+        """Returns why a batch of these tensors gets no graph, or None."""
+        if _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES:
+            return None
+        return f"batches have more than {_MAX_SHAPES} shapes"
 
     def launch(self, batch: Any, inputs: Sequence[Tensor], factor: float, after_bad: float) -> None:
         """Starts a step; `result` waits for it.
@@ -200,7 +203,7 @@ class GraphedStep:
         if recorded is None or recorded.in_use != in_use:
             recorded = self._recorded[key] = self._record(batch, inputs)
         turn = self._turn = 1 - self._turn
-        scalars = torch.tensor([factor, after_bad, self._average_weight()])
+        scalars = torch.tensor([factor, after_bad, *self._average_weights()])
         recorded.inputs.fill(turn, [*inputs, scalars])
         recorded.replay()
         self._host[turn].copy_(self._end.found, non_blocking=True)
@@ -214,23 +217,39 @@ class GraphedStep:
             self._events[turn].synchronize()
             loss, norm, *norms = self._host[turn].tolist()
             bad = (n for n, size in zip(self._names, norms, strict=True) if not math.isfinite(size))
-            yield StepResult(loss, norm, next(bad, None))
+            result = StepResult(loss, norm, next(bad, None))
+            if self._trainer.state.average is not None:
+                self._trainer.state.average.updates -= not result.is_finite
+            yield result
         del self._waiting[:num]
 
     # recording ----------------------------------------------------------------------------------
 
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
         """Records a step; weights, state and random numbers stay as they are."""
-        own = _Inputs([*inputs, torch.zeros(3)], self._device, self._recorder)
-        own.fill(0, [*inputs, torch.zeros(3)])
+        own = _Inputs([*inputs, torch.zeros(4)], self._device, self._recorder)
+        own.fill(0, [*inputs, torch.zeros(4)])
         *tensors, scalars = own.tensors
         static = self._trainer.task.graph_batch(batch, tensors)
         self._trainer.optimizers.prepare(self._end.rates)
-        random = self._recorder.random_state()
-        self._warm_up(static)
-        replay = self._recorder.record(lambda: self._step(static, scalars))
-        self._recorder.set_random_state(random)
+        with self._unchanged():
+            self._warm_up(static)
+            replay = self._recorder.record(lambda: self._step(static, scalars))
         return _Recorded(replay, own, self._tensors_in_use())
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Puts carried state and random numbers back, and leaves no gradients: those of a graph are
+        in its own memory, and an eager step would add to them."""
+        random, carried = self._recorder.random_state(), self._trainer.task.carried()
+        kept = {name: tensor.clone() for name, tensor in carried.items()}
+        try:
+            yield
+        finally:
+            self._recorder.set_random_state(random)
+            for name, tensor in carried.items():
+                tensor.copy_(kept[name])
+            self._trainer.optimizers.zero_grad()
 
     def _warm_up(self, batch: Any) -> None:
         """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
@@ -238,15 +257,11 @@ class GraphedStep:
         Raises:
             torch.cuda.OutOfMemoryError: there is too little.
         """
-        task = self._trainer.task
-        kept = {name: t.clone() for name, t in task.carried().items()}
         with self._recorder.apart():
             for _ in range(2):
+                self._trainer.optimizers.zero_grad()
                 self._passes(batch)
-                for parameter in self._parameters:
-                    parameter.grad = None
-        for name, tensor in task.carried().items():
-            tensor.copy_(kept[name])
+            self._trainer.optimizers.zero_grad()
 
     def _passes(self, batch: Any) -> Tensor:
         """Forms the gradients, times the loss scale; returns the mean loss."""
@@ -284,9 +299,15 @@ class GraphedStep:
         scaler = self._trainer.state.scaler
         return None if scaler is None else scaler.on(self._device)
 
-    def _average_weight(self) -> float:
+    def _average_weights(self) -> tuple[float, float]:
+        """Counts an update of the average; returns the weight of the new values in it, and the same
+        if the step before, of unknown result yet, has changed nothing."""
         average = self._trainer.state.average
-        return 0.0 if average is None else average.next_weight()
+        if average is None:
+            return 0.0, 0.0
+        average.updates += 1
+        update = average.updates
+        return average.weight_of(update), average.weight_of(update - len(self._waiting))
 
     def _tensors_in_use(self) -> tuple[int, ...]:
         """Returns where all lies that a step changes: a graph is for these places."""

@@ -175,7 +175,11 @@ class Muon(torch.optim.Optimizer):
         )
         # Where a process is lost in an exchange, nothing has changed in the others.
         for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
-            self.state[parameter]["momentum"] = running.popleft()
+            kept = self.state[parameter].get("momentum")
+            if group.get("capturable") and kept is not None:  # a CUDA graph has it where it lies
+                kept.copy_(running.popleft())
+            else:
+                self.state[parameter]["momentum"] = running.popleft()
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
             scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5

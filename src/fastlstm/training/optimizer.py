@@ -82,14 +82,16 @@ class OptimizerSet:
             inverse: what gradients are divided by first.
             is_bad: 1.0 where nothing may change, else 0.0.
         """
-        for optimizer in self.members:  # each beside the others
-            optimizer.found_inf, optimizer.grad_scale = is_bad, inverse  # type: ignore[attr-defined]
-        with Branches(inverse.device) as branches:
-            for optimizer in self.members:
-                with branches.next():
-                    optimizer.step()
         for optimizer in self.members:
-            del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
+            optimizer.found_inf, optimizer.grad_scale = is_bad, inverse  # type: ignore[attr-defined]
+        try:
+            with Branches(inverse.device) as branches:
+                for optimizer in self.members:
+                    with branches.next():
+                        optimizer.step()
+        finally:
+            for optimizer in self.members:
+                del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
 
     def states(self) -> list[torch.Tensor]:
         """Returns all state of all members."""

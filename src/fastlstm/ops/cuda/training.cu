@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) cross_entropy_backward(
 struct StepEnd {
   const float* loss;
   const float* norms;     // (num) of the gradients, times the loss scale
-  const float* scalars;   // factor of the learning rate; the same after a bad step; weight of an average
+  const float* scalars;   // factor of the learning rate, the same after a bad step; weight of an average, the same
   const float* scale;     // loss scale, or null
   const float* base;      // (num_rates) learning rates at factor 1
   float* found;           // loss, norm, norms
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(32) end_step(const StepEnd P) {
     *P.state = is_good ? 1.f : 0.f;
     *P.inverse = 1.f / (fminf(P.max_norm / (norm + 1e-6f), 1.f) * unscale);
     *P.is_bad = is_good ? 0.f : 1.f;
-    *P.average = is_good ? P.scalars[2] : 0.f;
+    *P.average = is_good ? P.scalars[was_good != 0.f ? 2 : 3] : 0.f;
     *P.resets = P.scale ? !is_loss : !is_good;
   }
 }

@@ -113,7 +113,8 @@ class StepEnd:
         Args:
             loss: float32 scalar.
             norms: `(num,)` of the gradients, times the loss scale.
-            scalars: factor of the learning rates; the same after a bad step; weight of an average.
+            scalars: factor of the learning rates, the same after a bad step; weight of an average,
+                the same after a bad step.
             scale: loss scale, or None.
             max_norm: that the gradient is clipped to.
         """
@@ -131,10 +132,11 @@ class StepEnd:
         is_good = loss.isfinite() & norm.isfinite()
         clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         self.inverse.copy_(1.0 / (clip if scale is None else clip / scale))
-        torch.mul(self._base, torch.where(self.is_good > 0, scalars[0], scalars[1]), out=self.rates)
+        factor, weight = torch.where(self.is_good > 0, scalars[::2], scalars[1::2])
+        torch.mul(self._base, factor, out=self.rates)
         self.is_good.copy_(is_good)
         self.is_bad.copy_(is_good.logical_not())
-        self.average.copy_(scalars[2] * is_good)
+        self.average.copy_(weight * is_good)
         self.resets.copy_((loss if scale is not None else loss + norm).isfinite().logical_not())
         self.found.copy_(torch.cat([loss[None], norm[None], norms]))
 
