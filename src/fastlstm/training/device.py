@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -37,6 +38,12 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     total = torch.cuda.get_device_properties(number).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / total), number)
     return device
+
+
+def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
+    """Returns a block after which the random numbers of the CPU and of `device` go on as before."""
+    gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
+    return torch.random.fork_rng(gpus)
 
 
 def require_own_gpus(world: World, device: torch.device) -> None:
