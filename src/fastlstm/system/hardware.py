@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,41 @@ def gpu() -> GpuInfo | None:
         cuda_version=torch.version.cuda or "",
         cudnn_version=torch.backends.cudnn.version() or 0,
     )
+
+
+NO_GPU = "this torch is built without CUDA", "torch finds none"
+
+
+def gpu_refusal() -> str | None:
+    """Returns why torch cannot compute on a GPU here, or None; initialises CUDA.
+
+    One of `NO_GPU` where none is looked for or found.
+    """
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        is_there = torch.cuda.is_available()
+    if not is_there:
+        without, none = NO_GPU
+        # Such as "The NVIDIA driver on your system is too old (found version …). Please update …"
+        said = next((str(w.message) for w in caught), none).partition(". ")[0]
+        return said.strip() if torch.backends.cuda.is_built() else without
+    capability = torch.cuda.get_device_capability()
+    have = [name for name in torch.cuda.get_arch_list() if _runs_on(name, capability)]
+    if have or not torch.cuda.get_arch_list():
+        return None
+    built = ", ".join(torch.cuda.get_arch_list())
+    return f"its compute capability is {capability[0]}.{capability[1]}, this torch is for {built}"
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Returns whether code for `sm_90` or `compute_90` runs on a GPU of a compute capability."""
+    kind, _, number = architecture.rstrip("af").partition("_")
+    major, minor = int(number[:-1]), int(number[-1])
+    if kind == "compute":
+        return (major, minor) <= capability
+    return major == capability[0] and minor <= capability[1]
 
 
 def gpu_id() -> str:

@@ -22,7 +22,13 @@ from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import random_numbers_kept, require_own_gpus, set_up_device
+from fastlstm.training.device import (
+    memory_told,
+    notes_on_device,
+    random_numbers_kept,
+    require_own_gpus,
+    set_up_device,
+)
 from fastlstm.training.events import start_event
 from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.options import TrainingOptions, chosen_names
@@ -157,7 +163,8 @@ class RunSession(EventHub):
             self.set_threads(options.threads)
         device = set_up_device(options)
         require_own_gpus(self.world, device)
-        with random_numbers_kept(device):
+        self.notes += notes_on_device(options, device)
+        with random_numbers_kept(device), memory_told(options, device):
             yield Start(options, first, device, checkpoint, given)
 
     def _rescued(self, run: RunDirectory, checkpoint: Checkpoint, keep: int) -> Checkpoint:
