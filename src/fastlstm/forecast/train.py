@@ -174,12 +174,8 @@ class _Session(RunSession):
         dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
-        is_new = base is None and checkpoint is None
-        if is_new and can_choose_size(config, self.chosen, device):
-            config, why_size = choose_size(
-                config, dataset, split, self.started, device, self.chosen
-            )
-            self.notes.append(why_size)
+        if base is None and checkpoint is None:
+            config = self._with_size(config, dataset, split, device)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -214,6 +210,16 @@ class _Session(RunSession):
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
+
+    def _with_size(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
+    ) -> ForecastConfig:
+        """Returns the options, with the size that suits the budget."""
+        if not can_choose_size(config, self.chosen, device):
+            return config
+        config, why = choose_size(config, dataset, split, self.started, device, self.chosen)
+        self.notes.append(why)
+        return config
 
     def _prepare(
         self,

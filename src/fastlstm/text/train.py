@@ -22,6 +22,8 @@ from fastlstm.errors import (
     UnknownCharacterError,
     kind_of_value,
 )
+from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
@@ -73,7 +75,13 @@ from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import MAY_CHANGE, chosen_names
 from fastlstm.training.plan import TrainingPlan
-from fastlstm.training.precision import PrecisionChoice, autocast, choose_precision, pass_seconds
+from fastlstm.training.precision import (
+    PrecisionChoice,
+    autocast,
+    choose_precision,
+    pass_seconds,
+    require_fast_kernels,
+)
 from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
@@ -241,6 +249,7 @@ class TextSession(RunSession):
     ) -> Run:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         assert self.run is not None
+        require_fast_kernels(config, _layer_call(config, device))
         texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
@@ -444,6 +453,14 @@ def _precision(
     return choose_precision(
         config.precision, device, about, lambda name: pass_seconds(model, forward, name, device)
     )
+
+
+def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
+    """Returns the call of the last layer of a training step, before the text is known."""
+    sizes = config.model_config(2, 0.0)
+    H, T = sizes.rnn_size, config.seq_length or LONG
+    options = CellOptions.of(config)
+    return LSTMCall(T, config.batch_size, H, H, torch.float32, device.type, True, options=options)
 
 
 def _gpu_precision(

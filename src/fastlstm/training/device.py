@@ -99,9 +99,9 @@ def _memory_text(options: TrainingOptions, device: torch.device) -> list[object]
         text.append(f" {limit:g} GB")
     if others >= _LEAST_OTHERS_GB:
         text.append(f", other processes hold {others:.1f} GB")
-    text.append(f", and this one used up to {used:.2f} GB with the batch in the smallest parts")
+    text.append(f", this one used up to {used:.2f} GB")
     text.append("; give a smaller model, shorter sequences")
-    text += [" or a larger ", Setting("memory_limit_gb")] if limit is not None else []
+    text += [", or a larger ", Setting("memory_limit_gb")] if limit is not None else []
     return text
 
 

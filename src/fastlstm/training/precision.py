@@ -13,11 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fastlstm.errors import ConfigError, Message, Setting
+from fastlstm.errors import ConfigError, KernelError, Message, Setting
 from fastlstm.ops.backends.onednn import bf16_instructions
+from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.registry import select
 from fastlstm.system import hardware, measurements
 from fastlstm.system.fields import Precision
 from fastlstm.training.device import random_numbers_kept
+from fastlstm.training.options import TrainingOptions
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MIN_GAIN = 1.1
@@ -196,6 +199,31 @@ def _choose(
         return PrecisionChoice(best, gain, seconds[best])
     gain = "is slower" if seconds[fastest] > full else "gains too little"
     return PrecisionChoice(full_name, f"{fastest} {gain} here: {times_text}", full)
+
+
+def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
+    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels.
+
+    Args:
+        options: of training.
+        call: of a layer, in any dtype.
+
+    Raises:
+        KernelError: no kernel is fast.
+    """
+    if not options.strict_kernels:
+        return
+    device = torch.device(call.device)
+    open_ones = precisions_of(device) if options.precision == "auto" else [options.precision]
+    refusal: KernelError | None = None
+    for name in open_ones:
+        try:
+            select(call._replace(dtype=_AUTOCAST.get(name, torch.float32)), strict=True)
+            return
+        except KernelError as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
 
 
 def pass_seconds(

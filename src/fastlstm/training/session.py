@@ -15,7 +15,7 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Message, Setting, UsageError, counted
+from fastlstm.errors import ConfigError, KernelError, Message, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
@@ -319,7 +319,8 @@ class RunSession(EventHub):
         threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
-        how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        how = f"{ceilings.gemm_by}, {shape} in {precision}"
+        how += f", {counted(threads, 'thread')}" if device == "cpu" else " on the GPU"
         if size > 1:
             how += f" in each of {size} processes"
         if device == "cpu" and environment.forced_isa() not in (None, hardware.widest_isa()):
@@ -358,7 +359,7 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
     with run.lock():
         try:
             yield run
-        except UsageError:
+        except (UsageError, KernelError):
             run.remove_if_empty()
             raise
 
