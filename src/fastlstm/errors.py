@@ -18,6 +18,7 @@
     ├── ExportError              an exported model computes something else in its runtime
     ├── StorageError             the disk refused a write (full, read-only, I/O error)
     ├── KernelError              no allowed kernel can run this call
+    ├── DeviceMemoryError        a GPU has too little memory, even for the smallest part of a step
     ├── NonFiniteError           NaN or Inf that training could not recover from
     ├── CommandError             a command that is measured failed, was killed or took too long
     ├── BudgetError              the budget was over before the first training step
@@ -231,6 +232,10 @@ class StorageError(FastLSTMError):
 
 class KernelError(FastLSTMError):
     """No allowed kernel can run this call."""
+
+
+class DeviceMemoryError(FastLSTMError):
+    """A GPU has too little memory for a run, even for the smallest part of a batch."""
 
 
 class NonFiniteError(FastLSTMError):

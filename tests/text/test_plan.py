@@ -1,3 +1,6 @@
+import time
+
+import numpy as np
 import pytest
 import torch
 
@@ -6,12 +9,14 @@ from fastlstm.system import measurements
 from fastlstm.system.fields import Precision
 from fastlstm.text import train as train_module
 from fastlstm.text.config import ModelConfig, TrainConfig
+from fastlstm.text.data.tokenizer import ByteTokenizer
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     choose_seq_length,
     default_dropout,
     fit_batch,
     resolve,
+    tokens_of_budget,
 )
 from fastlstm.training.precision import PrecisionChoice
 
@@ -70,7 +75,8 @@ def choose(monkeypatch, **times: float) -> PrecisionChoice:
 
 def time_precision(asked: Precision, model: LanguageModel) -> PrecisionChoice:
     config = TrainConfig(precision=asked, seq_length=8, batch_size=2)
-    return train_module._precision(config, model, torch.device("cpu"))
+    ids = np.zeros(1000, np.uint8)
+    return train_module._precision(config, model, torch.device("cpu"), ids, ByteTokenizer())
 
 
 @pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16"])
@@ -112,8 +118,7 @@ def test_gpu_precisions_are_refused_on_the_cpu():
 
 def test_evaluations_take_about_a_twentieth_of_the_work():
     config = TrainConfig(steps=10_000, precision="fp32", batch_size=8, seq_length=16)
-    precision = PrecisionChoice("fp32", "as asked", 0.01)
-    resolved, notes = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
+    resolved, notes = resolve(config, "fp32", 0.0, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
     every = resolved.eval_every
     assert 50_000 * 0.7 / (every * 8 * 16) <= 0.05
     assert resolved.dropout is not None
@@ -123,16 +128,17 @@ def test_evaluations_take_about_a_twentieth_of_the_work():
 
 def test_a_narrow_output_needs_no_dropout_that_is_given():
     config = TrainConfig(steps=100, seq_length=16, output_rank=8, rnn_size=24)
-    precision = PrecisionChoice("fp32", "as asked", 0.01)
-    resolved, _ = resolve(config, precision, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
+    resolved, _ = resolve(config, "fp32", 0.0, torch.device("cpu"), 10**6, 50_000, 7800, 10**6)
     assert resolved.dropout is not None
 
 
 def test_short_runs_get_short_sequences():
-    precision = PrecisionChoice("bf16", "as asked", 0.1)
+    precision = PrecisionChoice("bf16", "as asked", 0.13)
 
     def length(**fields):
-        return choose_seq_length(TrainConfig(**fields), precision, 10**6).seq_length
+        config = TrainConfig(**fields)
+        tokens = tokens_of_budget(config, precision, time.perf_counter())
+        return choose_seq_length(config, tokens, 10**6).seq_length
 
     assert (length(budget="20s"), length(budget="20m")) == (64, 128)
     assert (length(epochs=1), length(epochs=5)) == (64, 128)

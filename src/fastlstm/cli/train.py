@@ -115,6 +115,7 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
             require_horizon(names, sources)
     if nproc > 1 and not is_started_by_torchrun():
         _require_rows(nproc, config, parsed["resume"])
+        _require_gpus(nproc, config.device)
         return launch(["train", *argv], nproc)
 
     from fastlstm.report.progress import default_output
@@ -166,6 +167,19 @@ def _require_rows(nproc: int, config: TrainConfig | ForecastConfig, is_resumed: 
         raise ConfigError(
             Setting("nproc", nproc), f": a step has only {counted(rows, 'row')}; start fewer, or"
             " give ", Setting("batch_size", -(-nproc // config.accumulate)), " or more",
+        )  # fmt: skip
+
+
+def _require_gpus(nproc: int, device: str) -> None:
+    """Raises ConfigError before processes start that would share a GPU."""
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return
+    if nproc > (num := torch.cuda.device_count()):
+        raise ConfigError(
+            Setting("nproc", nproc), f": there is {counted(num, 'GPU')}, and each process needs one"
+            f" of its own; start {num}, or give ", Setting("device", "cpu"),
         )  # fmt: skip
 
 

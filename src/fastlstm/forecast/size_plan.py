@@ -2,24 +2,28 @@
 
 On small tables every size ends within 2 % of the best that takes enough steps; too large a size is
 the only mistake that costs more (docs/log.md). So a few training steps of the default size are
-timed, and smaller ones while the budget has too few steps.
+timed, and smaller ones while the budget has too few steps. On a GPU a small batch takes as long as
+a large one: precisions and larger batches are timed too, and what reads clearly more windows a
+second is taken.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.errors import counted
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.plan import HIDDEN_SIZES
-from fastlstm.forecast.step_time import step_seconds
+from fastlstm.forecast.plan import HIDDEN_SIZES, choose_architecture
+from fastlstm.forecast.step_time import CPU, step_seconds
 from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.system import hardware, measurements
+from fastlstm.training.precision import MIN_GAIN, precisions_of
 from fastlstm.training.schedule import StopCriterion
 
 if TYPE_CHECKING:
@@ -33,6 +37,11 @@ TRAINING_SHARE = 0.65
 """Of what is left of a budget, without evaluations, calibration, the test part and the report."""
 _QUIET_SHARE = 0.7
 _SIZES = ("hidden_size", "num_layers")
+_BATCHES = (4, 16)
+"""Times the default that are tried on a GPU."""
+_BATCH_GAIN = 1.3
+"""Times the windows a second that a larger batch must read: it takes fewer steps."""
+_MIN_STEPS_PER_EPOCH = 8
 
 
 def can_choose_size(config: ForecastConfig, chosen: Collection[str], device: torch.device) -> bool:
@@ -46,61 +55,113 @@ def can_choose_size(config: ForecastConfig, chosen: Collection[str], device: tor
     budget_s = StopCriterion.of(config, 1).budget_s
     is_default = config.hidden_size == ForecastConfig.hidden_size
     is_open = is_default and not any(name in chosen for name in _SIZES)
-    return is_open and device.type == "cpu" and budget_s is not None and budget_s >= MIN_BUDGET_S
+    return is_open and budget_s is not None and budget_s >= MIN_BUDGET_S
 
 
 def choose_size(
-    config: ForecastConfig, dataset: SeriesDataset, split: Split, started: float
+    config: ForecastConfig,
+    dataset: SeriesDataset,
+    split: Split,
+    started: float,
+    device: torch.device = CPU,
+    chosen: Collection[str] = (),
 ) -> tuple[ForecastConfig, str]:
-    """Returns the configuration with the hidden units that suit its budget, and why.
+    """Returns the configuration with the hidden units that suit its budget, and why; on a GPU with
+    the precision and the batch that fill it.
 
     Args:
         config: the options.
         dataset: the table.
         split: its parts.
         started: `time.perf_counter()` when the budget began.
+        device: of the run.
+        chosen: names of the options that were given.
     """
     budget_s = StopCriterion.of(config, 1).budget_s
     assert budget_s is not None
     left_s = TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
     tried, is_any_recalled = list[str](), False
     sizes = sorted((n for n in HIDDEN_SIZES if n <= config.hidden_size), reverse=True)
-    sized, steps = config, 0
+    sized, steps, seconds = config, 0, math.inf
     for size in sizes:
         if tried and size != sizes[-1] and steps * (sized.hidden_size / size) ** 2 < ENOUGH_STEPS:
             continue  # even if a step took a time in proportion to the weights
         sized = replace(config, hidden_size=size)
-        seconds, is_recalled = _step_s(sized, dataset, split)
+        seconds, is_recalled = _step_s(sized, dataset, split, device)
         is_any_recalled |= is_recalled
         steps = int(left_s / seconds)
         tried.append(f"{size} units: about {counted(steps, 'step')}")
         if steps >= ENOUGH_STEPS:
             break
-    *larger, chosen = tried
-    why = f"the budget chooses {chosen}"
+    *larger, best = tried
+    why = f"the budget chooses {best}"
     if steps < ENOUGH_STEPS:
         why += ", which are few: a longer budget would help"
     if larger:
         why += f" (a larger size has too few; {'; '.join(larger)})"
+    if device.type == "cuda":
+        sized, rate = _filling(sized, seconds, dataset, split, device, chosen)
+        why += f"; {sized.precision} and batch {sized.batch_size} read {rate:,.0f} windows/s"
     return sized, f"{why} (steps measured earlier)" if is_any_recalled else why
 
 
-def _step_s(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> tuple[float, bool]:
-    """Returns the seconds of a step, and whether they were measured earlier on this machine."""
-    precision = "fp32" if config.precision == "auto" else config.precision
+def _filling(
+    config: ForecastConfig, seconds: float, dataset: SeriesDataset, split: Split,
+    device: torch.device, chosen: Collection[str],
+) -> tuple[ForecastConfig, float]:  # fmt: skip
+    """Returns the configuration with a precision and a batch that fill a GPU, and its windows/s."""
+
+    def rate_of(timed: ForecastConfig) -> float:
+        step_s = _step_s(timed, dataset, split, device)[0]
+        return timed.batch_size * timed.accumulate / step_s
+
+    full, *faster = precisions_of(device)
+    is_open = config.precision == "auto" or "precision" not in chosen
+    best = replace(config, precision=full) if is_open else config
+    rate = rate_of(best) if is_open else config.batch_size * config.accumulate / seconds
+    changes: list[tuple[str, Any, float]] = []
+    if is_open:
+        changes += [("precision", name, MIN_GAIN) for name in faster]
+    if "batch_size" not in chosen and config.tbptt is None:
+        most = _num_windows(best, dataset, split) // (_MIN_STEPS_PER_EPOCH * config.accumulate)
+        sizes = (config.batch_size * times for times in _BATCHES)
+        changes += [("batch_size", size, _BATCH_GAIN) for size in sizes if size <= most]
+    for name, value, gain in changes:
+        timed = replace(best, **{name: value})
+        if (timed_rate := rate_of(timed)) > gain * rate:
+            best, rate = timed, timed_rate
+    return best, rate
+
+
+def _num_windows(config: ForecastConfig, dataset: SeriesDataset, split: Split) -> int:
+    sizes = choose_architecture(config, dataset, split)
+    return len(split.windows(dataset.table, "train", sizes.input_size, sizes.horizon))
+
+
+def _step_s(
+    config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
+) -> tuple[float, bool]:
+    """Returns the seconds of a step, and whether they were measured earlier on this machine; no
+    end of them where not even a window fits into memory."""
+    precision = precisions_of(device)[0] if config.precision == "auto" else config.precision
     untrained = untrained_forecaster(replace(config, precision=precision), config, dataset, split)
     threads = torch.get_num_threads()
-    names = ("precision", "optimizer", "batch_size", "accumulate", "tbptt", "ema")
+    names = ["precision", "optimizer", "batch_size", "accumulate", "tbptt", "ema"]
+    names += ["memory_limit_gb"] if device.type == "cuda" else []
     of = {
-        **hardware.machine("cpu", threads),
+        **hardware.machine(device.type, threads),
         "model": vars(untrained.network.config),
         **{name: getattr(untrained.config, name) for name in names},
     }
     known = (measurements.recall("forecast-step", of) or {}).get("seconds")
     if isinstance(known, float) and 0 < known < float("inf"):
         return known, True
-    with measurements.CpuTimer(threads) as timer:
-        seconds = step_seconds(untrained, dataset, split)
-    if not timer.was_busy(_QUIET_SHARE):
+    try:
+        with measurements.CpuTimer(threads) as timer:
+            seconds = step_seconds(untrained, dataset, split, device)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return math.inf, False
+    if device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
         measurements.remember("forecast-step", of, {"seconds": seconds})
     return seconds, False

@@ -11,7 +11,9 @@ from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.plan import training_loader
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
+from fastlstm.training.device import random_numbers_kept
 from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.precision import allow_tf32
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession
 from fastlstm.training.step_time import fastest_step_s, ignore
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     from fastlstm.forecast.files import StoredForecaster
 
 
-def step_seconds(stored: StoredForecaster, dataset: SeriesDataset, split: Split) -> float:
-    """Returns the seconds of the fastest of a few training steps on the CPU.
+CPU = torch.device("cpu")
+
+
+def step_seconds(
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device = CPU
+) -> float:
+    """Returns the seconds of the fastest of a few training steps.
 
     The network is thrown away; random numbers are left alone.
 
@@ -32,16 +39,20 @@ def step_seconds(stored: StoredForecaster, dataset: SeriesDataset, split: Split)
         stored: an untrained forecaster with every choice made, and a precision that is not auto.
         dataset: the table.
         split: its parts.
+        device: that computes the steps.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: not even one window at a time fits.
     """
-    config, device = stored.config, torch.device("cpu")
-    generator_state = torch.get_rng_state()
-    network = copy.deepcopy(stored.network)
-    inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
-    loader = training_loader(config, network.config, dataset.table, split, None)
-    valid = split.windows(dataset.table, "valid", network.config.input_size, network.config.horizon)
-    closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
-    task = ForecastTask(config, network, inputs, loader, valid, device, closing)
-    plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-    seconds = fastest_step_s(Trainer(task, plan, emit=ignore))
-    torch.set_rng_state(generator_state)
-    return seconds
+    config = stored.config
+    allow_tf32(config.precision)
+    with random_numbers_kept(device):
+        network = copy.deepcopy(stored.network).to(device)
+        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+        loader = training_loader(config, network.config, dataset.table, split, None)
+        sizes = network.config
+        valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+        closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
+        task = ForecastTask(config, network, inputs, loader, valid, device, closing)
+        plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
+        return fastest_step_s(Trainer(task, plan, emit=ignore))

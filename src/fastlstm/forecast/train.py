@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,9 +25,9 @@ from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.files import StoredForecaster, read_options
-from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
 from fastlstm.forecast.size_plan import can_choose_size, choose_size
+from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.untrained import untrained_forecaster
@@ -174,10 +174,8 @@ class _Session(RunSession):
         dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
-        is_new = base is None and checkpoint is None
-        if is_new and can_choose_size(config, self.chosen, device):
-            config, why_size = choose_size(config, dataset, split, self.started)
-            self.notes.append(why_size)
+        if base is None and checkpoint is None:
+            config = self._with_size(config, dataset, split, device)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -185,7 +183,7 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        stored, choice = _with_precision(stored, device)
+        stored, choice = _with_precision(stored, dataset, split, device)
         config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)
@@ -212,6 +210,16 @@ class _Session(RunSession):
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
+
+    def _with_size(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
+    ) -> ForecastConfig:
+        """Returns the options, with the size that suits the budget."""
+        if not can_choose_size(config, self.chosen, device):
+            return config
+        config, why = choose_size(config, dataset, split, self.started, device, self.chosen)
+        self.notes.append(why)
+        return config
 
     def _prepare(
         self,
@@ -277,10 +285,10 @@ def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
 
 
 def _with_precision(
-    stored: StoredForecaster, device: torch.device
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device
 ) -> tuple[StoredForecaster, PrecisionChoice]:
     """Returns the forecaster with the precision to train in, and that precision."""
-    choice = _precision(stored.config, stored.network, device)
+    choice = _precision(stored, dataset, split, device)
     config = dataclasses.replace(stored.config, precision=choice.name)
     return dataclasses.replace(stored, config=config), choice
 
@@ -346,10 +354,11 @@ def _options_from(
 
 
 def _precision(
-    config: ForecastConfig, network: ForecastNetwork, device: torch.device
+    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates on the real network."""
-    sizes = network.config
+    """Returns the precision to train in; `auto` times the candidates on the real network: passes on
+    a CPU, whole steps on a GPU."""
+    config, network, sizes = stored.config, stored.network, stored.network.config
     steps = (config.tbptt or sizes.input_size) + sizes.horizon
     columns = sizes.num_targets + sizes.num_past + sizes.num_future
     values = torch.zeros(config.batch_size, steps, columns, device=device)
@@ -361,9 +370,16 @@ def _precision(
         return parameters.float().sum()
 
     about = {"model": dataclasses.asdict(sizes), "batch": [steps, config.batch_size]}
+
+    def seconds(name: Any) -> float:
+        if device.type == "cpu":
+            return pass_seconds(network, forward, name, device)
+        timed = dataclasses.replace(config, precision=name)
+        return step_seconds(dataclasses.replace(stored, config=timed), dataset, split, device)
+
     is_open = config.precision == "auto"
-    time_pass = (lambda name: pass_seconds(network, forward, name, device)) if is_open else None
-    return choose_precision(config.precision, device, about, time_pass)
+    what: Literal["pass", "step"] = "pass" if device.type == "cpu" else "step"
+    return choose_precision(config.precision, device, about, seconds if is_open else None, what)
 
 
 def source_text(frame: Any) -> str:

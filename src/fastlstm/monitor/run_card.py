@@ -79,12 +79,13 @@ def gpu_lines(event: Event) -> str:
 
 def _gpu(gpu: Event) -> str:
     used, total, others = (number(gpu, f"{name}_bytes") for name in ("used", "total", "others"))
-    busy, power = number(gpu, "busy_share"), number(gpu, "power_w")
+    busy, power, clock = (number(gpu, n) for n in ("busy_share", "power_w", "clock_mhz"))
     parts = [
         "" if used is None or total is None else f"{short_bytes(used)} of {short_bytes(total)}",
         f"others hold {short_bytes(others)}" if others else "",
         "" if busy is None else f"{percent(busy)} busy",
         "" if power is None else f"{power:.0f} W",
+        "" if clock is None else f"{clock:.0f} MHz",
         "slowed down by heat or power" if gpu.get("is_held_back") is True else "",
     ]
     index = number(gpu, "index")

@@ -181,10 +181,25 @@ def _machine_text(start: Event) -> str:
     return joined(
         [
             text_of(start, "device"),
+            *_gpu_texts(start),
             count_of(start, "threads", "thread"),
             "" if peak is None else f"ceiling {si(1e9 * peak)}FLOP/s ({how})",
         ]
     )
+
+
+def _gpu_texts(start: Event) -> list[str]:
+    """Returns name and state of a GPU as the `start` event tells them; nothing of a CPU."""
+    if text_of(start, "device") != "cuda":
+        return []
+    gpus = start.get("gpus")
+    gpu = gpus[0] if isinstance(gpus, list) and len(gpus) == 1 and isinstance(gpus[0], dict) else {}
+    limit, clock = number(gpu, "power_limit_w"), number(gpu, "clock_mhz")
+    return [
+        text_of(start, "machine"),
+        "" if limit is None else f"up to {limit:.0f} W",
+        "" if clock is None else f"{clock:.0f} MHz at the start",
+    ]
 
 
 def si(value: float) -> str:

@@ -15,8 +15,8 @@ from fastlstm.system import hardware, measurements
 GEMM_SHAPE = (2048, 512, 2048)
 """(M, K, N) of the matrix product: a chunk of steps through a layer with H=512."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "tf32": "float32"}
-_COPY_BYTES = 256 << 20
-_MEASURE_S = 0.4
+_COPY_BYTES, _LEAST_COPY_BYTES = 256 << 20, 1 << 20
+_MEASURE_S, _GPU_MEASURE_S = 0.4, 0.05
 _QUIET_SHARE = 0.9
 _PRODUCTS = ("torch.mm", "oneDNN")
 _BUSY_TRIES = 3
@@ -171,20 +171,34 @@ def _measure_cuda(
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     try:
         # Eight products per wait, to hide the launches.
-        seconds = _best_seconds(finish(lambda: [torch.mm(x, weight.t()) for _ in range(8)])) / 8
+        eight = finish(lambda: [torch.mm(x, weight.t()) for _ in range(8)])
+        seconds = _best_seconds(eight, _GPU_MEASURE_S) / 8
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-    source = torch.ones(_COPY_BYTES // 4, dtype=torch.float32, device="cuda")
-    target = torch.empty_like(source)
-    copied = 2.0 * _COPY_BYTES / _best_seconds(finish(lambda: target.copy_(source)))
+    source, target = _copied_on_gpu(_COPY_BYTES)
+    copied = (
+        2.0 * source.nbytes / _best_seconds(finish(lambda: target.copy_(source)), _GPU_MEASURE_S)
+    )
     return Ceilings(flop / seconds / 1e9, "torch.mm", copied / 1e9)
 
 
-def _best_seconds(call: Callable[[], object]) -> float:
-    """Returns the shortest time of a call, in about `_MEASURE_S` seconds and at least 3 calls."""
+def _copied_on_gpu(num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns two tensors of so many bytes each, or of fewer where the GPU's memory is short."""
+    try:
+        source = torch.ones(num_bytes // 4, dtype=torch.float32, device="cuda")
+        return source, torch.empty_like(source)
+    except torch.cuda.OutOfMemoryError:
+        if num_bytes <= _LEAST_COPY_BYTES:
+            raise
+    torch.cuda.empty_cache()
+    return _copied_on_gpu(num_bytes // 4)
+
+
+def _best_seconds(call: Callable[[], object], during_s: float | None = None) -> float:
+    """Returns the shortest time of a call, in about so many seconds and at least 3 calls."""
     call()
     seconds: list[float] = []
-    end = time.perf_counter() + _MEASURE_S
+    end = time.perf_counter() + (_MEASURE_S if during_s is None else during_s)
     while len(seconds) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()

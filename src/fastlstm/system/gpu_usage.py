@@ -16,8 +16,8 @@ def gpu_usage() -> dict[str, Any]:
     """Returns `gpus`, one for each that NVIDIA's library sees, and `cuda_visible_devices`.
 
     Of each GPU what it tells of: `index`, `busy_share` 0..1, `used_bytes`, `others_bytes` (memory
-    of other processes), `total_bytes`, `power_w`, `is_held_back` (by heat or power). Nothing
-    without the package or a driver.
+    of other processes), `total_bytes`, `power_w`, `power_limit_w`, `clock_mhz` of its processors,
+    `is_held_back` (by heat or power). Nothing without the package or a driver.
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -52,13 +52,19 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     def power() -> dict[str, Any]:
         return {"power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1000}
 
+    def power_limit() -> dict[str, Any]:
+        return {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000}
+
+    def clock() -> dict[str, Any]:
+        return {"clock_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)}
+
     def held_back() -> dict[str, Any]:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
         return {"is_held_back": bool(reasons & _HELD_BACK)}
 
-    for part in (busy, memory, others, power, held_back):
+    for part in (busy, memory, others, power, power_limit, clock, held_back):
         try:
             found |= part()
-        except nvml.NVMLError:
+        except (nvml.NVMLError, AttributeError):  # a GPU, or a package, that does not tell it
             continue
     return found

@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,52 @@ def gpu() -> GpuInfo | None:
     )
 
 
+NO_GPU = "this torch is built without CUDA", "torch finds none"
+
+
+def gpu_refusal() -> str | None:
+    """Returns why torch cannot compute on a GPU here, or None; initialises CUDA.
+
+    One of `NO_GPU` where none is looked for or found.
+    """
+    import torch
+
+    warning = _cuda_warning()
+    if not torch.cuda.is_available():
+        without, none = NO_GPU
+        return (warning or none) if torch.backends.cuda.is_built() else without
+    capability = torch.cuda.get_device_capability()
+    have = [name for name in torch.cuda.get_arch_list() if _runs_on(name, capability)]
+    if have or not torch.cuda.get_arch_list():
+        return None
+    built = ", ".join(torch.cuda.get_arch_list())
+    return f"its compute capability is {capability[0]}.{capability[1]}, this torch is for {built}"
+
+
+@functools.cache
+def _cuda_warning() -> str:
+    """Returns what torch warns of where it looks for GPUs, which it does once in a process: "CUDA
+    initialization: The NVIDIA driver on your system is too old (found version …)"."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.is_available()
+    said = next((str(w.message) for w in caught), "")
+    return said.partition(". ")[0].strip()
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Returns whether code for `sm_90` or `compute_90` runs on a GPU of a compute capability."""
+    kind, _, number = architecture.rstrip("af").partition("_")
+    if not number.isdecimal():
+        return True
+    major, minor = int(number[:-1]), int(number[-1])
+    if kind == "compute":
+        return (major, minor) <= capability
+    return major == capability[0] and minor <= capability[1]
+
+
 def gpu_id() -> str:
     """Returns what tells the current CUDA device from all others, on any machine."""
     import torch
@@ -229,7 +276,7 @@ def peak_gflops(threads: int) -> dict[str, float]:
 def machine_name(device: str) -> str:
     """Returns what tells machines apart: model of the CPU or GPU, instruction set, cores."""
     if device.startswith("cuda") and (first_gpu := gpu()) is not None:
-        return f"{first_gpu.name}, {cores()} cores"
+        return f"{first_gpu.name}, {first_gpu.total_bytes / 2**30:.0f} GB, {cores()} cores"
     info = cpu()
     return f"{info.model}, {info.isa}, {cores()} cores"
 

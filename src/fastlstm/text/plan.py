@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.errors import DataError, counted
+from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig
 from fastlstm.text.data.lanes import LaneBatches, WindowBatches
 from fastlstm.text.data.tokenizer import Ids
@@ -30,16 +32,39 @@ _SHARE_OF_DEEP = 1 / 3
 """Of the dropout of one layer: with more layers it acts on the output of each."""
 _FRESH_EPOCHS = 1.5
 """A text that is read once is not memorised, however large the model."""
-_STEP_OVER_PASS = 1.3
-"""Time of a whole step with clipping and Muon over its forward and backward pass."""
+_TRAINING_SHARE = 0.9
+"""Of what is left of a budget, when evaluations, checkpoints and the report are done."""
 
 
-def choose_seq_length(
-    config: TrainConfig, precision: PrecisionChoice, train_tokens: int
-) -> TrainConfig:
+def training_s(config: TrainConfig, started: float) -> float:
+    """Returns about how long a run with a budget will take steps; 0 of others.
+
+    Args:
+        config: the options.
+        started: `time.perf_counter()` when the budget began.
+    """
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if budget_s is None:
+        return 0.0
+    return _TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
+
+
+def tokens_of_budget(config: TrainConfig, precision: PrecisionChoice, started: float) -> float:
+    """Returns about how many tokens a run with a budget will train on; 0 of others.
+
+    The step of `precision` was timed with the configured sequence length, or LONG.
+    """
+    step_tokens = config.batch_size * (config.seq_length or LONG)
+    return training_s(config, started) / max(precision.step_s, 1e-4) * step_tokens
+
+
+def choose_seq_length(config: TrainConfig, budget_tokens: float, train_tokens: int) -> TrainConfig:
     """Returns the configuration with a sequence length: shorter if the run reads little text.
 
-    The pass of `precision` was timed with the configured sequence length, or LONG.
+    Args:
+        config: the options.
+        budget_tokens: that a run with a budget will train on.
+        train_tokens: of the training split.
     """
     if config.seq_length is not None:
         return config
@@ -49,8 +74,7 @@ def choose_seq_length(
     elif config.epochs is not None:
         total = config.epochs * train_tokens
     else:
-        stop_criterion = StopCriterion.of(config, 1)
-        total = _expected_tokens(stop_criterion, precision, step_tokens, config.accumulate)
+        total = budget_tokens
     return replace(config, seq_length=SHORT if total < SHORT_RUN_TOKENS else LONG)
 
 
@@ -97,18 +121,31 @@ def open_batches(
 
 def resolve(
     config: TrainConfig,
-    precision: PrecisionChoice,
+    precision: Precision,
+    budget_tokens: float,
     device: torch.device,
     train_tokens: int,
     valid_tokens: int,
     steps_per_epoch: int,
     num_parameters: int,
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Chooses dropout and evaluation interval; returns the notes to show, too."""
+    """Chooses dropout and evaluation interval; returns the notes to show, too.
+
+    Args:
+        config: with sequence length.
+        precision: of the steps.
+        budget_tokens: that a run with a budget will train on.
+        device: of the run.
+        train_tokens: of the training split.
+        valid_tokens: of the validation split.
+        steps_per_epoch: of the loader.
+        num_parameters: of the model.
+    """
     stop_criterion = StopCriterion.of(config, steps_per_epoch)
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length
-    total = _expected_tokens(stop_criterion, precision, step_tokens, config.accumulate)
+    steps = stop_criterion.total_steps
+    total = budget_tokens if steps is None else float(steps * step_tokens)
     notes: tuple[str, ...] = ()
     dropout = config.dropout
     if dropout is None:
@@ -128,23 +165,13 @@ def resolve(
         every = max(1, every, math.ceil(total / step_tokens / 20))
     chosen = replace(
         config,
-        precision=precision.name,
+        precision=precision,
         dropout=dropout,
         eval_every=every,
         device="cuda" if device.type == "cuda" else "cpu",
         threads=torch.get_num_threads(),
     )
     return chosen, notes
-
-
-def _expected_tokens(
-    stop_criterion: StopCriterion, precision: PrecisionChoice, step_tokens: int, accumulate: int
-) -> float:
-    if stop_criterion.total_steps is not None:
-        return float(stop_criterion.total_steps * step_tokens)
-    assert stop_criterion.budget_s is not None
-    step_s = max(precision.step_s, 1e-4) * accumulate * _STEP_OVER_PASS
-    return stop_criterion.budget_s / step_s * step_tokens
 
 
 def default_dropout(

@@ -3,7 +3,8 @@
 Training steps of a few candidates are timed on the real text, with loader and optimizer; a law of
 quality (`quality_law`) compares what each would end at. The search climbs from 256 units while the
 next size ends better, does so with two layers, then tries the batches and the other optimizer at
-the best size.
+the best size. On a GPU it starts from 512 units, tries the sizes that kernels hold without padding,
+and at the best one the precisions, of which the fastest is taken.
 """
 
 from __future__ import annotations
@@ -19,30 +20,35 @@ import torch
 from fastlstm.system import hardware, measurements
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches
+from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches, training_s
 from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
+from fastlstm.training.device import random_numbers_kept
 from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.precision import MIN_GAIN, PrecisionChoice, allow_tf32, precisions_of
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s, ignore
 from fastlstm.training.trainer import Trainer
 
 if TYPE_CHECKING:
+    from fastlstm.system.fields import Precision
     from fastlstm.text.config import TrainConfig
     from fastlstm.text.data.tokenizer import Ids, Tokenizer
 
+CPU = torch.device("cpu")
 EMBED_SIZES = {96: 64, 128: 64, 192: 64, 256: 128, 384: 128, 512: 128, 768: 256, 1024: 256}
 """Hidden units that are tried, with the width of the embedding the law was measured with."""
 FIRST_SIZE = 256
-_BATCHES = (64, 16)
+_GPU_SIZES, _FIRST_GPU_SIZE = (128, 256, 512, 1024), 512
+_BATCHES = {"cpu": (64, 16), "cuda": (64, 128, 256)}
 """Tried beside the default."""
 _MIN_STEPS_OF_SMALL = 900
 """Below it a batch under the default loses at the default learning rate (docs/log.md)."""
 PLANNING_SHARE = 0.05
 """Of the budget; the search ends when the next timing may not fit."""
+_GPU_PLANNING_S = 1.2
+"""At most, after the first timing, which loads libraries and compiles kernels."""
 MIN_BUDGET_S = 10.0
-_TRAINING_SHARE = 0.9
-"""Of what is left of a budget, when evaluations, checkpoints and the report are done."""
 _SETUP_S = 0.1
 """Of a timing: the model and its first step beside its own time."""
 _MIN_STEPS_PER_EPOCH = 8
@@ -101,7 +107,6 @@ def can_choose_size(
         and config.vocab != "bpe"
         and not config.pipeline
         and config.order == "lanes"
-        and device.type == "cpu"
         and train_tokens > _MIN_STEPS_PER_EPOCH * config.batch_size * config.accumulate * LONG
     )
 
@@ -110,11 +115,12 @@ class SizePlan:
     """Finds the size, batch and optimizer for the budget of a configuration.
 
     Args:
-        config: with a precision that is not auto.
+        config: with a precision that is not auto, but on a GPU, where it is chosen too.
         chosen: names of the options that were given; they stay.
         ids: the training split, 1-d.
         tokenizer: of the text.
         started: `time.perf_counter()` when the budget began.
+        device: of the run.
     """
 
     def __init__(
@@ -124,20 +130,31 @@ class SizePlan:
         ids: Ids,
         tokenizer: Tokenizer,
         started: float,
+        device: torch.device = CPU,
     ) -> None:
         budget_s = StopCriterion.of(config, 1).budget_s
         assert budget_s is not None
-        self._config, self._chosen, self._ids, self._tokenizer = config, chosen, ids, tokenizer
-        self._train_s = _TRAINING_SHARE * max(budget_s - (time.perf_counter() - started), 1.0)
+        self._precisions: list[Precision] = []
+        self._sizes, self._first = list(EMBED_SIZES), FIRST_SIZE
         self._planning_s = PLANNING_SHARE * budget_s
+        if device.type == "cuda":
+            self._sizes, self._first = list(_GPU_SIZES), _FIRST_GPU_SIZE
+            self._planning_s = min(self._planning_s, _GPU_PLANNING_S)
+            if config.precision == "auto":
+                full, *faster = precisions_of(device)
+                first, *others = [*faster, full]
+                config, self._precisions = replace(config, precision=first), others
+        self._config, self._chosen, self._ids, self._tokenizer = config, chosen, ids, tokenizer
+        self._device = device
+        self._train_s = training_s(config, started)
         self._until = math.inf
         self._tried: list[Candidate] = []
-        self._last_step_s = 0.0
+        self._last_step_s = self._last_timing_s = 0.0
         self.is_recalled = False
 
-    def choose(self) -> tuple[TrainConfig, str]:
-        """Returns the configuration with everything chosen, and the sentence that says why."""
-        best = self._best_size()
+    def choose(self) -> tuple[Candidate, str]:
+        """Returns the best candidate, and the sentence that says why."""
+        best = self._fastest(self._best_size())
         for change in self._changes(best.config):
             if not self._fits(1.0):
                 break
@@ -145,13 +162,47 @@ class SizePlan:
             if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits:
                 best = candidate
         others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
+        others = [c for c in others if math.isfinite(c.bits)]
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
-        about = f"the budget is best used by {best.name}: {best.tokens_per_s:,.0f} tokens/s"
-        return best.config, about + (f"; bits/char predicted of others: {text}" if text else "")
+        precision = f" in {best.config.precision}" if self._device.type == "cuda" else ""
+        rate = f"{best.tokens_per_s:,.0f} tokens/s{precision}"
+        about = f"the budget is best used by {best.name}: {rate}"
+        return best, about + (f"; bits/char predicted of others: {text}" if text else "")
+
+    def precision(self, best: Candidate, asked: str) -> PrecisionChoice:
+        """Returns the precision of a candidate, with the seconds of its steps, in words.
+
+        Args:
+            best: the candidate that was chosen.
+            asked: what the options said.
+        """
+        config = best.config
+        tokens = config.batch_size * (config.seq_length or LONG)
+        step_s = tokens / best.tokens_per_s if best.tokens_per_s else 0.0
+        rates = {c.config.precision: c.tokens_per_s for c in self._tried if _is_like(c, best)}
+        why = "as asked"
+        if asked == "auto":
+            others = [f"{rate:,.0f} in {n}" for n, rate in rates.items() if n != config.precision]
+            why = f"{best.tokens_per_s:,.0f} tokens/s"
+            why += f", {', '.join(others)}" if others else ""
+        allow_tf32(config.precision)
+        return PrecisionChoice(config.precision, why, step_s, self.is_recalled)
+
+    def _fastest(self, best: Candidate) -> Candidate:
+        """Returns the candidate in the precision whose steps are clearly faster than in others."""
+        for precision in self._precisions:
+            if not self._fits(1.0):
+                break
+            candidate = self._try(replace(best.config, precision=precision))
+            is_exact = precision == self._precisions[-1]
+            gain = 1 / MIN_GAIN if is_exact else MIN_GAIN  # the most exact one is tried last
+            if candidate.tokens_per_s > gain * best.tokens_per_s:
+                best = candidate
+        return best
 
     def _best_size(self) -> Candidate:
-        sizes = list(EMBED_SIZES)
-        at = sizes.index(FIRST_SIZE)
+        sizes = self._sizes
+        at = sizes.index(self._first)
         best = self._try_size(sizes[at])
         # What torch loads for the first step of a process is no planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - TIMED_S
@@ -182,13 +233,15 @@ class SizePlan:
     def _changes(self, config: TrainConfig) -> Iterator[dict[str, Any]]:
         """Yields the batches and optimizers to try at the best size."""
         if "batch_size" not in self._chosen:
-            yield from ({"batch_size": size} for size in _BATCHES)
+            yield from ({"batch_size": size} for size in _BATCHES[self._device.type])
         if not {"optimizer", "learning_rate"} & set(self._chosen):
             yield from ({"optimizer": name} for name in OPTIMIZERS if name != config.optimizer)
 
     def _fits(self, growth: float) -> bool:
         """Returns whether a timing fits into planning, of steps `growth` times as long as the last
         ones."""
+        if self._device.type == "cuda":
+            return time.perf_counter() + self._last_timing_s < self._until
         steps_s = growth * self._last_step_s
         if steps_s < LONG_STEP_S:
             steps_s *= 1 + MIN_TIMED
@@ -209,7 +262,9 @@ class SizePlan:
     def _predict(self, config: TrainConfig) -> Candidate:
         assert config.seq_length is not None
         step_tokens = config.batch_size * config.accumulate * config.seq_length
+        began = time.perf_counter()
         self._last_step_s = self._step_s(config)
+        self._last_timing_s = time.perf_counter() - began
         rate = step_tokens / self._last_step_s
         tokens, batch_size = rate * self._train_s, self._config.batch_size
         bits = expected_bits(config, tokens, len(self._ids), batch_size)
@@ -219,9 +274,10 @@ class SizePlan:
         """Returns the seconds of a training step, measured now or earlier on this machine."""
         model = config.model_config(self._tokenizer.vocab_size, config.dropout or 0.0)
         threads = torch.get_num_threads()
-        names = ("precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema")
+        names = ["precision", "optimizer", "batch_size", "seq_length", "accumulate", "ema"]
+        names += ["memory_limit_gb"] if self._device.type == "cuda" else []
         of = {
-            **hardware.machine("cpu", threads),
+            **hardware.machine(self._device.type, threads),
             "model": model.to_dict(),
             **{name: getattr(config, name) for name in names},
         }
@@ -229,11 +285,21 @@ class SizePlan:
         if isinstance(known, float) and 0 < known < math.inf:
             self.is_recalled = True
             return known
-        with measurements.CpuTimer(threads) as timer:
-            seconds = step_seconds(config, self._ids, self._tokenizer)
-        if not timer.was_busy(_QUIET_SHARE):
+        try:
+            with measurements.CpuTimer(threads) as timer:
+                seconds = step_seconds(config, self._ids, self._tokenizer, self._device)
+        except torch.cuda.OutOfMemoryError:  # not even a row of a step fits
+            torch.cuda.empty_cache()
+            return math.inf
+        if self._device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
             measurements.remember("step", of, {"seconds": seconds})
         return seconds
+
+
+def _is_like(one: Candidate, other: Candidate) -> bool:
+    """Returns whether two candidates have the same size and batch."""
+    names = ("rnn_size", "num_layers", "seq_length", "batch_size")
+    return all(getattr(one.config, n) == getattr(other.config, n) for n in names)
 
 
 def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:
@@ -248,7 +314,7 @@ def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_s
     assert config.rnn_size is not None
     assert config.seq_length is not None
     steps = tokens / (config.batch_size * config.accumulate * config.seq_length)
-    if config.batch_size < batch_size and steps < _MIN_STEPS_OF_SMALL:
+    if not tokens or (config.batch_size < batch_size and steps < _MIN_STEPS_OF_SMALL):
         return math.inf
     known = config.optimizer if config.optimizer in OPTIMIZERS else "adamw"
     return relative_bits(
@@ -256,7 +322,9 @@ def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_s
     )
 
 
-def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
+def step_seconds(
+    config: TrainConfig, ids: Ids, tokenizer: Tokenizer, device: torch.device = CPU
+) -> float:
     """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
 
     The model is new and thrown away; random numbers are left alone.
@@ -265,17 +333,20 @@ def step_seconds(config: TrainConfig, ids: Ids, tokenizer: Tokenizer) -> float:
         config: with sizes, sequence length and a precision that is not auto.
         ids: the training split, 1-d.
         tokenizer: of the text.
+        device: that computes the steps.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: not even one row at a time fits.
     """
-    device = torch.device("cpu")
     config = replace(config, learning_rate=config.learning_rate or 1e-3)
-    generator_state = torch.get_rng_state()
-    model = LanguageModel(config.model_config(tokenizer.vocab_size, config.dropout or 0.0))
-    loader = TextLoader(open_batches(config, ids))
-    task = TextTask(
-        config=config, model=model, loader=loader, valid_ids=ids[:2], tokenizer=tokenizer,
-        device=device, model_files={}, publish_weights=ignore, report_s=0.0, final_test=None,
-    )  # fmt: skip
-    plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
-    seconds = fastest_step_s(Trainer(task, plan, emit=ignore))
-    torch.set_rng_state(generator_state)
-    return seconds
+    allow_tf32(config.precision)
+    with random_numbers_kept(device):
+        sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
+        model = LanguageModel(sizes).to(device)
+        loader = TextLoader(open_batches(config, ids))
+        task = TextTask(
+            config=config, model=model, loader=loader, valid_ids=ids[:2], tokenizer=tokenizer,
+            device=device, model_files={}, publish_weights=ignore, report_s=0.0, final_test=None,
+        )  # fmt: skip
+        plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
+        return fastest_step_s(Trainer(task, plan, emit=ignore))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError, DeviceMemoryError, Setting
 from fastlstm.system import hardware
 from fastlstm.training.options import TrainingOptions
+
+_CONTEXT_BYTES = 1 << 30
+"""Of a process beside torch's allocations, at most: CUDA's context, libraries, graphs."""
+_LEAST_OTHERS_GB = 1.0
 
 
 def set_up_device(options: TrainingOptions) -> torch.device:
@@ -19,13 +25,14 @@ def set_up_device(options: TrainingOptions) -> torch.device:
         ConfigError: there is no such device, or it has no memory limit.
     """
     hardware.keep_freed_memory()
-    has_gpu = options.device != "cpu" and torch.cuda.is_available()
-    if options.device == "cuda" and not has_gpu:
+    refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
+    if options.device == "cuda" and refusal is not None:
         raise ConfigError(
-            Setting("device", "cuda"), ": no usable NVIDIA GPU here; use ",
+            Setting("device", "cuda"), f": no usable NVIDIA GPU here ({refusal}); use ",
             Setting("device", "cpu"), " or auto",
         )  # fmt: skip
-    device, limit = torch.device("cuda" if has_gpu else "cpu"), options.memory_limit_gb
+    device = torch.device("cuda" if refusal is None else "cpu")
+    limit = options.memory_limit_gb
     if limit is None:
         return device
     if device.type == "cpu":
@@ -34,9 +41,74 @@ def set_up_device(options: TrainingOptions) -> torch.device:
             " bounds GPU memory and this run is on the CPU; leave it out",
         )
     number = torch.cuda.current_device()  # torch takes no device without a number here
-    total = torch.cuda.get_device_properties(number).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit * 2**30 / total), number)
+    about = torch.cuda.get_device_properties(number)
+    share = limit * 2**30 / about.total_memory
+    if share > 1.0:
+        total_gb = about.total_memory / 2**30
+        raise ConfigError(
+            Setting("memory_limit_gb", limit), f": this GPU ({about.name}) has {total_gb:.1f} GB;"
+            " give less, or leave it out",
+        )  # fmt: skip
+    torch.cuda.set_per_process_memory_fraction(share, number)
     return device
+
+
+def notes_on_device(options: TrainingOptions, device: torch.device) -> list[str]:
+    """Returns what to say of the GPU: that it is not used though there is one, that other processes
+    hold part of its memory."""
+    if device.type == "cpu":
+        refusal = None if options.device == "cpu" else hardware.gpu_refusal()
+        is_there = refusal is not None and refusal not in hardware.NO_GPU
+        return [f"the run is on the CPU: {refusal}"] if is_there else []
+    others, total = others_gb(device), _total_gb(device)
+    if others < _LEAST_OTHERS_GB:
+        return []
+    return [f"other processes hold {others:.1f} of the {total:.1f} GB of this GPU"]
+
+
+def others_gb(device: torch.device) -> float:
+    """Returns about how much memory of a GPU other processes hold, GB."""
+    free, total = torch.cuda.mem_get_info(device)
+    own = torch.cuda.memory_reserved(device) + _CONTEXT_BYTES
+    return max(0.0, (total - free - own) / 2**30)
+
+
+def _total_gb(device: torch.device) -> float:
+    return float(torch.cuda.mem_get_info(device)[1]) / 2**30
+
+
+@contextmanager
+def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None]:
+    """Turns an error of GPU memory, where nothing can be split any more, into one line.
+
+    Raises:
+        DeviceMemoryError: there is too little for what the block does.
+    """
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise DeviceMemoryError(*_memory_text(options, device)) from error
+
+
+def _memory_text(options: TrainingOptions, device: torch.device) -> list[object]:
+    total, limit = _total_gb(device), options.memory_limit_gb
+    others, used = others_gb(device), torch.cuda.max_memory_allocated(device) / 2**30
+    text: list[object] = [f"out of GPU memory: this GPU has {total:.1f} GB"]
+    if limit is not None:
+        text += [", of which ", Setting("memory_limit_gb", limit), " allows this process"]
+        text.append(f" {limit:g} GB")
+    if others >= _LEAST_OTHERS_GB:
+        text.append(f", other processes hold {others:.1f} GB")
+    text.append(f", this one used up to {used:.2f} GB")
+    text.append("; give a smaller model, shorter sequences")
+    text += [", or a larger ", Setting("memory_limit_gb")] if limit is not None else []
+    return text
+
+
+def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
+    """Returns a block after which the random numbers of the CPU and of `device` go on as before."""
+    gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
+    return torch.random.fork_rng(gpus)
 
 
 def require_own_gpus(world: World, device: torch.device) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastlstm.runs.events import Event
+from fastlstm.system.gpu_usage import gpu_usage
 from fastlstm.system.hardware import machine_name, peak_memory_bytes
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.plan import TrainingPlan
@@ -41,6 +42,7 @@ def start_event(
         "end": plan.stop_criterion.text,
         **{name: getattr(plan.options, name) for name in _OPTIONS},
         "threads": torch.get_num_threads(),
+        **(gpu_usage() if plan.device.type == "cuda" else {}),
         **({"processes": about} if (about := _processes(plan)) else {}),
         "resumed_from": None if checkpoint is None else checkpoint.step,
         "resumed_s": resumed_s,

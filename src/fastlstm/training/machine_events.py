@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 INTERVAL_S = 10.0
+_LEAST_OTHERS = 0.03
+"""Share of all cores that other processes use, below which a run's own threads share them."""
 
 
 class MachineEvents:
@@ -51,11 +53,11 @@ class MachineEvents:
                 "elapsed_s": round(trainer.elapsed_s(), 3),
             }
         )
-        self._tell_of_waits(used.get("waiting_threads", 0.0))
+        self._tell_of_waits(used.get("waiting_threads", 0.0), used.get("others_share", 1.0))
 
-    def _tell_of_waits(self, waiting: float) -> None:
-        """Says once that steps wait for threads without a core."""
-        if waiting <= CORE_WAIT or self._is_told:
+    def _tell_of_waits(self, waiting: float, others_share: float) -> None:
+        """Says once that steps wait for threads without a core, where others have the cores."""
+        if waiting <= CORE_WAIT or others_share < _LEAST_OTHERS or self._is_told:
             return
         self._is_told = True
         threads = torch.get_num_threads()

@@ -8,23 +8,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from fastlstm.errors import ConfigError, Message, Setting
+from fastlstm.errors import ConfigError, KernelError, Message, Setting
 from fastlstm.ops.backends.onednn import bf16_instructions
+from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.registry import select
 from fastlstm.system import hardware, measurements
 from fastlstm.system.fields import Precision
+from fastlstm.training.device import random_numbers_kept
+from fastlstm.training.options import TrainingOptions
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_MIN_GAIN = 1.1
+MIN_GAIN = 1.1
+"""Times as fast a less exact precision must be."""
+_FIRST_WITH_FP16, _FIRST_WITH_BF16 = 7, 8
+"""Compute capabilities whose matrix products are faster in it; from 8 on there is TF32, too."""
 _QUIET_SHARE = 0.7
 """Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
 _PASSES = {"cpu": (1, 2), "cuda": (4, 12)}
 """That warm up, and that are timed. On a GPU kernels are loaded with the first ones."""
 _AS_ASKED = "as asked"
+STEP_OVER_PASS = 1.3
+"""Time of a whole step with clipping and Muon over its forward and backward pass, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,8 @@ class PrecisionChoice:
     Attributes:
         name: fp32, bf16, fp16 or tf32.
         why: one sentence with the measurement behind it.
-        step_s: seconds of one forward and backward pass in it, 0 when not measured.
+        step_s: seconds of a training step in it, of one pass of several that it accumulates; 0
+            when not measured.
         is_recalled: the seconds were measured earlier on this machine.
     """
 
@@ -99,6 +109,7 @@ def choose_precision(
     device: torch.device,
     about: Mapping[str, Any],
     time_pass: Callable[[str], float] | None,
+    timed: Literal["pass", "step"] = "pass",
 ) -> PrecisionChoice:
     """Returns the precision to train in; `auto` times the candidates.
 
@@ -108,6 +119,7 @@ def choose_precision(
         about: the model and the batch, which the seconds are remembered for.
         time_pass: returns the seconds of a forward and backward pass in the precision of that
             name; may switch TF32 on or off. None leaves a precision that is asked for untimed.
+        timed: what `time_pass` times: a pass, or a whole step.
 
     Raises:
         ConfigError: this device cannot train in the asked precision.
@@ -125,20 +137,36 @@ def choose_precision(
 
     def seconds_of(name: str) -> float:
         of = {**machine, "precision": name}
-        known = (measurements.recall("pass", of) or {}).get("seconds")
+        known = (measurements.recall(timed, of) or {}).get("seconds")
         if isinstance(known, float) and 0 < known < math.inf:
             return known
         measured.append(name)
-        with measurements.CpuTimer(threads) as timer:
-            seconds = time_pass(name)
+        try:
+            with measurements.CpuTimer(threads) as timer:
+                seconds = time_pass(name)
+        except torch.cuda.OutOfMemoryError:  # a step may run in parts
+            torch.cuda.empty_cache()
+            return math.inf
         # While a GPU computes, the cores are idle.
         if device.type != "cpu" or not timer.was_busy(_QUIET_SHARE):
-            measurements.remember("pass", of, {"seconds": seconds})
+            measurements.remember(timed, of, {"seconds": seconds})
         return seconds
 
-    choice = _choose(asked, device, seconds_of, measured)
+    choice = _choose(asked, device, seconds_of, measured, timed)
     allow_tf32(choice.name)
-    return replace(choice, is_recalled=not measured)
+    factor = STEP_OVER_PASS if timed == "pass" else 1.0
+    step_s = factor * choice.step_s if math.isfinite(choice.step_s) else 0.0
+    return replace(choice, step_s=step_s, is_recalled=not measured)
+
+
+def precisions_of(device: torch.device) -> tuple[Precision, ...]:
+    """Returns the precisions that `auto` times on a device, the most exact one first."""
+    if device.type == "cpu":
+        return ("fp32", "bf16")
+    major, _ = torch.cuda.get_device_capability(device)
+    if major >= _FIRST_WITH_BF16:
+        return ("tf32", "bf16", "fp16")
+    return ("fp32", "fp16") if major >= _FIRST_WITH_FP16 else ("fp32",)
 
 
 def _choose(
@@ -146,20 +174,56 @@ def _choose(
     device: torch.device,
     seconds_of: Callable[[str], float],
     measured: Sequence[str],
+    timed: str,
 ) -> PrecisionChoice:
     """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
         return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
     if device.type == "cpu" and bf16_instructions() is None:
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
-    full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
-    full, half = seconds_of(full_name), seconds_of("bf16")
-    times_text = f"{half * 1e3:.0f} ms a pass in bf16, {full * 1e3:.0f} ms in {full_name}"
+    full_name, *others = precisions_of(device)
+    seconds = {name: seconds_of(name) for name in (full_name, *others)}
+    best = full_name
+    for name in others:
+        best = name if seconds[best] > MIN_GAIN * seconds[name] else best
+    if not others:
+        return PrecisionChoice(best, "this GPU computes no other faster", seconds[best])
+    full, fastest = seconds[full_name], min(others, key=lambda name: seconds[name])
+    shown = [best if best != full_name else fastest]
+    shown += [name for name in (*others, full_name) if name not in shown]
+    first, *rest = (f"{seconds[name] * 1e3:.3g} ms{{}} in {name}" for name in shown)
+    times_text = ", ".join([first.format(f" a {timed}"), *(text.format("") for text in rest)])
     times_text += "" if measured else ", measured earlier"
-    if full > _MIN_GAIN * half:
-        return PrecisionChoice("bf16", f"{full / half:.1f}x faster here: {times_text}", half)
-    gain = "is slower" if half > full else "gains too little"
-    return PrecisionChoice(full_name, f"bf16 {gain} here: {times_text}", full)
+    if best != full_name:
+        gain = f"{full / seconds[best]:.1f}x faster here: {times_text}"
+        return PrecisionChoice(best, gain, seconds[best])
+    gain = "is slower" if seconds[fastest] > full else "gains too little"
+    return PrecisionChoice(full_name, f"{fastest} {gain} here: {times_text}", full)
+
+
+def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
+    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels.
+
+    Args:
+        options: of training.
+        call: of a layer, in any dtype.
+
+    Raises:
+        KernelError: no kernel is fast.
+    """
+    if not options.strict_kernels:
+        return
+    device = torch.device(call.device)
+    open_ones = precisions_of(device) if options.precision == "auto" else [options.precision]
+    refusal: KernelError | None = None
+    for name in open_ones:
+        try:
+            select(call._replace(dtype=_AUTOCAST.get(name, torch.float32)), strict=True)
+            return
+        except KernelError as error:
+            refusal = error
+    assert refusal is not None
+    raise refusal
 
 
 def pass_seconds(
@@ -172,7 +236,7 @@ def pass_seconds(
     allow_tf32(name)
     seconds = []
     num_warm, num_timed = _PASSES[device.type]
-    with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
+    with random_numbers_kept(device):
         for _ in range(num_warm + num_timed):
             start = time.perf_counter()
             with autocast(name, device):

@@ -15,14 +15,20 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Message, Setting, UsageError, counted
+from fastlstm.errors import ConfigError, KernelError, Message, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
-from fastlstm.training.device import require_own_gpus, set_up_device
+from fastlstm.training.device import (
+    memory_told,
+    notes_on_device,
+    random_numbers_kept,
+    require_own_gpus,
+    set_up_device,
+)
 from fastlstm.training.events import start_event
 from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.options import TrainingOptions, chosen_names
@@ -157,8 +163,8 @@ class RunSession(EventHub):
             self.set_threads(options.threads)
         device = set_up_device(options)
         require_own_gpus(self.world, device)
-        gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
-        with torch.random.fork_rng(gpus):
+        self.notes += notes_on_device(options, device)
+        with random_numbers_kept(device), memory_told(options, device):
             yield Start(options, first, device, checkpoint, given)
 
     def _rescued(self, run: RunDirectory, checkpoint: Checkpoint, keep: int) -> Checkpoint:
@@ -313,7 +319,8 @@ class RunSession(EventHub):
         threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
-        how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        how = f"{ceilings.gemm_by}, {shape} in {precision}"
+        how += f", {counted(threads, 'thread')}" if device == "cpu" else " on the GPU"
         if size > 1:
             how += f" in each of {size} processes"
         if device == "cpu" and environment.forced_isa() not in (None, hardware.widest_isa()):
@@ -352,7 +359,7 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
     with run.lock():
         try:
             yield run
-        except UsageError:
+        except (UsageError, KernelError):
             run.remove_if_empty()
             raise
 
