@@ -46,6 +46,7 @@ class OptimizerSet:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         self.members = _build(named, options, learning_rate, world)
+        self._rates: tuple[torch.Tensor, ...] = ()
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
         """Applies one update at `factor` times the peak learning rate."""
@@ -62,9 +63,9 @@ class OptimizerSet:
 
         A CUDA graph then finds everything in its place (`step_recorded`).
         """
-        groups = [(o, group) for o in self.members for group in o.param_groups]
-        for rate, (optimizer, group) in zip(rates.unbind(), groups, strict=True):
-            group["lr"], group["capturable"] = rate, True
+        self._rates = rates.unbind()
+        for optimizer, group in self._groups_at_rates():
+            group["capturable"] = True
             for parameter in group["params"]:
                 state = optimizer.state[parameter]
                 for key in _STATES[type(optimizer)] - state.keys():
@@ -74,6 +75,13 @@ class OptimizerSet:
                         else torch.zeros_like(parameter)
                     )
 
+    def _groups_at_rates(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+        """Returns all groups, which read their rates from tensors again after an eager step."""
+        groups = [(o, group) for o in self.members for group in o.param_groups]
+        for rate, (_, group) in zip(self._rates, groups, strict=True):
+            group["lr"] = rate
+        return groups
+
     def step_recorded(self, inverse: torch.Tensor, is_bad: torch.Tensor) -> None:
         """As `step`, at the rates given to `prepare`, with nothing for the host to decide; for
         this package's Muon and torch's fused Adam.
@@ -82,6 +90,7 @@ class OptimizerSet:
             inverse: what gradients are divided by first.
             is_bad: 1.0 where nothing may change, else 0.0.
         """
+        self._groups_at_rates()
         for optimizer in self.members:
             optimizer.found_inf, optimizer.grad_scale = is_bad, inverse  # type: ignore[attr-defined]
         try:
