@@ -20,7 +20,7 @@ _PORTABLE_CLUSTER = 8
 
 
 class ClusterKernel:
-    """A kernel on one device, whose blocks work together in clusters.
+    """A kernel on one device, whose blocks may work together in clusters.
 
     Args:
         name: of the source file.
@@ -28,7 +28,7 @@ class ClusterKernel:
         macros: settings it is compiled with.
         device: number of the GPU.
         threads: of a block.
-        cluster: blocks of a cluster.
+        cluster: blocks of a cluster; 1 is a plain launch, for every GPU.
         shared_bytes: dynamic shared memory of a block.
 
     Raises:
@@ -42,8 +42,8 @@ class ClusterKernel:
         macros: Mapping[str, int],
         device: int,
         threads: int,
-        cluster: int,
-        shared_bytes: int,
+        cluster: int = 1,
+        shared_bytes: int = 0,
     ) -> None:
         driver = self._driver = driver_bindings()
         self._device = device
@@ -76,14 +76,16 @@ class ClusterKernel:
 
     def _config(self, clusters: int) -> Any:
         driver = self._driver
-        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = attribute.value.clusterDim
-        size.x, size.y, size.z = self._cluster, 1, 1
+        config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self._cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes = self._shared_bytes
-        config.attrs, config.numAttrs = [attribute], 1
+        if self._cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = self._cluster, 1, 1
+            config.attrs, config.numAttrs = [attribute], 1
         return config
 
     def _enter(self) -> None:
