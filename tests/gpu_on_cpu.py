@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eager_recorder import EagerRecorder
 
+from eager_recorder import EagerRecorder
 from fastlstm.ops.cuda.compiler import source_text
 from fastlstm.text import gpu_decoder
 

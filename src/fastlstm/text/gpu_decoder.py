@@ -29,7 +29,6 @@ from fastlstm.training.graphed_step import Recorder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
@@ -157,7 +156,10 @@ class GpuDecoder(Decoder):
             for k in range(1, config.num_layers)
         ]
         self._norms = [
-            (weights[f"norms.{k}.weight"].to(self._device), weights[f"norms.{k}.bias"].to(self._device))
+            (
+                weights[f"norms.{k}.weight"].to(self._device),
+                weights[f"norms.{k}.bias"].to(self._device),
+            )
             for k in range(config.num_layers if config.output_norm else 0)
         ]
         is_square = config.residual and config.embed_size == config.rnn_size
