@@ -110,7 +110,7 @@ _SIZES += [("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
 
 class _Forward(Arguments):
     _fields_ = (
-        pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh")
+        pointers("whh gx tokens h0 c0 mask begins ends seed first y hT cT gates cells fresh")
         + _SIZES
         + [("V", ctypes.c_int)]
         + pointers("gamma_hh gamma_c beta_c normed moments")
@@ -218,16 +218,14 @@ def _forward(
 ) -> tuple[LSTMOutput, Saved]:
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
-    w_ih, w_hh = None, args.w_hh.to(dtype).contiguous()
+    w_ih: Tensor | None = None
     if gx is None:
-        w_ih = _gates_last(args.w_ih, dtype)
+        w_ih, w_hh, bias = _packed_weights(args, dtype)
         rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
-        if args.b_ih is None or args.b_hh is None:
-            gx = torch.mm(rows, w_ih.t())
-        else:
-            gx = torch.addmm(_gates_last(args.b_ih + args.b_hh, dtype), rows, w_ih.t())
+        gx = rows @ w_ih.t() if bias is None else torch.addmm(bias, rows, w_ih.t())
+    else:
+        w_hh = args.w_hh.to(dtype).contiguous()
     entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
-    entering[0] = args.h0
     hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
     variant = _variant(call, args, norm_size, saves=saves)
     gates = cells = fresh = normed = moments = None
@@ -242,8 +240,8 @@ def _forward(
     shared = _shared_arguments(call, args)
     arguments = _Forward(
         **shared, whh=w_hh, gx=gx.contiguous(), tokens=args.tokens, h0=_wide(args.h0), V=len(gx),
-        y=entering[1:], hT=hT, cT=cT, gates=gates, cells=cells, fresh=fresh, normed=normed,
-        moments=moments,
+        first=entering, y=entering[1:], hT=hT, cT=cT, gates=gates, cells=cells, fresh=fresh,
+        normed=normed, moments=moments,
     )  # fmt: skip
     clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
     _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
@@ -281,7 +279,8 @@ def _backward(
     else:
         drows, dw_ih, dbias = _input_gradients(args, d, saved.w_ih, needs)
     if needs.w_hh:
-        dw_hh = _gates_first(_product(product.t(), _entering(args, saved).view(T * B, H)))
+        dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
+    dw_ih, dw_hh, dbias = _unpacked_gradients(H, dw_ih, dw_hh, dbias)
     if needs.h0:
         dh = dproduct[0].view(B, 4 * H) @ _gates_last(saved.w_hh, dtype)
         dh0 += dh if args.mask is None else dh * args.mask
@@ -303,7 +302,8 @@ def _table_gradient(args: LSTMArgs, d: Tensor) -> Tensor:
 def _input_gradients(
     args: LSTMArgs, d: Tensor, w_ih: Tensor, needs: LSTMArgs
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Returns the gradients of the rows, of w_ih and of each bias; `d` is `(T * B, 4H)`."""
+    """Returns the gradients of the rows, and with gates innermost those of w_ih and of each bias;
+    `d` is `(T * B, 4H)`."""
     rows = args.rows.reshape(-1, args.rows.shape[-1]).to(d.dtype)
     needs_bias, dbias = needs.b_ih or needs.b_hh, None
     if args.tokens is not None:
@@ -313,8 +313,7 @@ def _input_gradients(
     elif needs_bias:
         dbias = d.sum(0, dtype=torch.float32)
     drows = (d @ w_ih).view_as(args.rows) if needs.rows else None
-    dw_ih = _gates_first(_product(d.t(), rows)) if needs.w_ih else None
-    return drows, dw_ih, None if dbias is None else _gates_first(dbias)
+    return drows, _product(d.t(), rows) if needs.w_ih else None, dbias
 
 
 def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
@@ -361,6 +360,60 @@ def _wide(t: Tensor | None) -> Tensor | None:
 def _given(t: Tensor | None) -> Tensor:
     assert t is not None
     return t
+
+
+class _Weights(Arguments):
+    _fields_ = (
+        *pointers("w_ih w_hh b_ih b_hh to_ih to_hh to_bias"),
+        ("H", ctypes.c_int),
+        ("I", ctypes.c_int),
+    )
+
+
+class _Gradients(Arguments):
+    _fields_ = (
+        *pointers("w_ih w_hh bias to_ih to_hh to_bias"), ("H", ctypes.c_int), ("I", ctypes.c_int)
+    )  # fmt: skip
+
+
+@lru_cache
+def _weights_kernel(entry: str, dtype: torch.dtype, device: int) -> CudaKernel:
+    return CudaKernel("lstm_weights", entry, {"DTYPE": int(dtype == torch.float16)}, device, 128)
+
+
+def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns w_ih and the sum of the biases with gates innermost, and w_hh, in `dtype`."""
+    has_bias = args.b_ih is not None and args.b_hh is not None
+    kinds = {t.dtype for t in args.weights if t is not None}
+    if kinds != {torch.float32}:
+        bias = _gates_last(args.b_ih + args.b_hh, dtype) if has_bias else None  # type: ignore[operator]
+        return _gates_last(args.w_ih, dtype), args.w_hh.to(dtype).contiguous(), bias
+    w_ih, w_hh, b_ih, b_hh = (None if t is None else t.contiguous() for t in args.weights)
+    assert w_ih is not None
+    assert w_hh is not None
+    to_ih, to_hh = (torch.empty_like(w, dtype=dtype) for w in (w_ih, w_hh))
+    to_bias = None if b_ih is None else torch.empty_like(b_ih, dtype=dtype)
+    arguments = _Weights(
+        w_ih=w_ih, w_hh=w_hh, b_ih=b_ih, b_hh=b_hh, to_ih=to_ih, to_hh=to_hh, to_bias=to_bias,
+        H=w_hh.shape[1], I=w_ih.shape[1],
+    )  # fmt: skip
+    _weights_kernel("pack_weights", dtype, w_hh.get_device()).launch(len(w_hh), arguments)
+    return to_ih, to_hh, to_bias
+
+
+def _unpacked_gradients(H: int, *gradients: Tensor | None) -> list[Tensor | None]:
+    """Returns float32 gradients of w_ih, w_hh and the biases with gates first."""
+    w_ih, w_hh, bias = gradients
+    given = [t for t in gradients if t is not None]
+    out = [None if t is None else torch.empty_like(t) for t in gradients]
+    if given:
+        arguments = _Gradients(
+            w_ih=w_ih, w_hh=w_hh, bias=bias, to_ih=out[0], to_hh=out[1], to_bias=out[2],
+            H=H, I=0 if w_ih is None else w_ih.shape[1],
+        )  # fmt: skip
+        device = given[0].get_device()
+        _weights_kernel("unpack_gradients", torch.bfloat16, device).launch(4 * H, arguments)
+    return out
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -26,9 +26,7 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#ifndef SEND
-#define SEND 16  // bytes of a message of h
-#endif
+#define SEND (CL == 4 ? 8 : 16)  // bytes of a message of h
 #define THREADS 256
 #define UNITS 32
 #define AHEAD 6  // steps whose inputs are fetched into the L2 cache
@@ -44,6 +42,7 @@ struct Forward {
   const i64* begins;   // (B)
   const i64* ends;     // (B)
   const i64* seed;     // (1)
+  u16* first;          // (B, H): h0 as it enters
   u16* y;              // (T, B, H)
   float* hT;           // (B, H)
   float* cT;           // (B, H)
@@ -309,11 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   constexpr int KS = H / 16;
   constexpr u32 HB = 16 * H;             // bytes of the h of a group
   constexpr u32 BARRIERS = 2 * NS * HB;  // behind both buffers
-#if SEND == 16
-  constexpr int DESTINATIONS = CL >= 8 ? CL / 8 : 1;
-#else
-  constexpr int DESTINATIONS = CL / 4;
-#endif
+  constexpr int DESTINATIONS = SEND == 16 ? CL / 8 : CL / 4;
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 base = shared_address(memory);
   const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
@@ -340,6 +335,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     float4 h = make_float4(0.f, 0.f, 0.f, 0.f);
     if (row < B) {
       h = *(const float4*)(P.h0 + (size_t)row * H + 4 * quad);
+      if (quad / (UNITS / 4) == rank)
+        *(uint2*)(P.first + (size_t)row * H + 4 * quad) = make_uint2(pack2(h.x, h.y), pack2(h.z, h.w));
 #if MASK
       const float4 m = *(const float4*)(P.mask + (size_t)row * H + 4 * quad);
       h.x *= m.x; h.y *= m.y; h.z *= m.z; h.w *= m.w;
@@ -477,18 +474,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     const uint2 out = four(new_h);
     if (t + 1 < T) {
       const u32 barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1)), then = ((t + 1) & 1) * NS * HB + s * HB;
-#if SEND == 8
+#if CL == 4
       const u32 at = then + place(Q, n);
 #pragma unroll
       for (int j = 0; j < DESTINATIONS; ++j) send8(to[j] + at, out.x, out.y, to[j] + barrier);
 #else  // rows 2p and 2p + 1 are neighbours
       const u32 x = __shfl_xor_sync(~0u, out.x, 16), y = __shfl_xor_sync(~0u, out.y, 16), at = then + place(Q, 2 * p);
-      if (CL >= 8 || q < CL) {
 #pragma unroll
-        for (int j = 0; j < DESTINATIONS; ++j)
-          send16(to[j] + at, is_low ? out.x : x, is_low ? out.y : y, is_low ? x : out.x, is_low ? y : out.y,
-                 to[j] + barrier);
-      }
+      for (int j = 0; j < DESTINATIONS; ++j)
+        send16(to[j] + at, is_low ? out.x : x, is_low ? out.y : y, is_low ? x : out.x, is_low ? y : out.y,
+               to[j] + barrier);
 #endif
     }
 #if MASK || LENGTHS
