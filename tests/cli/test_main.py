@@ -222,7 +222,7 @@ def test_a_reader_that_left_is_quiet() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_while_the_interpreter_leaves_does_not_replace_the_exit_code(name: str) -> None:
     program = (
         "import atexit, os, signal, sys\n"

@@ -12,6 +12,7 @@ import pytest
 
 import fastlstm.distributed.joining as joining
 import fastlstm.distributed.launch as launch
+import fastlstm.distributed.meeting as meeting
 from fastlstm.cli.main import main
 from fastlstm.distributed.joining import joined
 from fastlstm.distributed.world import World
@@ -83,7 +84,7 @@ def test_what_one_rank_alone_finds_while_they_train_is_said_by_it(set_all, monke
 
 def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatch):
     set_all(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
-    monkeypatch.setattr(joining, "_MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(meeting, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
     with pytest.raises(LostProcessError, match="rank 1 waits at localhost:1 for 2"), joined():
         pass
@@ -92,7 +93,7 @@ def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatc
 @pytest.mark.parametrize(("rank", "error"), [("0", Stopped), ("1", Dismissed)])
 def test_a_signal_that_came_before_the_others_ends_the_process(set_all, monkeypatch, rank, error):
     set_all(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
-    monkeypatch.setattr(joining, "_MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(meeting, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
     stop = StopFlag()
     stop.set("SIGTERM")

@@ -36,6 +36,7 @@ from fastlstm.errors import (
 )
 from fastlstm.system import environment
 from fastlstm.system.parent import die_with_parent
+from fastlstm.system.signal_handlers import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ def console() -> NoReturn:
     code = main()
     if is_started_by_torchrun():
         end_process(code)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
