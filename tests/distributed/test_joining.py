@@ -25,7 +25,9 @@ PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 @pytest.fixture
 def set_all(monkeypatch):
     def set_all(**values):
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        slurm = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "ENVIRONMENT")
+        for name in (*names, *slurm):
             monkeypatch.delenv(name, raising=False)
         for name, value in values.items():
             monkeypatch.setenv(name, value)
@@ -47,6 +49,33 @@ def test_variables_that_are_left_over_are_refused(set_all, values, shown):
     with pytest.raises(ConfigError) as raised, joined():
         pass
     assert shown in str(raised.value)
+
+
+STEP = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+
+
+@pytest.mark.parametrize("more", [{}, {"ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "2"}])
+def test_tasks_of_plain_srun_are_refused_with_the_line_that_starts_them(set_all, more):
+    set_all(**STEP, **more)
+    with pytest.raises(ConfigError, match=r"task 1 of 2 .* 'RANK=\$SLURM_PROCID LOCAL_") as raised:
+        with joined():
+            pass
+    assert "WORLD_SIZE=$SLURM_NTASKS fastlstm train" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        {"SLURM_NTASKS": "2"},  # the shell of salloc
+        {**STEP, "ENVIRONMENT": "BATCH"},  # the script of sbatch
+        {**STEP, "ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_one_process_in_an_allocation_trains_as_elsewhere(set_all, values):
+    set_all(**values)
+    with joined() as world:
+        assert world.size == 1
 
 
 @pytest.mark.parametrize("values", [{}, {"RANK": "3"}, {"WORLD_SIZE": "8"}])

@@ -35,11 +35,13 @@ set, where they are not, before TensorFlow and Keras are imported to check an ex
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from fastlstm.errors import ConfigError, nearest_hint
 
+_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$|SECRET")
 ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Narrow to wide; each includes all before it."""
 
@@ -227,6 +229,12 @@ def api_key() -> str:
 def session_key() -> str:
     """Returns ``FASTLSTM_SESSION_KEY``, or an empty string."""
     return os.environ.get("FASTLSTM_SESSION_KEY", "")
+
+
+def secrets() -> list[str]:
+    """Returns the values of variables that are named as secrets, but no paths."""
+    found = [value for name, value in os.environ.items() if _SECRET.search(name)]
+    return [value for value in found if not value.startswith(("/", "~"))]
 
 
 def tracker_project(to: str) -> str:
