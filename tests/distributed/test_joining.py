@@ -57,9 +57,9 @@ STEP = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
 @pytest.mark.parametrize("more", [{}, {"ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "2"}])
 def test_tasks_of_plain_srun_are_refused_with_the_line_that_starts_them(set_all, more):
     set_all(**STEP, **more)
-    with pytest.raises(ConfigError, match=r"task 1 of 2 .* 'RANK=\$SLURM_PROCID LOCAL_") as raised:
-        with joined():
-            pass
+    line = r"task 1 of 2 .* 'RANK=\$SLURM_PROCID LOCAL_"
+    with pytest.raises(ConfigError, match=line) as raised, joined():
+        pass
     assert "WORLD_SIZE=$SLURM_NTASKS fastlstm train" in str(raised.value)
 
 
