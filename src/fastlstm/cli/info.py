@@ -218,10 +218,12 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         for name, size in (("L1d", cpu.l1d_bytes), ("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes))
         if size
     ]
+    quota = hardware.quota()
+    limit = "" if quota is None else f", of a CPU quota of {quota:.3g}"
     rows = [
         ("cpu", cpu.model),
         ("instructions", cpu.isa),
-        ("cores", f"{cpu.cores} for this process, {counted(threads, 'thread')} by default"),
+        ("cores", f"{cpu.cores} for this process{limit}, {counted(threads, 'thread')} by default"),
         ("caches", ", ".join(caches) or "unknown"),
         ("gpu", gpu.name if gpu is not None else "none usable by torch"),
     ]

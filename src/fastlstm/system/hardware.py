@@ -101,13 +101,22 @@ def keep_freed_memory() -> bool:
 
 def cores() -> int:
     """Returns the cores available to this process, by affinity mask and control-group quota."""
+    limit = quota()
+    # Rounded down; `training/quota_threads.py` times what another thread gains.
+    return allowed_cores() if limit is None else max(1, int(limit))
+
+
+def allowed_cores() -> int:
+    """Returns the cores that the affinity mask leaves, whatever the quota."""
     if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    quota = cgroup.cpu_quota()
-    # Rounded down: a thread beyond the quota is throttled in mid-step, and all others wait.
-    return allowed if quota is None else max(1, min(allowed, int(quota)))
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def quota() -> float | None:
+    """Returns the control group's quota in cores, where it is less than `allowed_cores`."""
+    found = cgroup.cpu_quota()
+    return None if found is None or found >= allowed_cores() else found
 
 
 def default_threads() -> int:
