@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.proof import largest_error
 from fastlstm.exchange.targets import Arrays, Form, Runner
 from fastlstm.exchange.text_graph import text_graph, text_stack
 from fastlstm.runs.weight_formats import as_floats, in_format
+from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
@@ -120,7 +120,8 @@ class TextSource:
 
     def _own_error(self, inputs: dict[str, NDArray[Any]], num: int) -> float:
         given = {**inputs, "tokens": inputs["tokens"][:num]}
-        return largest_error(self._run(self._in_float64, given), self.run(given))
+        exact, own = self._run(self._in_float64, given), self.run(given)
+        return largest_error(self.in_units(exact), self.in_units(own))
 
     def _note_growth(self, has_state: bool) -> None:
         parts = (
@@ -148,7 +149,17 @@ class TextSource:
         return {name: value.numpy() for name, value in outputs.items()}
 
     def in_units(self, outputs: Arrays) -> Arrays:
-        return outputs
+        """Returns logits in units of the largest that outputs of an LSTM, in [-1, 1], can give.
+
+        Rounding of the state moves a logit by as much as its weights are large, however small the
+        sum itself is.
+        """
+        return {**outputs, "logits": outputs["logits"] / self._largest_logit}
+
+    @cached_property
+    def _largest_logit(self) -> float:
+        sums = self._model.output_weight.detach().abs().sum(1)
+        return max(1.0, float(sums.max()))
 
     def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
         """Returns figures of the first tokens of a text, and the speed of one stream.

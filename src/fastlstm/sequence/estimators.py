@@ -159,7 +159,9 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     def _answers(self, X: Any) -> Tensor:
         """Returns the network's outputs, shape ``(N, K)``, on the CPU."""
         stored = self._fitted()
-        sequences, config = Sequences.of(X), stored.network.config
+        config = stored.network.config
+        num_tokens = getattr(config, "num_tokens", 0)
+        sequences = Sequences.of_tokens(X, num_tokens) if num_tokens else Sequences.of(X)
         sequences.require_like(config.num_columns, config.has_missing)
         device = next(stored.network.parameters()).device
         answers = [torch.zeros(0, config.num_outputs)]
