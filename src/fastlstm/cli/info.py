@@ -96,7 +96,11 @@ def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     what = counted(len(answers), "number")
     if answers.kind == "labels":
         what = f"one of {len(answers)} classes"
-    rows = [("answers", f"{what} for each sequence"), *_model_rows(facts)]
+    rows = [("answers", f"{what} for each sequence")]
+    if layers := facts["model"].get("stack", {}).get("layers"):  # of another framework
+        kinds = [layer.get("function", layer["kind"].removesuffix("Layer")) for layer in layers]
+        rows.append(("layers", ", ".join(kinds)))
+    rows += _model_rows(facts)
     return {"kind": "sequence", "answers": answers.kind, **facts}, rows
 
 
