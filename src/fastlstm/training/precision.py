@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, Message, Setting
-from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.system import hardware, measurements
 from fastlstm.system.fields import Precision
 
@@ -130,7 +129,7 @@ def _choose(
     """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
         return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
-    if device.type == "cpu" and bf16_instructions() is None:
+    if device.type == "cpu" and hardware.bf16_instructions() is None:
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
     full, half = seconds_of(full_name), seconds_of("bf16")

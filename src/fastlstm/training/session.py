@@ -19,7 +19,7 @@ from fastlstm.errors import ConfigError, Message, Setting, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
-from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
+from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import require_own_gpus, set_up_device
@@ -313,7 +313,8 @@ class RunSession(EventHub):
         threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
-        how = f"{ceilings.gemm_by}, {shape} in {precision}, {counted(threads, 'thread')}"
+        dtype = ceiling_dtype(precision, device)
+        how = f"{ceilings.gemm_by}, {shape} in {dtype}, {counted(threads, 'thread')}"
         if size > 1:
             how += f" in each of {size} processes"
         if device == "cpu" and environment.forced_isa() not in (None, hardware.widest_isa()):
