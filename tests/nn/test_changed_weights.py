@@ -121,6 +121,7 @@ def assert_now(layer, x, with_gradients=False, is_bf16=False):
     torch.testing.assert_close(got, want, rtol=limit, atol=limit)
 
 
+@pytest.mark.usefixtures("peer_in_bf16")
 @pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("with_gradients", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -137,6 +138,7 @@ def test_a_write_is_seen_by_the_next_call(write, shape, with_gradients, is_bf16)
             break
 
 
+@pytest.mark.usefixtures("peer_in_bf16")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_of_one_dtype_read_no_weights_packed_for_the_other(shape):
     torch.manual_seed(0)

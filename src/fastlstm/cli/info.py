@@ -202,11 +202,13 @@ def _history_rows(history: History, compression: Any) -> list[Row]:
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.system import hardware
-    from fastlstm.system.ceilings import measured_ceilings
+    from fastlstm.system.ceilings import ceiling_dtype, measured_ceilings
 
     cpu, gpu = hardware.cpu(), hardware.gpu()
     threads = hardware.default_threads()
-    ceilings = {dtype: measured_ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
+    ceilings = {"fp32": measured_ceilings("fp32", threads)}
+    has_bf16 = ceiling_dtype("bf16", "cpu") == "bf16"
+    ceilings["bf16"] = measured_ceilings("bf16", threads) if has_bf16 else ceilings["fp32"]
     peaks = hardware.peak_gflops(threads)
     kernels = _kernel_lines()
     facts: dict[str, Any] = {
@@ -232,7 +234,10 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         ("gpu", gpu.name if gpu is not None else "none usable by torch"),
     ]
     for dtype, value in ceilings.items():
-        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({value.gemm_by})"
+        how = value.gemm_by
+        if dtype == "bf16" and not has_bf16:
+            how += ", as in fp32: oneDNN has no bf16 instructions on this CPU"
+        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({how})"
         rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
     rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
     return facts, rows + labelled("lstm", kernels)

@@ -126,12 +126,11 @@ def _own() -> dict[str, str]:
 
     FASTLSTM_ISA does not limit the products of Muon, which travel in their dtype.
     """
-    features = hardware.cpu().features
     return {
         "fastlstm": importlib.metadata.version("fastlstm"),
         "torch": torch.__version__,
         _ISA: hardware.cpu().isa,
-        "bf16 products": "yes" if features & {"avx512_bf16", "amx_bf16"} else "no",
+        "bf16 products": "no" if hardware.bf16_instructions() is None else "yes",
     }
 
 

@@ -18,7 +18,13 @@ from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_prepare
-from fastlstm.nn.torch_fallback import is_torchs, on_one_buffer, run_lengths, run_on
+from fastlstm.nn.torch_fallback import (
+    is_torchs,
+    on_one_buffer,
+    run_lengths,
+    run_on,
+    without_missing_kernel,
+)
 from fastlstm.ops.call import LSTMArgs, LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import options_of
@@ -354,7 +360,8 @@ class LSTM(nn.LSTM):
         """Runs torch's own; `flat` are the weights where they were fetched before."""
         is_on_gpu = isinstance(input, Tensor | PackedSequence) and input.is_cuda
         if self.weight_hook is None and not is_on_gpu:
-            return super().forward(input, hx)
+            with without_missing_kernel(input):
+                return super().forward(input, hx)
         own = flat_weights(self) if flat is None else flat
         one = on_one_buffer(self, own) if is_on_gpu else own
         if self.weight_hook is None and one is own:

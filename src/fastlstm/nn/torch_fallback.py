@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.backends.cudnn import lie_apart
+from fastlstm.ops.backends.onednn import hidden_from
 from fastlstm.ops.call import LSTMCall, compute_dtype, is_autocast
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.left_alone import left_to_torch, options_of
@@ -117,7 +119,16 @@ def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[
     """Runs torch's own layer on other weights; the layer itself, which threads share, stays."""
     other = _OnWeights.__new__(_OnWeights)
     other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
-    return nn.LSTM.forward(other, input, hx)
+    with without_missing_kernel(input):
+        return nn.LSTM.forward(other, input, hx)
+
+
+def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
+    """Returns a context in which torch's LSTM of `input` asks for no kernel that oneDNN lacks."""
+    x = input.data if isinstance(input, PackedSequence) else input
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+        return nullcontext()
+    return hidden_from(compute_dtype(x), x.device.type)
 
 
 def run_lengths(

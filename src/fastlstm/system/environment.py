@@ -4,6 +4,7 @@
 ``FASTLSTM_CACHE``        directory for encoded text, tables and measured speeds
 ``XDG_CACHE_HOME``        its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
 ``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
+``ONEDNN_MAX_CPU_ISA``    widest instruction set of oneDNN, as oneDNN itself reads it
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
@@ -44,6 +45,8 @@ from fastlstm.errors import ConfigError, nearest_hint
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$|SECRET")
 ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Narrow to wide; each includes all before it."""
+_BF16_LIMITS = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
+"""Values of ``ONEDNN_MAX_CPU_ISA`` with bf16 instructions, but no AMX."""
 
 
 def cache_dir() -> Path:
@@ -78,6 +81,15 @@ def forced_isa() -> str | None:
             f" expected one of {', '.join(ISA_NAMES)}"
         )
     return name
+
+
+def onednn_features(features: frozenset[str]) -> frozenset[str]:
+    """Returns the bf16 instructions among `features` that ``ONEDNN_MAX_CPU_ISA`` leaves oneDNN."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    found = features & {"avx512_bf16", "amx_bf16"}
+    if limit in ("", "ALL", "DEFAULT") or "AMX" in limit:
+        return found
+    return found - {"amx_bf16"} if limit in _BF16_LIMITS else frozenset()
 
 
 def thread_limit() -> int | None:

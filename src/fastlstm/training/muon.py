@@ -15,8 +15,8 @@ from typing import Any, overload
 import torch
 
 from fastlstm.distributed.world import World
-from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.ops.cuda.training import MuonStep, refusal
+from fastlstm.system import hardware
 
 _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 """Coefficients of x, x^3, x^5. Each is the odd quintic nearest to 1 over what the one before leaves
@@ -29,7 +29,7 @@ _MIN_TRIED = 1 << 15
 
 def product_dtype(device: torch.device) -> torch.dtype:
     """Returns bfloat16 where the device multiplies it fast, else float32 (bf16 emulated: 40x)."""
-    fast = device.type == "cuda" or bf16_instructions() is not None
+    fast = device.type == "cuda" or hardware.bf16_instructions() is not None
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -19,7 +19,7 @@ from fastlstm.errors import ConfigError, KernelError, Message, Setting, UsageErr
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
-from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
+from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import (
@@ -324,7 +324,7 @@ class RunSession(EventHub):
         threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
-        how = f"{ceilings.gemm_by}, {shape} in {precision}"
+        how = f"{ceilings.gemm_by}, {shape} in {ceiling_dtype(precision, device)}"
         how += f", {counted(threads, 'thread')}" if device == "cpu" else " on the GPU"
         if size > 1:
             how += f" in each of {size} processes"
