@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
+import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
+from fastlstm.ops.packed_weights import Contents
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import Decoder, check_format, default_format, format_note
@@ -74,7 +76,7 @@ class LM:
         self.note = note
         self.weights = weights
         self.stored = stored or {}
-        self._decoder: Decoder | None = None
+        self._decoder: tuple[Decoder, Contents] | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, weights: str | None = None) -> LM:
@@ -111,10 +113,20 @@ class LM:
 
     @property
     def decoder(self) -> Decoder:
-        """The weights as the native loop reads them, in `weights`; made when first asked for."""
-        if self._decoder is None or self._decoder.weight_format != self.weights:
-            self._decoder = Decoder.of(self.model, self.weights, self.stored)
-        return self._decoder
+        """The weights as the native loop reads them, in `weights`; a copy of the model's.
+
+        Made when first asked for, and again when anything was written to the model's weights.
+        """
+        parameters, threads = list(self.model.parameters()), torch.get_num_threads()
+        if self._decoder is not None:
+            decoder, contents = self._decoder
+            is_same = decoder.weight_format == self.weights
+            if is_same and contents.is_still(parameters, threads):
+                return decoder
+        contents = Contents.of(parameters, threads)  # read first: see ops/packed_weights.py
+        decoder = Decoder.of(self.model, self.weights, self.stored)
+        self._decoder = decoder, contents
+        return decoder
 
     def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:
         """Returns text that continues `prompt` (which is not repeated).
@@ -137,8 +149,9 @@ class LM:
 
         The arguments are checked now, not at the first piece.
         """
-        texts = self._begin([prompt], max_tokens, settings)
-        return (piece for (piece,) in write_all(self.decoder, texts) if piece)
+        decoder = self.decoder
+        texts = self._begin(decoder, [prompt], max_tokens, settings)
+        return (piece for (piece,) in write_all(decoder, texts) if piece)
 
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
@@ -152,7 +165,8 @@ class LM:
             raise PromptError(f"prompts is {kind_of_value(prompts)}, expected a list of texts")
         prompts = list(prompts)
         pieces: list[list[str]] = [[] for _ in prompts]
-        for ready in write_all(self.decoder, self._begin(prompts, max_tokens, settings)):
+        decoder = self.decoder
+        for ready in write_all(decoder, self._begin(decoder, prompts, max_tokens, settings)):
             for text, piece in zip(pieces, ready, strict=True):
                 text.append(piece)
         return ["".join(text) for text in pieces]
@@ -162,7 +176,7 @@ class LM:
         return Session(self.decoder, self.tokenizer, self.generation)
 
     def _begin(
-        self, prompts: Sequence[str], max_tokens: int, settings: dict[str, Any]
+        self, decoder: Decoder, prompts: Sequence[str], max_tokens: int, settings: dict[str, Any]
     ) -> list[Text]:
         sampling = sampling_of(self.generation, settings)
         check_max_tokens(max_tokens)
@@ -170,7 +184,7 @@ class LM:
         for k, prompt in enumerate(prompts):
             if k > 0 and sampling.seed is not None:
                 sampling = replace(sampling, seed=(sampling.seed + 1) % (MAX_SEED + 1))
-            texts.append(begin(self.decoder, self.tokenizer, prompt, max_tokens, sampling))
+            texts.append(begin(decoder, self.tokenizer, prompt, max_tokens, sampling))
         return texts if max_tokens > 0 else []
 
     def evaluate(
