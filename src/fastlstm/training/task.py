@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from fastlstm.errors import UsageError
