@@ -61,7 +61,10 @@ class Stepper:
                 self._graphed = GraphedStep(self._trainer, self._num_parts)
             why = self._graphed.refusal(inputs)
             if why is None:
-                why, level = self._launch(self._graphed, batch, inputs, factor, after_bad), "warning"
+                why, level = (
+                    self._launch(self._graphed, batch, inputs, factor, after_bad),
+                    "warning",
+                )
         elif why is None:
             why = "batches of this task are not recorded"
         if why is None:
