@@ -1,4 +1,4 @@
-"""A GPU as torch tells of one, on a machine without: what is asked is answered, nothing computed."""
+"""A GPU as torch tells of one, on a machine without: it answers, and computes nothing."""
 
 from __future__ import annotations
 

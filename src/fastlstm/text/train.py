@@ -455,7 +455,7 @@ def _precision(
 
 def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
     """Returns the call of the last layer of a training step, before the text is known."""
-    sizes = config.model_config(2, 0.0)
+    sizes = config.model_config(1 << 20, 0.0)
     H, T = sizes.rnn_size, config.seq_length or LONG
     options = CellOptions.of(config)
     return LSTMCall(T, config.batch_size, H, H, torch.float32, device.type, True, options=options)
