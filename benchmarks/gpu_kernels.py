@@ -49,6 +49,7 @@ class Case:
     activation: str = "tanh"
     recurrent: str = "sigmoid"
     bias: bool = True
+    norm: bool = False
 
 
 def cases() -> list[Case]:
@@ -66,6 +67,10 @@ def cases() -> list[Case]:
         Case(20, 19, 48, 256, zoneout=(0.3, 0.2), drawn=False),
         Case(20, 19, 48, 256, activation="relu", recurrent="hard_sigmoid"),
         Case(20, 19, 48, 130, activation="softsign", recurrent="sigmoid"),
+        Case(1, 1, 48, 128, norm=True), Case(20, 19, 48, 256, norm=True),
+        Case(12, 130, 48, 512, norm=True), Case(12, 40, 48, 512, norm=True, tokens=60),
+        Case(14, 21, 30, 100, norm=True, lengths=True),
+        Case(14, 21, 30, 200, norm=True, zoneout=(0.3, 0.2), mask=True),
     ]  # fmt: skip
     return [*plain, *options, *(Case(**{**vars(c), "dtype": half}) for c in (*plain, *options))]
 
@@ -92,11 +97,17 @@ def arguments(case: Case) -> tuple[LSTMArgs, CellOptions]:
         mask = (torch.rand(B, H, device="cuda", generator=g) < 0.75).float() / 0.75
     if max(case.zoneout) > 0 and case.drawn:
         seed = torch.tensor([0x1234567890ABCDE], device="cuda")
+    norm: dict[str, Tensor] = {}
+    if case.norm:
+        norm = {name: 1 + draw(n, scale=0.2) for name, n in zip(
+            ("gamma_ih", "gamma_hh", "gamma_c", "beta_c"), (4 * H, 4 * H, H, H), strict=True
+        )}  # fmt: skip
     args = LSTMArgs(
         rows, tokens, draw(B, H, scale=0.5), draw(B, H), draw(4 * H, I, scale=I**-0.5),
-        draw(4 * H, H, scale=H**-0.5), *biases, mask, begins, ends, seed=seed,
+        draw(4 * H, H, scale=H**-0.5), *biases, mask, begins, ends, seed=seed, **norm,
     )  # fmt: skip
     options = CellOptions(
+        layer_norm=case.norm,
         recurrent_dropout=0.25 if case.mask else 0.0, zoneout=case.zoneout,
         activation=case.activation, recurrent_activation=case.recurrent,
     )  # type: ignore[arg-type]  # fmt: skip
@@ -136,8 +147,8 @@ def errors(case: Case) -> dict[str, float]:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    size = float(want.double().norm())
-    return float((got.double() - want.double()).norm()) / max(size, 1e-30)
+    size = float(want.detach().double().norm())
+    return float((got.detach().double() - want.detach().double()).norm()) / max(size, 1e-30)
 
 
 def nan_stays_in_its_row() -> bool:
@@ -195,7 +206,11 @@ def graphed(work: Callable[[], object]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+
+    def replay(work: object = work) -> None:  # keeps the tensors that the graph reads
+        graph.replay()
+
+    return replay
 
 
 def median_us(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
@@ -215,37 +230,60 @@ def median_us(works: dict[str, Callable[[], object]], rounds: int = 7) -> dict[s
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def layer_works(H: int, B: int) -> dict[str, Callable[[], object]]:
+def layer_works(H: int, B: int, only: str = "") -> dict[str, Callable[[], object]]:
     """Returns forward and backward passes of a layer, by who runs it."""
-    works: dict[str, Callable[[], object]] = {}
-    for name, dtype in (
-        ("ours bf16", torch.bfloat16),
-        ("cuDNN bf16", torch.bfloat16),
-        ("cuDNN fp16 eager", torch.float16),
-    ):
-        layer = nn.LSTM(H, H, device="cuda", dtype=dtype)
-        x = torch.randn(STEPS, B, H, device="cuda", dtype=dtype, requires_grad=True)
-        h, c = (torch.zeros(1, B, H, device="cuda", dtype=dtype) for _ in range(2))
-        dy = torch.randn(STEPS, B, H, device="cuda", dtype=dtype)
-        weights = list(layer.parameters())
+    kinds = {"ours bf16": torch.bfloat16, "cuDNN bf16": torch.bfloat16}
+    kinds["cuDNN fp16 eager"] = torch.float16
+    return {name: layer_work(H, B, dtype, name) for name, dtype in kinds.items() if only in name}
 
-        def of_torch(layer=layer, x=x, h=h, c=c, dy=dy, weights=weights) -> object:  # type: ignore[no-untyped-def]
-            return torch.autograd.grad(layer(x, (h, c))[0], [x, *weights], dy)
 
-        def of_ours(x=x, h=h, c=c, dy=dy, weights=weights) -> object:  # type: ignore[no-untyped-def]
-            out = run(LSTMArgs(x, None, h[0].float(), c[0].float(), *weights))
-            return torch.autograd.grad(out.y, [x, *weights], dy)
+def layer_work(H: int, B: int, dtype: torch.dtype, name: str) -> Callable[[], object]:
+    layer = nn.LSTM(H, H, device="cuda", dtype=dtype)
+    x = torch.randn(STEPS, B, H, device="cuda", dtype=dtype, requires_grad=True)
+    h, c = (torch.zeros(1, B, H, device="cuda", dtype=dtype) for _ in range(2))
+    dy = torch.randn(STEPS, B, H, device="cuda", dtype=dtype)
+    weights = list(layer.parameters())
 
-        work = of_ours if name.startswith("ours") else of_torch
-        works[name] = work if "eager" in name else graphed(work)
-    return works
+    def of_torch() -> object:
+        return torch.autograd.grad(layer(x, (h, c))[0], [x, *weights], dy)
+
+    def of_ours() -> object:
+        out = run(LSTMArgs(x, None, h[0].float(), c[0].float(), *weights))
+        return torch.autograd.grad(out.y, [x, *weights], dy)
+
+    work = of_ours if name.startswith("ours") else of_torch
+    return work if "eager" in name else graphed(work)
+
+
+def option_times(H: int = 512, B: int = 128, T: int = 100) -> dict[str, float]:
+    """Returns the microseconds of forward and backward passes of each option of the cell."""
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {}, "layer norm": {"norm": True}, "zoneout": {"zoneout": (0.1, 0.1)},
+        "recurrent dropout": {"mask": True}, "hard_sigmoid": {"recurrent": "hard_sigmoid"},
+        "lengths": {"lengths": True}, "tokens": {"tokens": 100},
+    }  # fmt: skip
+    works = {}
+    for name, fields in kinds.items():
+        args, options = arguments(Case(T, B, H, H, **fields))
+        args = args._replace(rows=args.rows.to(torch.bfloat16))
+        asked = [
+            t.requires_grad_() for n, t in args._asdict().items()
+            if t is not None and t.is_floating_point() and n not in ("mask", "h0", "c0")
+        ]  # fmt: skip
+        dy = torch.randn(T, B, H, device="cuda", dtype=torch.bfloat16)
+
+        def work(args=args, options=options, asked=asked, dy=dy) -> object:  # type: ignore[no-untyped-def]
+            return torch.autograd.grad(run(args, options).y, asked, dy)
+
+        works[name] = graphed(work)
+    return median_us(works)
 
 
 def kernel_times(H: int, B: int) -> dict[str, float]:
     """Returns the microseconds a step of both recurrent kernels alone."""
     from torch.profiler import ProfilerActivity, profile
 
-    works = layer_works(H, B)
+    works = layer_works(H, B, only="ours")
     works["ours bf16"]()
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(3):
@@ -305,6 +343,12 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             with (results_folder() / "gpu_kernels.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({**row, "machine": describe_machine()}) + "\n")
+        times = option_times()
+        row = {"H": 512, "B": 128, "T": 100, "options_us": {k: round(t) for k, t in times.items()}}
+        row["over_plain"] = {k: round(t / times["plain"], 2) for k, t in times.items()}
+        print(json.dumps(row), flush=True)
+        with (results_folder() / "gpu_kernels.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**row, "machine": describe_machine()}) + "\n")
     if faults:
         sys.exit(f"{faults} checks failed")
 

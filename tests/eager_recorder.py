@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastlstm.training import graphed_step, stepper
 
+_WAITS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2"}
+"""Operators whose result the host waits for: none can be in a CUDA graph."""
+
+
+class _NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in _WAITS, f"{name} within a recorded step: the host would wait for a GPU"
+        return func(*args, **(kwargs or {}))
+
 
 class EagerRecorder:
-    """As `graphed_step.Recorder`; `refuse` is raised by every recording."""
+    """As `graphed_step.Recorder`, and as strict as a GPU: a step that waits for a result or moves
+    what it changes fails, and gradients are out of sight.
 
-    refuse: Exception | None = None
+    Attributes:
+        refusals: raised by the next recordings, one each.
+        num_recorded: recordings that succeeded.
+    """
 
-    def __init__(self, device: torch.device) -> None:
-        self.recorded: list[int] = []
+    refusals: list[Exception]
+    num_recorded: int
+
+    def __init__(self, device: torch.device) -> None: ...
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
-        if self.refuse is not None:
-            raise self.refuse
+        step = _step_of(work)
+        for parameter in step._parameters:  # as recording leaves them, in memory of the graph
+            parameter.grad = torch.full_like(parameter, 7.0)
+        if EagerRecorder.refusals:
+            raise EagerRecorder.refusals.pop(0)
+        EagerRecorder.num_recorded += 1
 
         def replay() -> None:
-            for parameter in of_work(work):
-                parameter.grad = None
-            work()
+            before = step._tensors_in_use()
+            with _hidden_gradients(step._parameters), _NoWaiting():
+                work()
+            assert step._tensors_in_use() == before, "a recorded step has moved what it changes"
 
         return replay
 
@@ -51,20 +75,31 @@ class EagerRecorder:
         torch.set_rng_state(state)
 
 
-def of_work(work: Any) -> list[torch.nn.Parameter]:
-    """Returns the parameters of the step that `work` takes."""
-    (step,) = (c.cell_contents for c in work.__closure__ if hasattr(c.cell_contents, "_parameters"))
-    parameters: list[torch.nn.Parameter] = step._parameters
-    return parameters
+def _step_of(work: Any) -> graphed_step.GraphedStep:
+    """Returns the step that `work`, a function within its `_record`, takes."""
+    found = (cell.cell_contents for cell in work.__closure__)
+    return next(each for each in found if isinstance(each, graphed_step.GraphedStep))
 
 
-def use_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has runs on the CPU step as on a GPU."""
+@contextmanager
+def _hidden_gradients(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    yield
+    for parameter, gradient in zip(parameters, kept, strict=True):
+        parameter.grad = gradient
+
+
+def use_graphs_on_the_cpu(monkeypatch: pytest.MonkeyPatch, *refusals: Exception) -> None:
+    """Has runs on the CPU step as on a GPU; the first recordings raise `refusals`."""
     refusal = graphed_step.graph_refusal
 
     def without_device(trainer: Any) -> str | None:
-        why = refusal(trainer)
-        return None if why == "only a GPU has them" else why
+        plan = replace(trainer.plan, device=torch.device("cuda"))
+        return refusal(SimpleNamespace(plan=plan, task=trainer.task, callbacks=trainer.callbacks))
 
     monkeypatch.setattr(stepper, "graph_refusal", without_device)
     monkeypatch.setattr(graphed_step, "Recorder", EagerRecorder)
+    monkeypatch.setattr(EagerRecorder, "refusals", list(refusals), raising=False)
+    monkeypatch.setattr(EagerRecorder, "num_recorded", 0, raising=False)

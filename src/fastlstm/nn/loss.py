@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from fastlstm.errors import ShapeError
+from fastlstm.ops.cuda.training import cross_entropy, cross_entropy_gradient, refusal
 from fastlstm.ops.joined_shards import active_shards, each_shard
 from fastlstm.ops.projection import (
     Projection,
@@ -142,12 +143,14 @@ def projected_nats(
 
 @dataclass(frozen=True)
 class _Plan:
-    """How to compute: rows per chunk, dtype of the GEMMs, dtype of softmax and sums, by whom."""
+    """How to compute: rows per chunk, dtype of the GEMMs, dtype of softmax and sums; by the native
+    kernel of a CPU or the fused softmax of a GPU, else by torch's operators."""
 
     rows: int
     gemm: torch.dtype
     wide: torch.dtype
     is_native: bool
+    is_fused: bool
 
     @staticmethod
     def of(
@@ -166,7 +169,10 @@ class _Plan:
         if rows < 1:
             raise ShapeError(f"chunk_rows is {rows}, expected at least 1")
         num_chunks = -(-max(1, targets.numel()) // rows)
-        return _Plan(-(-max(1, targets.numel()) // num_chunks), gemm, wide, native)
+        fused = device == "cuda" and gemm in (torch.bfloat16, torch.float16)
+        if fused:
+            fused = not torch.compiler.is_compiling() and refusal(features.get_device()) is None
+        return _Plan(-(-max(1, targets.numel()) // num_chunks), gemm, wide, native, fused)
 
 
 def _row_nats(
@@ -190,9 +196,13 @@ def _chunk_log_probs(
     f: Tensor, weight_t: Tensor, bias: Tensor | None, target: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor]:
     """Returns the log probabilities `(n, V)` of one chunk and the nats `(n,)` of its targets."""
-    logits = torch.mm(f, weight_t) if bias is None else torch.addmm(bias, f, weight_t)
+    logits = _logits(f, weight_t, bias)
     log_p = torch.log_softmax(logits, dim=1, dtype=plan.wide)
     return log_p, log_p.gather(1, target.unsqueeze(1)).squeeze(1).neg()
+
+
+def _logits(f: Tensor, weight_t: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(f, weight_t) if bias is None else torch.addmm(bias, f, weight_t)
 
 
 _NUM_INPUTS = 4
@@ -229,8 +239,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 b = None if bias is None else bias.to(plan.gemm)
                 if ctx.is_whole:
                     f = features.to(plan.gemm)
-                    d, total = _chunk_gradient(f, w, b, targets, plan)
-                    saved = (f, w, d)
+                    if plan.is_fused:
+                        logits = _logits(f, w.t(), b)
+                        nats, lse = cross_entropy(logits, targets.contiguous())
+                        total, saved = nats.sum(), (f, w, logits, lse)
+                    else:
+                        d, total = _chunk_gradient(f, w, b, targets, plan)
+                        saved = (f, w, d)
                 else:
                     total, saved = _chunked_gradients(features, w, b, targets, plan, needs)
         ctx.save_for_backward(features, weight, bias, targets, *saved)
@@ -249,11 +264,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             *p, d = saved
             gradients = gradients_of(Projection(*p), d, float(scale), needs)
         else:
-            f, w, d = saved
-            wide = d * scale  # smaller than the gradients it becomes when V < H
-            d = wide.to(w.dtype)
+            f, w, d, *sums = saved
+            if sums:
+                targets = ctx.saved_tensors[_NUM_INPUTS - 1].contiguous()
+                d = wide = cross_entropy_gradient(d, targets, sums[0], scale.float())
+            else:
+                wide = d * scale  # smaller than the gradients it becomes when V < H
+                d = wide.to(w.dtype)
             df, dw = torch.mm(d, w) if needs[0] else None, torch.mm(d.t(), f) if needs[1] else None
-            gradients = (df, dw, wide.sum(0) if needs[2] else None)
+            db = wide.sum(0, dtype=torch.promote_types(wide.dtype, torch.float32))
+            gradients = (df, dw, db if needs[2] else None)
         pairs = zip(gradients, ctx.dtypes, strict=True)
         return (*(None if g is None else g.to(dtype) for g, dtype in pairs), None, None)
 
@@ -277,7 +297,7 @@ def _chunked_gradients(
         d, nats = _chunk_gradient(f, w, b, targets[rows], plan)
         total += nats
         if db is not None:
-            db += d.sum(0)
+            db += d.sum(0, dtype=plan.wide)
         d = d.to(plan.gemm)
         if df is not None:
             _mm_into(df[rows], d, w)
@@ -310,7 +330,11 @@ def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, .
 def _chunk_gradient(
     f: Tensor, w: Tensor, b: Tensor | None, target: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradient of one chunk's logits `(n, V)` in `plan.wide`, and its loss."""
+    """Returns the gradient of one chunk's logits `(n, V)`, and its loss."""
+    if plan.is_fused:
+        logits, target = _logits(f, w.t(), b), target.contiguous()
+        row_nats, lse = cross_entropy(logits, target)
+        return cross_entropy_gradient(logits, target, lse), row_nats.sum()
     log_p, nats = _chunk_log_probs(f, w.t(), b, target, plan)
     d = log_p.exp_()
     d.scatter_add_(1, target.unsqueeze(1), d.new_full((target.numel(), 1), -1.0))

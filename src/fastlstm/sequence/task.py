@@ -94,6 +94,14 @@ class SequenceTask(Task):
                 outputs = self.model(*own.to(self._device))
             yield self._loss(outputs, batch.targets[part]) * ((part.stop - part.start) / total)
 
+    def graph_inputs(self, batch: LabelledBatch) -> list[Tensor] | None:
+        values, lengths = batch.inputs
+        return None if lengths is not None else [values, batch.targets]
+
+    def graph_batch(self, batch: LabelledBatch, inputs: Sequence[Tensor]) -> LabelledBatch:
+        values, targets = inputs
+        return batch._replace(inputs=SequenceBatch(values, None), targets=targets)
+
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._stored.answers.loss(outputs.float(), targets.to(self._device))
 

@@ -15,19 +15,26 @@ if TYPE_CHECKING:
     from fastlstm.text.decoder import Decoder
     from fastlstm.text.sampling import Sampling
 
+NOT_FINITE = "the model's output is not finite; its weights are damaged"
+
 
 class Stream:
     """One text being written: what the model has read, what it is to read, how it chooses.
 
     While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
-    only; everything else raises a RuntimeError. `native` is the stream of the kernels.
+    only; everything else raises a RuntimeError.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         config = decoder.config
         self.decoder = decoder
         sizes = config.vocab_size, config.rnn_size, config.num_layers
-        self.native = hardware.native().DecodeStream(*sizes)
+        self._record = hardware.native().DecodeStream(*sizes)
+
+    @property
+    def native(self) -> Any:
+        """The stream of the kernels."""
+        return self._record
 
     def set(
         self,
@@ -49,6 +56,9 @@ class Stream:
         settings = sampling.native(self.decoder.config.vocab_size, stops)
         settings.num_top = -1 if num_top is None else num_top
         settings.scores_given = scores_given
+        self._use(settings)
+
+    def _use(self, settings: Any) -> None:
         self.native.set(settings)
 
     def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
@@ -65,6 +75,11 @@ class Stream:
         return bool(self.native.status == "running")
 
     @property
+    def num_waiting(self) -> int:
+        """Number of tokens that are to be read."""
+        return int(self.native.num_waiting)
+
+    @property
     def status(self) -> str:
         """ "running", or why not: "length", "stop", "not finite", "bad token"."""
         return str(self.native.status)
@@ -76,7 +91,7 @@ class Stream:
             NonFiniteError: the model's output is NaN or infinite.
         """
         if self.native.status == "not finite":
-            raise NonFiniteError("the model's output is not finite; its weights are damaged")
+            raise NonFiniteError(NOT_FINITE)
         return list(self.native.take())
 
     def take_scores(self) -> tuple[list[float], list[int], list[float]]:
@@ -95,6 +110,14 @@ class Stream:
     def restore(self, blob: bytes) -> None:
         """Takes over what `save` returned for a model of these sizes; else a ValueError."""
         self.native.restore(blob)
+
+    def mark(self) -> Any:
+        """Returns what `go_back` takes after the next call of the decoder; cheaper than `save`."""
+        return self.save()
+
+    def go_back(self, mark: Any) -> None:
+        """Restores the stream to where it stood at `mark`."""
+        self.restore(mark)
 
     def fork(self) -> Stream:
         """Returns a stream at the same place; settings are the default."""

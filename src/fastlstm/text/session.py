@@ -65,7 +65,7 @@ class Session:
         stops = token_stops(self._tokenizer, sampling.stops)
         if max_tokens == 0:
             return iter(())
-        if self._stream.native.num_waiting == 0:
+        if self._stream.num_waiting == 0:
             self._stream.feed(prompt_ids(self._tokenizer, ""))
         self._stream.set(sampling, stops=stops)
         self._stream.begin(max_tokens)

@@ -152,7 +152,8 @@ class TextTask(Task):
             states.append(new_state)
             yield loss / count
         for k, own in enumerate(self._state if states else ()):  # in place, for a CUDA graph
-            own.copy_(torch.cat([state[k].detach() for state in states], dim=1))
+            news = [state[k].detach() for state in states]
+            own.copy_(news[0] if len(news) == 1 else torch.cat(news, dim=1))
 
     def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
         return [batch.x, batch.y, batch.reset]

@@ -110,7 +110,7 @@ class _TorchStream(Stream):
     def __init__(self, decoder: TorchDecoder) -> None:
         config = decoder.config
         self.decoder = decoder
-        self.native = hardware.native().DecodeStream(config.vocab_size, 1, 1)
+        self._record = hardware.native().DecodeStream(config.vocab_size, 1, 1)
         self.state = decoder.model.initial_state(1)
         self.unread: list[int] = []
         self.written: list[int] = []

@@ -25,14 +25,12 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages = list(self._average.values())
-        torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], 1 - decay)
+        averages, weight = list(self._average.values()), self.weight_of(self.updates)
+        torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], weight)
 
-    def next_weight(self) -> float:
-        """Counts an update that a CUDA graph makes; returns the weight of the new values in it."""
-        self.updates += 1
-        return 1 - min(self.decay, (1 + self.updates) / (10 + self.updates))
+    def weight_of(self, update: int) -> float:
+        """Returns the weight of the new values in an update, counted from 1."""
+        return 1 - min(self.decay, (1 + update) / (10 + update))
 
     @torch.no_grad()
     def update_recorded(self, weight: torch.Tensor) -> None:

@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastlstm.ops.cuda.training import StepEnd
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
 """Shapes of batches that have a graph: whole ones, and the last of an epoch."""
+_ALIGNMENT = 256
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
 """Hooks of callbacks that see a step from inside."""
@@ -54,7 +57,7 @@ def graph_refusal(trainer: Trainer) -> str | None:
     """Returns why the steps of a run cannot be one CUDA graph each, or None."""
     plan, options = trainer.plan, trainer.plan.options
     if plan.device.type != "cuda":
-        return "only a GPU has them"
+        return NO_GPU
     if plan.world.size > 1 or plan.shards.num > 1 or trainer.task.pipeline is not None:
         return "several processes or shards share a step"
     if options.optimizer not in _CAPTURED:
@@ -116,13 +119,43 @@ def _ordered_stream(device: torch.device) -> Iterator[None]:
     current.wait_stream(own)
 
 
+class _Inputs:
+    """Tensors on a GPU that get new values by one copy; in turns from two places of the host.
+
+    Attributes:
+        tensors: on the GPU.
+    """
+
+    def __init__(self, like: Sequence[Tensor], device: torch.device, recorder: Recorder) -> None:
+        starts, size = list[int](), 0
+        for tensor in like:
+            starts.append(size)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._host = [recorder.pinned((size,), torch.uint8) for _ in range(2)]
+
+        def views(whole: Tensor) -> list[Tensor]:
+            return [
+                whole[at : at + t.nbytes].view(t.dtype).view(t.shape)
+                for at, t in zip(starts, like, strict=True)
+            ]
+
+        self.tensors = views(self._device)
+        self._staging = [views(host) for host in self._host]
+
+    def fill(self, turn: int, values: Sequence[Tensor]) -> None:
+        """Starts the copy; `turn`, 0 or 1, is a place that no copy is reading."""
+        for own, value in zip(self._staging[turn], values, strict=True):
+            own.copy_(value)
+        self._device.copy_(self._host[turn], non_blocking=True)
+
+
 @dataclass
 class _Recorded:
     """A recorded step, with the tensors that it reads and where all lies that it changes."""
 
     replay: Callable[[], None]
-    inputs: list[Tensor]
-    staging: list[list[Tensor]]
+    inputs: _Inputs
     in_use: tuple[int, ...]
 
 
@@ -141,20 +174,20 @@ class GraphedStep:
         named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        self._scalars = torch.zeros(3, device=device)
-        self._found = torch.zeros(2 + len(named), device=device)
-        self._is_good = torch.ones((), dtype=torch.bool, device=device)
-        rates = [g for o in trainer.optimizers.members for g in o.param_groups]
-        self._rates = [torch.zeros((), device=device) for _ in rates]
-        self._host = [recorder.pinned(self._found.shape, torch.float32) for _ in range(2)]
-        self._host_scalars = [recorder.pinned((3,), torch.float32) for _ in range(2)]
+        members = trainer.optimizers.members
+        ratios = [g.get("lr_ratio", 1.0) for o in members for g in o.param_groups]
+        base = [trainer.optimizers.learning_rate * ratio for ratio in ratios]
+        self._end = StepEnd(len(named), base, device)
+        self._host = [recorder.pinned((2 + len(named),), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
         self._recorded = dict[Any, _Recorded]()
         self._turn, self._waiting = 0, list[int]()
 
-    def knows(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether a batch of these tensors has a graph, or may get one."""
-        return _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES
+    def refusal(self, inputs: Sequence[Tensor]) -> str | None:
+        """Returns why a batch of these tensors gets no graph, or None."""
+        if _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES:
+            return None
+        return f"batches have more than {_MAX_SHAPES} shapes"
 
     def launch(self, batch: Any, inputs: Sequence[Tensor], factor: float, after_bad: float) -> None:
         """Starts a step; `result` waits for it.
@@ -170,13 +203,10 @@ class GraphedStep:
         if recorded is None or recorded.in_use != in_use:
             recorded = self._recorded[key] = self._record(batch, inputs)
         turn = self._turn = 1 - self._turn
-        for given, pinned, own in zip(inputs, recorded.staging[turn], recorded.inputs, strict=True):
-            own.copy_(pinned.copy_(given), non_blocking=True)
-        scalars = self._host_scalars[turn]
-        scalars[0], scalars[1], scalars[2] = factor, after_bad, self._average_weight()
-        self._scalars.copy_(scalars, non_blocking=True)
+        scalars = torch.tensor([factor, after_bad, *self._average_weights()])
+        recorded.inputs.fill(turn, [*inputs, scalars])
         recorded.replay()
-        self._host[turn].copy_(self._found, non_blocking=True)
+        self._host[turn].copy_(self._end.found, non_blocking=True)
         self._events[turn].record()
         self._waiting.append(turn)
 
@@ -187,22 +217,39 @@ class GraphedStep:
             self._events[turn].synchronize()
             loss, norm, *norms = self._host[turn].tolist()
             bad = (n for n, size in zip(self._names, norms, strict=True) if not math.isfinite(size))
-            yield StepResult(loss, norm, next(bad, None))
+            result = StepResult(loss, norm, next(bad, None))
+            if self._trainer.state.average is not None:
+                self._trainer.state.average.updates -= not result.is_finite
+            yield result
         del self._waiting[:num]
 
     # recording ----------------------------------------------------------------------------------
 
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
         """Records a step; weights, state and random numbers stay as they are."""
-        own = [t.to(self._device) for t in inputs]
-        static = self._trainer.task.graph_batch(batch, own)
-        self._trainer.optimizers.prepare(self._rates)
-        random = self._recorder.random_state()
-        self._warm_up(static)
-        replay = self._recorder.record(lambda: self._step(static))
-        self._recorder.set_random_state(random)
-        staging = [[self._recorder.pinned(t.shape, t.dtype) for t in inputs] for _ in range(2)]
-        return _Recorded(replay, own, staging, self._tensors_in_use())
+        own = _Inputs([*inputs, torch.zeros(4)], self._device, self._recorder)
+        own.fill(0, [*inputs, torch.zeros(4)])
+        *tensors, scalars = own.tensors
+        static = self._trainer.task.graph_batch(batch, tensors)
+        self._trainer.optimizers.prepare(self._end.rates)
+        with self._unchanged():
+            self._warm_up(static)
+            replay = self._recorder.record(lambda: self._step(static, scalars))
+        return _Recorded(replay, own, self._tensors_in_use())
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Puts carried state and random numbers back, and leaves no gradients: those of a graph are
+        in its own memory, and an eager step would add to them."""
+        random, carried = self._recorder.random_state(), self._trainer.task.carried()
+        kept = {name: tensor.clone() for name, tensor in carried.items()}
+        try:
+            yield
+        finally:
+            self._recorder.set_random_state(random)
+            for name, tensor in carried.items():
+                tensor.copy_(kept[name])
+            self._trainer.optimizers.zero_grad()
 
     def _warm_up(self, batch: Any) -> None:
         """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
@@ -210,15 +257,11 @@ class GraphedStep:
         Raises:
             torch.cuda.OutOfMemoryError: there is too little.
         """
-        task = self._trainer.task
-        kept = {name: t.clone() for name, t in task.carried().items()}
         with self._recorder.apart():
             for _ in range(2):
+                self._trainer.optimizers.zero_grad()
                 self._passes(batch)
-                for parameter in self._parameters:
-                    parameter.grad = None
-        for name, tensor in task.carried().items():
-            tensor.copy_(kept[name])
+            self._trainer.optimizers.zero_grad()
 
     def _passes(self, batch: Any) -> Tensor:
         """Forms the gradients, times the loss scale; returns the mean loss."""
@@ -229,37 +272,26 @@ class GraphedStep:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
-    def _step(self, batch: Any) -> None:
+    def _step(self, batch: Any, scalars: Tensor) -> None:
         state, scale = self._trainer.state, self._scale()
         loss = self._passes(batch)
         with torch.no_grad():
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            norms = torch.stack(torch._foreach_norm(gradients))
-            norms = norms if scale is None else norms / scale
-            norm = torch.linalg.vector_norm(norms)
-            is_good = loss.isfinite() & norm.isfinite()
-            clip = (self._trainer.plan.options.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, clip if scale is None else clip / scale)
-            factor = torch.where(self._is_good, self._scalars[0], self._scalars[1])
-            is_bad = is_good.logical_not().float()
-            self._trainer.optimizers.step_recorded(self._rates, factor, is_bad)
+            norms, end = torch.stack(torch._foreach_norm(gradients)), self._end
+            max_norm = self._trainer.plan.options.grad_clip
+            end.decide(loss.float(), self._by_name(norms), scalars, scale, max_norm)
+            self._trainer.optimizers.step_recorded(end.inverse, end.is_bad)
             if state.average is not None:
-                state.average.update_recorded(self._scalars[2] * is_good)
-            self._keep_carried(loss, is_good)
+                state.average.update_recorded(end.average)
+            for tensor in self._trainer.task.carried().values():
+                tensor.masked_fill_(end.resets, 0.0)
             if state.scaler is not None:
-                state.scaler.update_recorded(is_bad)
-            self._is_good.copy_(is_good)
-            self._found.copy_(torch.cat([loss.float()[None], norm[None], self._by_name(norms)]))
-
-    def _keep_carried(self, loss: Tensor, is_good: Tensor) -> None:
-        """Resets the carried state after a bad step, as `handle_bad_step` does; not where only
-        fp16 has overflown."""
-        keeps = is_good if self._trainer.state.scaler is None else loss.isfinite()
-        for tensor in self._trainer.task.carried().values():
-            tensor.copy_(tensor.where(keeps, 0.0))
+                state.scaler.update_recorded(end.is_bad)
 
     def _by_name(self, norms: Tensor) -> Tensor:
         """Returns the norm of every parameter's gradient; 0 where it has none."""
+        if all(p.grad is not None for p in self._parameters):
+            return norms
         found, zero = iter(norms.unbind()), norms.new_zeros(())
         return torch.stack([zero if p.grad is None else next(found) for p in self._parameters])
 
@@ -267,9 +299,15 @@ class GraphedStep:
         scaler = self._trainer.state.scaler
         return None if scaler is None else scaler.on(self._device)
 
-    def _average_weight(self) -> float:
+    def _average_weights(self) -> tuple[float, float]:
+        """Counts an update of the average; returns the weight of the new values in it, and the same
+        if the step before, of unknown result yet, has changed nothing."""
         average = self._trainer.state.average
-        return 0.0 if average is None else average.next_weight()
+        if average is None:
+            return 0.0, 0.0
+        average.updates += 1
+        update = average.updates
+        return average.weight_of(update), average.weight_of(update - len(self._waiting))
 
     def _tensors_in_use(self) -> tuple[int, ...]:
         """Returns where all lies that a step changes: a graph is for these places."""

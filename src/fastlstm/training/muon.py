@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
 import torch
@@ -54,6 +55,32 @@ def orthogonalise(update: torch.Tensor) -> torch.Tensor:
         x = torch.baddbmm(x, polynomial, x, beta=a)
     result: torch.Tensor = x.mT if tall else x
     return result
+
+
+class Branches:
+    """Blocks of GPU work that run beside each other, on streams of their own; on a CPU in turn.
+
+    What a block allocates must not be used outside of it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._streams = device, list[torch.cuda.Stream]()
+
+    def __enter__(self) -> Branches:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+
+    def next(self) -> AbstractContextManager[object]:
+        """Returns the next block."""
+        if self._device.type != "cuda":
+            return nullcontext()
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._streams.append(stream)
+        return torch.cuda.stream(stream)
 
 
 class Batches:
@@ -136,40 +163,48 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
+        if moved and isinstance(moved[0][1]["lr"], torch.Tensor):
+            with Branches(moved[0][0].device) as branches:
+                for parameter, group in moved:
+                    with branches.next():
+                        self._step_recorded(parameter, group)
+            return loss
         running = deque[torch.Tensor]()
         updates = (
             self._update(parameter, group["momentum"], running) for parameter, group in moved
         )
         # Where a process is lost in an exchange, nothing has changed in the others.
         for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
-            scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
-            direction = direction.to(parameter.dtype).reshape(parameter.shape)
-            if isinstance(group["lr"], torch.Tensor):
-                self._apply_in_place(parameter, group, direction, scale, running.popleft())
-                continue
-            self.state[parameter]["momentum"] = running.popleft()
+            kept = self.state[parameter].get("momentum")
+            if group.get("capturable") and kept is not None:  # a CUDA graph has it where it lies
+                kept.copy_(running.popleft())
+            else:
+                self.state[parameter]["momentum"] = running.popleft()
             if group["weight_decay"]:
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
+            direction = direction.to(parameter.dtype).reshape(parameter.shape)
             parameter.add_(direction, alpha=-group["lr"] * scale)
         return loss
 
-    def _apply_in_place(
-        self,
-        parameter: torch.Tensor,
-        group: dict[str, Any],
-        direction: torch.Tensor,
-        scale: float,
-        momentum: torch.Tensor,
-    ) -> None:
-        """As an update, of a recorded step: all stays in its place, and the attribute `found_inf`
-        says whether nothing may change."""
-        is_good, rate = self.found_inf == 0, group["lr"]  # type: ignore[attr-defined]
-        kept = self.state[parameter]["momentum"]
-        kept.copy_(momentum.where(is_good, kept))
-        moved = direction * (rate * scale)
+    def _step_recorded(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        """An update within a CUDA graph: all stays in its place.
+
+        As of torch's fused optimizers, the gradient is divided by the attribute `grad_scale`, and
+        nothing changes where `found_inf` is 1.
+        """
+        is_bad = self.found_inf != 0  # type: ignore[attr-defined]
+        kept, rate = self.state[parameter]["momentum"], group["lr"]
+        gradient = parameter.grad / self.grad_scale  # type: ignore[attr-defined]
+        running = torch.lerp(kept, gradient, 1 - group["momentum"])
+        update = torch.lerp(gradient, running, group["momentum"])
+        direction = orthogonalise(update.view(4, -1, parameter.shape[1]))
+        scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
+        moved = direction.reshape(parameter.shape).to(parameter.dtype) * (rate * scale)
         if group["weight_decay"]:
             moved += parameter * (rate * group["weight_decay"])
-        parameter.sub_(moved.where(is_good, 0.0))
+        kept.copy_(torch.where(is_bad, kept, running))
+        parameter.sub_(moved.masked_fill_(is_bad, 0.0))
 
     def _update(
         self, parameter: torch.Tensor, momentum: float, running: deque[torch.Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from fastlstm.distributed.world import World
 from fastlstm.errors import FormatError
-from fastlstm.training.muon import Muon
+from fastlstm.training.muon import Branches, Muon
 from fastlstm.training.options import TrainingOptions
 
 BETAS = (0.9, 0.99)
@@ -46,6 +46,7 @@ class OptimizerSet:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         self.members = _build(named, options, learning_rate, world)
+        self._rates: tuple[torch.Tensor, ...] = ()
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
         """Applies one update at `factor` times the peak learning rate."""
@@ -57,14 +58,14 @@ class OptimizerSet:
             else:
                 optimizer.step()
 
-    def prepare(self, rates: Sequence[torch.Tensor]) -> None:
+    def prepare(self, rates: torch.Tensor) -> None:
         """Makes all state that steps will change, and has every group read its rate from a tensor.
 
         A CUDA graph then finds everything in its place (`step_recorded`).
         """
-        groups = [(o, group) for o in self.members for group in o.param_groups]
-        for rate, (optimizer, group) in zip(rates, groups, strict=True):
-            group["lr"], group["capturable"] = rate, True
+        self._rates = rates.unbind()
+        for optimizer, group in self._groups_at_rates():
+            group["capturable"] = True
             for parameter in group["params"]:
                 state = optimizer.state[parameter]
                 for key in _STATES[type(optimizer)] - state.keys():
@@ -74,24 +75,32 @@ class OptimizerSet:
                         else torch.zeros_like(parameter)
                     )
 
-    def step_recorded(
-        self, rates: Sequence[torch.Tensor], factor: torch.Tensor, is_bad: torch.Tensor
-    ) -> None:
-        """As `step`, with nothing for the host to decide; for optimizers of this module's Muon and
-        torch's fused Adam.
+    def _groups_at_rates(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+        """Returns all groups, which read their rates from tensors again after an eager step."""
+        groups = [(o, group) for o in self.members for group in o.param_groups]
+        for rate, (_, group) in zip(self._rates, groups, strict=True):
+            group["lr"] = rate
+        return groups
+
+    def step_recorded(self, inverse: torch.Tensor, is_bad: torch.Tensor) -> None:
+        """As `step`, at the rates given to `prepare`, with nothing for the host to decide; for
+        this package's Muon and torch's fused Adam.
 
         Args:
-            rates: as given to `prepare`.
-            factor: share of the peak learning rate, a scalar on the GPU.
+            inverse: what gradients are divided by first.
             is_bad: 1.0 where nothing may change, else 0.0.
         """
-        groups = [group for o in self.members for group in o.param_groups]
-        for rate, group in zip(rates, groups, strict=True):
-            rate.copy_(factor * (self.learning_rate * group.get("lr_ratio", 1.0)))
+        self._groups_at_rates()
         for optimizer in self.members:
-            optimizer.found_inf = is_bad  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
+            optimizer.found_inf, optimizer.grad_scale = is_bad, inverse  # type: ignore[attr-defined]
+        try:
+            with Branches(inverse.device) as branches:
+                for optimizer in self.members:
+                    with branches.next():
+                        optimizer.step()
+        finally:
+            for optimizer in self.members:
+                del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
 
     def states(self) -> list[torch.Tensor]:
         """Returns all state of all members."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.training.graphed_step import GraphedStep, StepResult, graph_refusal
+from fastlstm.training.graphed_step import NO_GPU, GraphedStep, StepResult, graph_refusal
 from fastlstm.training.shard_sum import ShardSum
 from fastlstm.training.task import even_parts
 
@@ -44,7 +44,7 @@ class Stepper:
         self._pipeline = trainer.task.pipeline
         self._graphed: GraphedStep | None = None
         self._no_graph = graph_refusal(trainer)
-        self._results = deque[StepResult]()
+        self._results, self._has_told = deque[StepResult](), False
 
     def launch(self, batch: Any, factor: float, after_bad: float) -> bool:
         """Starts a step where it is a CUDA graph, else returns False.
@@ -54,35 +54,41 @@ class Stepper:
             factor: share of the peak learning rate.
             after_bad: the same if the step before, of unknown result yet, has changed nothing.
         """
-        inputs = None if self._no_graph is not None else self._trainer.task.graph_inputs(batch)
-        if inputs is None:
-            return False
-        started = time.perf_counter()
-        if self._graphed is None:
-            self._graphed = GraphedStep(self._trainer, self._num_parts)
-        is_known = self._graphed.knows(inputs)
-        if is_known:
-            self._launch(self._graphed, batch, inputs, factor, after_bad)
-        self.seconds["forward_backward"] += time.perf_counter() - started
-        return is_known and self._no_graph is None
+        started, why = time.perf_counter(), self._no_graph
+        inputs = None if why is not None else self._trainer.task.graph_inputs(batch)
+        if inputs is not None:
+            if self._graphed is None:
+                self._graphed = GraphedStep(self._trainer, self._num_parts)
+            why = self._graphed.refusal(inputs)
+            why = why or self._launch(self._graphed, batch, inputs, factor, after_bad)
+        elif why is None:
+            why = "batches of this task are not recorded"
+        if why is None:
+            self.seconds["forward_backward"] += time.perf_counter() - started
+        elif why != NO_GPU and not self._has_told:
+            self._has_told = True
+            text = "a step is not one CUDA graph, its kernels are started one by one"
+            self._trainer.say("warning", f"{text} ({why:.200})")
+        return why is None
 
     def _launch(
         self, graphed: GraphedStep, batch: Any, inputs: Any, factor: float, after_bad: float
-    ) -> None:
+    ) -> str | None:
+        """Starts a step; returns why it cannot be recorded, or None."""
         while True:
             try:
                 graphed.launch(batch, inputs, factor, after_bad)
-                return
+                return None
             except torch.cuda.OutOfMemoryError:
                 self._results += graphed.results()
                 self._use_more_parts(batch)
                 graphed = self._graphed = GraphedStep(self._trainer, self._num_parts)
+                if self._results and not self._results[-1].is_finite:
+                    factor = after_bad
             except RuntimeError as error:  # what cannot be recorded, such as a kernel of cuDNN
                 self._results += graphed.results()
-                self._no_graph, self._graphed = str(error).splitlines()[0], None
-                text = "a step cannot be one CUDA graph, its kernels are started one by one"
-                self._trainer.say("warning", f"{text} ({self._no_graph:.200})")
-                return
+                self._no_graph, self._graphed = (str(error).splitlines() or [""])[0], None
+                return self._no_graph
 
     def result(self) -> StepResult | None:
         """Waits for the oldest step that was launched; None where there is none."""
@@ -91,6 +97,12 @@ class Stepper:
             self._results += self._graphed.results(1)
         self.seconds["forward_backward"] += time.perf_counter() - started
         return self._results.popleft() if self._results else None
+
+    def forget(self) -> None:
+        """Waits for the steps that were launched, whose results nobody needs."""
+        if self._graphed is not None:
+            self._results += self._graphed.results()
+        self._results.clear()
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
         """Takes one step unless something is not finite; then the gradients stay for inspection.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from fastlstm.errors import UsageError
@@ -65,8 +65,9 @@ def even_parts(num_rows: int, num_parts: int) -> list[slice]:
     """Returns the rows of each of `num_parts` parts, or of as many as there are rows."""
     if num_rows == 0:
         return []
-    parts = torch.arange(num_rows).tensor_split(min(num_parts, num_rows))
-    return [slice(int(rows[0]), int(rows[-1]) + 1) for rows in parts]
+    size, longer = divmod(num_rows, num := min(num_parts, num_rows))
+    ends = [part * size + min(part, longer) for part in range(num + 1)]
+    return [slice(*rows) for rows in pairwise(ends)]
 
 
 class Task(ABC):

@@ -202,6 +202,8 @@ class Trainer:
             CorruptFileError: the checkpoint's values make no sense.
         """
         self._is_ended, self._reason, self._last = False, self.plan.stop_criterion.text, None
+        self.stepper.forget()
+        self._launched.clear()
         self.saver.restore(checkpoint, is_roll_back)
         self.rescue.forget()
 
@@ -314,9 +316,14 @@ class Trainer:
             self._launched.append(units)
             if not is_first:  # the step before has ended while this one was prepared
                 self._settle_one()
-            self.tell_of_steps(factor)
+            if self._launched:  # the state has not gone back
+                self.tell_of_steps(factor)
             return
-        self.settle()
+        rollbacks = self.state.guard.rollbacks
+        if self.settle():  # a step of another shape, or the first that is no graph
+            if self.state.guard.rollbacks > rollbacks:
+                return  # the batch is from behind the state of now
+            factor = self._rate_factor(self.done())
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             handle_bad_step(self, loss)
@@ -347,8 +354,11 @@ class Trainer:
         assert result is not None
         seconds, self._since = time.perf_counter() - self._since, time.perf_counter()
         if not result.is_finite:
-            progress.count(-units)
+            for later in (units, *self._launched):
+                progress.count(-later)
             handle_bad_step(self, result.loss, result.gradient, is_reset=True)
+            for later in self._launched:
+                progress.count(later)
             return
         self.state.guard.good_step()
         progress.train_s += seconds
@@ -360,10 +370,12 @@ class Trainer:
         share of the peak learning rate that the last one had."""
         progress = self.progress
         if self.meter.log_due(self.plan.options.log_every, progress.step, taken):
+            step = progress.step
             self.settle()
-            left = self._evaluations.left(progress)
-            self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
-            self._warn_of_straggler()
+            if self.progress.step == step:  # else it has changed nothing
+                left = self._evaluations.left(progress)
+                self.emit(step_event(self, factor * self.optimizers.learning_rate, left))
+                self._warn_of_straggler()
         if self._phases.is_due():
             self.emit(self._phases.event())
 

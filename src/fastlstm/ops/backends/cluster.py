@@ -12,7 +12,9 @@ from fastlstm.errors import KernelError
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cuda.cluster_lstm import (
     SIZES,
+    embedded_if_large,
     max_clusters,
+    normed_input,
     padded_size,
     rows_per_cluster,
     run_cluster_lstm,
@@ -25,7 +27,7 @@ _MIN_CAPABILITY = (9, 0)
 
 
 class ClusterBackend:
-    """Forward and backward in bf16 or fp16 (float32 sums and cell), any option but layer norm."""
+    """Forward and backward in bf16 or fp16 (float32 sums and cell state), any option."""
 
     name = "cluster"
     is_own = True
@@ -40,8 +42,6 @@ class ClusterBackend:
         if call.dtype not in (torch.bfloat16, torch.float16):
             name = str(call.dtype).removeprefix("torch.")
             return f"these kernels compute in bf16 and fp16, not in {name}"
-        if call.options.layer_norm:
-            return "these kernels have no layer norm"
         if call.max_activation_bytes is not None:
             return "these kernels save all activations, max_activation_bytes limits them"
         if max(SIZES) < call.H:
@@ -51,7 +51,8 @@ class ClusterBackend:
     def describe(self, call: LSTMCall) -> Kernel:
         """Returns the kernel with its clusters, rows and padding."""
         device, H = torch.cuda.current_device(), padded_size(call.H)
-        clusters, groups = rows_per_cluster(call.B, H, device)
+        has_norm = call.options.layer_norm
+        clusters, groups = rows_per_cluster(call.B, H, device, has_norm=has_norm)
         dtype = "fp16" if call.dtype == torch.float16 else "bf16"
         name = (
             f"persistent LSTM {dtype} ({clusters} of {max_clusters(H, device)} clusters of"
@@ -65,10 +66,14 @@ class ClusterBackend:
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
         """Runs a supported call; units beyond H have weights of zero and stay zero."""
         with torch.autocast("cuda", enabled=False):
-            size, H = padded_size(call.H), call.H
+            size, H, args = padded_size(call.H), call.H, embedded_if_large(args)
+            norm_size = H if call.options.layer_norm else 0
+            gx = normed_input(call, args) if norm_size else None
             if size == H:
-                return run_cluster_lstm(call, args)
-            y, h, c = run_cluster_lstm(call._replace(H=size), _padded(args, H, size))
+                return run_cluster_lstm(call, args, gx, norm_size)
+            gx = None if gx is None else pad(gx, (0, 4 * (size - H)))
+            padded = _padded(args, H, size)
+            y, h, c = run_cluster_lstm(call._replace(H=size), padded, gx, norm_size)
             return LSTMOutput(y[:, :, :H], h[:, :H], c[:, :H])
 
 
@@ -108,4 +113,7 @@ def _padded(args: LSTMArgs, H: int, size: int) -> LSTMArgs:
         b_ih=per_gate(args.b_ih),
         b_hh=per_gate(args.b_hh),
         mask=None if args.mask is None else pad(args.mask, (0, more)),
+        gamma_hh=per_gate(args.gamma_hh),
+        gamma_c=None if args.gamma_c is None else pad(args.gamma_c, (0, more)),
+        beta_c=None if args.beta_c is None else pad(args.beta_c, (0, more)),
     )

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastlstm.errors import KernelError
 from fastlstm.ops.autograd import by_argument, slow_gradients
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
-from fastlstm.ops.cell_call import CellCall
+from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
-from fastlstm.ops.cuda.module import ClusterKernel
+from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -26,6 +27,8 @@ SIZES = (128, 256, 512)
 _UNITS_OF_BLOCK, _THREADS = 32, 256
 _MAX_GROUPS = 8
 """Groups of 8 rows that a cluster computes in turn."""
+_MAX_NORMED_GROUPS = 4
+"""With a layer norm, whose values take more registers."""
 _MAX_TABLE_ROWS = 1024
 """Up to so many rows of an embedding are multiplied and gathered; the gradient of a larger table
 would be a product over too many zeros."""
@@ -42,6 +45,8 @@ class Variant(NamedTuple):
     has_mask: bool
     zoneout: int
     options: CellOptions
+    norm_size: int = 0
+    """Units that a layer norm is over; 0 without one."""
 
     def macros(self, groups: int) -> dict[str, int]:
         """Returns the macros of the source, for so many groups of rows of a cluster."""
@@ -57,20 +62,25 @@ class Variant(NamedTuple):
             "ZONEOUT": self.zoneout,
             "ACT": ACTIVATIONS.index(self.options.activation),
             "REC": ACTIVATIONS.index(self.options.recurrent_activation),
+            "NORM": int(self.norm_size > 0),
+            "REAL": self.norm_size or self.H,
         }
 
 
-def shared_bytes(H: int, groups: int, *, is_backward: bool) -> int:
+def shared_bytes(H: int, groups: int, *, is_backward: bool, has_norm: bool = False) -> int:
     """Returns the dynamic shared memory of a block."""
-    sums = 16 * H if not is_backward else 512 * (H // _UNITS_OF_BLOCK) + 64 * _UNITS_OF_BLOCK
-    return 2 * groups * sums + 16 * groups
+    blocks = H // _UNITS_OF_BLOCK
+    each = 512 * blocks + 64 * _UNITS_OF_BLOCK if is_backward else 16 * H
+    each += 8 + (512 + 64 * blocks + 8 if has_norm else 0)  # with barriers
+    return 2 * groups * each
 
 
 @lru_cache
-def _kernel(variant: Variant, groups: int, entry: str, device: int) -> ClusterKernel:
-    size = shared_bytes(variant.H, groups, is_backward=entry == "lstm_backward")
+def _kernel(variant: Variant, groups: int, entry: str, device: int) -> CudaKernel:
+    has_norm = variant.norm_size > 0
+    size = shared_bytes(variant.H, groups, is_backward=entry == "lstm_backward", has_norm=has_norm)
     macros, cluster = variant.macros(groups), variant.H // _UNITS_OF_BLOCK
-    return ClusterKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
+    return CudaKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
 
 
 @lru_cache
@@ -81,10 +91,10 @@ def max_clusters(H: int, device: int) -> int:
     return min(_kernel(plain, 1, entry, device).max_clusters() for entry in entries)
 
 
-def rows_per_cluster(B: int, H: int, device: int) -> tuple[int, int]:
+def rows_per_cluster(B: int, H: int, device: int, *, has_norm: bool = False) -> tuple[int, int]:
     """Returns how many clusters to launch, and how many groups of 8 rows each has at most."""
-    num_groups = -(-B // 8)
-    groups = min(_MAX_GROUPS, -(-num_groups // max_clusters(H, device)))
+    num_groups, most = -(-B // 8), _MAX_NORMED_GROUPS if has_norm else _MAX_GROUPS
+    groups = min(most, -(-num_groups // max_clusters(H, device)))
     return -(-num_groups // groups), groups
 
 
@@ -93,41 +103,25 @@ def padded_size(H: int) -> int:
     return next(size for size in SIZES if size >= H)
 
 
-class _Arguments(ctypes.Structure):
-    """A struct of pointers and sizes, in the order of the CUDA source."""
-
-    def __init__(self, call: LSTMCall, **tensors: Tensor | None) -> None:
-        keep_h, keep_c = CellCall(call.options).thresholds
-        p_h, p_c = call.options.zoneout
-        pointers = {name: None if t is None else t.data_ptr() for name, t in tensors.items()}
-        sizes = {"T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c}
-        super().__init__(**pointers, **sizes, p_h=p_h, p_c=p_c)
+_SIZES: list[tuple[str, Any]] = [("T", ctypes.c_int), ("B", ctypes.c_int)]
+_SIZES += [("keep_h", ctypes.c_uint), ("keep_c", ctypes.c_uint)]
+_SIZES += [("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
 
 
-_SIZES: list[tuple[str, Any]] = [
-    ("T", ctypes.c_int),
-    ("B", ctypes.c_int),
-    ("keep_h", ctypes.c_uint),
-]
-_SIZES += [("keep_c", ctypes.c_uint), ("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
-
-
-def _pointers(names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names.split()]
-
-
-class _Forward(_Arguments):
+class _Forward(Arguments):
     _fields_ = (
-        _pointers("whh gx tokens h0 c0 mask begins ends seed y hT cT gates cells fresh")
+        pointers("whh gx tokens h0 c0 mask begins ends seed first y hT cT gates cells fresh")
         + _SIZES
         + [("V", ctypes.c_int)]
+        + pointers("gamma_hh gamma_c beta_c normed moments")
     )
 
 
-class _Backward(_Arguments):
+class _Backward(Arguments):
     _fields_ = (
-        _pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
+        pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
         + _SIZES
+        + pointers("gamma_hh gamma_c beta_c normed moments dproduct dnorm")
     )
 
 
@@ -140,7 +134,9 @@ class Saved(NamedTuple):
         cells: `(T, B, H)` float32, after zoneout.
         fresh: the same before zoneout, or None.
         w_hh: `(4H, H)` in the compute dtype.
-        w_ih: `(4H, I)` in it, gates innermost.
+        w_ih: `(4H, I)` in it, gates innermost; None where the projected input is given.
+        normed: `(T, B, H, 4)` recurrent product, normalised, with a layer norm.
+        moments: `(T, B, 4)` float32 of the layer norms.
     """
 
     entering: Tensor
@@ -148,26 +144,54 @@ class Saved(NamedTuple):
     cells: Tensor | None
     fresh: Tensor | None
     w_hh: Tensor
-    w_ih: Tensor
+    w_ih: Tensor | None
+    normed: Tensor | None
+    moments: Tensor | None
 
 
-def run_cluster_lstm(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-    """Runs a supported call whose H is one of SIZES."""
-    if args.tokens is not None and args.rows.shape[0] > _MAX_TABLE_ROWS:
-        args = args.embedded()
+def normed_input(call: LSTMCall, args: LSTMArgs) -> Tensor:
+    """Returns the projected rows of a cell with layer norm, `(N, 4H)` with gates innermost,
+    differentiably: normalised, scaled, and with both biases."""
+    w, gamma = _swapped(args.w_ih.to(call.dtype)), _swapped(_given(args.gamma_ih).to(call.dtype))
+    bias = None
+    if args.b_ih is not None and args.b_hh is not None:
+        bias = _swapped((args.b_ih + args.b_hh).to(call.dtype))
+    rows = args.rows.reshape(-1, args.rows.shape[-1]).to(call.dtype)
+    return torch.nn.functional.layer_norm(rows @ w.t(), gamma.shape, gamma, bias, EPSILON)
+
+
+def run_cluster_lstm(
+    call: LSTMCall, args: LSTMArgs, gx: Tensor | None = None, norm_size: int = 0
+) -> LSTMOutput:
+    """Runs a supported call whose H is one of SIZES.
+
+    Args:
+        call: what is run.
+        args: its tensors; of many tokens already embedded (`embedded_if_large`).
+        gx: `(N, 4H)` projected rows with gates innermost; None projects them here.
+        norm_size: units that a layer norm is over, without padding; 0 without one.
+    """
     if call.requires_grad:
-        return LSTMOutput(*_ClusterLSTM.apply(call, *args))  # type: ignore[no-untyped-call]
-    return _forward(call, args, saves=False)[0]
+        return LSTMOutput(*_ClusterLSTM.apply(call, norm_size, gx, *args))  # type: ignore[no-untyped-call]
+    return _forward(call, args, gx, norm_size, saves=False)[0]
+
+
+def embedded_if_large(args: LSTMArgs) -> LSTMArgs:
+    """Returns the arguments; with dense rows where the embedding is too large for a table."""
+    is_large = args.tokens is not None and args.rows.shape[0] > _MAX_TABLE_ROWS
+    return args.embedded() if is_large else args
 
 
 class _ClusterLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: LSTMCall, norm_size: int, gx: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         args = LSTMArgs(*tensors)
-        out, saved = _forward(call, args, saves=True)
+        out, saved = _forward(call, args, gx, norm_size, saves=True)
         ctx.save_for_backward(*args, *saved)
         ctx.set_materialize_grads(False)
-        ctx.call = call
+        ctx.call, ctx.norm_size = call, norm_size
         return tuple(out)
 
     @staticmethod
@@ -175,91 +199,121 @@ class _ClusterLSTM(torch.autograd.Function):
         call: LSTMCall = ctx.call
         tensors, num = ctx.saved_tensors, len(LSTMArgs._fields)
         args, saved = LSTMArgs(*tensors[:num]), Saved(*tensors[num:])
-        needs = LSTMArgs(*ctx.needs_input_grad[1:])
-        slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
-        if slow is not None:
-            return None, *slow
-        gradients = _backward(call, args, saved, grads, needs)
-        return None, *by_argument(args, gradients, needs)
+        needs = LSTMArgs(*ctx.needs_input_grad[3:])
+        if not ctx.norm_size:
+            slow = slow_gradients(args, call.options, grads, needs, strict=call.strict)
+            if slow is not None:
+                return None, None, None, *slow
+        elif torch.is_grad_enabled():
+            raise KernelError(
+                "a gradient that is itself differentiated (create_graph=True) does not exist of a"
+                " layer norm on a GPU; use backend='reference'"
+            )
+        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size)
+        return None, None, dgx, *by_argument(args, gradients, needs)
 
 
-def _forward(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> tuple[LSTMOutput, Saved]:
+def _forward(
+    call: LSTMCall, args: LSTMArgs, gx: Tensor | None, norm_size: int, *, saves: bool
+) -> tuple[LSTMOutput, Saved]:
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
-    w_ih, w_hh = _gates_last(args.w_ih).to(dtype), args.w_hh.to(dtype).contiguous()
-    rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
-    if args.b_ih is None or args.b_hh is None:
-        gx = torch.mm(rows, w_ih.t())
+    w_ih: Tensor | None = None
+    if gx is None:
+        w_ih, w_hh, bias = _packed_weights(args, dtype)
+        rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
+        gx = rows @ w_ih.t() if bias is None else torch.addmm(bias, rows, w_ih.t())
     else:
-        gx = torch.addmm(_gates_last(args.b_ih + args.b_hh).to(dtype), rows, w_ih.t())
+        w_hh = args.w_hh.to(dtype).contiguous()
     entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
-    entering[0] = args.h0
     hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
-    variant = _variant(call, args, saves=saves)
-    gates = cells = fresh = None
+    variant = _variant(call, args, norm_size, saves=saves)
+    gates = cells = fresh = normed = moments = None
     if saves:
         gates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
         cells = torch.empty((T, B, H), dtype=torch.float32, device=device)
         fresh = torch.empty_like(cells) if variant.zoneout else None
-    saved = Saved(entering, gates, cells, fresh, w_hh, w_ih)
-    wide = _wide(args)
+        if norm_size:
+            normed = torch.empty_like(gates)
+            moments = torch.empty((T, B, 4), dtype=torch.float32, device=device)
+    saved = Saved(entering, gates, cells, fresh, w_hh, w_ih, normed, moments)
+    shared = _shared_arguments(call, args)
     arguments = _Forward(
-        call, whh=w_hh, gx=gx, tokens=args.tokens, **wide, y=entering[1:], hT=hT, cT=cT,
-        gates=gates, cells=cells, fresh=fresh,
+        **shared, whh=w_hh, gx=gx.contiguous(), tokens=args.tokens, h0=_wide(args.h0), V=len(gx),
+        first=entering, y=entering[1:], hT=hT, cT=cT, gates=gates, cells=cells, fresh=fresh,
+        normed=normed, moments=moments,
     )  # fmt: skip
-    arguments.V = len(rows)
-    clusters, groups = rows_per_cluster(B, H, device.index)
+    clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
     _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
     return LSTMOutput(entering[1:], hT, cT), saved
 
 
 def _backward(
-    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs
-) -> Gradients:
+    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int
+) -> tuple[Tensor | None, Gradients]:
+    """Returns the gradient of the projected rows, where those are given, and all others."""
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
     dy, dhT, dcT = grads
     shape = (T, B, H)
     dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else dy.to(dtype).contiguous()
-    dhT, dcT = (None if g is None else g.float().contiguous() for g in (dhT, dcT))
     dgates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
     dh0, dc0 = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
-    wide = _wide(args)
-    del wide["h0"]
+    clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
+    dproduct, dnorm = dgates, None
+    if norm_size:
+        dproduct = torch.empty_like(dgates)
+        dnorm = torch.empty((clusters, 8, H, 6), dtype=torch.float32, device=device)
+    shared = _shared_arguments(call, args)
     arguments = _Backward(
-        call, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
-        dhT=dhT, dcT=dcT, **wide, dgates=dgates, dh0=dh0, dc0=dc0,
+        **shared, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
+        dhT=_wide(dhT), dcT=_wide(dcT), dgates=dgates, dh0=dh0, dc0=dc0, normed=saved.normed,
+        moments=saved.moments, dproduct=dproduct, dnorm=dnorm,
     )  # fmt: skip
-    clusters, groups = rows_per_cluster(B, H, device.index)
-    variant = _variant(call, args, saves=True)
+    variant = _variant(call, args, norm_size, saves=True)
     _kernel(variant, groups, "lstm_backward", device.index).launch(clusters, arguments)
-    d = dgates.view(T * B, 4 * H)
-    drows, dw_ih, dbias = _input_gradients(args, d, saved.w_ih, needs)
-    dw_hh = None
+    d, product = dgates.view(T * B, 4 * H), dproduct.view(T * B, 4 * H)
+    dgx = drows = dw_ih = dbias = dw_hh = None
+    if saved.w_ih is None:
+        dgx = d if args.tokens is None else _table_gradient(args, d).to(dtype)
+    else:
+        drows, dw_ih, dbias = _input_gradients(args, d, saved.w_ih, needs)
     if needs.w_hh:
-        dw_hh = _gates_first(_product(d.t(), _entering(args, saved).view(T * B, H)))
+        dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
+    dw_ih, dw_hh, dbias = _unpacked_gradients(H, dw_ih, dw_hh, dbias)
     if needs.h0:
-        dh = dgates[0].view(B, 4 * H) @ _gates_last(saved.w_hh)
+        dh = dproduct[0].view(B, 4 * H) @ _gates_last(saved.w_hh, dtype)
         dh0 += dh if args.mask is None else dh * args.mask
-    return Gradients(drows, dh0, dc0, dw_ih, dw_hh, dbias, None, None, None, None)
+    norms: tuple[Tensor | None, ...] = (None, None, None)
+    if dnorm is not None:
+        of_units = dnorm.sum((0, 1))
+        norms = _gates_first(of_units[:, :4].reshape(-1)), of_units[:, 4], of_units[:, 5]
+    return dgx, Gradients(drows, dh0, dc0, dw_ih, dw_hh, dbias, None, *norms)
+
+
+def _table_gradient(args: LSTMArgs, d: Tensor) -> Tensor:
+    """Returns the gradient of the rows that tokens name, `(V, 4H)` float32: a product with ones
+    and zeros, which adds in one order."""
+    assert args.tokens is not None
+    chosen = d.new_zeros((len(d), args.rows.shape[0])).scatter_(1, args.tokens.reshape(-1, 1), 1)
+    return _product(chosen.t(), d)
 
 
 def _input_gradients(
     args: LSTMArgs, d: Tensor, w_ih: Tensor, needs: LSTMArgs
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Returns the gradients of the rows, of w_ih and of each bias; `d` is `(T * B, 4H)`."""
+    """Returns the gradients of the rows, and with gates innermost those of w_ih and of each bias;
+    `d` is `(T * B, 4H)`."""
     rows = args.rows.reshape(-1, args.rows.shape[-1]).to(d.dtype)
     needs_bias, dbias = needs.b_ih or needs.b_hh, None
-    if args.tokens is not None:  # the gradient of the table, by a product: in one order of sums
-        chosen = d.new_zeros((len(d), len(rows))).scatter_(1, args.tokens.reshape(-1, 1), 1)
-        table = _product(chosen.t(), d)
+    if args.tokens is not None:
+        table = _table_gradient(args, d)
         dbias = table.sum(0) if needs_bias else None
         d = table.to(d.dtype)
     elif needs_bias:
         dbias = d.sum(0, dtype=torch.float32)
     drows = (d @ w_ih).view_as(args.rows) if needs.rows else None
-    dw_ih = _gates_first(_product(d.t(), rows)) if needs.w_ih else None
-    return drows, dw_ih, None if dbias is None else _gates_first(dbias)
+    return drows, _product(d.t(), rows) if needs.w_ih else None, dbias
 
 
 def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
@@ -271,7 +325,7 @@ def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
     return h if args.mask is None else h * args.mask.to(h.dtype)
 
 
-def _variant(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> Variant:
+def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, saves: bool) -> Variant:
     zoneout = 0
     if max(call.options.zoneout) > 0:
         zoneout = 2 if args.seed is None else 1
@@ -280,20 +334,86 @@ def _variant(call: LSTMCall, args: LSTMArgs, *, saves: bool) -> Variant:
     )
     return Variant(
         call.dtype, args.w_hh.shape[1], saves, args.tokens is not None, args.begins is not None,
-        args.mask is not None, zoneout, plain,
+        args.mask is not None, zoneout, plain, norm_size,
     )  # fmt: skip
 
 
-def _wide(args: LSTMArgs) -> dict[str, Tensor | None]:
-    """Returns what both kernels read as it is."""
+def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
+    """Returns what both kernels read; it must live until they are launched."""
+    keep_h, keep_c = CellCall(call.options).thresholds
+    p_h, p_c = call.options.zoneout
+    gamma = None
+    if args.gamma_hh is not None:
+        gamma = _gates_last(args.gamma_hh, torch.float32)
     return {
-        "h0": args.h0.float().contiguous(),
-        "c0": args.c0.float().contiguous(),
-        "mask": None if args.mask is None else args.mask.float().contiguous(),
-        "begins": args.begins,
-        "ends": args.ends,
-        "seed": args.seed,
-    }
+        "T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c, "p_h": p_h, "p_c": p_c,
+        "c0": _wide(args.c0), "mask": _wide(args.mask), "begins": args.begins, "ends": args.ends,
+        "seed": args.seed, "gamma_hh": gamma, "gamma_c": _wide(args.gamma_c),
+        "beta_c": _wide(args.beta_c),
+    }  # fmt: skip
+
+
+def _wide(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.float().contiguous()
+
+
+def _given(t: Tensor | None) -> Tensor:
+    assert t is not None
+    return t
+
+
+class _Weights(Arguments):
+    _fields_ = (
+        *pointers("w_ih w_hh b_ih b_hh to_ih to_hh to_bias"),
+        ("H", ctypes.c_int),
+        ("I", ctypes.c_int),
+    )
+
+
+class _Gradients(Arguments):
+    _fields_ = (
+        *pointers("w_ih w_hh bias to_ih to_hh to_bias"), ("H", ctypes.c_int), ("I", ctypes.c_int)
+    )  # fmt: skip
+
+
+@lru_cache
+def _weights_kernel(entry: str, dtype: torch.dtype, device: int) -> CudaKernel:
+    return CudaKernel("lstm_weights", entry, {"DTYPE": int(dtype == torch.float16)}, device, 128)
+
+
+def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns w_ih and the sum of the biases with gates innermost, and w_hh, in `dtype`."""
+    has_bias = args.b_ih is not None and args.b_hh is not None
+    kinds = {t.dtype for t in args.weights if t is not None}
+    if kinds != {torch.float32}:
+        bias = _gates_last(args.b_ih + args.b_hh, dtype) if has_bias else None  # type: ignore[operator]
+        return _gates_last(args.w_ih, dtype), args.w_hh.to(dtype).contiguous(), bias
+    w_ih, w_hh, b_ih, b_hh = (None if t is None else t.contiguous() for t in args.weights)
+    assert w_ih is not None
+    assert w_hh is not None
+    to_ih, to_hh = (torch.empty_like(w, dtype=dtype) for w in (w_ih, w_hh))
+    to_bias = None if b_ih is None else torch.empty_like(b_ih, dtype=dtype)
+    arguments = _Weights(
+        w_ih=w_ih, w_hh=w_hh, b_ih=b_ih, b_hh=b_hh, to_ih=to_ih, to_hh=to_hh, to_bias=to_bias,
+        H=w_hh.shape[1], I=w_ih.shape[1],
+    )  # fmt: skip
+    _weights_kernel("pack_weights", dtype, w_hh.get_device()).launch(len(w_hh), arguments)
+    return to_ih, to_hh, to_bias
+
+
+def _unpacked_gradients(H: int, *gradients: Tensor | None) -> list[Tensor | None]:
+    """Returns float32 gradients of w_ih, w_hh and the biases with gates first."""
+    w_ih, w_hh, bias = gradients
+    given = [t for t in gradients if t is not None]
+    out = [None if t is None else torch.empty_like(t) for t in gradients]
+    if given:
+        arguments = _Gradients(
+            w_ih=w_ih, w_hh=w_hh, bias=bias, to_ih=out[0], to_hh=out[1], to_bias=out[2],
+            H=H, I=0 if w_ih is None else w_ih.shape[1],
+        )  # fmt: skip
+        device = given[0].get_device()
+        _weights_kernel("unpack_gradients", torch.bfloat16, device).launch(4 * H, arguments)
+    return out
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -302,11 +422,18 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
-def _gates_last(w: Tensor) -> Tensor:
+def _gates_last(w: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns `(4H, …)`, gates first, with gates innermost: `(H, 4, …)` as `(4H, …)`."""
-    return w.view(4, w.shape[0] // 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+    out = torch.empty(w.shape, dtype=dtype, device=w.device)
+    out.view(-1, 4, *w.shape[1:]).copy_(w.view(4, -1, *w.shape[1:]).transpose(0, 1))
+    return out
+
+
+def _swapped(w: Tensor) -> Tensor:
+    """As `_gates_last`, differentiably, in the dtype of `w`."""
+    return w.view(4, -1, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
 
 
 def _gates_first(w: Tensor) -> Tensor:
     """Returns the opposite of `_gates_last`."""
-    return w.view(w.shape[0] // 4, 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+    return w.view(-1, 4, *w.shape[1:]).transpose(0, 1).reshape(w.shape)

@@ -16,6 +16,8 @@
 //   LENGTHS    rows have a first and a last step
 //   MASK       recurrent dropout: h * mask enters the product
 //   ZONEOUT    0 none, 1 drawn, 2 expectation
+//   NORM       layer norm of the recurrent product and of the cell
+//   REAL       units without padding, which the norm is over
 //   ACT, REC   activation of candidate and cell, and of the gates: place in ops.cell_options.ACTIVATIONS
 // Layouts: row-major, gates innermost, in the order i f g o.
 
@@ -24,6 +26,7 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 
+#define SEND (CL == 4 ? 8 : 16)  // bytes of a message of h
 #define THREADS 256
 #define UNITS 32
 #define AHEAD 6  // steps whose inputs are fetched into the L2 cache
@@ -39,6 +42,7 @@ struct Forward {
   const i64* begins;   // (B)
   const i64* ends;     // (B)
   const i64* seed;     // (1)
+  u16* first;          // (B, H): h0 as it enters
   u16* y;              // (T, B, H)
   float* hT;           // (B, H)
   float* cT;           // (B, H)
@@ -49,6 +53,11 @@ struct Forward {
   u32 keep_h, keep_c;  // of 65536 draws
   float p_h, p_c;      // their expectations
   int V;               // rows of the table
+  const float* gamma_hh;  // (H, 4), with NORM, as all below
+  const float* gamma_c;   // (H)
+  const float* beta_c;    // (H)
+  u16* normed;            // (T, B, H, 4) recurrent product, normalised
+  float4* moments;        // (T, B): 1/deviation of the product, mean and 1/deviation of the cell
 };
 
 struct Backward {
@@ -70,6 +79,13 @@ struct Backward {
   int T, B;
   u32 keep_h, keep_c;
   float p_h, p_c;
+  const float* gamma_hh;
+  const float* gamma_c;
+  const float* beta_c;
+  const u16* normed;
+  const float4* moments;
+  u16* dproduct;       // (T, B, H, 4): gradient of the recurrent product
+  float* dnorm;        // (clusters, 8, H, 6): sums of the gradients of gamma_hh, gamma_c, beta_c
 };
 
 // --- 16-bit numbers ------------------------------------------------------------------------------
@@ -226,11 +242,73 @@ struct Rows {
 // Byte of the 4 units of quad Q and row n in the h of a group (16 * H bytes).
 __device__ __forceinline__ u32 place(u32 Q, u32 n) { return Q * 64 + ((n ^ (((Q >> 1) & 1) << 2)) << 3); }
 
+#if NORM
+// Two sums over all units of each row, for one of two kinds of each group: every block adds up its own units, and sends
+// the result to all blocks. One buffer is enough: a block sends the next ones after it has h, or dh, of all warps, which
+// they send after they have read these.
+struct Sums {
+  static constexpr u32 PARTS = 2 * NS * 8 * 8 * 8;        // of the warps of this block
+  static constexpr u32 ALL = 2 * NS * CL * 8 * 8;         // of all blocks
+  static constexpr u32 BYTES = PARTS + ALL + 2 * NS * 8;  // with barriers
+  u32 base, rank, barriers;
+  unsigned char* memory;
+  u32 to;
+  __device__ __forceinline__ Sums(unsigned char* at, u32 address, u32 rank_)
+      : base(address), rank(rank_), barriers(address + PARTS + ALL), memory(at) {
+    if (threadIdx.x == 0) init_barriers(barriers, 2 * NS, CL * 64);
+    to = address_in(base, (threadIdx.x >> 3) & (CL - 1));
+  }
+  // x and y are sums over this warp's units of row n, in the lanes that have `is_first`.
+  __device__ __forceinline__ void share(int kind, int s, int n, bool is_first, float x, float y) {
+    const u32 slot = kind * NS + s;
+    float2* parts = (float2*)(memory + slot * 512);
+    if (is_first) parts[(threadIdx.x >> 5) * 8 + n] = make_float2(x, y);
+    __syncthreads();
+    if (threadIdx.x < 8 * CL) {
+      const int row = threadIdx.x & 7;
+      float a = 0.f, b = 0.f;
+#pragma unroll
+      for (int w = 0; w < 8; ++w) {
+        const float2 part = parts[w * 8 + row];
+        a += part.x;
+        b += part.y;
+      }
+      const u32 at = PARTS + (slot * CL + rank) * 64 + row * 8;
+      send8(to + at, __float_as_uint(a), __float_as_uint(b), to + PARTS + ALL + 8 * slot);
+    }
+  }
+  __device__ __forceinline__ float2 of(int kind, int s, int n, int step, bool is_last) {
+    const u32 slot = kind * NS + s;
+    await(barriers + 8 * slot, step & 1);
+    if (threadIdx.x == 0 && !is_last) expect(barriers + 8 * slot, CL * 64);
+    const float2* all = (const float2*)(memory + PARTS + slot * CL * 64);
+    float a = 0.f, b = 0.f;
+#pragma unroll
+    for (int k = 0; k < CL; ++k) {
+      const float2 one = all[k * 8 + n];
+      a += one.x;
+      b += one.y;
+    }
+    return make_float2(a, b);
+  }
+};
+#define EPSILON 1e-5f
+// Mean and 1/deviation from a sum and a sum of squares of `num` values.
+__device__ __forceinline__ float2 moments_of(float2 sums, float num) {
+  const float mean = sums.x / num;
+  return make_float2(mean, rsqrtf(fmaxf(sums.y / num - mean * mean, 0.f) + EPSILON));
+}
+#endif
+
+struct Cell {
+  float i, f, g, o, fresh;  // gates, activated, and the new cell before zoneout
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forward P) {
   constexpr int KS = H / 16;
   constexpr u32 HB = 16 * H;             // bytes of the h of a group
   constexpr u32 BARRIERS = 2 * NS * HB;  // behind both buffers
-  constexpr int DESTINATIONS = CL >= 8 ? CL / 8 : 1;
+  constexpr int DESTINATIONS = SEND == 16 ? CL / 8 : CL / 4;
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 base = shared_address(memory);
   const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
@@ -257,6 +335,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     float4 h = make_float4(0.f, 0.f, 0.f, 0.f);
     if (row < B) {
       h = *(const float4*)(P.h0 + (size_t)row * H + 4 * quad);
+      if (quad / (UNITS / 4) == rank)
+        *(uint2*)(P.first + (size_t)row * H + 4 * quad) = make_uint2(pack2(h.x, h.y), pack2(h.z, h.w));
 #if MASK
       const float4 m = *(const float4*)(P.mask + (size_t)row * H + 4 * quad);
       h.x *= m.x; h.y *= m.y; h.z *= m.z; h.w *= m.w;
@@ -316,105 +396,178 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   if (tid == 0) init_barriers(base + BARRIERS, 2 * NS, HB);
   u32 to[DESTINATIONS];
 #pragma unroll
-  for (int j = 0; j < DESTINATIONS; ++j) to[j] = address_in(base, (rank + q + 8 * j) & (CL - 1));
+  for (int j = 0; j < DESTINATIONS; ++j)
+    to[j] = address_in(base, (rank + (SEND == 16 ? q + 8 * j : (q & 3) + 4 * j)) & (CL - 1));
+#if NORM
+  Sums sums_of(memory + BARRIERS + 16 * NS, base + BARRIERS + 16 * NS, rank);
+  const float4 gamma = *(const float4*)(P.gamma_hh + 4 * unit);
+  const float gamma_c = P.gamma_c[unit], beta_c = P.beta_c[unit];
+#endif
   __syncthreads();
   cluster_sync();
 
+  // The recurrent product of a group: four gates of this thread's row and unit.
+  auto product = [&](int s, int t, float (&z)[4]) {
+    if (t > 0) {
+      const u32 barrier = base + BARRIERS + 8 * (2 * s + (t & 1));
+      await(barrier, ((t - 1) >> 1) & 1);
+      if (tid == 0 && t + 2 < T) expect(barrier, HB);
+    }
+    float sums[4][4] = {};
+    const unsigned char* from = memory + (t & 1) * NS * HB + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
+#pragma unroll
+    for (int k = 0; k < KS; ++k) {
+      const uint2 b = *(const uint2*)(from + k * 256);
+      mma(sums[k % 4], weights[k], b.x, b.y);
+    }
+    float a[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) a[e] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
+    // Lanes q and q + 4 have two gates of two rows each: swap, so that each has four gates of one.
+    const float r0 = __shfl_xor_sync(~0u, is_low ? a[1] : a[0], 16);
+    const float r1 = __shfl_xor_sync(~0u, is_low ? a[3] : a[2], 16);
+    z[0] = is_low ? a[0] : r0;
+    z[1] = is_low ? a[2] : r1;
+    z[2] = is_low ? r0 : a[1];
+    z[3] = is_low ? r1 : a[3];
+  };
+  auto cell_of = [&](int s, const float (&z)[4]) {
+    Cell k;
+    k.i = activate<REC>(z[0] + low_of(gx[s].x));
+    k.f = activate<REC>(z[1] + high_of(gx[s].x));
+    k.g = activate<ACT>(z[2] + low_of(gx[s].y));
+    k.o = activate<REC>(z[3] + high_of(gx[s].y));
+    k.fresh = fmaf(k.f, c[s], k.i * k.g);
+    return k;
+  };
+  // Forms h of `inner`, the cell as the output sees it, sends it, and stores what is asked for.
+  auto finish = [&](int s, int t, const Cell& k, float inner) {
+    float new_c = k.fresh, new_h = k.o * activate<ACT>(inner);
+#if ZONEOUT == 1
+    const u32 drawn = draw(seed, (u32)t * (u32)B + (u32)(rows.first + s * rows.step + n), unit);
+    if ((drawn & 0xffffu) < P.keep_h) new_h = h[s];
+    if ((drawn >> 16) < P.keep_c) new_c = c[s];
+#elif ZONEOUT == 2
+    new_h = P.p_h * h[s] + (1.f - P.p_h) * new_h;
+    new_c = P.p_c * c[s] + (1.f - P.p_c) * new_c;
+#endif
+    float shown = new_h;
+#if LENGTHS
+    if (t < begin[s] || t >= end[s]) {
+      new_h = h[s];
+      new_c = c[s];
+      shown = 0.f;
+    }
+#endif
+    h[s] = new_h;
+    c[s] = new_c;
+#if MASK
+    new_h *= mask[s];
+#endif
+    // Four lanes hold four units of a row: 8 bytes.
+    auto four = [&](float mine) {
+      const float other = __shfl_xor_sync(~0u, mine, 4);
+      const u32 u = (q & 1) ? pack2(other, mine) : pack2(mine, other);
+      const u32 v = __shfl_xor_sync(~0u, u, 8);
+      return make_uint2((q & 2) ? v : u, (q & 2) ? u : v);
+    };
+    const uint2 out = four(new_h);
+    if (t + 1 < T) {
+      const u32 barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1)), then = ((t + 1) & 1) * NS * HB + s * HB;
+#if CL == 4
+      const u32 at = then + place(Q, n);
+#pragma unroll
+      for (int j = 0; j < DESTINATIONS; ++j) send8(to[j] + at, out.x, out.y, to[j] + barrier);
+#else  // rows 2p and 2p + 1 are neighbours
+      const u32 x = __shfl_xor_sync(~0u, out.x, 16), y = __shfl_xor_sync(~0u, out.y, 16), at = then + place(Q, 2 * p);
+#pragma unroll
+      for (int j = 0; j < DESTINATIONS; ++j)
+        send16(to[j] + at, is_low ? out.x : x, is_low ? out.y : y, is_low ? x : out.x, is_low ? y : out.y,
+               to[j] + barrier);
+#endif
+    }
+#if MASK || LENGTHS
+    const uint2 result = four(shown);
+#else
+    const uint2 result = out;
+#endif
+    const size_t at = (size_t)t * stride + cell[s];
+    if (is_row[s]) {
+      if ((q & 3) == 0) *(uint2*)(P.y + at) = result;
+#if SAVE
+      *(uint2*)(P.gates + at * 4) =
+          make_uint2(pack2(unsaturated(k.i), unsaturated(k.f)), pack2(k.g, unsaturated(k.o)));
+      P.cells[at] = new_c;
+#if ZONEOUT
+      P.fresh[at] = k.fresh;
+#endif
+#endif
+      if (t + 1 < T) {
+#if TOKENS
+        gx[s] = __ldg(projected(s, t + 1, next[s]));
+        if (t + 2 < T) next[s] = P.tokens[(size_t)(t + 2) * B + rows.first + s * rows.step + n];
+#else
+        gx[s] = __ldg(projected(s, t + 1, 0));
+        if (t + AHEAD < T) fetch_ahead(projected(s, t + AHEAD, 0));
+#endif
+      }
+    }
+  };
+
   for (int t = 0; t < T; ++t) {
-    const u32 now = (t & 1) * NS * HB, then = ((t + 1) & 1) * NS * HB;
+#if NORM
+    float z[NS][4], deviation[NS];
+    Cell k[NS];
+    auto share = [&](int kind, int s, float x, float y) {
+      x += __shfl_xor_sync(~0u, x, 4);
+      y += __shfl_xor_sync(~0u, y, 4);
+      x += __shfl_xor_sync(~0u, x, 8);
+      y += __shfl_xor_sync(~0u, y, 8);
+      sums_of.share(kind, s, n, (q & 3) == 0, x, y);
+    };
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
       if (s >= rows.num) break;
-      if (t > 0) {
-        const u32 barrier = base + BARRIERS + 8 * (2 * s + (t & 1));
-        await(barrier, ((t - 1) >> 1) & 1);
-        if (tid == 0 && t + 2 < T) expect(barrier, HB);
-      }
-      float sums[4][4] = {};
-      const unsigned char* from = memory + now + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
-#pragma unroll
-      for (int k = 0; k < KS; ++k) {
-        const uint2 b = *(const uint2*)(from + k * 256);
-        mma(sums[k % 4], weights[k], b.x, b.y);
-      }
-      float a[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) a[e] = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e]);
-      // Lanes q and q + 4 have two gates of two rows each: swap, so that each has four gates of one.
-      const float r0 = __shfl_xor_sync(~0u, is_low ? a[1] : a[0], 16);
-      const float r1 = __shfl_xor_sync(~0u, is_low ? a[3] : a[2], 16);
-      const float i_ = activate<REC>((is_low ? a[0] : r0) + low_of(gx[s].x));
-      const float f_ = activate<REC>((is_low ? a[2] : r1) + high_of(gx[s].x));
-      const float g_ = activate<ACT>((is_low ? r0 : a[1]) + low_of(gx[s].y));
-      const float o_ = activate<REC>((is_low ? r1 : a[3]) + high_of(gx[s].y));
-      const float fresh = fmaf(f_, c[s], i_ * g_);
-      float new_c = fresh, new_h = o_ * activate<ACT>(fresh);
-#if ZONEOUT == 1
-      const u32 drawn = draw(seed, (u32)t * (u32)B + (u32)(rows.first + s * rows.step + n), unit);
-      if ((drawn & 0xffffu) < P.keep_h) new_h = h[s];
-      if ((drawn >> 16) < P.keep_c) new_c = c[s];
-#elif ZONEOUT == 2
-      new_h = P.p_h * h[s] + (1.f - P.p_h) * new_h;
-      new_c = P.p_c * c[s] + (1.f - P.p_c) * new_c;
-#endif
-      float shown = new_h;
-#if LENGTHS
-      if (t < begin[s] || t >= end[s]) {
-        new_h = h[s];
-        new_c = c[s];
-        shown = 0.f;
-      }
-#endif
-      h[s] = new_h;
-      c[s] = new_c;
-#if MASK
-      new_h *= mask[s];
-#endif
-      // Four lanes hold four units of a row: 8 bytes.
-      auto four = [&](float mine) {
-        const float other = __shfl_xor_sync(~0u, mine, 4);
-        const u32 u = (q & 1) ? pack2(other, mine) : pack2(mine, other);
-        const u32 v = __shfl_xor_sync(~0u, u, 8);
-        return make_uint2((q & 2) ? v : u, (q & 2) ? u : v);
-      };
-      const uint2 out = four(new_h);
-      if (t + 1 < T) {  // rows 2p and 2p + 1 are neighbours: 16 bytes
-        const u32 x = __shfl_xor_sync(~0u, out.x, 16), y = __shfl_xor_sync(~0u, out.y, 16);
-        const u32 at = then + s * HB + place(Q, 2 * p), barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1));
-        if (CL >= 8 || q < CL) {
-#pragma unroll
-          for (int j = 0; j < DESTINATIONS; ++j)
-            send16(to[j] + at, is_low ? out.x : x, is_low ? out.y : y, is_low ? x : out.x, is_low ? y : out.y,
-                   to[j] + barrier);
-        }
-      }
-#if MASK || LENGTHS
-      const uint2 result = four(shown);
-#else
-      const uint2 result = out;
-#endif
-      const size_t at = (size_t)t * stride + cell[s];
-      if (is_row[s]) {
-        if ((q & 3) == 0) *(uint2*)(P.y + at) = result;
-#if SAVE
-        *(uint2*)(P.gates + at * 4) =
-            make_uint2(pack2(unsaturated(i_), unsaturated(f_)), pack2(g_, unsaturated(o_)));
-        P.cells[at] = new_c;
-#if ZONEOUT
-        P.fresh[at] = fresh;
-#endif
-#endif
-        if (t + 1 < T) {
-#if TOKENS
-          gx[s] = __ldg(projected(s, t + 1, next[s]));
-          if (t + 2 < T) next[s] = P.tokens[(size_t)(t + 2) * B + rows.first + s * rows.step + n];
-#else
-          gx[s] = __ldg(projected(s, t + 1, 0));
-          if (t + AHEAD < T) fetch_ahead(projected(s, t + AHEAD, 0));
-#endif
-        }
-      }
+      product(s, t, z[s]);
+      const float(&v)[4] = z[s];
+      share(0, s, (v[0] + v[1]) + (v[2] + v[3]), (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]));
     }
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      const float2 m = moments_of(sums_of.of(0, s, n, t, t + 1 == T), 4.f * REAL);
+      deviation[s] = m.y;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) z[s][e] = (z[s][e] - m.x) * m.y;
+#if SAVE
+      if (is_row[s])
+        *(uint2*)(P.normed + ((size_t)t * stride + cell[s]) * 4) =
+            make_uint2(pack2(z[s][0], z[s][1]), pack2(z[s][2], z[s][3]));
+#endif
+      z[s][0] *= gamma.x; z[s][1] *= gamma.y; z[s][2] *= gamma.z; z[s][3] *= gamma.w;
+      k[s] = cell_of(s, z[s]);
+      share(1, s, k[s].fresh, k[s].fresh * k[s].fresh);
+    }
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      const float2 m = moments_of(sums_of.of(1, s, n, t, t + 1 == T), (float)REAL);
+#if SAVE
+      if (unit == 0 && is_row[s])
+        P.moments[(size_t)t * B + rows.first + s * rows.step + n] = make_float4(deviation[s], m.x, m.y, 0.f);
+#endif
+      finish(s, t, k[s], fmaf((k[s].fresh - m.x) * m.y, gamma_c, beta_c));
+    }
+#else
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      float z[4];
+      product(s, t, z);
+      const Cell k = cell_of(s, z);
+      finish(s, t, k, k.fresh);
+    }
+#endif
   }
 #pragma unroll
   for (int s = 0; s < NS; ++s)
@@ -511,118 +664,225 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     if (P.dhT) carried[s] = P.dhT[cell[s]];
     if (P.dcT) dc[s] = P.dcT[cell[s]];
   }
+#if NORM
+  Sums sums_of(memory + BARRIERS + 16 * NS, base + BARRIERS + 16 * NS, rank);
+  const float4 gamma = *(const float4*)(P.gamma_hh + 4 * unit);
+  const float gamma_c = P.gamma_c[unit], beta_c = P.beta_c[unit];
+  float dnorm[6] = {};
+  uint2 normed[NS];
+  float4 moments[NS];
+  auto load_norm = [&](int s, int t) {
+    const size_t at = (size_t)t * stride + cell[s];
+    normed[s] = __ldg((const uint2*)(P.normed + at * 4));
+    moments[s] = __ldg(P.moments + (size_t)t * B + rows.first + s * rows.step + n);
+  };
+#pragma unroll
+  for (int s = 0; s < NS; ++s) {
+    normed[s] = make_uint2(0, 0);
+    moments[s] = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (is_row[s]) load_norm(s, T - 1);
+  }
+#endif
   __syncthreads();
   cluster_sync();
 
-  for (int it = 0; it < T; ++it) {
-    const int t = T - 1 - it;
+  // The gradient of h of a step: of the output, and of the next step.
+  auto incoming = [&](int s, int it) {
+    float dh = carried[s];
+    if (it > 0) {
+      const int buffer = (it - 1) & 1;
+      const u32 barrier = base + BARRIERS + 8 * (2 * s + buffer);
+      await(barrier, ((it - 1) >> 1) & 1);
+      if (tid == 0 && it + 1 < T - 1) expect(barrier, RB);
+      const unsigned char* from = memory + (buffer * NS + s) * RB + read_at;
+      float low = 0.f, high = 0.f;
 #pragma unroll
-    for (int s = 0; s < NS; ++s) {
-      if (s >= rows.num) break;
-      float dh = carried[s];
-      if (it > 0) {
-        const int buffer = (it - 1) & 1;
-        const u32 barrier = base + BARRIERS + 8 * (2 * s + buffer);
-        await(barrier, ((it - 1) >> 1) & 1);
-        if (tid == 0 && it + 1 < T - 1) expect(barrier, RB);
-        const unsigned char* from = memory + (buffer * NS + s) * RB + read_at;
-        float low = 0.f, high = 0.f;
-#pragma unroll
-        for (int j = 0; j < HALF; ++j) {
-          const u32 v = *(const u32*)(from + j * 512);
-          low += low_of(v);
-          high += high_of(v);
-        }
-        const float other = __shfl_xor_sync(~0u, half ? low : high, 16);
-        float sum = (half ? high : low) + other;
+      for (int j = 0; j < HALF; ++j) {
+        const u32 v = *(const u32*)(from + j * 512);
+        low += low_of(v);
+        high += high_of(v);
+      }
+      const float other = __shfl_xor_sync(~0u, half ? low : high, 16);
+      float sum = (half ? high : low) + other;
 #if MASK
-        sum *= mask[s];
+      sum *= mask[s];
 #endif
-        dh += sum;
-      }
-      float keep_h = 0.f, keep_c = 0.f;
+      dh += sum;
+    }
+    return dh;
+  };
+  struct Kept {  // what a step keeps of h and c, and the gradients that pass it
+    float h, c, dh, dc;
+    bool is_idle;
+  };
+  auto kept_of = [&](int s, int t, float dh) {
+    Kept k;
+    k.h = k.c = 0.f;
 #if ZONEOUT == 1
-      const u32 drawn = draw(seed, (u32)t * (u32)B + (u32)(rows.first + s * rows.step + n), unit);
-      keep_h = (drawn & 0xffffu) < P.keep_h ? 1.f : 0.f;
-      keep_c = (drawn >> 16) < P.keep_c ? 1.f : 0.f;
+    const u32 drawn = draw(seed, (u32)t * (u32)B + (u32)(rows.first + s * rows.step + n), unit);
+    k.h = (drawn & 0xffffu) < P.keep_h ? 1.f : 0.f;
+    k.c = (drawn >> 16) < P.keep_c ? 1.f : 0.f;
 #elif ZONEOUT == 2
-      keep_h = P.p_h;
-      keep_c = P.p_c;
+    k.h = P.p_h;
+    k.c = P.p_c;
 #endif
-      float shown = dy[s];
+    float shown = dy[s];
 #if LENGTHS
-      if (t < begin[s] || t >= end[s]) {
-        keep_h = keep_c = 1.f;
-        shown = 0.f;
-      }
+    if (t < begin[s] || t >= end[s]) {
+      k.h = k.c = 1.f;
+      shown = 0.f;
+    }
 #endif
-      dh += shown;
-      const float i_ = low_of(gates[s].x), f_ = high_of(gates[s].x), g_ = low_of(gates[s].y), o_ = high_of(gates[s].y);
-      const float a = activate<ACT>(now_c[s]);
-      // Selected, not multiplied: what a kept unit computed may be NaN.
-      const float dh_new = keep_h == 1.f ? 0.f : (1.f - keep_h) * dh;
-      float dc_new = keep_c == 1.f ? 0.f : (1.f - keep_c) * dc[s];
-      const bool is_idle = keep_h == 1.f && keep_c == 1.f;
-      if (keep_h != 1.f) dc_new = fmaf(dh_new * o_, slope<ACT>(a), dc_new);
-      float di = dc_new * g_ * slope<REC>(i_), df = dc_new * before_c[s] * slope<REC>(f_);
-      float dg = dc_new * i_ * slope<ACT>(g_), dout = dh_new * a * slope<REC>(o_);
-      if (is_idle) di = df = dg = dout = 0.f;
-      carried[s] = keep_h == 0.f ? 0.f : keep_h * dh;
-      dc[s] = (is_idle ? 0.f : dc_new * f_) + (keep_c == 0.f ? 0.f : keep_c * dc[s]);
-      const uint2 gradients = make_uint2(pack2(di, df), pack2(dg, dout));
-      const u32 offset = ((it & 1) * NS + s) * GB;
-      *(uint2*)(memory + own_at + offset) = gradients;
-      if (is_row[s]) {
-        const size_t at = (size_t)t * stride + cell[s];
-        *(uint2*)(P.dgates + at * 4) = gradients;
-        if (t > 0) {
-          now_c[s] = before_c[s];
-          load(s, t - 1);
-          before_c[s] = t > 1 ? P.cells[at - 2 * stride] : P.c0[cell[s]];
-          if (t > AHEAD) {
-            fetch_ahead(P.gates + (at - AHEAD * stride) * 4);
-            fetch_ahead(P.cells + (at - (AHEAD + 1) * stride));
-            fetch_ahead(P.dy + (at - AHEAD * stride));
-          }
-        }
-      }
-      __syncthreads();
+    dh += shown;
+    // Selected, not multiplied: what a kept unit computed may be NaN.
+    k.dh = k.h == 1.f ? 0.f : (1.f - k.h) * dh;
+    k.dc = k.c == 1.f ? 0.f : (1.f - k.c) * dc[s];
+#if NORM  // a unit that keeps its cell has a part in the norm of the others
+    k.is_idle = false;
+#if LENGTHS
+    k.is_idle = t < begin[s] || t >= end[s];
+#endif
+#else
+    k.is_idle = k.h == 1.f && k.c == 1.f;
+#endif
+    carried[s] = k.h == 0.f ? 0.f : k.h * dh;
+    return k;
+  };
+  // The gradients of the gates before their activations; `a` is the activated cell, `dc_new` its gradient.
+  auto gates_of = [&](int s, const Kept& k, float a, float dc_new, float (&d)[4]) {
+    const float i_ = low_of(gates[s].x), f_ = high_of(gates[s].x), g_ = low_of(gates[s].y), o_ = high_of(gates[s].y);
+    d[0] = k.is_idle ? 0.f : dc_new * g_ * slope<REC>(i_);
+    d[1] = k.is_idle ? 0.f : dc_new * before_c[s] * slope<REC>(f_);
+    d[2] = k.is_idle ? 0.f : dc_new * i_ * slope<ACT>(g_);
+    d[3] = k.is_idle ? 0.f : k.dh * a * slope<REC>(o_);
+    dc[s] = (k.is_idle ? 0.f : dc_new * f_) + (k.c == 0.f ? 0.f : k.c * dc[s]);
+  };
+  // Sends the products of this block's gates with W_hh, and loads the step before.
+  auto finish = [&](int s, int it, uint2 dgates, uint2 dproduct) {
+    const int t = T - 1 - it;
+    const u32 offset = ((it & 1) * NS + s) * GB;
+    *(uint2*)(memory + own_at + offset) = dproduct;
+    if (is_row[s]) {
+      const size_t at = (size_t)t * stride + cell[s];
+      *(uint2*)(P.dgates + at * 4) = dgates;
+#if NORM
+      *(uint2*)(P.dproduct + at * 4) = dproduct;
+#endif
       if (t > 0) {
-        constexpr int NC = TILES >= 4 ? 1 : 4 / TILES;
-        float sums[TILES][NC][4] = {};
-        const unsigned char* from = memory + OWN + offset + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
-#pragma unroll
-        for (int k = 0; k < KS; ++k) {
-          const uint2 b = *(const uint2*)(from + k * 256);
-#pragma unroll
-          for (int m = 0; m < TILES; ++m) mma(sums[m][k % NC], weights[m][k], b.x, b.y);
-        }
-        u32 out[TILES][2];
-#pragma unroll
-        for (int m = 0; m < TILES; ++m) {
-          float e[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            e[i] = sums[m][0][i];
-            if (NC >= 2) e[i] += sums[m][1 % NC][i];
-            if (NC == 4) e[i] += sums[m][2 % NC][i] + sums[m][3 % NC][i];
-          }
-          out[m][0] = pack2(e[0], e[1]);
-          out[m][1] = pack2(e[2], e[3]);
-        }
-        const u32 at = ((it & 1) * NS + s) * RB + write_at, barrier = BARRIERS + 8 * (2 * s + (it & 1));
-        if (TILES >= 2) {
-#pragma unroll
-          for (int j = 0; j < PAIRS; ++j) {
-            const int m = (2 * j) % TILES, m1 = (2 * j + 1) % TILES;
-            send16(to[j] + at, out[m][0], out[m][1], out[m1][0], out[m1][1], to[j] + barrier);
-          }
-        } else {
-          send8(to[0] + at + (w & 1) * 8, out[0][0], out[0][1], to[0] + barrier);
+        now_c[s] = before_c[s];
+        load(s, t - 1);
+#if NORM
+        load_norm(s, t - 1);
+        if (t > AHEAD) fetch_ahead(P.normed + (at - AHEAD * stride) * 4);
+#endif
+        before_c[s] = t > 1 ? P.cells[at - 2 * stride] : P.c0[cell[s]];
+        if (t > AHEAD) {
+          fetch_ahead(P.gates + (at - AHEAD * stride) * 4);
+          fetch_ahead(P.cells + (at - (AHEAD + 1) * stride));
+          fetch_ahead(P.dy + (at - AHEAD * stride));
         }
       }
     }
+    __syncthreads();
+    if (t > 0) {
+      constexpr int NC = TILES >= 4 ? 1 : 4 / TILES;
+      float sums[TILES][NC][4] = {};
+      const unsigned char* from = memory + OWN + offset + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
+#pragma unroll
+      for (int k = 0; k < KS; ++k) {
+        const uint2 b = *(const uint2*)(from + k * 256);
+#pragma unroll
+        for (int m = 0; m < TILES; ++m) mma(sums[m][k % NC], weights[m][k], b.x, b.y);
+      }
+      u32 out[TILES][2];
+#pragma unroll
+      for (int m = 0; m < TILES; ++m) {
+        float e[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          e[i] = sums[m][0][i];
+          if (NC >= 2) e[i] += sums[m][1 % NC][i];
+          if (NC == 4) e[i] += sums[m][2 % NC][i] + sums[m][3 % NC][i];
+        }
+        out[m][0] = pack2(e[0], e[1]);
+        out[m][1] = pack2(e[2], e[3]);
+      }
+      const u32 at = ((it & 1) * NS + s) * RB + write_at, barrier = BARRIERS + 8 * (2 * s + (it & 1));
+      if (TILES >= 2) {
+#pragma unroll
+        for (int j = 0; j < PAIRS; ++j) {
+          const int m = (2 * j) % TILES, m1 = (2 * j + 1) % TILES;
+          send16(to[j] + at, out[m][0], out[m][1], out[m1][0], out[m1][1], to[j] + barrier);
+        }
+      } else {
+        send8(to[0] + at + (w & 1) * 8, out[0][0], out[0][1], to[0] + barrier);
+      }
+    }
+  };
+
+  for (int it = 0; it < T; ++it) {
+    const int t = T - 1 - it;
+#if NORM
+    Kept k[NS];
+    float inner[NS], d[NS][4];  // the normalised cell; gradients
+    auto share = [&](int kind, int s, float x, float y) {
+      x += __shfl_xor_sync(~0u, x, 1);
+      y += __shfl_xor_sync(~0u, y, 1);
+      x += __shfl_xor_sync(~0u, x, 2);
+      y += __shfl_xor_sync(~0u, y, 2);
+      sums_of.share(kind, s, n, (lane & 3) == 0, x, y);
+    };
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      k[s] = kept_of(s, t, incoming(s, it));
+      inner[s] = (now_c[s] - moments[s].y) * moments[s].z;
+      const float o_ = high_of(gates[s].y), a = activate<ACT>(fmaf(inner[s], gamma_c, beta_c));
+      const float dinner = k[s].h == 1.f ? 0.f : k[s].dh * o_ * slope<ACT>(a);
+      dnorm[4] += k[s].h == 1.f ? 0.f : dinner * inner[s];
+      dnorm[5] += dinner;
+      d[s][0] = dinner * gamma_c;
+      share(0, s, d[s][0], k[s].h == 1.f ? 0.f : d[s][0] * inner[s]);
+    }
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      const float2 m = sums_of.of(0, s, n, it, it + 1 == T);
+      const float a = activate<ACT>(fmaf(inner[s], gamma_c, beta_c));
+      const float through = moments[s].z * (d[s][0] - (m.x + inner[s] * m.y) * (1.f / REAL));
+      gates_of(s, k[s], a, k[s].is_idle ? 0.f : k[s].dc + through, d[s]);
+      const float x0 = low_of(normed[s].x), x1 = high_of(normed[s].x), x2 = low_of(normed[s].y), x3 = high_of(normed[s].y);
+      dnorm[0] += d[s][0] * x0; dnorm[1] += d[s][1] * x1; dnorm[2] += d[s][2] * x2; dnorm[3] += d[s][3] * x3;
+      const float e0 = d[s][0] * gamma.x, e1 = d[s][1] * gamma.y, e2 = d[s][2] * gamma.z, e3 = d[s][3] * gamma.w;
+      share(1, s, (e0 + e1) + (e2 + e3), (e0 * x0 + e1 * x1) + (e2 * x2 + e3 * x3));
+    }
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      const float2 m = sums_of.of(1, s, n, it, it + 1 == T);
+      const float mean = m.x * (0.25f / REAL), slope_ = m.y * (0.25f / REAL), r = moments[s].x;
+      const float x0 = low_of(normed[s].x), x1 = high_of(normed[s].x), x2 = low_of(normed[s].y), x3 = high_of(normed[s].y);
+      finish(s, it, make_uint2(pack2(d[s][0], d[s][1]), pack2(d[s][2], d[s][3])),
+             make_uint2(pack2(r * (d[s][0] * gamma.x - mean - x0 * slope_), r * (d[s][1] * gamma.y - mean - x1 * slope_)),
+                        pack2(r * (d[s][2] * gamma.z - mean - x2 * slope_), r * (d[s][3] * gamma.w - mean - x3 * slope_))));
+    }
+#else
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      if (s >= rows.num) break;
+      const Kept k = kept_of(s, t, incoming(s, it));
+      const float a = activate<ACT>(now_c[s]);
+      float d[4];
+      gates_of(s, k, a, k.h == 1.f ? k.dc : fmaf(k.dh * high_of(gates[s].y), slope<ACT>(a), k.dc), d);
+      const uint2 gradients = make_uint2(pack2(d[0], d[1]), pack2(d[2], d[3]));
+      finish(s, it, gradients, gradients);
+    }
+#endif
   }
+#if NORM
+#pragma unroll
+  for (int e = 0; e < 6; ++e) P.dnorm[(((size_t)(blockIdx.x / CL) * 8 + n) * H + unit) * 6 + e] = dnorm[e];
+#endif
 #pragma unroll
   for (int s = 0; s < NS; ++s)
     if (is_row[s]) {

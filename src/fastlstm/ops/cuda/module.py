@@ -19,8 +19,23 @@ _PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every GPU with clusters runs; more must be allowed by name."""
 
 
-class ClusterKernel:
-    """A kernel on one device, whose blocks work together in clusters.
+class Arguments(ctypes.Structure):
+    """The argument of a kernel: a struct as in its source; tensors are given for pointers."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**{
+            name: value.data_ptr() if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        })  # fmt: skip
+
+
+def pointers(names: str) -> list[tuple[str, Any]]:
+    """Returns the fields of an argument that are pointers."""
+    return [(name, ctypes.c_void_p) for name in names.split()]
+
+
+class CudaKernel:
+    """A kernel on one device.
 
     Args:
         name: of the source file.
@@ -28,7 +43,7 @@ class ClusterKernel:
         macros: settings it is compiled with.
         device: number of the GPU.
         threads: of a block.
-        cluster: blocks of a cluster.
+        cluster: blocks that work together in a cluster.
         shared_bytes: dynamic shared memory of a block.
 
     Raises:
@@ -42,8 +57,8 @@ class ClusterKernel:
         macros: Mapping[str, int],
         device: int,
         threads: int,
-        cluster: int,
-        shared_bytes: int,
+        cluster: int = 1,
+        shared_bytes: int = 0,
     ) -> None:
         driver = self._driver = driver_bindings()
         self._device = device
@@ -67,7 +82,7 @@ class ClusterKernel:
         return 0 if int(status) else int(number)
 
     def launch(self, clusters: int, arguments: ctypes.Structure) -> None:
-        """Launches so many clusters on the current stream, with one struct as the argument."""
+        """Launches so many clusters, or blocks, on the current stream."""
         self._enter()
         config = self._config(clusters)
         config.hStream = torch.cuda.current_stream(self._device).cuda_stream
@@ -76,14 +91,16 @@ class ClusterKernel:
 
     def _config(self, clusters: int) -> Any:
         driver = self._driver
-        config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = attribute.value.clusterDim
-        size.x, size.y, size.z = self._cluster, 1, 1
+        config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = clusters * self._cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes = self._shared_bytes
-        config.attrs, config.numAttrs = [attribute], 1
+        if self._cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = attribute.value.clusterDim
+            size.x, size.y, size.z = self._cluster, 1, 1
+            config.attrs, config.numAttrs = [attribute], 1
         return config
 
     def _enter(self) -> None:

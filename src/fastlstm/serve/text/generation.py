@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.serve.http.errors import ApiError
@@ -167,11 +167,11 @@ class ActiveSequence:
         is_exact = len(request.stops) == len(self._sampling.stops)
         self._by_token = not is_exact or request.num_top is not None
         self._rewinds = request.returns_state and not is_exact
-        self._before = b""
+        self._before: Any = None
         self._num_written = self._num_chars = self._num_out = 0
         self._pending: list[ScoredToken] = []
         self._num_unscored = self._begin(opened)
-        self.num_unread: int = self.stream.native.num_waiting
+        self.num_unread: int = self.stream.num_waiting
         # The last token of a state waits to be read, too; it was counted before.
         begins_known = request.state is not None or request.prefix.state is not None
         self._num_counted = int(opened is not None or begins_known)
@@ -189,25 +189,25 @@ class ActiveSequence:
             stream.restore(saved)
         if opened is None:
             stream.feed(request.prompt[request.prefix.num_known :])
-            if stream.native.num_waiting == 0:
+            if stream.num_waiting == 0:
                 stream.feed(request.start)
         stream.begin(0 if self.choice is None else self._room)
-        return stream.native.num_waiting - 1 if self._scores_prompt else 0
+        return stream.num_waiting - 1 if self._scores_prompt else 0
 
     def prepare(self) -> None:
-        """Saves the stream before a call of the decoder."""
-        self._before = self.stream.save()
+        """Marks where the stream stands before a call of the decoder."""
+        self._before = self.stream.mark()
 
     def go_back(self) -> None:
         """Restores the stream to before a call of the decoder that failed."""
-        self.stream.restore(self._before)
+        self.stream.go_back(self._before)
         self.stream.begin(0 if self.choice is None else self._room - self._num_written)
 
     def count_read(self) -> int:
         """Returns how many tokens of the prompt were read since the last call."""
         if self.num_unread == 0:
             return 0
-        before, self.num_unread = self.num_unread, self.stream.native.num_waiting
+        before, self.num_unread = self.num_unread, self.stream.num_waiting
         if self._num_written > 0 or not self.stream.is_running:
             self.num_unread = 0
         num_counted, self._num_counted = self._num_counted, 0
@@ -292,10 +292,10 @@ class ActiveSequence:
     def _rewind(self, used: int, written: int) -> None:
         """Rewinds the stream to the token at which the text ended."""
         if self._rewinds and used < written:
-            self.stream.restore(self._before)
+            self.stream.go_back(self._before)
             self.stream.begin(used)
             while self.stream.is_running:
-                self._decoder.run([self.stream], used + self.stream.native.num_waiting, 1)
+                self._decoder.run([self.stream], used + self.stream.num_waiting, 1)
 
 
 def first_sequences(

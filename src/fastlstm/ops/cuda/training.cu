@@ -1,0 +1,132 @@
+// Small kernels of a training step: cross-entropy of a batch's logits, and what ends the step.
+//
+// Compiled at run time (NVRTC) for DTYPE: 0 bfloat16, 1 float16, the type of the logits.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define WARPS 8  // rows of a block
+
+struct CrossEntropy {
+  const u16* logits;   // (N, V)
+  const i64* targets;  // (N)
+  float* nats;         // (N), written by the forward pass
+  float* lse;          // (N) log of the sum of exponentials: written forward, read backward
+  const float* scale;  // scalar, or null for 1
+  u16* dlogits;        // (N, V), written by the backward pass
+  i64 N;
+  int V;
+};
+
+__device__ __forceinline__ float wide(u16 x) {
+  float f;
+#if DTYPE == 0
+  f = __uint_as_float((u32)x << 16);
+#else
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));
+#endif
+  return f;
+}
+__device__ __forceinline__ u16 narrow(float x) {
+  u16 r;
+#if DTYPE == 0
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
+#else
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+#endif
+  return r;
+}
+
+// A warp has a row; sums are taken in one order.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) cross_entropy_forward(const CrossEntropy P) {
+  const i64 row = (i64)blockIdx.x * WARPS + (threadIdx.x >> 5);
+  const int lane = threadIdx.x & 31;
+  if (row >= P.N) return;
+  const u16* logits = P.logits + row * P.V;
+  float largest = -__int_as_float(0x7f800000), sum = 0.f;
+  bool has_nan = false;
+  for (int v = lane; v < P.V; v += 32) {
+    const float x = wide(logits[v]);
+    has_nan |= x != x;
+    if (x > largest) {
+      sum *= expf(largest - x);
+      largest = x;
+    }
+    sum += x == largest ? 1.f : expf(x - largest);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    const float other = __shfl_xor_sync(~0u, largest, step), more = __shfl_xor_sync(~0u, sum, step);
+    const float top = fmaxf(largest, other);
+    // A lane without a value has -inf and 0.
+    const float own = sum == 0.f ? 0.f : sum * expf(largest - top);
+    sum = own + (more == 0.f ? 0.f : more * expf(other - top));
+    largest = top;
+  }
+  has_nan = __any_sync(~0u, has_nan);
+  if (lane == 0) {
+    const i64 target = P.targets[row];
+    const bool is_row = (u64)target < (u64)P.V;
+    const float nan = __int_as_float(0x7fffffff), lse = has_nan ? nan : largest + logf(sum);
+    P.lse[row] = lse;
+    P.nats[row] = is_row ? lse - wide(logits[target]) : nan;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS) cross_entropy_backward(const CrossEntropy P) {
+  const i64 row = (i64)blockIdx.x * WARPS + (threadIdx.x >> 5);
+  const int lane = threadIdx.x & 31;
+  if (row >= P.N) return;
+  const u16* logits = P.logits + row * P.V;
+  u16* dlogits = P.dlogits + row * P.V;
+  const float lse = P.lse[row], scale = P.scale ? *P.scale : 1.f;
+  const i64 target = P.targets[row];
+  for (int v = lane; v < P.V; v += 32)
+    dlogits[v] = narrow((expf(wide(logits[v]) - lse) - (v == target ? 1.f : 0.f)) * scale);
+}
+
+struct StepEnd {
+  const float* loss;
+  const float* norms;     // (num) of the gradients, times the loss scale
+  const float* scalars;   // factor of the learning rate, the same after a bad step; weight of an average, the same
+  const float* scale;     // loss scale, or null
+  const float* base;      // (num_rates) learning rates at factor 1
+  float* found;           // loss, norm, norms
+  float* rates;           // (num_rates)
+  float* state;           // 1 after a good step: read and written
+  float* inverse;         // what gradients are divided by
+  float* is_bad;
+  float* average;         // weight of the new values
+  unsigned char* resets;  // 1 where the carried state is to be zero
+  float max_norm;
+  int num, num_rates;
+};
+
+extern "C" __global__ void __launch_bounds__(32) end_step(const StepEnd P) {
+  const int lane = threadIdx.x;
+  const float unscale = P.scale ? 1.f / *P.scale : 1.f, loss = *P.loss, was_good = *P.state;
+  float squares = 0.f;
+  for (int i = lane; i < P.num; i += 32) {
+    const float norm = P.norms[i] * unscale;
+    P.found[2 + i] = norm;
+    squares += norm * norm;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+  const float norm = sqrtf(squares);
+  const bool is_loss = loss - loss == 0.f, is_good = is_loss && norm - norm == 0.f;
+  const float factor = was_good != 0.f ? P.scalars[0] : P.scalars[1];
+  for (int i = lane; i < P.num_rates; i += 32) P.rates[i] = P.base[i] * factor;
+  __syncwarp();
+  if (lane == 0) {
+    P.found[0] = loss;
+    P.found[1] = norm;
+    *P.state = is_good ? 1.f : 0.f;
+    *P.inverse = 1.f / (fminf(P.max_norm / (norm + 1e-6f), 1.f) * unscale);
+    *P.is_bad = is_good ? 0.f : 1.f;
+    *P.average = is_good ? P.scalars[was_good != 0.f ? 2 : 3] : 0.f;
+    *P.resets = P.scale ? !is_loss : !is_good;
+  }
+}

@@ -1,0 +1,153 @@
+"""The small kernels of `training.cu`: cross-entropy, and the end of a training step."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from fastlstm.errors import KernelError
+from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROWS = 8
+"""Of a block, each by a warp."""
+
+
+class _CrossEntropy(Arguments):
+    _fields_ = (
+        *pointers("logits targets nats lse scale dlogits"),
+        ("N", ctypes.c_longlong),
+        ("V", ctypes.c_int),
+    )
+
+
+class _StepEnd(Arguments):
+    _fields_ = (
+        *pointers("loss norms scalars scale base found rates state inverse is_bad average resets"),
+        ("max_norm", ctypes.c_float),
+        ("num", ctypes.c_int),
+        ("num_rates", ctypes.c_int),
+    )
+
+
+@lru_cache
+def refusal(device: int) -> str | None:
+    """Returns why these kernels cannot run on a GPU, or None; compiles them once."""
+    try:
+        _kernel("end_step", torch.bfloat16, device)
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns `-log softmax(logits)[target]` of every row, in nats, and the log of its sum.
+
+    Args:
+        logits: `(N, V)`, bf16 or fp16.
+        targets: `(N,)` int64; one outside of `[0, V)` has NaN.
+
+    Returns:
+        `(N,)` float32 each.
+    """
+    nats, lse = torch.empty((2, len(logits)), dtype=torch.float32, device=logits.device)
+    arguments = _cross_entropy_arguments(logits, targets, nats=nats, lse=lse)
+    _kernel("cross_entropy_forward", logits.dtype, logits.device.index).launch(
+        -(-len(logits) // _ROWS), arguments
+    )
+    return nats, lse
+
+
+def cross_entropy_gradient(
+    logits: Tensor, targets: Tensor, lse: Tensor, scale: Tensor | None = None
+) -> Tensor:
+    """Returns the gradient of the sum of `cross_entropy` times a float32 scalar, `(N, V)`."""
+    dlogits = torch.empty_like(logits)
+    arguments = _cross_entropy_arguments(logits, targets, lse=lse, scale=scale, dlogits=dlogits)
+    _kernel("cross_entropy_backward", logits.dtype, logits.device.index).launch(
+        -(-len(logits) // _ROWS), arguments
+    )
+    return dlogits
+
+
+class StepEnd:
+    """What a training step decides of its loss and gradient norms, by one kernel.
+
+    Args:
+        num: gradients.
+        base: learning rates at factor 1.
+        device: the GPU.
+
+    Attributes:
+        found: `(2 + num,)`: loss, norm of the gradient, norm of each.
+        rates: `(len(base),)` learning rates of this step.
+        is_good: 1 after a step that was finite, and before the first.
+        inverse: what gradients are divided by: clipping and the loss scale.
+        is_bad: 1 where nothing may change.
+        average: weight of the new values in an average.
+        resets: bool, whether the carried state is to be zero.
+    """
+
+    def __init__(self, num: int, base: list[float], device: torch.device) -> None:
+        self.found = torch.zeros(2 + num, device=device)
+        self.rates = torch.zeros(len(base), device=device)
+        self.is_good = torch.ones((), device=device)
+        self.inverse, self.is_bad, self.average = torch.zeros(3, device=device).unbind()
+        self.resets = torch.zeros((), dtype=torch.bool, device=device)
+        self._base, self._num = torch.tensor(base, device=device), num
+        self._kernel = None
+        number = self.found.get_device()
+        if device.type == "cuda" and refusal(number) is None:
+            self._kernel = _kernel("end_step", torch.bfloat16, number)
+
+    def decide(
+        self, loss: Tensor, norms: Tensor, scalars: Tensor, scale: Tensor | None, max_norm: float
+    ) -> None:
+        """Sets the attributes.
+
+        Args:
+            loss: float32 scalar.
+            norms: `(num,)` of the gradients, times the loss scale.
+            scalars: factor of the learning rates, the same after a bad step; weight of an average,
+                the same after a bad step.
+            scale: loss scale, or None.
+            max_norm: that the gradient is clipped to.
+        """
+        if self._kernel is not None:
+            arguments = _StepEnd(
+                loss=loss, norms=norms, scalars=scalars, scale=scale, base=self._base,
+                found=self.found, rates=self.rates, state=self.is_good, inverse=self.inverse,
+                is_bad=self.is_bad, average=self.average, resets=self.resets, max_norm=max_norm,
+                num=self._num, num_rates=len(self._base),
+            )  # fmt: skip
+            self._kernel.launch(1, arguments)
+            return
+        norms = norms if scale is None else norms / scale
+        norm = torch.linalg.vector_norm(norms)
+        is_good = loss.isfinite() & norm.isfinite()
+        clip = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.inverse.copy_(1.0 / (clip if scale is None else clip / scale))
+        factor, weight = torch.where(self.is_good > 0, scalars[::2], scalars[1::2])
+        torch.mul(self._base, factor, out=self.rates)
+        self.is_good.copy_(is_good)
+        self.is_bad.copy_(is_good.logical_not())
+        self.average.copy_(weight * is_good)
+        self.resets.copy_((loss if scale is not None else loss + norm).isfinite().logical_not())
+        self.found.copy_(torch.cat([loss[None], norm[None], norms]))
+
+
+def _cross_entropy_arguments(logits: Tensor, targets: Tensor, **others: Tensor | None) -> Arguments:
+    N, V = logits.shape
+    return _CrossEntropy(logits=logits, targets=targets, N=N, V=V, **others)
+
+
+@lru_cache
+def _kernel(entry: str, dtype: torch.dtype, device: int) -> CudaKernel:
+    macros = {"DTYPE": int(dtype == torch.float16)}
+    threads = 32 if entry == "end_step" else 32 * _ROWS
+    return CudaKernel("training", entry, macros, device, threads)

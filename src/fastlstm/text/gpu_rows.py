@@ -1,0 +1,187 @@
+"""`Rows`: the streams of a `GpuDecoder` in GPU memory, a row each, and how they come and go.
+
+A stream travels as the bytes of `Stream.save`, so that the CPU and the GPU continue each other's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastlstm.text.sampling import PENALTY_WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fastlstm.text.config import ModelConfig
+
+STEPS = 32
+"""Tokens that each row reads in one launch of the longer graph."""
+MAX_STOPS = 8
+"""Stop sequences that a row holds."""
+FIELDS = (
+    *("seed", "num_drawn", "num_recent", "num_written", "room", "token"),
+    *("top_k", "num_stops", "has_counts", "has_biases"),
+)
+"""Whole numbers of a row, in the order of `Field` in decode.cu."""
+RATES = (
+    *("temperature", "top_p", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+"""Settings of a row, in the order of `Rate` in decode.cu."""
+HEADER = np.dtype(
+    [
+        *(("format", "<u4"), ("knows_first", "u1"), ("has_counts", "u1"), ("unused", "<u2")),
+        *((name, "<i8") for name in ("vocab_size", "hidden_size", "num_layers", "num_given")),
+        *((name, "<i8") for name in ("num_drawn", "num_recent", "num_written")),
+        ("recent", "<i4", (PENALTY_WINDOW,)),
+    ]
+)
+"""How the bytes of `Stream.save` begin; state, tokens to be read and counts follow."""
+
+
+class Rows:
+    """What a graph reads and changes, `size` rows of each; `(R, …)` below.
+
+    Attributes:
+        status: `(R,)`, as `Status` in decode.cu.
+        fields: `(R, 10)`, see `FIELDS`.
+        num_given: `(R,)` tokens to be read in the next launch, with flags.
+        given: `(R, STEPS)` these.
+        rates: `(R, 6)`, see `RATES`.
+        biases: `(R, V)` added to logits.
+        stops: `(R, MAX_STOPS, 65)`, each behind its length.
+        recent: `(R, 64)` ring of tokens.
+        counts: `(R, V)` times a token was written.
+        cells: `(R, H)` of each layer.
+        operands: `(R, H)`, from the second layer on `(R, 2H)`: its input and its output.
+        outputs: `(R, H)` float32 outputs of each layer.
+        tokens: `(R,)` that are being read.
+    """
+
+    def __init__(
+        self, config: ModelConfig, size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        V, H, L = config.vocab_size, config.rnn_size, config.num_layers
+        self.config, self.size, self._device = config, size, device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, *shape, dtype=dtype, device=device)
+
+        self.status, self.num_given = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
+        self.tokens, self.given = zeros(dtype=torch.int32), zeros(STEPS, dtype=torch.int32)
+        self.written = zeros(STEPS, dtype=torch.int32)
+        self.fields, self.rates = zeros(len(FIELDS), dtype=torch.int64), zeros(len(RATES))
+        self.biases, self.counts = zeros(V), zeros(V, dtype=torch.int32)
+        self.stops = zeros(MAX_STOPS, 1 + PENALTY_WINDOW, dtype=torch.int32)
+        self.recent = zeros(PENALTY_WINDOW, dtype=torch.int32)
+        self.cells = [zeros(H) for _ in range(L)]
+        self.operands = [zeros(H if k == 0 else 2 * H, dtype=dtype) for k in range(L)]
+        self.outputs = [zeros(H) for _ in range(L)]
+        self.gates, self.logits = zeros(4 * H), zeros(-(-V // 8) * 8)
+        self.features = zeros(H, dtype=dtype)
+        self.projected = zeros(max(1, config.output_rank or 0), dtype=dtype)
+        self._before = [t.clone() for t in self._memory()]
+
+    def _memory(self) -> list[Tensor]:
+        """What changes while a row writes and decides what comes next."""
+        return [*self.cells, *self.operands, self.fields, self.recent, self.counts]
+
+    def take_over(self, other: Rows) -> None:
+        """Takes the rows of a smaller one."""
+        own = [*self._memory(), *self._before, self.rates, self.biases, self.stops]
+        theirs = [*other._memory(), *other._before, other.rates, other.biases, other.stops]
+        for to, given in zip(own, theirs, strict=True):
+            to[: other.size] = given
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Remembers rows as they are, for `blobs` with `is_before`."""
+        at = torch.tensor(rows, device=self._device)
+        for kept, tensor in zip(self._before, self._memory(), strict=True):
+            kept.index_copy_(0, at, tensor.index_select(0, at))
+
+    def load(self, rows: Sequence[int], blobs: Sequence[bytes], settings: Sequence[Any]) -> None:
+        """Sets rows to what `Stream.save` returned, and to settings of the kernels."""
+        L, H, V = self.config.num_layers, self.config.rnn_size, self.config.vocab_size
+        heads = np.stack([np.frombuffer(blob, HEADER, 1)[0] for blob in blobs])
+        start = HEADER.itemsize
+        states = np.stack([np.frombuffer(b, np.float32, 2 * L * H, start) for b in blobs])
+        states = states.reshape(-1, L, 2, H)
+        fields = np.zeros((len(rows), len(FIELDS)), np.int64)
+        counts, biases = np.zeros((len(rows), V), np.int32), np.zeros((len(rows), V), np.float32)
+        stops = np.zeros((len(rows), MAX_STOPS, 1 + PENALTY_WINDOW), np.int32)
+        for k, (blob, head, chosen) in enumerate(zip(blobs, heads, settings, strict=True)):
+            newest = head["recent"][(head["num_recent"] - 1) % PENALTY_WINDOW]
+            memory = [head[name] for name in ("num_drawn", "num_recent", "num_written")]
+            fields[k] = [
+                np.uint64(chosen.seed).astype(np.int64), *memory, 0, newest, chosen.top_k,
+                len(chosen.stops), head["has_counts"], len(chosen.biases) > 0,
+            ]  # fmt: skip
+            if head["has_counts"]:
+                counts[k] = np.frombuffer(blob[-2 * V :], np.uint16)
+            biases[k, chosen.bias_tokens] = chosen.biases
+            for n, stop in enumerate(chosen.stops):
+                stops[k, n, : 1 + len(stop)] = [len(stop), *stop]
+        rates = np.array([[getattr(s, name) for name in RATES] for s in settings], np.float32)
+        self._set(rows, self.fields, fields)
+        self._set(rows, self.rates, rates)
+        self._set(rows, self.recent, heads["recent"])
+        self._set(rows, self.counts, counts)
+        self._set(rows, self.biases, biases)
+        self._set(rows, self.stops, stops)
+        for k in range(L):
+            self._set(rows, self.operands[k][:, -H:], states[:, k, 0])
+            self._set(rows, self.cells[k], states[:, k, 1])
+
+    def set_rooms(self, rows: Sequence[int], rooms: Sequence[int]) -> None:
+        """Sets how many tokens rows may write."""
+        self._set(rows, self.fields[:, FIELDS.index("room")], np.array(rooms, np.int64))
+
+    def blobs(
+        self,
+        rows: Sequence[int],
+        unread: Sequence[NDArray[Any]],
+        knows_first: Sequence[bool],
+        *,
+        is_before: bool = False,
+    ) -> list[bytes]:
+        """Returns rows as `Stream.save` does.
+
+        Args:
+            rows: their numbers.
+            unread: tokens that each is to read.
+            knows_first: the first of these was written.
+            is_before: as they were at the last `keep`.
+        """
+        config, L, H = self.config, self.config.num_layers, self.config.rnn_size
+        at = torch.tensor(rows, device=self._device)
+        source = self._before if is_before else self._memory()
+        found = [t.index_select(0, at).cpu() for t in source]
+        cells, operands = found[:L], found[L : 2 * L]
+        fields, recent, counts = (t.numpy() for t in found[2 * L :])
+        pairs = [t for k in range(L) for t in (operands[k][:, -H:].float(), cells[k])]
+        states = torch.stack(pairs, 1).numpy()
+        out = []
+        for k in range(len(rows)):
+            values = dict(zip(FIELDS, fields[k].tolist(), strict=True))
+            head = np.zeros((), HEADER)
+            head["format"], head["knows_first"] = 1, knows_first[k]
+            head["has_counts"], head["num_given"] = values["has_counts"], len(unread[k])
+            head["vocab_size"], head["hidden_size"] = config.vocab_size, H
+            head["num_layers"], head["recent"] = L, recent[k]
+            for name in ("num_drawn", "num_recent", "num_written"):
+                head[name] = values[name]
+            tail = counts[k].astype(np.uint16).tobytes() if values["has_counts"] else b""
+            given = np.asarray(unread[k], np.int32).tobytes()
+            out.append(head.tobytes() + states[k].tobytes() + given + tail)
+        return out
+
+    def _set(self, rows: Sequence[int], tensor: Tensor, values: NDArray[Any]) -> None:
+        at = torch.tensor(rows, device=self._device)
+        given = torch.from_numpy(np.ascontiguousarray(values)).to(self._device, tensor.dtype)
+        tensor.index_copy_(0, at, given)
