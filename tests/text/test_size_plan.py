@@ -16,7 +16,8 @@ from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
 from fastlstm.text.quality_law import relative_bits
-from fastlstm.text.size_plan import SizePlan, can_choose_size, step_seconds
+from fastlstm.text.size_plan import Candidate, SizePlan, can_choose_size, step_seconds
+from recorded_gpu import use_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 CONFIG = TrainConfig(budget="60s", precision="fp32")
@@ -141,6 +142,78 @@ def test_runs_whose_size_is_not_chosen(change, names):
 def test_short_texts_keep_their_size():
     assert not can_choose_size(CONFIG, {"budget"}, CPU, 10_000)
     assert can_choose_size(CONFIG, {"budget"}, GPU, 10**6)
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, half_gain: float = 2.0, rows_s: float = 1e-6) -> None:
+    """Makes steps take what they would on a GPU: some for each time step, little for each row."""
+
+    def seconds(config: TrainConfig, *_: object) -> float:
+        units = config.rnn_size * config.num_layers
+        step_s = 1e-6 * config.seq_length * units / 256 + rows_s * config.batch_size
+        return step_s * {"tf32": half_gain, "fp16": 1.05, "bf16": 1.0}[config.precision]
+
+    use_gpu(monkeypatch)
+    monkeypatch.setattr(size_plan, "step_seconds", seconds)
+    monkeypatch.setattr(measurements, "recall", lambda *_: None)
+    monkeypatch.setattr(measurements, "remember", lambda *_: None)
+
+
+def planned_on_a_gpu(config: TrainConfig, data, names=("budget",)) -> tuple[Candidate, SizePlan]:
+    ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
+    plan = SizePlan(config, names, ids, data.tokenizer, time.perf_counter(), GPU)
+    return plan.choose()[0], plan
+
+
+def test_a_gpu_gets_a_large_model_in_the_fastest_precision(monkeypatch, data):
+    on_a_gpu(monkeypatch)
+    best, plan = planned_on_a_gpu(replace(CONFIG, precision="auto"), data)
+    assert (best.config.rnn_size, best.config.num_layers) == (1024, 2)
+    choice = plan.precision(best, "auto")
+    assert choice.name == "bf16"
+    assert "in tf32" in choice.why
+    tokens = best.config.batch_size * best.config.seq_length
+    assert choice.step_s == pytest.approx(tokens / best.tokens_per_s)
+
+
+def test_a_gpu_that_gains_nothing_by_halves_trains_in_tf32(monkeypatch, data):
+    on_a_gpu(monkeypatch, half_gain=1.02)
+    assert planned_on_a_gpu(replace(CONFIG, precision="auto"), data)[0].config.precision == "tf32"
+    asked = planned_on_a_gpu(replace(CONFIG, precision="bf16"), data)
+    assert asked[0].config.precision == "bf16"
+    assert asked[1].precision(asked[0], "bf16").why == "as asked"
+
+
+def test_sizes_without_memory_are_left_out(monkeypatch, data):
+    on_a_gpu(monkeypatch)
+    fits = size_plan.step_seconds
+
+    def seconds(config: TrainConfig, *rest: object) -> float:
+        if config.rnn_size * config.num_layers > 1024:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return fits(config, *rest)
+
+    monkeypatch.setattr(size_plan, "step_seconds", seconds)
+    best, _ = planned_on_a_gpu(replace(CONFIG, precision="auto"), data)
+    assert best.config.rnn_size * best.config.num_layers <= 1024
+    monkeypatch.setattr(
+        size_plan, "step_seconds", lambda *_: seconds(replace(CONFIG, rnn_size=2048, num_layers=1))
+    )
+    none, plan = planned_on_a_gpu(replace(CONFIG, precision="auto"), data)
+    assert none.tokens_per_s == plan.precision(none, "auto").step_s == 0.0
+
+
+def test_planning_on_a_gpu_takes_a_second_or_two(monkeypatch, data):
+    on_a_gpu(monkeypatch)
+    tried = []
+
+    def slow(config: TrainConfig, *_: object) -> float:
+        tried.append(config)
+        time.sleep(0.5)
+        return 1e-3
+
+    monkeypatch.setattr(size_plan, "step_seconds", slow)
+    planned_on_a_gpu(replace(CONFIG, precision="auto", budget="1h"), data)
+    assert len(tried) <= 3
 
 
 def test_timing_leaves_random_numbers_alone(data):

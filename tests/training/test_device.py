@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError
+from fastlstm.errors import ConfigError, DeviceMemoryError
+from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
-from fastlstm.training.device import require_own_gpus, set_up_device
+from fastlstm.training.device import (
+    memory_told,
+    notes_on_device,
+    require_own_gpus,
+    set_up_device,
+)
+from recorded_gpu import use_gpu
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _looks_anew() -> Iterator[None]:
+    hardware._cuda_warning.cache_clear()
+    yield
+    hardware._cuda_warning.cache_clear()
 
 
 def test_no_gpu_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,18 +46,87 @@ def test_a_memory_limit_is_for_a_gpu() -> None:
 def test_a_memory_limit_is_a_share_of_the_gpu_of_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[tuple[float, int]] = []
-
-    def set_share(share: float, device: torch.device | int) -> None:
-        seen.append((share, torch.cuda._utils._get_device_index(device)))  # as torch does
-
-    about = SimpleNamespace(total_memory=4 * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen = use_gpu(monkeypatch, total_gb=4.0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", set_share)
     assert set_up_device(TrainConfig(device="cuda", memory_limit_gb=1.0)).type == "cuda"
     assert seen == [(0.25, 1)]
+
+
+def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = use_gpu(monkeypatch)
+    with pytest.raises(ConfigError) as caught:
+        set_up_device(TrainConfig(memory_limit_gb=500))
+    assert str(caught.value) == (
+        "memory_limit_gb=500: this GPU (Recorded GPU) has 80.0 GB; give less, or leave it out"
+    )
+    assert seen == []
+
+
+def test_memory_of_other_processes_is_said_where_it_matters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for free_gb, said in ((79.3, []), (48.0, ["31.0 of the 80.0 GB"])):
+        use_gpu(monkeypatch, free_gb=free_gb)
+        notes = notes_on_device(TrainConfig(), GPU)
+        assert notes == [f"other processes hold {text} of this GPU" for text in said]
+
+
+def test_too_little_memory_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch, free_gb=48.0)
+    with (
+        pytest.raises(DeviceMemoryError) as caught,
+        memory_told(TrainConfig(memory_limit_gb=1.0), GPU),
+    ):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB\n…")
+    assert str(caught.value) == (
+        "out of GPU memory: this GPU has 80.0 GB, of which memory_limit_gb=1 allows this process"
+        " 1 GB, other processes hold 31.0 GB, this one used up to 0.50 GB; give a smaller model,"
+        " shorter sequences, or a larger memory_limit_gb"
+    )
+
+
+def test_an_old_gpu_is_left_alone_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch, capability=(7, 0))
+    why = "its compute capability is 7.0, this torch is for sm_75, sm_80, sm_90, compute_120"
+    assert set_up_device(TrainConfig()).type == "cpu"
+    assert notes_on_device(TrainConfig(), CPU) == [f"the run is on the CPU: {why}"]
+    with pytest.raises(ConfigError, match=r"no usable NVIDIA GPU here .its compute capability"):
+        set_up_device(TrainConfig(device="cuda"))
+    assert notes_on_device(TrainConfig(device="cpu"), CPU) == []
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (9, 0), (12, 0), (12, 1)])
+def test_gpus_that_torch_is_built_for_are_used(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    use_gpu(monkeypatch, capability=capability)
+    assert set_up_device(TrainConfig()).type == "cuda"
+
+
+def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch)
+    said = [
+        "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
+        " Please update your GPU driver by downloading and installing a new version."
+    ]
+
+    def is_available() -> bool:  # torch warns once in a process
+        if said:
+            warnings.warn(said.pop(), stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    assert set_up_device(TrainConfig()).type == "cpu"
+    (note,) = notes_on_device(TrainConfig(), CPU)
+    assert note.endswith("The NVIDIA driver on your system is too old (found version 11040)")
+
+
+def test_no_gpu_is_nothing_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert notes_on_device(TrainConfig(), CPU) == []
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert notes_on_device(TrainConfig(), CPU) == []
 
 
 def test_processes_that_would_share_a_gpu_are_refused() -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.training import step_time
-from fastlstm.training.step_time import settled, use_up_batches
+from fastlstm.training.step_time import (
+    fastest_step_s,
+    settled,
+    steps_in_turn_s,
+    use_up_batches,
+)
 from fastlstm.tuning.step_server import _timed_steps
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
 from linear_task import LinearTask, RowLoader, trainer_of
@@ -72,3 +79,44 @@ def test_a_loader_that_never_waits_gives_a_few_batches() -> None:
 @pytest.mark.parametrize(("steps", "first"), [(1, 0), (2, 0), (3, 1), (8, 2), (20, 5)])
 def test_the_first_quarter_of_a_turn_settles(steps, first):
     assert settled(range(steps)) == range(first, steps)
+
+
+def test_steps_of_a_gpu_are_timed_as_a_run_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is launched while the one before runs; all are waited for within the time."""
+    task = LinearTask()
+    trainer = trainer_of(task)
+    calls, waiting = list[str](), list[int]()
+
+    def launch(batch: Tensor, factor: float, after_bad: float) -> bool:
+        assert factor == after_bad == 0.0
+        calls.append("launch")
+        waiting.append(1)
+        return True
+
+    def result() -> object:
+        if waiting:
+            calls.append("result")
+        return waiting.pop() if waiting else None
+
+    monkeypatch.setattr(trainer.stepper, "launch", launch)
+    monkeypatch.setattr(trainer.stepper, "result", result)
+    assert steps_in_turn_s(trainer, 3) > 0.0
+    assert calls == ["launch", "launch", "result", "launch", "result", "result"]
+
+
+def test_turns_of_a_gpu_give_the_seconds_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of(LinearTask())
+    trainer.plan = replace(trainer.plan, device=torch.device("cuda"))
+    monkeypatch.setattr(step_time, "steps_in_turn_s", lambda _, num: 0.002 * num)
+    monkeypatch.setattr(trainer, "step", lambda *_: (0.0, 0.0))
+    assert fastest_step_s(trainer) == pytest.approx(0.002)
+    assert trainer.task.loader.is_closed  # type: ignore[attr-defined]
+
+
+def test_steps_that_are_no_graph_are_timed_one_by_one() -> None:
+    task = LinearTask()
+    trainer = trainer_of(task)
+    before = task.weight.detach().clone()
+    assert steps_in_turn_s(trainer, 3) > 0.0
+    assert torch.equal(task.weight, before)  # at a learning rate of 0
+    assert task.loader.at == 3

@@ -61,8 +61,8 @@ from fastlstm.text.outlook import Outlook, has_outlook
 from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import (
     LONG,
-    choose_seq_length,
     fit_batch,
+    fitted,
     open_batches,
     resolve,
     tokens_of_budget,
@@ -268,16 +268,13 @@ class TextSession(RunSession):
         model.strict_kernels = config.strict_kernels
         config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
         if checkpoint is None:
-            config = choose_seq_length(config, budget_tokens, len(splits.train))
-            config, notes = fit_batch(config, len(splits.train))
+            config, notes = fitted(config, budget_tokens, len(splits.train))
         check_pipeline(config, sizes.num_layers, device, self.world.size)
         shards = self.shards(config)
         loader = TextLoader(open_batches(config, splits.train, shards), self.loader_stop)
         self.set_weights(model, texts, config)
-        lengths = (len(splits.train), len(splits.valid), loader.steps_per_epoch)
-        config, reasons = resolve(
-            config, precision.name, budget_tokens, device, *lengths, model.num_parameters
-        )
+        lengths = len(splits.train), len(splits.valid), loader.steps_per_epoch, model.num_parameters
+        config, reasons = resolve(config, precision.name, budget_tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, sizes, self.world)]
@@ -297,9 +294,8 @@ class TextSession(RunSession):
                 publish_weights=lambda weights: self._publish(files, weights),
                 report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
-            about = {**ceiling, **_about(text, splits, config, model, plan)}
+            about = {**ceiling, **_about(text, splits, config, model, plan, start.why(precision))}
             about |= stage_names(config, sizes, self.world)
-            about["precision_why"] = start.why(precision)
             self.announce(task, plan, checkpoint, about)
             own = _callbacks(config, model, text.tokenizer, len(splits.train))
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
@@ -428,8 +424,9 @@ def _callbacks(
 
 
 def _about(
-    text: TextDataset, splits: Splits, config: TrainConfig, model: LanguageModel, plan: TrainingPlan
-) -> Event:
+    text: TextDataset, splits: Splits, config: TrainConfig, model: LanguageModel,
+    plan: TrainingPlan, precision_why: str,
+) -> Event:  # fmt: skip
     """Returns the keys of the `start` event that only texts have."""
     assert config.seq_length is not None
     tokens = torch.zeros(config.seq_length, config.batch_size, dtype=torch.long, device=plan.device)
@@ -442,6 +439,7 @@ def _about(
         "vocab_size": text.tokenizer.vocab_size,
         "num_units": {part: len(ids) for part, ids in vars(splits).items()},
         "kernels": [str(line) for line in kernels],
+        "precision_why": precision_why,
     }
 
 
@@ -467,7 +465,7 @@ def _precision(
 
 def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
     """Returns the call of the last layer of a training step, before the text is known."""
-    sizes = config.model_config(2, 0.0)
+    sizes = config.model_config(1 << 20, 0.0)
     H, T = sizes.rnn_size, config.seq_length or LONG
     options = CellOptions.of(config)
     return LSTMCall(T, config.batch_size, H, H, torch.float32, device.type, True, options=options)
