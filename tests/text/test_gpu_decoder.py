@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import gpu_on_cpu
 import pytest
 import torch
 
+import gpu_on_cpu
 from fastlstm.errors import ConfigError, KernelError, NonFiniteError
 from fastlstm.text import gpu_decoder
 from fastlstm.text.decoder import Decoder
@@ -90,7 +90,9 @@ def test_every_architecture_writes_the_cpu_decoders_text(
 ) -> None:
     model = random_model(**VARIANTS[variant])
     decoders = Decoder.of(model), gpu(model)
-    cpu, own = ([finish(d, [started(d, [1, 2, 3], 60, seed=s)]) for s in range(3)] for d in decoders)
+    cpu, own = (
+        [finish(d, [started(d, [1, 2, 3], 60, seed=s)]) for s in range(3)] for d in decoders
+    )
     assert cpu == own
 
 
@@ -109,7 +111,10 @@ def test_a_text_does_not_depend_on_neighbours_or_calls(random_model: Any, gpu: A
 def test_streams_join_and_leave(random_model: Any, gpu: Any) -> None:
     model = random_model()
     decoder = gpu(model)
-    want = finish(other := Decoder.of(model), [started(other, p, 40, seed=k) for k, p in enumerate(prompts(20))])
+    want = finish(
+        other := Decoder.of(model),
+        [started(other, p, 40, seed=k) for k, p in enumerate(prompts(20))],
+    )
     active, found = dict[int, Any](), dict[int, list[int]]()
     waiting = list(enumerate(prompts(20)))
     while waiting or active:
@@ -206,9 +211,10 @@ def test_a_mark_is_the_place_before_the_next_run(random_model: Any, gpu: Any) ->
     mark = stream.mark()
     stream.go_back(mark)  # nothing has run
     stream.begin(50 - len(first + second))
-    assert first + second + finish(decoder, [stream])[0] == finish(
-        decoder, [started(decoder, [1, 2], 50)]
-    )[0]
+    assert (
+        first + second + finish(decoder, [stream])[0]
+        == finish(decoder, [started(decoder, [1, 2], 50)])[0]
+    )
 
 
 def test_damaged_weights_end_a_text_alone(random_model: Any, gpu: Any) -> None:

@@ -29,7 +29,6 @@ from fastlstm.training.graphed_step import Recorder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
@@ -157,7 +156,10 @@ class GpuDecoder(Decoder):
             for k in range(1, config.num_layers)
         ]
         self._norms = [
-            (weights[f"norms.{k}.weight"].to(self._device), weights[f"norms.{k}.bias"].to(self._device))
+            (
+                weights[f"norms.{k}.weight"].to(self._device),
+                weights[f"norms.{k}.bias"].to(self._device),
+            )
             for k in range(config.num_layers if config.output_norm else 0)
         ]
         is_square = config.residual and config.embed_size == config.rnn_size
@@ -392,9 +394,13 @@ class GpuDecoder(Decoder):
             with self._recorder.apart():
                 self._step(rows, size, 0)
             self._graphs[size, steps] = self._recorder.record(
-                lambda: [self._step(rows, size, step) for step in range(steps)]
+                lambda: self._steps(rows, size, steps)
             )
         return self._graphs[size, steps]
+
+    def _steps(self, rows: Rows, size: int, steps: int) -> None:
+        for step in range(steps):
+            self._step(rows, size, step)
 
     def _step(self, rows: Rows, size: int, step: int) -> None:
         """One token of the first `size` rows."""

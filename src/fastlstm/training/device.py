@@ -9,6 +9,7 @@ import torch
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.system import hardware
+from fastlstm.system.devices import no_gpu
 from fastlstm.training.options import TrainingOptions
 
 
@@ -21,10 +22,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     hardware.keep_freed_memory()
     has_gpu = options.device != "cpu" and torch.cuda.is_available()
     if options.device == "cuda" and not has_gpu:
-        raise ConfigError(
-            Setting("device", "cuda"), ": no usable NVIDIA GPU here; use ",
-            Setting("device", "cpu"), " or auto",
-        )  # fmt: skip
+        raise no_gpu()
     device, limit = torch.device("cuda" if has_gpu else "cpu"), options.memory_limit_gb
     if limit is None:
         return device
