@@ -168,7 +168,7 @@ class _Plan:
         if rows < 1:
             raise ShapeError(f"chunk_rows is {rows}, expected at least 1")
         num_chunks = -(-max(1, targets.numel()) // rows)
-        fused = device == "cuda" and gemm in (torch.bfloat16, torch.float16)
+        fused = features.is_cuda and gemm in (torch.bfloat16, torch.float16)
         if fused:
             fused = not torch.compiler.is_compiling() and refusal(features.get_device()) is None
         return _Plan(-(-max(1, targets.numel()) // num_chunks), gemm, wide, native, fused)

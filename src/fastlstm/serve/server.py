@@ -270,8 +270,14 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     if kind_of_run(path) == "forecaster":
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
-        return load_window_forecaster(path)
-    return load_decoder(path, settings.weights, otherwise="int8")
+        return load_window_forecaster(path, settings.device)
+    return load_decoder(
+        path,
+        settings.weights,
+        otherwise="int8",
+        device=settings.device,
+        num_streams=settings.max_streams,
+    )
 
 
 def _config(settings: Settings, service: Service) -> uvicorn.Config:

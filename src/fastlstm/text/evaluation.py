@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 
 from fastlstm.errors import ConfigError, DataError, Setting, Stopped, counted
-from fastlstm.system.fields import is_whole
+from fastlstm.system.devices import check_device, has_gpu
+from fastlstm.system.fields import Device, is_whole
 from fastlstm.text.scored_lanes import LANES, PRIME, ScoredLanes, lanes_of, num_lanes
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.fl
 WINDOW_BATCH = 128
 CHUNK = 256
 """Default of `evaluate`."""
+LANES_ON_GPU = 256
+_FEWEST_STEPS = 8
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
 
@@ -162,6 +166,43 @@ def evaluate(
             for start, length in zip(piece.start, piece.length, strict=True):
                 counts += token_counts(ids[start - 1 : start + length], tokenizer)
     return evaluation_of(math.fsum(nats), counts, tokenizer, time.perf_counter() - started)
+
+
+def evaluate_on(
+    device: Device,
+    model: LanguageModel,
+    ids: NDArray[Any],
+    tokenizer: Tokenizer,
+    *,
+    lanes: int | None = None,
+    chunk: int = CHUNK,
+    **settings: Any,
+) -> Evaluation:
+    """As `evaluate`, on a device: "auto" takes a GPU where there is one.
+
+    There the default of `lanes` is `LANES_ON_GPU`, a copy of the model is scored, and a pass that
+    memory does not hold takes half the steps.
+
+    Raises:
+        ConfigError: there is no such device, or its memory does not hold a pass of a few steps.
+    """
+    check_device(device)
+    if device == "cpu" or not has_gpu():
+        lanes = LANES if lanes is None else lanes
+        return evaluate(model, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
+    lanes = LANES_ON_GPU if lanes is None else lanes
+    while True:
+        try:
+            copied = copy.deepcopy(model).to("cuda")
+            return evaluate(copied, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
+        except torch.OutOfMemoryError:
+            if chunk <= _FEWEST_STEPS:
+                raise ConfigError(
+                    f"the GPU has too little free memory for {counted(lanes, 'lane')}; use fewer ",
+                    Setting("lanes"), ", or ", Setting("device", "cpu"),
+                ) from None  # fmt: skip
+        chunk //= 2
+        torch.cuda.empty_cache()
 
 
 def lane_nats(

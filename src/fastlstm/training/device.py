@@ -11,6 +11,7 @@ import torch
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DeviceMemoryError, Setting
 from fastlstm.system import hardware
+from fastlstm.system.devices import no_gpu
 from fastlstm.training.options import TrainingOptions
 
 _CONTEXT_BYTES = 1 << 30
@@ -27,10 +28,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     hardware.keep_freed_memory()
     refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
     if options.device == "cuda" and refusal is not None:
-        raise ConfigError(
-            Setting("device", "cuda"), f": no usable NVIDIA GPU here ({refusal}); use ",
-            Setting("device", "cpu"), " or auto",
-        )  # fmt: skip
+        raise no_gpu(refusal)
     device = torch.device("cuda" if refusal is None else "cpu")
     limit = options.memory_limit_gb
     if limit is None:

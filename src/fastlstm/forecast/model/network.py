@@ -138,6 +138,29 @@ class ForecastNetwork(nn.Module):
             decoded[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
         )
 
+    @torch.no_grad()
+    def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
+        """As `forward`, wherever the weights are, from the CPU's memory to the CPU's.
+
+        Raises:
+            torch.OutOfMemoryError: there is too little memory for a single window.
+        """
+        device = self.head.weight.device
+        if device.type == "cpu":
+            return self(values, statics)  # type: ignore[no-any-return]
+        try:
+            own = None if statics is None else statics.to(device)
+            return self(values.to(device), own).cpu()  # type: ignore[no-any-return]
+        except torch.OutOfMemoryError:
+            if len(values) == 1:
+                raise
+        torch.cuda.empty_cache()
+        half = len(values) // 2
+        parts = slice(half), slice(half, None)
+        return torch.cat(
+            [self.answers(values[p], None if statics is None else statics[p]) for p in parts]
+        )
+
     def read_chunk(
         self,
         values: Tensor,
