@@ -61,6 +61,13 @@ def test_more_layers_get_less_dropout_each():
     assert two == three == 0.1
 
 
+def test_what_is_read_very_often_gets_more_dropout():
+    values = [default_dropout(epochs, 1.4) for epochs in (20, 50, 100, 1000)]
+    assert values == [0.4, 0.5, 0.6, 0.6]
+    deep = [default_dropout(17, 3.0, 540_000 * k, num_layers=2) for k in (0.9, 1.1)]
+    assert deep == [0.2, 0.333]
+
+
 def test_small_models_get_less_dropout():
     assert default_dropout(23, 1.2, 214_078) == 0.3
     assert default_dropout(23, 1.2, 1_400_000) == 0.4

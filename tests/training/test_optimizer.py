@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -17,6 +20,7 @@ from fastlstm.training.optimizer import (
     is_recurrent_matrix,
 )
 from fastlstm.training.options import OptimizerName, TrainingOptions
+from linear_task import LinearTask, trainer_of
 
 NAMES = get_args(OptimizerName)
 
@@ -135,3 +139,37 @@ def test_a_state_of_another_model_is_refused(name: str, change: Any, message: st
     tensors = {**optimizers.tensors(), **change}
     with pytest.raises(FormatError, match=message):
         optimizers.load({key: value for key, value in tensors.items() if value is not None})
+
+
+def test_training_does_not_load_torchs_compiler() -> None:
+    """It takes seconds of every start; torch's own optimizers load it when they are made."""
+    code = """
+import sys
+import torch
+from linear_task import LinearTask, trainer_of
+for name in ("muon", "adam", "adamw", "nadam", "sgd"):
+    task = LinearTask()
+    trainer = trainer_of(task, optimizer=name)
+    before = task.weight.detach().clone()
+    for _ in range(2):
+        trainer.step(task.loader.next())
+    assert not torch.equal(task.weight, before), name
+    assert task.weight.grad is None
+assert "torch._dynamo" not in sys.modules
+torch._dynamo.disable  # which loads it
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parents[1], timeout=300,
+    )  # fmt: skip
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_hooks_of_an_optimizer_are_called() -> None:
+    task, seen = LinearTask(), list[int]()
+    trainer = trainer_of(task)
+    trainer.optimizers.members[0].register_step_post_hook(lambda *_: seen.append(1))
+    trainer.step(task.loader.next())
+    assert seen == [1]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +48,8 @@ class OptimizerSet:
         self.learning_rate = learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
-        self.members = _build(named, options, learning_rate, world)
+        with _compiler_left_out():
+            self.members = _build(named, options, learning_rate, world)
         self._rates: tuple[torch.Tensor, ...] = ()
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -56,7 +60,7 @@ class OptimizerSet:
             if scaler is not None:
                 scaler.step(optimizer)
             else:
-                optimizer.step()
+                _update(optimizer)
 
     def prepare(self, rates: torch.Tensor) -> None:
         """Makes all state that steps will change, and has every group read its rate from a tensor.
@@ -97,7 +101,7 @@ class OptimizerSet:
             with Branches(inverse.device) as branches:
                 for optimizer in self.members:
                     with branches.next():
-                        optimizer.step()
+                        _update(optimizer)
         finally:
             for optimizer in self.members:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
@@ -108,7 +112,9 @@ class OptimizerSet:
 
     def zero_grad(self) -> None:
         for optimizer in self.members:
-            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the state as ``{"<parameter>:<key>": tensor}``."""
@@ -181,6 +187,33 @@ class OptimizerSet:
                     f"the optimizer state of '{name}' holds {', '.join(known)}, expected"
                     f" {', '.join(sorted(_STATES[type(optimizer)]))}; use another checkpoint"
                 )
+
+
+@contextmanager
+def _compiler_left_out() -> Iterator[None]:
+    """Keeps torch from loading its compiler, seconds of a start, where optimizers are made.
+
+    torch excludes `add_param_group` from compilation when it is first called; a function that has
+    this attribute is excluded already.
+    """
+    function, name = inspect.unwrap(torch.optim.Optimizer.add_param_group), "__dynamo_disable"
+    is_open = "torch._dynamo" not in sys.modules and not hasattr(function, name)
+    if is_open:
+        setattr(function, name, function)
+    try:
+        yield
+    finally:
+        if is_open:
+            delattr(function, name)
+
+
+def _update(optimizer: torch.optim.Optimizer) -> None:
+    """As `optimizer.step()`, without the wrapper of torch that loads its compiler."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        optimizer.step()
+        return
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def _build(
