@@ -77,7 +77,8 @@ def _total_gb(device: torch.device) -> float:
 
 @contextmanager
 def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None]:
-    """Turns an error of GPU memory, where nothing can be split any more, into one line.
+    """Turns an error of GPU memory, where nothing can be split any more, into one line; the limit of
+    `set_up_device` ends with the block.
 
     Raises:
         DeviceMemoryError: there is too little for what the block does.
@@ -86,6 +87,9 @@ def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise DeviceMemoryError(*_memory_text(options, device)) from error
+    finally:
+        if options.memory_limit_gb is not None and device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
 
 
 def _memory_text(options: TrainingOptions, device: torch.device) -> list[object]:

@@ -6,6 +6,7 @@ al., "The Polar Express", 2025, for polynomials that differ from step to step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613,
 of singular values from 0.01 to 1 (linear programming): 0.73 to 1.27 in the end."""
 _SAFETY = 1.01
 """bf16 rounds a singular value of 1 to more than 1, where the first polynomial rises steeply."""
+_NUM_STREAMS = 4
 _MIN_TRIED = 1 << 15
 """Values of a batch from which sums in another order show in some of them."""
 
@@ -63,7 +65,8 @@ def _orthogonalised(x: torch.Tensor) -> torch.Tensor:
 class Branches:
     """Blocks of GPU work that run beside each other, on streams of their own; on a CPU in turn.
 
-    What a block allocates must not be used outside of it.
+    What a block allocates must not be used outside of it. The streams are always the same few: for
+    each one cuBLAS keeps a workspace of 32 MiB.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,10 +83,17 @@ class Branches:
         """Returns the next block."""
         if self._device.type != "cuda":
             return nullcontext()
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        current = torch.cuda.current_stream(self._device)
+        free = [stream for stream in _streams(current.device.index) if stream != current]
+        stream = free[len(self._streams) % len(free)]
+        stream.wait_stream(current)
         self._streams.append(stream)
         return torch.cuda.stream(stream)
+
+
+@functools.cache
+def _streams(device: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(_NUM_STREAMS)]
 
 
 class Batches:
