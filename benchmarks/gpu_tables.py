@@ -1,16 +1,15 @@
-"""What is said of the stored results of a GPU: cudnn, gpu, gpu_rates."""
+"""What is said of the stored results of a GPU: cudnn, gpu_kernels, gpu_steps."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 from layer_tables import stored_rows, table_head
 
 
 def gpu_page(folder: Path) -> list[str]:
-    """Returns the tables of cuDNN's LSTM, of training steps and of their rates; or nothing."""
-    return [*cudnn_page(folder), *steps_page(folder), *rates_page(folder)]
+    """Returns the tables of training steps, of our kernels and of cuDNN's LSTM; or nothing."""
+    return [*steps_page(folder), *kernels_page(folder), *cudnn_page(folder)]
 
 
 def cudnn_page(folder: Path) -> list[str]:
@@ -37,36 +36,55 @@ def cudnn_page(folder: Path) -> list[str]:
 
 
 def steps_page(folder: Path) -> list[str]:
-    rows = stored_rows(folder / "gpu.jsonl", "run")
-    rows = [row for row in rows if "failed" not in row]
+    rows = stored_rows(folder / "gpu_steps.jsonl", "H", "layers", "B", "T")
     if not rows:
         return []
     lines = [
-        f"`fastlstm train` on {rows[0]['machine']['gpu']}, 32 lanes × 64 tokens a step (so short a"
-        " run's default) unless said otherwise, after the first third:",
+        f"Whole training steps on {rows[0]['machine']['gpu']}, thousand tokens/s. torch is"
+        " embedding, `nn.LSTM`, linear and fused AdamW, in a CUDA graph and eager, the best of three"
+        " precisions each; ours is what `fastlstm train` steps with, in bf16:",
         "",
-        *table_head("run", "thousand tokens/s", "validation bits/char", "seconds in all"),
-        *(
-            f"| {row['run'].removeprefix('step ')} | {row['tokens_per_s'] / 1e3:.0f} |"
-            f" {row['best_bits_per_char']:.3f} | {row['elapsed_s']:.0f} |"
-            for row in rows
+        *table_head(
+            "units, layers, lanes × tokens", "Muon", "AdamW", "torch in a graph", "torch eager",
+            "Muon / graph",
         ),
-    ]
-    return [*lines, "", "By `python benchmarks/gpu.py`.", ""]
+    ]  # fmt: skip
+    for row in rows:
+        best = {
+            kind: max(rate for name, rate in row["torch"].items() if kind in name)
+            for kind in ("graph", "eager")
+        }
+        ours = [row[f"ours bf16 {name}"]["rate"] for name in ("muon", "adamw")]
+        cells = [f"{rate:,}" for rate in (*ours, best["graph"], best["eager"])]
+        shape = f"{row['H']}, {row['layers']}, {row['B']} × {row['T']}"
+        ratio = row["ours bf16 muon"]["over"]
+        lines.append(f"| {shape} | " + " | ".join(cells) + f" | {ratio:.2f} |")
+    return [*lines, "", "By `python benchmarks/gpu_steps.py`.", ""]
 
 
-def rates_page(folder: Path) -> list[str]:
-    rows = stored_rows(folder / "gpu_rates.jsonl", "case")
-    if not rows:
+def kernels_page(folder: Path) -> list[str]:
+    rows = stored_rows(folder / "gpu_kernels.jsonl", "H", "B", "T")
+    layers = [row for row in rows if "over" in row]
+    if not layers:
         return []
     lines = [
-        f"Training on {rows[0]['machine']['gpu']}, 128 tokens a lane and step, 60 steps, thousand"
-        " tokens/s, medians of turns (range); the first turn loads kernels:",
+        f"A layer forward and backward on {rows[0]['machine']['gpu']}, I = H,"
+        f" T = {layers[0]['T']}, microseconds, medians in turns:",
         "",
-        *table_head("case", "thousand tokens/s"),
-    ]
+        *table_head(
+            "H", "B", "ours bf16", "cuDNN bf16 in a graph", "cuDNN fp16 as nn.LSTM",
+            "kernels, µs a step",
+        ),
+    ]  # fmt: skip
+    for row in layers:
+        cells = [
+            f"{row['us'][name]:,.0f}" for name in ("ours bf16", "cuDNN bf16", "cuDNN fp16 eager")
+        ]
+        steps = row["kernels_us_per_step"]
+        cells.append(f"{steps['lstm_forward']:.2f} + {steps['lstm_backward']:.2f}")
+        lines.append(f"| {row['H']} | {row['B']} | " + " | ".join(cells) + " |")
     for row in rows:
-        rates = [rate / 1e3 for rate in row["tokens_per_s"]]
-        span = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        lines.append(f"| {row['case']} | {span} |")
-    return [*lines, "", "By `python benchmarks/gpu_rates.py`.", ""]
+        if "over_plain" in row:
+            times = [f"{n} {ratio:.2f}" for n, ratio in row["over_plain"].items() if n != "plain"]
+            lines += ["", f"Over the plain cell, H={row['H']} B={row['B']}: {', '.join(times)}."]
+    return [*lines, "", "By `python benchmarks/gpu_kernels.py`.", ""]

@@ -16,7 +16,7 @@ _MODEL = {"V": 100, "H": 512, "L": 1}
 def summary_table(folder: Path) -> list[str]:
     """Returns the rows of what was measured there."""
     rows = [*_quality(folder), *_step(folder), *_layer(folder), *_writing(folder)]
-    rows += [*_windows(folder), *_tables(folder), *_forecasts(folder)]
+    rows += [*_windows(folder), *_tables(folder), *_forecasts(folder), *_gpu(folder.parent)]
     return ["| what | fastlstm | others |", "|---|---|---|", *rows, ""] if rows else []
 
 
@@ -96,6 +96,25 @@ def _forecasts(folder: Path) -> list[str]:
     steps = "/".join(str(r["horizon"]) for r in found)
     errors = "/".join(f"{r['mse']:.3f}" for r in found)
     return [f"| ETTh1 at {steps} steps, test MSE | {errors} | |"]
+
+
+def _gpu(results: Path) -> list[str]:
+    """Of the machine with a GPU: the default run."""
+    for path in sorted(results.glob("*/gpu_steps.jsonl")):
+        for row in stored_rows(path, "H", "layers", "B", "T"):
+            if (row["H"], row["layers"], row["B"]) == (512, 1, 32):
+                best = {
+                    kind: max(rate for name, rate in row["torch"].items() if kind in name)
+                    for kind in ("graph", "eager")
+                }
+                gpu = row["machine"]["gpu"].removesuffix(" HBM3")
+                return [
+                    f"| training on an {gpu}, H=512, 32 lanes × 128, tokens per second |"
+                    f" {row['ours bf16 muon']['rate'] * 1000:,} |"
+                    f" torch in a CUDA graph {best['graph'] * 1000:,}, eager"
+                    f" {best['eager'] * 1000:,} |"
+                ]
+    return []
 
 
 def _parted(figures: dict[str, float], factor: float) -> tuple[str, str]:
