@@ -41,7 +41,7 @@ def steps_page(folder: Path) -> list[str]:
         return []
     lines = [
         f"Whole training steps on {rows[0]['machine']['gpu']}, thousand tokens/s. torch is"
-        " embedding, `nn.LSTM`, linear and fused AdamW, in a CUDA graph and eager, the best of three"
+        " torch is embedding, `nn.LSTM`, linear and fused AdamW, in a CUDA graph and eager, the best of three"
         " precisions each; ours is what `fastlstm train` steps with, in bf16:",
         "",
         *table_head(
