@@ -61,7 +61,7 @@ def test_a_run_that_finds_too_little_memory_ends_with_one_line(
     use_gpu(monkeypatch)
     monkeypatch.setattr(TextTask, "losses", losses)
     events = list[Any]()
-    with pytest.raises(DeviceMemoryError, match="out of GPU memory: this GPU has 80.0 GB"):
+    with pytest.raises(DeviceMemoryError, match=r"out of GPU memory: this GPU has 80\.0 GB"):
         fastlstm.train(
             text, out=tmp_path / "run", observers=[events.append],
             cache_dir=str(tmp_path / "cache"), **OPTIONS,
