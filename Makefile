@@ -17,7 +17,7 @@ XDIST := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
-NARROWER := from fastlstm.system.environment import ISA_NAMES; from fastlstm.system.hardware import cpu; print(*ISA_NAMES[:ISA_NAMES.index(cpu().isa)])
+NARROWER := import recorded_cpus; print(*recorded_cpus.narrower())
 # The files with tests marked isa: collecting all the others takes longer than these tests.
 ISA_TESTS := grep -rl --include='test_*.py' 'mark\.isa' tests
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fastlstm/csrc/*/*.*)
@@ -42,13 +42,14 @@ demo: install  ## install, train 90 seconds on the text of Python's own manual, 
 
 install: .venv/.made  ## the environment with fastlstm in it
 
-test: .venv/.dev  ## the whole test suite
-	$(PY) -m pytest $(XDIST)
+test: .venv/.dev  ## the whole test suite; with CPU=avx2 as on such a CPU
+	$(PY) -m pytest $(XDIST) $(if $(CPU),--cpu=$(CPU))
 
-test-isa: .venv/.dev  ## the tests that depend on the CPU, as on CPUs with narrower instruction sets
-	@for isa in $$(env -u FASTLSTM_ISA $(PY) -c '$(NARROWER)'); do \
-		echo "instruction set: $$isa"; \
-		$(PY) -m pytest -q $(XDIST) -m isa --isa $$isa $$($(ISA_TESTS)) || exit 1; \
+test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones and without oneDNN
+	@cpus=$$(env -u FASTLSTM_ISA PYTHONPATH=tests $(PY) -c '$(NARROWER)') || exit 1; \
+	for as in $$(printf -- '--cpu=%s ' $$cpus) --no-onednn; do \
+		echo "the tests marked isa, $$as"; \
+		$(PY) -m pytest -q $(XDIST) -m isa $$as $$($(ISA_TESTS)) || exit 1; \
 	done
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so

@@ -23,7 +23,7 @@ import torch
 from alternation import Worker, alternate
 from forward_worker import CANDIDATES
 from machine import describe_machine, results_folder
-from rates import ceilings, show
+from rates import ceilings, show, torch_has_bf16
 from shapes import TOKEN_MODELS, Shape
 from torch import nn
 
@@ -70,6 +70,8 @@ def measure(shape: Shape, rounds: int, steps: int, peer_python: str | None) -> d
         write_layer(shape, layer)
         workers = []
         for name in CANDIDATES:
+            if name == "torch bf16" and not torch_has_bf16():
+                continue
             python = peer_python if name.startswith("onnx") else sys.executable
             if python is not None:
                 command = [python, "forward_worker.py", name, str(layer), threads]

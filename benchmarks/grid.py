@@ -31,12 +31,12 @@ import torch
 from layer_step import Cell
 from layer_tables import grid_lines
 from machine import describe_machine, results_folder
+from rates import torch_has_bf16
 
 import fastlstm
 
 HIDDEN, BATCHES, STEPS = (32, 64, 128, 256, 512, 1024), (1, 8, 32, 64, 128, 256), (1, 10, 100, 1000)
 STACKS = ((3, 1), (1, 2), (3, 2))
-DTYPES = ("fp32", "bf16")
 SAMPLE_S = 2e-3
 QUICK_S = 0.25
 """Cells get more rounds until both layers have run this long."""
@@ -59,11 +59,12 @@ class Job(NamedTuple):
 
 
 def jobs() -> list[Job]:
+    dtypes = ("fp32", "bf16") if torch_has_bf16() else ("fp32",)
     cells = [Cell(*sizes) for sizes in itertools.product(HIDDEN, BATCHES, STEPS)]
     for H, B, (L, D) in itertools.product((64, 256, 512), (8, 64), STACKS):
         cells.append(Cell(H, B, 100, L, D))
-    found = [Job(cell, dtype, "train") for cell in cells for dtype in DTYPES]
-    for H, T, dtype in itertools.product(HIDDEN, (1, 100), DTYPES):
+    found = [Job(cell, dtype, "train") for cell in cells for dtype in dtypes]
+    for H, T, dtype in itertools.product(HIDDEN, (1, 100), dtypes):
         found.append(Job(Cell(H, 1, T), dtype, "infer"))
     return found
 

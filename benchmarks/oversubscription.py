@@ -16,6 +16,7 @@ import sys
 
 from alternation import Worker
 from machine import describe_machine, results_folder
+from rates import torch_has_bf16
 from shapes import Shape
 
 SHAPE = Shape(128, 512, 1, 32, 128)
@@ -32,6 +33,8 @@ def main() -> None:
     result: dict[str, object] = {"shape": SHAPE._asdict(), "machine": describe_machine()}
     result["fair_share"] = cores / (cores + 2)
     for name in ("fastlstm bf16", "fastlstm fp32", "torch bf16", "torch fp32"):
+        if name == "torch bf16" and not torch_has_bf16():
+            continue
         worker = Worker(name, [sys.executable, "step_worker.py", name, *map(str, SHAPE)])
         if not worker.start():
             continue

@@ -6,6 +6,7 @@ import math
 
 from shapes import Shape
 
+from fastlstm.system import hardware
 from fastlstm.system.ceilings import measured_ceilings
 
 
@@ -16,6 +17,14 @@ def ceilings(shape: Shape) -> dict[str, float]:
         dtype: measured_ceilings(dtype, shape=gemm, fresh=True).gemm_gflops
         for dtype in ("fp32", "bf16")
     }
+
+
+def torch_has_bf16() -> bool:
+    """Returns whether torch's LSTM computes in bf16 on this CPU, and says where it does not."""
+    found = hardware.has_bf16_products()
+    if not found:
+        print("torch in bf16: left out, oneDNN has no bf16 LSTM on this CPU", flush=True)
+    return found
 
 
 def show(median: dict[str, float], flop: float, ceiling: dict[str, float]) -> None:

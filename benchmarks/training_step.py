@@ -16,7 +16,7 @@ from typing import Any
 
 from alternation import Worker, alternate
 from machine import describe_machine, results_folder
-from rates import ceilings, show
+from rates import ceilings, show, torch_has_bf16
 from shapes import TOKEN_MODELS, Shape, V
 from step_worker import CANDIDATES
 
@@ -51,6 +51,8 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     ceiling = ceilings(shape)
     workers = []
     for name in names:
+        if name == "torch bf16" and not torch_has_bf16():
+            continue
         is_peer = name in ("keras tensorflow", "keras jax")
         python = options.peer_python if is_peer else sys.executable
         if python is not None:

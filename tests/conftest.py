@@ -17,7 +17,7 @@ import pytest
 import recorded_cpus
 from fastlstm.errors import ConfigError
 from fastlstm.report import drawing
-from fastlstm.system import environment, hardware
+from fastlstm.system import hardware
 
 # Before torch is imported: with more threads tiny shapes are slower and sums repeat less well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,6 +32,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 _NEW_FIGURE, _SVG = drawing._new_figure, drawing._svg
 _KINDS_OF_CHARTS = set[Any]()
 """That were made in this process; see `pytest_runtest_setup`."""
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "mkldnn_rnn_layer")
 _SHORT_MEASUREMENTS = {
     "compression.forecast_figures": {"_SPEED_S": 0.0},
     "exchange.forecast_source": {"_SPEED_S": 0.01},
@@ -44,30 +45,38 @@ _SHORT_MEASUREMENTS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds --isa, which `make test-isa` gives; FASTLSTM_ISA in the environment is its default."""
-    text = "run as on a CPU that has no more than this instruction set (default: FASTLSTM_ISA)"
-    parser.addoption("--isa", choices=environment.ISA_NAMES, help=text)
+    """Adds --cpu and --no-onednn, which `make test-isa` gives; FASTLSTM_ISA is the default."""
+    text = "run as on this CPU, in torch, oneDNN and fastlstm (default: FASTLSTM_ISA)"
+    parser.addoption("--cpu", choices=recorded_cpus.CPUS, help=text)
+    parser.addoption("--no-onednn", action="store_true", help="switch oneDNN off in torch")
 
 
 def pytest_report_header() -> str:
-    """Says which instruction set the kernels are tested with."""
-    return f"instruction set: {hardware.cpu().isa}"
+    """Says which instruction sets are tested."""
+    onednn = os.environ.get("ONEDNN_MAX_CPU_ISA", "all")
+    return f"instruction set: {hardware.cpu().isa}, of oneDNN: {onednn}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hides GPUs unless `-m gpu` asks for them, and what the CPU has beyond --isa, here and from
-    the processes that tests start."""
+    """Hides GPUs unless `-m gpu` asks for them, and what the CPU has beyond --cpu, here and from
+    the processes that tests start. Torch and oneDNN read their limits when they are loaded."""
     if "gpu" not in (chosen := config.option.markexpr) or "not gpu" in chosen:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the other tests are about kernels of the CPU
-    isa = config.getoption("--isa") or _ISA_OF_ENVIRONMENT
-    if not isa:
+    if config.getoption("--no-onednn"):
+        import torch
+
+        torch._C._set_mkldnn_enabled(False)
+    name = config.getoption("--cpu") or _ISA_OF_ENVIRONMENT
+    if not name:
         return
-    os.environ["FASTLSTM_ISA"] = isa
+    cpu = recorded_cpus.CPUS.get(name)
+    os.environ.update({"FASTLSTM_ISA": name} if cpu is None else cpu.variables())
     try:
         hardware.cpu()
     except ConfigError as error:
         raise pytest.UsageError(str(error)) from None
-    found = recorded_cpus.detected(isa)
+    assert cpu is not None
+    found = recorded_cpus.detected(cpu.isa, **cpu.changes)
     hardware._detected = lambda: found
     hardware._described.cache_clear()
 
@@ -151,7 +160,9 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def pretend(isa: str, **changes: Any) -> None:
         found = recorded_cpus.detected(isa, **changes)
         monkeypatch.delenv("FASTLSTM_ISA", raising=False)
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
         monkeypatch.setattr(hardware, "_detected", lambda: found)
+        monkeypatch.setattr(hardware, "_onednn_has_bf16", lambda: "avx512f" in found[2])
         hardware._described.cache_clear()
 
     yield pretend
@@ -248,6 +259,26 @@ def _poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
         return tensor
 
     return empty
+
+
+@pytest.fixture
+def no_bf16_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a CPU whose torch multiplies bf16 in a plain loop: fails where torch is made to."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.overloadpacket._qualified_op_name.removeprefix("aten::") in _PRODUCTS:
+                kinds = {t.dtype for t in args if isinstance(t, torch.Tensor)}
+                assert torch.bfloat16 not in kinds, f"{func} in bf16"
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(hardware, "has_bf16_products", lambda: False)
+    with Refusing():
+        yield
 
 
 @pytest.fixture

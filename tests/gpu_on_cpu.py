@@ -1,4 +1,4 @@
-"""The GPU decoder where there is no GPU: its kernels compiled as C++, its graphs run step by step."""
+"""The GPU decoder without a GPU: its kernels compiled as C++, its graphs run step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ static inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); re
 static inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 """
 _TAIL = """
-#define LAUNCH(name, Argument) extern "C" void launch_##name(const Argument* a, int blocks, int threads) { \\
+#define LAUNCH(name, A) extern "C" void launch_##name(const A* a, int blocks, int threads) { \\
   blockDim.x = threads; \\
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) \\
     for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) name(*a); }

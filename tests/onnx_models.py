@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from fastlstm.exchange.onnx_model import read_onnx
-from fastlstm.exchange.packed_stack import unpack
-from fastlstm.exchange.stack_module import ImportedModel
+from fastlstm.sequence.packed_stack import unpack
+from fastlstm.sequence.stack_module import ImportedModel
 
 HERE = Path("/nowhere")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastlstm.system import environment, hardware
 
@@ -38,6 +38,53 @@ def sapphire_rapids(**changes: Any) -> Any:
     for name, value in changes.items():
         setattr(record, name, value)
     return record
+
+
+class Cpu(NamedTuple):
+    """A CPU that a wider one can imitate.
+
+    Attributes:
+        isa: widest instruction set of fastlstm's kernels.
+        changes: of the record of `_LESS[isa]`.
+        onednn: widest instruction set of oneDNN, as ONEDNN_MAX_CPU_ISA names it.
+        aten: that of torch's own kernels, as ATEN_CPU_CAPABILITY names it.
+    """
+
+    isa: str
+    changes: dict[str, int]
+    onednn: str
+    aten: str
+
+    def variables(self) -> dict[str, str]:
+        """Returns the environment in which a process runs as on this CPU."""
+        return {
+            "FASTLSTM_ISA": self.isa,
+            "ONEDNN_MAX_CPU_ISA": self.onednn,
+            "ATEN_CPU_CAPABILITY": self.aten,
+        }
+
+
+CPUS = {
+    "scalar": Cpu("scalar", {}, "SSE41", "default"),
+    "avx2": Cpu("avx2", {}, "AVX2", "avx2"),
+    "avx512": Cpu("avx512", {"leaf7_ecx": 0}, "AVX512_CORE", "avx512"),
+    "avx512_vnni": Cpu("avx512", {}, "AVX512_CORE_VNNI", "avx512"),
+    "avx512_bf16": Cpu("avx512_bf16", {}, "AVX512_CORE_BF16", "avx512"),
+    "amx_bf16": Cpu("amx_bf16", {}, "ALL", "avx512"),
+}
+"""Narrow to wide; `pytest --cpu NAME` runs the tests as on one of them."""
+
+
+def narrower() -> list[str]:
+    """Returns the names of the CPUs that this one can imitate."""
+    _, own, features = hardware._detected()
+    widest = environment.ISA_NAMES.index(own)
+    return [
+        name
+        for name, cpu in CPUS.items()
+        if environment.ISA_NAMES.index(cpu.isa) < widest
+        or (cpu.isa == own and cpu.changes and features > detected(own, **cpu.changes)[2])
+    ]
 
 
 def detected(isa: str, **changes: Any) -> tuple[Any, str, frozenset[str]]:

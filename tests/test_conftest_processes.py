@@ -15,13 +15,13 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("isa", "arguments"), [("scalar", []), ("avx2", ["--isa", "scalar"]), ("", ["--isa", "scalar"])]
+    ("isa", "arguments"), [("scalar", []), ("avx2", ["--cpu", "scalar"]), ("", ["--cpu", "scalar"])]
 )
 def test_the_suite_runs_with_the_instruction_set_asked_for(isa: str, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", *arguments, __file__]
     environment = {**os.environ, "FASTLSTM_ISA": isa}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "instruction set: scalar\n" in done.stdout
+    assert "instruction set: scalar, of oneDNN: SSE41\n" in done.stdout
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:

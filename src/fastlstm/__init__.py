@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
-    from fastlstm.nn.convert import accelerate, restore
+    from fastlstm.nn.convert import accelerate, freeze, restore, thaw
     from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.explain import explain
     from fastlstm.ops.registry import select
@@ -75,7 +75,9 @@ _HOMES = {
     "compress": "fastlstm.compression.compress",
     "export": "fastlstm.exchange.export",
     "explain": "fastlstm.ops.explain",
+    "freeze": "fastlstm.nn.convert",
     "restore": "fastlstm.nn.convert",
+    "thaw": "fastlstm.nn.convert",
     "ImportedRun": "fastlstm.exchange.import_run",
     "import_module": "fastlstm.exchange.read_model",
     "import_run": "fastlstm.exchange.import_run",
@@ -119,10 +121,12 @@ __all__ = [
     "compress",
     "explain",
     "export",
+    "freeze",
     "import_module",
     "import_run",
     "restore",
     "select",
+    "thaw",
     "train",
     "train_forecaster",
 ]

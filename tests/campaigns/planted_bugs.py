@@ -373,7 +373,7 @@ BUGS = (
     Bug("stale packing after a fused step", PACKED, "_fused_steps += any(",
         "_fused_steps += 0 * any("),
     Bug("stale packing after a write through .data", PACKED,
-        "            and self.fingerprint.is_still(rows, threads)\n", ""),
+        "            and self.fingerprint.is_still(threads)\n", ""),
     Bug("series: a number too large is kept", WINDOWS_CPP, "while (x >= size_)",
         "while (x > size_)"),
     Bug("series: a window of the segment before", WINDOWS_CPP, "std::upper_bound(",

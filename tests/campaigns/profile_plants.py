@@ -24,7 +24,7 @@ from typing import Any
 from printed_commands import ends_by_exception, rows_of, run_all
 
 from fastlstm.cli.main import main as fastlstm
-from fastlstm.ops.backends.onednn import bf16_instructions
+from fastlstm.system import hardware
 
 SMALL = ["--rnn-size", "256", "--embed-size", "128", "--seq-length", "64", "--batch-size", "32"]
 TEXT = [*SMALL, "--precision", "faster", "--steps", "2000"]
@@ -106,7 +106,7 @@ PLANTS: list[Plant] = [
     table("accumulation and one thread", "accumulation&threads", "--batch-size", "4",
           "--accumulate", "8", "--threads", "1"),
 ]  # fmt: skip
-if bf16_instructions() is not None:
+if hardware.bf16_instructions() is not None:
     PLANTS += [
         text("the slower precision", "precision", "--precision", "slower"),
         table("the slower precision", "precision", "--precision", "slower"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import subprocess
 import sys
 import warnings
@@ -13,6 +15,8 @@ import pytest
 from fastlstm import errors
 from fastlstm.cli import main as main_module
 from fastlstm.cli.main import VERBS, main
+from fastlstm.system import redaction
+from fastlstm.system.storage import write_new
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
@@ -95,6 +99,54 @@ def test_internal_error_is_one_line_and_a_log(
     assert capsys.readouterr() == ("", expected)
     assert "Traceback" in log.read_text()
     assert "['train']" in log.read_text()
+
+
+def test_the_log_is_private_and_holds_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It was in a file of mode 0644, with a name that can be guessed."""
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
+    monkeypatch.delenv("FASTLSTM_DEBUG", raising=False)
+    monkeypatch.setattr(redaction, "_own", set())
+    monkeypatch.setattr(main_module.time, "strftime", lambda _: "now")
+    before = os.umask(0)
+
+    def run(argv: list[str]) -> int:
+        raise ValueError(f"{argv} at https://me:pw@host/x?X-Amz-Signature=deadbeef")
+
+    modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
+    monkeypatch.setattr(main_module, "importlib", modules)
+    try:
+        for _ in range(2):
+            assert main(["serve", "--api-key", "k3y-of-mine", "--session-key=0123456"]) == 1
+    finally:
+        os.umask(before)
+    logs = list((tmp_path / "errors").iterdir())
+    assert len(logs) == 2, "of one process in one second"
+    shown = capsys.readouterr().err
+    for log in logs:
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+        shown += log.read_text()
+    assert stat.S_IMODE((tmp_path / "errors").stat().st_mode) == 0o700
+    assert "['serve', '--api-key', '***', '--session-key=***']" in shown
+    for secret in ("k3y-of-mine", "0123456", "me:pw", "deadbeef"):
+        assert secret not in shown, secret
+
+
+def test_a_directory_of_logs_that_others_may_write_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A link there would lead the log to a file of their choice."""
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / "cache/errors").mkdir(parents=True)
+    (tmp_path / "cache/errors").chmod(0o777)
+    assert run_with(monkeypatch, ZeroDivisionError()) == 1
+    assert list((tmp_path / "cache/errors").iterdir()) == []
+    assert len(list(tmp_path.glob("error-*.log"))) == 1
+    (tmp_path / "link").symlink_to(tmp_path / "chosen")
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "link", b"log", 0o600)
 
 
 def test_internal_error_without_a_place_for_the_log(
@@ -222,7 +274,36 @@ def test_a_reader_that_left_is_quiet() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("to", ["1", "2>&1 1"])
+def test_a_full_output_is_said_in_one_line(to: str) -> None:
+    full = f"{sys.executable} -m fastlstm --help >/dev/full" + (" 2>&1" if to != "1" else "")
+    done = subprocess.run(["sh", "-c", full], capture_output=True, text=True)
+    shown = "fastlstm: error: standard output took no more (No space left on device); write to"
+    assert done.returncode == 1
+    assert done.stderr == (f"{shown} another place\n" if to == "1" else "")
+
+
+def test_a_full_output_in_the_midst_of_a_command_is_said_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(main_module, "_forget_stdout", lambda: None)
+
+        def run(argv: list[str]) -> int:
+            print("text", flush=True)
+            return 0
+
+        modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
+        monkeypatch.setattr(main_module, "importlib", modules)
+        assert main(["generate"]) == 1
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert capsys.readouterr().err.startswith("fastlstm: error: standard output took no more")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_while_the_interpreter_leaves_does_not_replace_the_exit_code(name: str) -> None:
     program = (
         "import atexit, os, signal, sys\n"

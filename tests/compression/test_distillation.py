@@ -72,7 +72,8 @@ def test_a_student_that_predicts_as_its_teacher_has_nothing_to_learn() -> None:
         assert float(gradient.abs().max()) < 1e-12
 
 
-def test_autocast_rounds_products_only() -> None:
+def test_autocast_rounds_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastlstm.system.hardware.has_bf16_products", lambda: True)
     student, teacher, targets = outputs(torch.float32)
     want = distillation_loss(student, teacher, targets, 2.0, 0.5)[0]
     with torch.autocast("cpu", torch.bfloat16):
@@ -89,3 +90,16 @@ def test_features_are_compared_through_a_projection() -> None:
     want = 0.1 * (student @ match.projection.t() - teacher).square().mean(1).sum()
     torch.testing.assert_close(match(student, teacher), want)
     assert list(match.state_dict()) == ["projection"]
+
+
+@pytest.mark.usefixtures("no_bf16_products")
+def test_bf16_asks_torch_for_no_product_that_it_has_not_got() -> None:
+    student, teacher, targets = outputs(torch.float32)
+    match = FeatureMatch(5, 7, 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        total, _ = distillation_loss(student, teacher, targets, 2.0, 0.5)
+        total = total + match(student.features, teacher.features)
+    torch.testing.assert_close(
+        torch.autograd.grad(total, student.weight)[0],
+        torch.autograd.grad(plain(student, teacher, targets, 2.0, 0.5), student.weight)[0],
+    )

@@ -12,6 +12,7 @@ import pytest
 
 import fastlstm.distributed.joining as joining
 import fastlstm.distributed.launch as launch
+import fastlstm.distributed.meeting as meeting
 from fastlstm.cli.main import main
 from fastlstm.distributed.joining import joined
 from fastlstm.distributed.world import World
@@ -24,7 +25,9 @@ PLACE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 @pytest.fixture
 def set_all(monkeypatch):
     def set_all(**values):
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        slurm = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "ENVIRONMENT")
+        for name in (*names, *slurm):
             monkeypatch.delenv(name, raising=False)
         for name, value in values.items():
             monkeypatch.setenv(name, value)
@@ -46,6 +49,33 @@ def test_variables_that_are_left_over_are_refused(set_all, values, shown):
     with pytest.raises(ConfigError) as raised, joined():
         pass
     assert shown in str(raised.value)
+
+
+STEP = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+
+
+@pytest.mark.parametrize("more", [{}, {"ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "2"}])
+def test_tasks_of_plain_srun_are_refused_with_the_line_that_starts_them(set_all, more):
+    set_all(**STEP, **more)
+    line = r"task 1 of 2 .* 'RANK=\$SLURM_PROCID LOCAL_"
+    with pytest.raises(ConfigError, match=line) as raised, joined():
+        pass
+    assert "WORLD_SIZE=$SLURM_NTASKS fastlstm train" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        {"SLURM_NTASKS": "2"},  # the shell of salloc
+        {**STEP, "ENVIRONMENT": "BATCH"},  # the script of sbatch
+        {**STEP, "ENVIRONMENT": "BATCH", "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_one_process_in_an_allocation_trains_as_elsewhere(set_all, values):
+    set_all(**values)
+    with joined() as world:
+        assert world.size == 1
 
 
 @pytest.mark.parametrize("values", [{}, {"RANK": "3"}, {"WORLD_SIZE": "8"}])
@@ -83,7 +113,7 @@ def test_what_one_rank_alone_finds_while_they_train_is_said_by_it(set_all, monke
 
 def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatch):
     set_all(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
-    monkeypatch.setattr(joining, "_MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(meeting, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
     with pytest.raises(LostProcessError, match="rank 1 waits at localhost:1 for 2"), joined():
         pass
@@ -92,7 +122,7 @@ def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatc
 @pytest.mark.parametrize(("rank", "error"), [("0", Stopped), ("1", Dismissed)])
 def test_a_signal_that_came_before_the_others_ends_the_process(set_all, monkeypatch, rank, error):
     set_all(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
-    monkeypatch.setattr(joining, "_MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(meeting, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
     stop = StopFlag()
     stop.set("SIGTERM")

@@ -71,6 +71,24 @@ def test_the_second_signal_kills_what_still_saves(tmp_path, worker, exits, monke
     assert not place.exists()
 
 
+@pytest.mark.usefixtures("hang_up_at_default")
+def test_a_second_sighup_kills_nothing_and_an_ignored_one_stops_nothing(
+    tmp_path, worker, exits, monkeypatch
+):
+    monkeypatch.setattr(stop_signals, "ONE_SIGNAL_S", 0.0)
+    signals = StopSignals(tmp_path / "code")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals.handled():  # as below nohup
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.number == 0
+    signal.signal(signal.SIGHUP, before)
+    worker.send_signal(signal.SIGSTOP)
+    with signals.handled():
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # `os._exit` would raise
+        assert signals.number == signal.SIGHUP
+
+
 @pytest.mark.skipif(not HANDS_SIGNALS_OVER, reason="torch before 2.9")
 @pytest.mark.parametrize(
     ("left", "code"),
@@ -82,7 +100,7 @@ def test_the_agent_waits_for_the_exit_code_after_a_signal(left, code, exits, mon
 
     def elastic_launch(config, _):
         def run(*_):
-            assert not {"SIGTERM", "SIGINT"} & set(config.signals_to_handle.split(","))
+            assert not {"SIGTERM", "SIGINT", "SIGHUP"} & set(config.signals_to_handle.split(","))
             assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
             signal.raise_signal(signal.SIGINT)
             for number in left:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fastlstm.cli.main import main
-from fastlstm.distributed import joining
+from fastlstm.distributed import joining, meeting
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DistributedError, UsageError
 from fastlstm.system import hardware, parent
@@ -148,11 +147,11 @@ def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
     world, groups = world_of(2), []
     world.orders = object()  # the group that waits for days
 
-    def gather(told, own, group=None):
+    def gather(value, in_all, group=None):
         groups.append(group)
-        told[:] = [None, None]
+        return [None, None]
 
-    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    monkeypatch.setattr(world.messages, "gathered", gather)
     with world.together():
         pass
     assert groups == [world.orders]
@@ -214,8 +213,8 @@ def test_processes_meet_that_agents_have_started_unequally_often():
     names = list[str]()
     for _ in range(2):
         with ThreadPoolExecutor(2) as pool:
-            follower = pool.submit(joining._meeting, store, 1, 2)
-            leader = joining._meeting(store, 0, 2)
+            follower = pool.submit(meeting._agreed, store, 1, 2)
+            leader = meeting._agreed(store, 0, 2)
             assert follower.result() == leader
         names.append(leader)
     assert names[0] != names[1]
@@ -223,9 +222,7 @@ def test_processes_meet_that_agents_have_started_unequally_often():
 
 def test_muons_results_travel_in_one_dtype(monkeypatch):
     own = joining._own()
-    has_bf16, features = own["bf16 products"] == "yes", hardware.cpu().features
-    features = features - {"avx512_bf16", "amx_bf16"} if has_bf16 else features | {"amx_bf16"}
-    cpu = dataclasses.replace(hardware.cpu(), features=features)
-    monkeypatch.setattr(hardware, "cpu", lambda: cpu)
+    unit = None if own["bf16 products"] == "yes" else "AMX"
+    monkeypatch.setattr(hardware, "bf16_instructions", lambda: unit)
     with pytest.raises(UsageError, match=r"rank 1 \(host1, process 1\) has bf16 products"):
         joining._require_alike(world_of(2), [own, joining._own()])

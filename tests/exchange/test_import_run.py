@@ -12,7 +12,6 @@ from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 layers = keras.layers
-constant = keras.initializers.Constant
 CHARS = " abcdefgh"
 TEXT = "the bad face had a feed, a cab beg a fad\n"
 
@@ -262,21 +261,12 @@ def test_regressor(tmp_path):
 
 
 def test_dense_layers_before_and_behind(tmp_path):
-    """A layer with relu is the network's own embedding, linear ones at the end are one."""
     first = layers.TimeDistributed(layers.Dense(7, activation="relu"))
     ends = [layers.LSTM(5), layers.Dense(4), layers.Dense(3), layers.Dense(2)]
     model = keras.Sequential([keras.Input((10, 3)), first, *ends])
     run = imported_sequences(model, tmp_path)
     regressor = fastlstm.SequenceRegressor.load(run)
     np.testing.assert_allclose(regressor.predict(VALUES), outputs(model, VALUES), atol=1e-5)
-    assert regressor.network_.config.embed_size == 7
-
-
-def test_dense_layers_whose_product_is_too_large_are_refused(tmp_path):
-    ends = [layers.LSTM(2), *(layers.Dense(2, kernel_initializer=constant(1e25)) for _ in "ab")]
-    path = saved(keras.Sequential([keras.Input((10, 3)), *ends]), tmp_path / "m.keras")
-    with pytest.raises(FormatError, match=r"become one, and their product is too large.*import_mo"):
-        fastlstm.import_run(path, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("target", [(4, 3), (-1, 3)])
@@ -309,12 +299,8 @@ def not_runs():
     x, tokens = keras.Input((10, 3)), keras.Input((None,), dtype="int32")
     lstm = layers.LSTM
     for first, middle, said in (
-        (x, [lstm(5, activation="relu"), layers.Dense(1)], "activations relu and sigmoid"),
-        (x, [lstm(5), layers.Dense(4, activation="relu"), layers.Dense(1)], "'dense.*no place"),
         (x, [lstm(5, return_sequences=True), layers.Dense(1)], "writes at every step"),
-        (x, [lstm(5), layers.Dense(2, activation="tanh")], "with the activation tanh"),
-        (x, [lstm(5, go_backwards=True), layers.Dense(2)], "reads from the end"),
-        (tokens, [layers.Embedding(9, 4), lstm(5), layers.Dense(1)], "no model that writes text"),
+        (x, [lstm(5), layers.Dense(1, activation="softmax")], "one output with softmax"),
         (
             tokens,
             [layers.Embedding(9, 4), layers.Bidirectional(lstm(5)), layers.Dense(9)],

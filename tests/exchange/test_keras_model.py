@@ -106,13 +106,24 @@ def test_token_zero_of_a_masking_embedding_is_refused(tmp_path):
             [
                 keras.Input((None,), dtype="int32"),
                 layers.Embedding(17, 8, mask_zero=True),
-                layers.LSTM(5),
+                layers.LSTM(5, return_sequences=True),
             ]
         )
     )
     path = saved(model, tmp_path / "m.keras")
     module = assert_same(path, 1 + TOKENS % 16, outputs(model, 1 + TOKENS % 16))
     with pytest.raises(fastlstm.ShapeError, match="mask_zero"):
+        module(torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_token_zero_of_a_masking_embedding_is_left_out_of_one_answer(tmp_path):
+    table = layers.Embedding(17, 8, mask_zero=True)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), table, layers.LSTM(5)])
+    path = saved(varied(model), tmp_path / "m.keras")
+    x = 1 + TOKENS % 16
+    x[0, 4:], x[1, :2] = 0, 0
+    module = assert_same(path, x, outputs(model, x))
+    with pytest.raises(fastlstm.ShapeError, match="has no token but 0"):
         module(torch.zeros(1, 3, dtype=torch.long))
 
 

@@ -1,10 +1,28 @@
-"""Shared by the tests of layers: poisoned memory."""
+"""Shared by the tests of layers: poisoned memory, and torch's own layer in bf16."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+
+from fastlstm.ops.backends.onednn import hidden_from
+from fastlstm.ops.call import compute_dtype
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(poisoned_memory: None) -> None:
     """Fresh memory is NaN in every test here."""
+
+
+@pytest.fixture
+def peer_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has `nn.LSTM` compute in bf16 on every CPU; it raises where oneDNN has no bf16 LSTM."""
+    lstm = torch._VF.lstm  # type: ignore[attr-defined]
+
+    def run(x: torch.Tensor, *args: Any) -> Any:
+        with hidden_from(compute_dtype(x), x.device.type):
+            return lstm(x, *args)
+
+    monkeypatch.setattr(torch._VF, "lstm", run)

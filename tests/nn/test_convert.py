@@ -1,4 +1,4 @@
-"""`accelerate` and `restore`: what changes, what stays, what is said."""
+"""`accelerate` and `restore`, `freeze` and `thaw`: what changes, what stays, what is said."""
 
 import copy
 import pickle
@@ -209,6 +209,73 @@ def test_a_restored_model_needs_no_fastlstm(tmp_path):
     assert done.stdout == "LSTM(5, 7)\n"
 
 
+def one_value(layer):
+    layer.weight_hh_l0.data.view(-1)[3] += 1
+
+
+def test_a_frozen_layer_sees_what_torch_counts_only():
+    torch.manual_seed(0)
+    model = nn.Sequential(fastlstm.LSTM(I, H))
+    layer, x, hx = model[0], torch.randn(1, 1, I), (torch.ones(1, 1, H), torch.ones(1, 1, H))
+
+    def now():
+        layer_of_torch = fastlstm.restore(copy.deepcopy(layer))
+        with torch.no_grad():
+            got = [layer(x, hx)[0] for _ in range(3)][-1]
+            return torch.allclose(got, layer_of_torch(x, hx)[0], atol=1e-6)
+
+    assert now()
+    one_value(layer)
+    assert fastlstm.freeze(model) is model
+    assert now()
+    one_value(layer)
+    assert not now()
+    layer.load_state_dict({name: p * 2 for name, p in layer.state_dict().items()})
+    assert now()
+    for fused in (False, True):
+        parameter = layer.weight_hh_l0
+        parameter.grad = torch.ones_like(parameter)
+        torch.optim.Adam([parameter], lr=0.1, fused=fused).step()
+        assert now()
+    layer.weight_hh_l0 = nn.Parameter(layer.weight_hh_l0.detach() * 2)
+    assert now()
+    one_value(layer)
+    assert now()  # a new parameter is not frozen
+
+
+@pytest.mark.parametrize("how", ["thaw", "training", "restore", "copy"])
+def test_what_thaws(how):
+    torch.manual_seed(0)
+    layer = fastlstm.freeze(fastlstm.LSTM(I, H))
+    x, hx = torch.randn(1, 1, I), (torch.ones(1, 1, H), torch.ones(1, 1, H))
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x, hx)
+    if how == "thaw":
+        assert fastlstm.thaw(layer) is layer
+    elif how == "training":
+        layer(x, hx)[0].sum().backward()
+    elif how == "restore":
+        fastlstm.accelerate(fastlstm.restore(layer))
+    else:
+        layer = copy.deepcopy(layer)
+    with torch.no_grad():
+        before = [layer(x, hx)[0] for _ in range(3)][-1]
+        one_value(layer)
+        after = layer(x, hx)[0]
+        assert not torch.equal(before, after)
+        torch.testing.assert_close(after, fastlstm.restore(layer)(x, hx)[0])
+
+
+def test_freezing_changes_nothing_else():
+    layer = fastlstm.freeze(fastlstm.LSTM(I, H))
+    assert all(p.requires_grad for p in layer.parameters())
+    assert vars(layer).keys() == vars(fastlstm.LSTM(I, H)).keys()
+    with pytest.raises(UsageError, match=r"no fastlstm\.LSTM in Sequential; call fastlstm\.acc"):
+        fastlstm.freeze(nn.Sequential(nn.LSTM(I, H)))
+    fastlstm.thaw(nn.Sequential(nn.LSTM(I, H)))
+
+
 def test_a_printed_model_tells_the_two_apart():
     model = nn.Sequential(nn.LSTM(I, H))
     assert "(0): LSTM(5, 7)" in str(model)
@@ -224,7 +291,10 @@ def test_a_subclass_prints_its_own_name():
     assert str(type("Mine", (fastlstm.LSTM,), {})(I, H)) == "Mine(5, 7)"
 
 
-@pytest.mark.parametrize("convert", [fastlstm.accelerate, fastlstm.restore])
+CONVERSIONS = [fastlstm.accelerate, fastlstm.restore, fastlstm.freeze, fastlstm.thaw]
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
 @pytest.mark.parametrize("thing", [None, "model", nn.LSTM])
 def test_what_is_no_module_is_refused_in_words(convert, thing):
     with pytest.raises(UsageError, match=f"the model is {kind_of_value(thing)}, expected an nn"):

@@ -99,6 +99,20 @@ def test_bf16_autocast(rows):
         assert float((one - other).norm() / other.norm()) < 1e-2
 
 
+@pytest.mark.usefixtures("no_bf16_products")
+@pytest.mark.parametrize("rows", [None, 16])
+def test_bf16_asks_torch_for_no_product_that_it_has_not_got(rows):
+    inputs = make_inputs(64, 9, 50)  # no whole rows of the kernels
+
+    def under_autocast(*given):
+        with torch.autocast("cpu", torch.bfloat16):
+            return projected_cross_entropy(*given, chunk_rows=rows)
+
+    got, want = value_and_grads(under_autocast, inputs), value_and_grads(plain, inputs)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+
+
 def test_bf16_features_and_float32_weights():
     features, weight, bias, targets = make_inputs(64, 32, 50)
     features = features.detach().bfloat16().requires_grad_()

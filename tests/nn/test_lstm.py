@@ -371,7 +371,7 @@ def test_parametrized_weights():
     assert_close("y", ours(x)[0], theirs(x)[0], VALUE)
 
 
-@pytest.mark.usefixtures("only_ours")
+@pytest.mark.usefixtures("only_ours", "peer_in_bf16")
 @pytest.mark.parametrize("with_state", [False, True], ids=["zero state", "state given"])
 def test_autocast_gives_the_dtypes_of_torch(with_state):
     theirs, ours = pair(num_layers=2, bidirectional=True)
@@ -387,6 +387,7 @@ def test_autocast_gives_the_dtypes_of_torch(with_state):
                 assert_close("packed", a, b, (0.03, 0.06))
 
 
+@pytest.mark.usefixtures("peer_in_bf16")
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_bfloat16_modules(num_layers):
     theirs, ours = (layer.bfloat16() for layer in pair(num_layers=num_layers))

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,6 @@ from fastlstm.ops.custom_op import (
     all_tensors,
     lstm_sequence,
     lstm_sequence_backward,
-    options_text,
     present_tensors,
 )
 
@@ -133,6 +133,22 @@ def test_lengths_and_dropout_compile_without_a_break():
     assert torch.isfinite(y).all()
 
 
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "fields", [{}, STACK, {"zoneout": 0.2, "layer_norm": True, "activation": "relu"}], ids=str
+)
+def test_compile_with_dynamic_shapes(fields, backend):
+    torch.manual_seed(0)
+    module = fastlstm.LSTM(I, H, **fields).eval()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    for T, B in ((4, 3), (6, 2), (1, 1), (150, 4)):
+        x = torch.randn(T, B, I)
+        want, got = gradients(module, module, x, None), gradients(module, compiled, x, None)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict):
     module = fastlstm.LSTM(I, H, **STACK).eval()
@@ -219,7 +235,7 @@ def sequence_arguments(
         *((make(4 * H), make(4 * H), make(H), make(H)) if norm else (None,) * 4),
         torch.tensor([3]) if norm else None,
     )
-    return (*present_tensors(args), options_text(options), is_bf16, keep)
+    return (*present_tensors(args), options.text, is_bf16, keep)
 
 
 @pytest.mark.isa
@@ -250,3 +266,48 @@ def test_no_gradient_of_what_kept_nothing():
     y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
     with pytest.raises(KernelError, match="keep=False"):
         y.sum().backward()
+
+
+WRONG_INPUTS = [
+    (
+        np.zeros((4, 3, I), np.float32),
+        r"the input is a ndarray, .*; torch\.as_tensor makes a tensor",
+    ),
+    (None, r"the input is None, expected a tensor or a PackedSequence$"),
+    ([1, 2], "the input is a list"),
+    ("text", "the input is a str"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), WRONG_INPUTS)
+@pytest.mark.parametrize("fields", [{}, {"proj_size": 2}], ids=["ours", "torch's"])
+def test_an_input_that_is_no_tensor(fields, value, text):
+    with pytest.raises(TypeError, match=text):
+        fastlstm.LSTM(I, H, **fields)(value)
+    with pytest.raises(TypeError, match=text):
+        fastlstm.LSTM(I, H, **fields)(value, lengths=[1])
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("fields", [{}, {"proj_size": 2}], ids=["ours", "torch's"])
+@pytest.mark.parametrize(
+    ("hx", "kinds"),
+    [
+        (torch.zeros(2, 1, 3, H), "a Tensor"),
+        (np.zeros((2, 1, 3, H)), "a ndarray"),
+        ((torch.zeros(1, 3, H),), r"\(a Tensor\)"),
+        ((torch.zeros(1, 3, H), None), r"\(a Tensor, None\)"),
+        ((np.zeros((1, 3, H)),) * 2, r"\(a ndarray, a ndarray\)"),
+        (5, "an int"),
+    ],
+    ids=["tensor", "array", "one", "none", "arrays", "number"],
+)
+def test_a_state_that_is_no_pair_of_tensors(fields, hx, kinds):
+    layer, x = fastlstm.LSTM(I, H, **fields), torch.randn(4, 3, I)
+    with pytest.raises(TypeError, match=rf"hx is {kinds}, expected \(h_0, c_0\), two tensors"):
+        layer(x, hx)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x[:1])
+        with pytest.raises(TypeError, match=f"hx is {kinds}"):
+            layer(x[:1], hx)

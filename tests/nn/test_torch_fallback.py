@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
@@ -15,6 +16,7 @@ from fastlstm.nn.torch_fallback import (
     run_lengths,
     run_on,
 )
+from fastlstm.system import hardware
 
 T, B, I, H = 6, 3, 5, 7  # noqa: E741
 X = torch.zeros(T, B, I)
@@ -36,6 +38,37 @@ def test_a_strict_layer_and_one_with_a_backend_refuse_torchs(fields, message):
     vars(layer).update(fields)
     with pytest.raises(KernelError, match=message):
         is_torchs(layer, X)
+
+
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16"])
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+def test_without_bf16_in_onednn_torchs_own_runs_its_loop(monkeypatch, is_packed, autocast):
+    """torch asks oneDNN all the same, and raises "could not create a primitive descriptor"."""
+    monkeypatch.setattr(hardware, "has_bf16_products", lambda: False)
+    before, seen, lstm = torch._C._get_mkldnn_enabled(), [], torch._VF.lstm
+
+    def watched(*args):
+        seen.append(torch._C._get_mkldnn_enabled())
+        return lstm(*args)
+
+    monkeypatch.setattr(torch._VF, "lstm", watched)
+    layer, x = fastlstm.LSTM(I, H, proj_size=2), X if autocast else X.bfloat16()
+    layer = layer if autocast else layer.bfloat16()
+    given = pack_padded_sequence(x, [6, 5, 2]) if is_packed else x
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        layer(given)
+    assert (seen, torch._C._get_mkldnn_enabled()) == ([False], before)
+
+
+@pytest.mark.isa
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_bf16_runs_on_torchs_own():
+    layer, x = fastlstm.LSTM(I, H, proj_size=2), torch.randn(T, B, I)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = layer(x)
+    y.float().sum().backward()
+    assert y.dtype is torch.bfloat16
+    torch.testing.assert_close(y.float(), layer(x)[0], rtol=0.05, atol=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")

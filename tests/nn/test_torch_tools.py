@@ -14,7 +14,7 @@ import fastlstm
 from fastlstm.errors import UsageError
 from fastlstm.nn import lstm
 from fastlstm.ops.call import TORCHS_CELL
-from fastlstm.ops.custom_op import lstm_flop, lstm_sequence, options_text, present_tensors
+from fastlstm.ops.custom_op import lstm_flop, lstm_sequence, present_tensors
 
 T, B, I, H = 4, 3, 5, 7  # noqa: E741
 
@@ -251,7 +251,7 @@ def test_flop_of_tokens_counts_the_embedding_once(passes):
         tokens = torch.zeros(T, B, dtype=torch.long)
         rows = torch.randn(V, I, requires_grad=keep)
         given = present_tensors((rows, tokens, *state, *weights))
-        y, *_ = lstm_sequence(*given, options_text(TORCHS_CELL), False, keep)
+        y, *_ = lstm_sequence(*given, TORCHS_CELL.text, False, keep)
         if keep:
             y.sum().backward()
     assert counter.get_total_flops() == passes * 8 * H * (V * I + T * B * H)

@@ -164,9 +164,10 @@ class Toolbox:
 @pytest.fixture
 def without_onednn() -> Iterator[None]:
     """As `torch.backends.mkldnn.flags(enabled=False)`, which warns on a CPU-only torch."""
+    before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     yield
-    torch._C._set_mkldnn_enabled(True)
+    torch._C._set_mkldnn_enabled(before)
 
 
 @pytest.fixture

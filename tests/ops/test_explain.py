@@ -99,10 +99,12 @@ def test_explain_of_what_accelerate_left_alone():
 def test_a_report_prints_as_an_aligned_table():
     reports = explain(nn.ModuleDict({"first": nn.GRU(4, 4), "second": LSTM(4, 4)}))
     assert isinstance(reports, list)
-    header, first, second = str(reports).splitlines()
+    header, first, second, note = str(reports).splitlines()
     assert header.split() == ["layer", "module", "backend", "kernel", "why", "not", "faster"]
     for name, cells in (("module", ("first", "second")), ("backend", ("torch", "native"))):
         assert [first.find(cells[0]), second.find(cells[1])] == [header.find(name)] * 2
+    assert "restore(model)" in note
+    assert len(str(explain(nn.LSTM(4, 4))).splitlines()) == 2
     assert repr(reports) == str(reports)
     assert "module" not in str(explain(LSTM(4, 4))).split()
     assert str(explain(nn.Linear(1, 1))) == "no recurrent layer"

@@ -5,6 +5,7 @@ import torch
 
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops.lstm import lstm
+from fastlstm.system import hardware
 from native_run import lstm_tokens
 
 pytestmark = pytest.mark.isa
@@ -31,6 +32,9 @@ def run_and_check(ops, args, backend, dtype, grads):
     if grads:
         ops.backpropagate(given, out)
     want = ops.reference(args, dtype, grads)
+    # torch's loop adds the gradients of all steps up in bf16.
+    is_loop = backend == "aten" and not hardware.has_bf16_products()
+    times = 2.0 if is_loop and dtype is torch.bfloat16 else 1.0
     for name, value in zip(("y", "hT", "cT"), out, strict=True):
         ops.assert_close(name, value, want[name], dtype)
     for name, tensor in given.tensors.items():
@@ -39,7 +43,7 @@ def run_and_check(ops, args, backend, dtype, grads):
         if name in grads:
             assert tensor.grad is not None, f"no gradient for {name}"
             assert tensor.grad.dtype == dtype
-            ops.assert_close(f"d{name}", tensor.grad, want[f"d{name}"], dtype)
+            ops.assert_close(f"d{name}", tensor.grad, want[f"d{name}"], dtype, times)
         else:
             assert tensor.grad is None
 

@@ -10,7 +10,7 @@ import torch
 
 from fastlstm.ops.call import LSTMArgs
 from fastlstm.ops.kernels import fastest_kernels
-from fastlstm.ops.packed_weights import _PACKED, packed
+from fastlstm.ops.packed_weights import _PACKED, freeze, packed, thaw
 
 T, B, I, H = 4, 2, 5, 7  # noqa: E741
 
@@ -63,23 +63,59 @@ def test_a_fused_optimizer_is_seen(args):
 
 def test_in_training_they_are_kept_from_the_second_call_on(args):
     first = pack(args, in_training=True)
-    assert first.fingerprint is None
+    assert first.contents.fingerprint is None
     second = pack(args, in_training=True)
     assert second is not first
-    assert second.fingerprint is not None
+    assert second.contents.fingerprint is not None
     assert pack(args, in_training=True) is second
 
 
-def test_shared_memory_is_packed_for_every_call(args):
-    args.w_hh.share_memory_()
-    assert pack(args) is not pack(args)
-    assert pack(args).fingerprint is None
-
-
-def test_tensors_made_in_inference_mode_are_packed_for_every_call(args):
+def test_tensors_made_in_inference_mode_are_packed_once(args):
     with torch.inference_mode():
         args = args._replace(w_ih=args.w_ih.clone())
-    assert pack(args) is not pack(args)
+        first = pack(args)
+        assert pack(args) is first
+        args.w_ih.view(-1)[3] += 1
+        assert pack(args) is not first
+
+
+def test_frozen_weights_are_those_that_torch_counts(args):
+    freeze(args.w_hh)
+    first = pack(args)
+    args.w_ih.data.view(-1)[3] += 1
+    assert pack(args) is first
+    args.b_hh.add_(1)
+    again = pack(args)
+    assert again is not first
+    thaw(args.w_hh)
+    assert pack(args) is again
+    args.w_ih.data.view(-1)[3] += 1
+    assert pack(args) is not again
+
+
+def test_freezing_begins_with_the_weights_as_they_are(args):
+    first = pack(args)
+    args.w_ih.data.view(-1)[3] += 1
+    freeze(args.w_hh)
+    assert pack(args) is not first
+
+
+def test_training_thaws(args):
+    freeze(args.w_hh)
+    first = pack(args)
+    pack(args, in_training=True)
+    args.w_ih.data.view(-1)[3] += 1
+    assert not first.is_still(args.weights, 1)
+    assert pack(args) is not first
+
+
+def test_frozen_tensors_made_in_inference_mode_are_read(args):
+    with torch.inference_mode():
+        args = args._replace(w_ih=args.w_ih.clone())
+        freeze(args.w_hh)
+        first = pack(args)
+        args.w_ih.view(-1)[3] += 1
+        assert pack(args) is not first
 
 
 def test_they_go_with_their_weights(args):

@@ -17,6 +17,7 @@ from fastlstm.sequence.answers import (
     classes_of,
     labels_of,
     require_one_each,
+    stratified,
     varied,
     weights_of,
 )
@@ -63,6 +64,10 @@ def test_labels_are_numbered_by_class() -> None:
         ([("a", 1), ("b", 2)], None, [("a", 1), ("b", 2)], "O"),
         ([1, "a"], None, [1, "a"], "O"),
         ([1, 0], np.dtype(np.int16), [0, 1], "i"),
+        ([1, 0], np.dtype(object), [0, 1], "i"),
+        ([2, 0.5], None, [0.5, 2], "f"),
+        ([2**60 + 1, 0.5], None, [0.5, 2**60 + 1], "O"),
+        ([True, 0], None, [0, True], "O"),
     ],
 )
 def test_classes_are_sorted_if_they_can_be(
@@ -71,7 +76,36 @@ def test_classes_are_sorted_if_they_can_be(
     found = classes_of(labels, dtype)
     assert found.tolist() == classes
     assert found.dtype.kind == kind
-    assert dtype is None or found.dtype == dtype
+    assert dtype in (None, object) or found.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.int64, np.int32, np.float32, np.str_, np.bool_, np.array, torch.tensor]
+)
+def test_scalars_of_numpy_and_torch_are_plain_labels(scalar: Any) -> None:
+    values: list[Any] = [True, False] if scalar is np.bool_ else [1, 0]
+    values = ["1", "0"] if scalar is np.str_ else values
+    found = labels_of([scalar(value) for value in values])
+    assert found == values
+    assert classes_of(found).dtype.kind in "ifUb"
+
+
+def test_times_stay_as_they_are() -> None:
+    times = [np.datetime64("2026-01-01T00:00:00.000000001"), np.datetime64("2026-01-02")]
+    assert labels_of(times) == times
+
+
+def test_each_class_has_its_share_held_out() -> None:
+    classes = np.array([0] * 60 + [1] * 30 + [2] * 9 + [3])
+    order = np.random.default_rng(1).permutation(100)
+    held_out, train = stratified(order, classes, 10)
+    assert sorted([*held_out, *train]) == list(range(100))
+    assert np.bincount(classes[held_out], minlength=4).tolist() == [6, 3, 1, 0]
+    position = np.argsort(order)  # both stay in the random order
+    assert (np.diff(position[held_out]) > 0).all()
+    assert (np.diff(position[train]) > 0).all()
+    few = stratified(order, classes, 96)[1]
+    assert sorted(classes[few]) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError, DataError, NonFiniteError
+from fastlstm.sequence import estimators
 from fastlstm.sequence.data import Sequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 
@@ -99,6 +100,27 @@ def test_labels_of_an_array_come_back_as_they_were(labels: NDArray[Any]) -> None
     assert model.classes_.dtype == y.dtype
     assert model.predict(X).dtype == y.dtype
     assert set(model.predict(X)) <= set(y)
+
+
+def test_labels_of_a_list_of_numpy_numbers_are_scored_by_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    X, y = walks(60), [np.int64(n % 3) for n in range(60)]
+    model = SequenceClassifier(**{**QUICK, "epochs": 1}).fit(X, y)
+    assert model.classes_.dtype == np.int64
+    assert 0 <= metrics.accuracy_score(y, model.predict(X)) <= 1
+
+
+def test_a_rare_class_is_held_out_by_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    y, counts, train = np.arange(60) % 10 == 0, [], estimators.train_sequence_model
+
+    def seen(data: Any, *args: Any, **settings: Any) -> Any:
+        counts.append((int(y[data.held_out].sum()), int(y[data.train].sum())))
+        return train(data, *args, **settings)
+
+    monkeypatch.setattr(estimators, "train_sequence_model", seen)
+    for seed in range(4):
+        SequenceClassifier(**{**QUICK, "epochs": 1, "held_out": 0.5}, seed=seed).fit(walks(60), y)
+    assert counts == [(3, 3)] * 4
 
 
 def test_labels_that_cannot_be_sorted_stay_as_they_came() -> None:

@@ -236,3 +236,9 @@ def test_nan_in_a_weight_is_rolled_back_without_a_run() -> None:
         model = SequenceRegressor(**QUICK, callbacks=[Break()]).fit(X, Y)
     assert model.fitted_.steps == 12
     assert np.isfinite(model.predict(X)).all()
+
+
+@pytest.mark.usefixtures("no_bf16_products")
+def test_bf16_asks_torch_for_no_product_that_it_has_not_got() -> None:
+    model = SequenceRegressor(**{**QUICK, "precision": "bf16"}).fit(X, Y)
+    assert model.fitted_.reason

@@ -181,21 +181,56 @@ def test_what_is_cached_is_the_users_alone(tmp_path, umask):
     finally:
         os.umask(before)
     found = {p: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "cache" / "text").rglob("*")}
-    assert len(found) == 6
+    assert len(found) == 7
     for path, mode in found.items():
         assert mode == (0o700 if path.is_dir() else 0o600), path
     assert stat.S_IMODE((tmp_path / "cache" / "text").stat().st_mode) == 0o700
 
 
-def test_what_is_another_users_keeps_its_mode(tmp_path, monkeypatch):
-    """A cache that several users write to: only the owner of a directory may change its mode."""
+def test_what_is_another_users_is_refused_and_keeps_its_mode(tmp_path, monkeypatch):
+    """Its owner could put other ids there, which would be trained on."""
     for path in (tmp_path / "text", tmp_path / "text/entries", tmp_path / "text/memo"):
         path.mkdir()
         path.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    TextCache(tmp_path)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        TextCache(tmp_path)
     for path in (tmp_path / "text").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+
+def test_a_byte_that_changed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size stayed: such ids were trained on, to 0.0006 bits a character."""
+    monkeypatch.setattr("fastlstm.system.cache._CHUNK_BYTES", 4)
+    data = bytes(n % 3 for n in range(11))
+    store(TextCache(tmp_path), data)
+    assert TextCache(tmp_path).find(KEY) is not None
+    path = tmp_path / "text" / "entries" / KEY / "ids.bin"
+    path.write_bytes(data[:9] + b"\x02" + data[10:])
+    assert TextCache(tmp_path).find(KEY) is None
+    assert store(TextCache(tmp_path), data).ids.tobytes() == data
+
+
+@pytest.mark.parametrize("change", ["mode", "link", "owner", "mode of the directory"])
+def test_what_others_may_have_written_is_not_taken(tmp_path, monkeypatch, change):
+    cache = TextCache(tmp_path)
+    store(cache)
+    cache.remember(KEY, {"a": 1})
+    entry, memo = tmp_path / "text/entries" / KEY, tmp_path / "text/memo" / f"{KEY}.json"
+    if change == "mode":
+        (entry / "ids.bin").chmod(0o620)
+        memo.chmod(0o602)
+    elif change == "mode of the directory":
+        entry.chmod(0o770)
+        memo.unlink()
+    elif change == "link":
+        for path in (entry / "ids.bin", memo):
+            path.rename(tmp_path / path.name)
+            path.symlink_to(tmp_path / path.name)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert cache.find(KEY) is None
+    assert cache.recall(KEY) is None
 
 
 def test_a_link_among_work_directories_leads_to_no_loss(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import recorded_cpus
 from fastlstm.errors import ConfigError
 from fastlstm.system import ceilings
 from fastlstm.system.ceilings import Ceilings, doubt_ceilings, measured_ceilings
@@ -44,8 +48,7 @@ def test_every_way_to_multiply_gives_the_product() -> None:
     expected = x.double() @ weight.double().t()
     products = ceilings._cpu_products(x, weight)
     assert "torch.mm" in products
-    if torch.backends.mkldnn.is_available():
-        assert "oneDNN" in products
+    assert ("oneDNN" in products) == ceilings.hardware.has_onednn()
     for product in products.values():
         result = product()
         assert isinstance(result, torch.Tensor)
@@ -57,6 +60,7 @@ def _never(*_: Any) -> Ceilings:
 
 
 def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings.hardware, "bf16_instructions", lambda: "AMX")
     first = measured_ceilings("fp32", 1, shape=SMALL)
     monkeypatch.setattr(ceilings, "_measure", _never)
     again = measured_ceilings("fp32", 1, shape=SMALL)
@@ -68,6 +72,37 @@ def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "__version__", "9.9")
     with pytest.raises(AssertionError, match="measured"):
         measured_ceilings("fp32", 1, shape=SMALL)
+
+
+def test_without_bf16_instructions_the_ceiling_is_that_of_fp32(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN could not create a primitive descriptor, and torch.mm took minutes."""
+    monkeypatch.setattr(ceilings.hardware, "bf16_instructions", lambda: None)
+    monkeypatch.setattr(ceilings, "_cpu_products", lambda x, _: {"torch.mm": lambda: _only_fp32(x)})
+    first = measured_ceilings("bf16", 1, shape=SMALL)
+    assert measured_ceilings("fp32", 1, shape=SMALL) == dataclasses.replace(first, is_recalled=True)
+    doubt_ceilings("bf16", 1)
+    assert ceilings.ceiling_dtype("bf16", "cuda") == "bf16"
+
+
+@pytest.mark.skipif("avx2" not in recorded_cpus.narrower(), reason="no wider CPU than AVX2")
+def test_a_cpu_with_avx2_only_is_described() -> None:
+    """There oneDNN has no product in bf16: "could not create a primitive descriptor"."""
+    environment = {**os.environ, **recorded_cpus.CPUS["avx2"].variables()}
+    command = [sys.executable, "-m", "fastlstm", "info"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "as in fp32: oneDNN has no bf16 instructions on this CPU" in done.stdout
+
+
+def _only_fp32(x: torch.Tensor) -> None:
+    assert x.dtype == torch.float32
+
+
+def test_without_onednn_it_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings.hardware, "has_onednn", lambda: False)
+    assert list(ceilings._cpu_products(torch.ones(2, 3), torch.ones(4, 3))) == ["torch.mm"]
 
 
 def test_fresh_measurement_keeps_the_better_one(

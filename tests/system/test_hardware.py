@@ -236,3 +236,45 @@ def test_a_library_without_openmp_is_refused() -> None:
     assert not native.use_openmp("libc.so.6")
     assert not native.use_openmp("libnosuch.so")
     assert native.has_openmp() == before
+
+
+@pytest.mark.parametrize(
+    ("isa", "changes", "limit", "unit"),
+    [
+        ("amx_bf16", {}, "", "AMX"),
+        ("amx_bf16", {}, "default", "AMX"),
+        ("amx_bf16", {}, "AVX10_1_512_AMX", "AMX"),
+        ("amx_bf16", {}, "avx512_core_bf16", "AVX512-BF16"),
+        ("amx_bf16", {}, "AVX512_CORE", None),
+        ("avx512_bf16", {"leaf7_edx": AMX_TILE | AMX_INT8}, "", "AVX512-BF16"),
+        ("avx512", {}, "", None),
+        ("avx2", {}, "", None),
+    ],
+)
+def test_bf16_instructions_are_oneDNNs_whatever_fastlstm_isa_says(  # noqa: N802
+    on_cpu: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    isa: str,
+    changes: dict[str, int],
+    limit: str,
+    unit: str | None,
+) -> None:
+    on_cpu(isa, **changes)
+    monkeypatch.setattr(hardware, "has_onednn", lambda: True)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert hardware.bf16_instructions() == unit
+    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
+    assert hardware.bf16_instructions() == unit
+    monkeypatch.setattr(hardware, "_onednn_has_bf16", lambda: False)
+    assert hardware.bf16_instructions() is None
+
+
+def test_without_onednn_torch_has_no_bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch._C._get_mkldnn_enabled()
+    monkeypatch.setattr(hardware, "_onednn_has_bf16", lambda: True)
+    try:
+        torch._C._set_mkldnn_enabled(False)
+        assert not hardware.has_bf16_products()
+        assert hardware.bf16_instructions() is None
+    finally:
+        torch._C._set_mkldnn_enabled(before)

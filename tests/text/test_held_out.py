@@ -143,6 +143,23 @@ class Spoil(fastlstm.Callback):
                     weight.add_(torch.randn_like(weight))
 
 
+@pytest.mark.parametrize("vocab", ["char", "byte", "bpe"])
+def test_shares_and_files_give_the_same_figure(texts: Path, vocab: str) -> None:
+    if vocab == "bpe":
+        pytest.importorskip("tokenizers")
+    pick = random.Random(1)
+    known = [f" {pick.randrange(30):04d}" for _ in range(800)]
+    other = [f" {pick.randrange(30, 60):04d}" for _ in range(200)]  # merges would gain by these
+    for name, parts in (("all", known + other), ("train", known), ("valid", other)):
+        (texts / f"{name}.txt").write_text("".join(parts))
+    fields = {"vocab": vocab, "vocab_size": 300, "split": "80/20/0"}
+    shares, _ = train("shares", source="all.txt", **fields)
+    files, _ = train("files", source="train.txt", valid="valid.txt", **fields)
+    assert shares.bits_per_char == files.bits_per_char
+    both = [(run.path / "tokenizer.json").read_bytes() for run in (shares, files)]
+    assert both[0] == both[1]
+
+
 def test_the_test_text_is_scored_with_the_best_weights(texts: Path) -> None:
     run, events = train(test="test.txt", callbacks=[Spoil(after=4)])
     (end,) = kinds(events, "end")

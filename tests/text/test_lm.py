@@ -290,6 +290,21 @@ def test_load(random_model, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("embedding.weight", 2 * 8 + 5), ("layers.0.weight_hh_l0", 5), ("output.bias", 5)],
+)
+def test_a_write_to_the_model_is_seen_by_the_next_text(lm, name, place):
+    session = lm.session()
+    before = lm.generate("ab", 40, temperature=0.0)
+    lm.model.get_parameter(name).data.view(-1)[place] += 50
+    after = lm.generate("ab", 40, temperature=0.0)
+    assert after == greedy(lm, "ab", 40)
+    assert after == LM(lm.model, lm.tokenizer).generate("ab", 40, temperature=0.0)
+    assert after != before
+    assert session._decoder is not lm.decoder  # a text goes on with the weights it began with
+
+
 def test_decoder_is_made_once(lm, monkeypatch):
     made = []
     real = Decoder.__init__

@@ -160,6 +160,16 @@ def test_bf16_loss_and_gradient_are_near_fp32(make_model):
         assert float((one - other).norm() / one.norm()) < 2e-2
 
 
+@pytest.mark.usefixtures("no_bf16_products")
+def test_bf16_asks_torch_for_no_product_that_it_has_not_got(make_model):
+    model = make_model(rnn_size=20, output_rank=9)  # no whole rows of the kernels
+    with torch.autocast("cpu", torch.bfloat16):
+        total, state = model.loss(tokens_of(5, 3), tokens_of(5, 3), model.initial_state(3))
+        logits, _ = model(tokens_of(5, 3), [t.detach() for t in state])
+    (total + logits.sum()).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 @pytest.fixture
 def masks(monkeypatch):
     """Runs ones through layers that pass their input on, and returns what each was given."""

@@ -37,6 +37,7 @@ def test_a_short_text_gets_fewer_lanes_and_says_so():
     assert (5_000 - 1) // (config.batch_size * config.accumulate * config.seq_length) >= 8
     assert config.accumulate == 1
     assert "batch 64 -> " in notes[0]
+    assert "sequence length" not in notes[0], "it stays 128"
     with pytest.raises(DataError, match="give a text at least 50 times as long"):
         fit_batch(TrainConfig(seq_length=128), 5)
 

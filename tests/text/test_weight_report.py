@@ -13,16 +13,14 @@ from fastlstm.text.weight_report import WeightReport, report_weights, score, wri
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 
 
-def test_score_is_the_evaluators(random_model):
+@pytest.mark.parametrize("num_tokens", [2, 300, 1216, 20_000])
+def test_score_is_the_evaluators(random_model, num_tokens):
     model = random_model(num_layers=2)
-    ids = np.random.default_rng(0).integers(0, 20, 5000).astype(np.uint8)
+    ids = np.random.default_rng(0).integers(0, 20, num_tokens).astype(np.uint8)
     bits, count = score(Decoder.of(model), TOKENIZER, ids)
-    assert count == 5000 - 64
-    # The same lanes, each from a zero state.
-    lanes = np.array_split(ids, 64)
-    want = [evaluate(model, lane, TOKENIZER, lanes=1).nats_per_token for lane in lanes]
-    sizes = [len(lane) - 1 for lane in lanes]
-    assert bits == pytest.approx(np.average(want, weights=sizes) / np.log(2), rel=1e-5)
+    want = evaluate(model, ids, TOKENIZER)
+    assert count == want.num_tokens == num_tokens - 1
+    assert bits == pytest.approx(want.bits_per_char, rel=1e-5)
 
 
 def test_short_texts(random_model):

@@ -153,7 +153,7 @@ def test_nothing_is_recorded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EagerRecorder.num_recorded == 1
 
 
-@pytest.mark.parametrize("log_every", [1, 3])
+@pytest.mark.parametrize("log_every", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["batch", "gradient"])
 def test_bad_steps_change_nothing_and_do_not_count(pair: Pair, kind: str, log_every: int) -> None:
     """The rate, the average's weight and the steps that are told of follow from the good steps."""

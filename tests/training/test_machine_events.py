@@ -7,11 +7,12 @@ import pytest
 
 import fastlstm
 from fastlstm.system.machine_usage import MachineUsage
-from fastlstm.training import machine_events
+from fastlstm.training import machine_events, phases
 
 OPTIONS = {
     **{"preset": "tiny", "rnn_size": 16, "embed_size": 8, "batch_size": 2, "seq_length": 8},
     **{"precision": "fp32", "threads": 1, "device": "cpu", "steps": 12, "eval_every": 6},
+    "log_every": 1,
 }
 
 
@@ -20,13 +21,16 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     kinds = []
     for interval_s in (0.0, 1e9):
-        monkeypatch.setattr(machine_events, "INTERVAL_S", interval_s)
+        for module in (machine_events, phases):
+            monkeypatch.setattr(module, "INTERVAL_S", interval_s)
         run = tmp_path / f"run-{interval_s}"
         fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **OPTIONS)
         events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         kinds.append([event["event"] for event in events])
     assert kinds[0].count("machine") >= 12  # also within evaluations
-    others = [[k for k in run if k not in ("machine", "message")] for run in kinds]
+    assert kinds[0].count("phase") > kinds[1].count("phase")  # as where a run takes ten seconds
+    timed = ("machine", "phase", "message")
+    others = [[k for k in run if k not in timed] for run in kinds]
     assert others[0] == others[1]
 
 

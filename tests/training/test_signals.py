@@ -22,11 +22,13 @@ def test_first_signal_sets_the_flag_and_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize(
     ("number", "text"),
     [
         (signal.SIGINT, "SIGINT: saving, then stopping; press Ctrl-C again to stop"),
         (signal.SIGTERM, "SIGTERM: saving, then stopping; a second SIGTERM stops"),
+        (signal.SIGHUP, "SIGHUP: saving, then stopping; a second SIGTERM stops"),
     ],
 )
 def test_the_first_signal_is_acknowledged_once_and_at_once(capfd, number, text):
@@ -36,6 +38,15 @@ def test_the_first_signal_is_acknowledged_once_and_at_once(capfd, number, text):
         assert stop()
         assert capfd.readouterr().err == f"fastlstm: {text} at once without saving\n"
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("hang_up_at_default")
+def test_a_closed_terminal_and_its_shell_may_each_send_sighup(monkeypatch):
+    monkeypatch.setattr(signals.os, "_exit", lambda code: pytest.fail("not saved"))
+    with StopFlag() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.name == "SIGHUP"
 
 
 def test_second_signal_ends_the_process_with_the_documented_code():
@@ -88,7 +99,7 @@ def test_of_several_processes_a_signal_comes_twice(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("signals", "seen"), [("INT", "False None"), ("INT TERM", "True SIGTERM")], ids=str
+    ("signals", "seen"), [("INT HUP", "False None"), ("INT TERM", "True SIGTERM")], ids=str
 )
 def test_what_a_shell_has_the_background_ignore_stays_ignored(signals, seen):
     """Ctrl-C is meant for the foreground, such as `less` beside `nohup fastlstm train … &`."""
@@ -101,6 +112,6 @@ def test_what_a_shell_has_the_background_ignore_stays_ignored(signals, seen):
         "print(stop(), stop.name)\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    words = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, "-c", code]
+    words = ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{seen}\n"

@@ -294,13 +294,16 @@ def test_the_command_finds_settings_and_can_be_continued(
     assert len(list(Path("search/trials").iterdir())) == len(facts["trials"]) == 3
 
 
-def test_ctrl_c_while_speeds_are_timed_ends_the_search(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+@pytest.mark.usefixtures("hang_up_at_default")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_speeds_are_timed_ends_the_search(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], number: int,
+):  # fmt: skip
     prepare = TextJob.prepare
 
     def interrupted(*args: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         return prepare(*args)
 
     monkeypatch.setattr(TextJob, "prepare", interrupted)

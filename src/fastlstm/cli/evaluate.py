@@ -17,7 +17,7 @@ from fastlstm.cli.inputs import (
     warn_of_table,
 )
 from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import READ_OPTIONS, json_option
+from fastlstm.cli.options import READ_OPTIONS, device_option, json_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import Parsed, parse
 from fastlstm.cli.shard import SHARD_OPTION, Shard
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Split = Literal["train", "valid", "test"]
 UnknownPolicy = Literal["count", "refuse"]
 
+_LANES = 16
+
 COMMAND = Command(
     verb="evaluate",
     summary="Measure bits per character and byte, and perplexity, on a text.",
@@ -49,7 +51,13 @@ COMMAND = Command(
             None,
             "score windows of N tokens, each from a zero state, as for stateless models",
         ),
-        Option("lanes", int, 16, "parts of the text scored in parallel; 1 is exact and slower"),
+        Option(
+            "lanes",
+            int | None,
+            None,
+            "parts of the text scored in parallel; 1 is exact and slower; default is 16, on a GPU"
+            " 256",
+        ),
         Option("max_tokens", int | None, None, "score at most N tokens"),
         Option(
             "unknown",
@@ -58,6 +66,7 @@ COMMAND = Command(
             "characters outside the vocabulary of RUN: count leaves them out of context and score"
             " and reports how many there are; refuse makes them an error",
         ),
+        device_option("auto is a GPU where there is one"),
         json_option(),
     ),
     examples=(
@@ -78,6 +87,7 @@ TABLE_COMMAND = Command(
         Option("stride", int, 1, "rows between forecast origins"),
         Option("season", int | None, None, "period of the seasonal naive forecast, in steps"),
         Option("scaled", bool, False, "errors in deviations of the training rows", is_switch=True),
+        device_option("auto is a GPU for 64 windows or more; with --shard the CPU"),
         SHARD_OPTION,
         Option("out", str | None, None, "with --shard: the directory of all parts", value="DIR"),
         json_option(),
@@ -109,15 +119,15 @@ def run(argv: list[str]) -> int:
 
 
 def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any], list[Row]]:
-    split, window, lanes = parsed["split"], parsed["zero_state_window"], parsed["lanes"]
+    split, window = parsed["split"], parsed["zero_state_window"]
     require_run(path, "text")
     refuse_runs([text])
     open_source(text)  # a misspelt name is an error before torch is loaded
     warn_of_table(text)
-    lm = open_model(path)
+    lm = open_model(path, device=parsed["device"])
     if lm.stored_format != "fp32":
         say(f"note: weights are stored as {lm.stored_format}; texts are scored with them in fp32")
-    result = _evaluate(lm, text, parsed)
+    result, lanes = _evaluate(lm, text, parsed)
     mode, where = "carried state", f"up to {counted(lanes, 'lane')}"
     sizes = {"lanes": lanes}
     if window is not None:
@@ -132,9 +142,10 @@ def _text_figures(parsed: Parsed, path: str, text: str) -> tuple[dict[str, Any],
     ]
 
 
-def _evaluate(lm: LM, text: str, parsed: Parsed) -> Evaluation:
-    """Scores a text, or one split of it, divided as the run divided its own."""
-    from fastlstm.text.evaluation import evaluate, with_unknown
+def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
+    """Scores a text, or one split of it, divided as the run divided its own; and in which lanes."""
+    from fastlstm.system.devices import has_gpu
+    from fastlstm.text.evaluation import LANES_ON_GPU, evaluate_on, with_unknown
     from fastlstm.text.held_out import held_out_names, part_of
 
     split = parsed["split"]
@@ -144,10 +155,15 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> Evaluation:
             f" evaluate {file} without ", Setting("split"),
         )  # fmt: skip
     data = lm.read(text, parsed["unknown"])
-    settings = {name: parsed[name] for name in ("lanes", "zero_state_window", "max_tokens")}
-    result = evaluate(lm.model, part_of(lm.config, data, split), lm.tokenizer, **settings)
+    settings = {name: parsed[name] for name in ("zero_state_window", "max_tokens")}
+    lanes = parsed["lanes"]
+    if lanes is None:
+        lanes = LANES_ON_GPU if lm.device != "cpu" and has_gpu() else _LANES
+    ids = part_of(lm.config, data, split)
+    result = evaluate_on(lm.device, lm.model, ids, lm.tokenizer, lanes=lanes, **settings)
     size = lm.tokenizer.vocab_size
-    return with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
+    whole = with_unknown(result, data.num_unknown, data.num_chars, data.unknown, size)
+    return whole, lanes
 
 
 def _result_rows(result: Evaluation, vocab_size: int) -> list[Row]:

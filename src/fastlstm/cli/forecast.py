@@ -13,7 +13,7 @@ from fastlstm.cli.inputs import (
     require_run,
     require_tables,
 )
-from fastlstm.cli.options import READ_OPTIONS, levels_of
+from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.cli.parser import parse
 from fastlstm.cli.shard import FORECAST_SUFFIXES, SHARD_OPTION, Shard
 from fastlstm.errors import EXIT_OK, ConfigError, counted
@@ -50,6 +50,7 @@ COMMAND = Command(
             "a table with the future covariates of the steps to forecast",
             value="FILE",
         ),
+        device_option("auto is a GPU for 64 windows or more; with --shard the CPU"),
         SHARD_OPTION,
         *READ_OPTIONS,
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.inputs import open_model
-from fastlstm.cli.options import given_options, json_option
+from fastlstm.cli.options import device_option, given_options, json_option
 from fastlstm.cli.output import print_json, say
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
@@ -56,6 +56,7 @@ COMMAND = Command(
         Option("prompt", str, "", "text to continue; '-' reads it from stdin"),
         Option("length", int, 500, "tokens to generate; with a char vocabulary, characters"),
         json_option("JSON lines: pieces of text, then totals"),
+        device_option("auto is the faster one, for one text the CPU until both were measured"),
         *SAMPLING_OPTIONS,
         WEIGHTS_OPTION,
     ),
@@ -80,9 +81,7 @@ def run(argv: list[str]) -> int:
         raise PromptError(f"--length is {length}, expected 0 or more")
     prompt = _prompt_text(parsed["prompt"])
 
-    lm = open_model(parsed.positionals[0])
-    if weights is not None:
-        lm.weights = weights
+    lm = open_model(parsed.positionals[0], weights, parsed["device"])
     if lm.format_note is not None:
         say(f"note: {lm.format_note}")
     pieces = lm.stream(prompt, max_tokens=length, **settings)
@@ -92,7 +91,7 @@ def run(argv: list[str]) -> int:
     else:
         text = _print_text(prompt, pieces)
     _print_totals(lm, prompt, text, time.perf_counter() - started, use_json=use_json)
-    if weights not in (None, "fp32"):
+    if weights not in (None, "fp32") and lm.decoder.isa != "CUDA":  # which reports no scores
         _print_weights(lm, use_json=use_json)
     return EXIT_OK
 

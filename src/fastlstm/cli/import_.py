@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.options import json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
 from fastlstm.text.data.sources import open_source
+
+Answer = Literal["last", "state", "mean", "max"]
 
 COMMAND = Command(
     verb="import",
@@ -34,6 +38,23 @@ COMMAND = Command(
             " tokenizer.json of a run",
             value="FILE",
         ),
+        Option(
+            "activation", str | None, None,
+            "of a state_dict with several linear layers: the function between them, such as relu,"
+            " or linear",
+            value="NAME",
+        ),
+        Option(
+            "answer", Answer | None, None,
+            "of a sequence model whose LSTM writes at every step: what its last layers read, the"
+            " output of the last step, the last state of each way, the mean or the maximum",
+        ),
+        Option(
+            "classes", bool, False,
+            "the outputs are scores of classes before a softmax; of a text model: a classifier of"
+            " the next token, without a vocabulary",
+            is_switch=True,
+        ),
         json_option(),
     ),
     required=("out",),
@@ -41,8 +62,10 @@ COMMAND = Command(
         "fastlstm import model.keras --text book.txt --out runs/book",
         "fastlstm import weather.h5 --out runs/weather",
         "fastlstm import model.onnx --vocab tokenizer.json --out runs/back",
+        "fastlstm import state.pt --activation relu --classes --out runs/gestures",
     ),
-    other="Then: fastlstm generate, evaluate, train --start, compress, export, serve.",
+    other="Then, with a text: fastlstm generate, evaluate, train --start, compress, export, serve."
+    " Other models: fastlstm export, and SequenceRegressor or SequenceClassifier in Python.",
 )  # fmt: skip
 
 
@@ -56,18 +79,22 @@ def run(argv: list[str]) -> int:
     from fastlstm.exchange.import_run import import_run
 
     imported = import_run(
-        path, out=parsed["out"], text=text, chars=parsed["chars"], vocab=parsed["vocab"]
+        path,
+        **{name: parsed[name] for name in ("out", "text", "chars", "vocab")},
+        **{name: parsed[name] for name in ("activation", "answer", "classes")},
     )
     facts = {
         "model": path,
         "made_by": imported.made_by,
         "run": str(imported.path),
         "kind": imported.kind,
+        "opened_by": imported.opened_by,
         "notes": list(imported.notes),
     }
     rows = [
         ("model", f"{path}, {imported.made_by}"),
         ("run", f"{imported.path}, {imported.kind}"),
+        ("open", f"fastlstm.{imported.opened_by}.load({str(imported.path)!r})"),
         *(("note" if k == 0 else "", note) for k, note in enumerate(imported.notes)),
     ]
     print_result(facts, rows, parsed["json"])

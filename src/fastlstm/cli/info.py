@@ -106,7 +106,11 @@ def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     what = counted(len(answers), "number")
     if answers.kind == "labels":
         what = f"one of {len(answers)} classes"
-    rows = [("answers", f"{what} for each sequence"), *_model_rows(facts)]
+    rows = [("answers", f"{what} for each sequence")]
+    if layers := facts["model"].get("stack", {}).get("layers"):  # of another framework
+        kinds = [layer.get("function", layer["kind"].removesuffix("Layer")) for layer in layers]
+        rows.append(("layers", ", ".join(kinds)))
+    rows += _model_rows(facts)
     return {"kind": "sequence", "answers": answers.kind, **facts}, rows
 
 
@@ -208,11 +212,13 @@ def _history_rows(history: History, compression: Any) -> list[Row]:
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.system import hardware
-    from fastlstm.system.ceilings import measured_ceilings
+    from fastlstm.system.ceilings import ceiling_dtype, measured_ceilings
 
     cpu, gpu = hardware.cpu(), hardware.gpu()
     threads = hardware.default_threads()
-    ceilings = {dtype: measured_ceilings(dtype, threads) for dtype in ("fp32", "bf16")}
+    ceilings = {"fp32": measured_ceilings("fp32", threads)}
+    has_bf16 = ceiling_dtype("bf16", "cpu") == "bf16"
+    ceilings["bf16"] = measured_ceilings("bf16", threads) if has_bf16 else ceilings["fp32"]
     peaks = hardware.peak_gflops(threads)
     kernels = _kernel_lines("cpu", ("fp32", "bf16"))
     gpu_facts, gpu_rows = _gpu_facts() if gpu is not None else ({}, [])
@@ -230,15 +236,20 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         for name, size in (("L1d", cpu.l1d_bytes), ("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes))
         if size
     ]
+    quota = hardware.quota()
+    limit = "" if quota is None else f", of a CPU quota of {quota:.3g}"
     rows = [
         ("cpu", cpu.model),
         ("instructions", cpu.isa),
-        ("cores", f"{cpu.cores} for this process, {counted(threads, 'thread')} by default"),
+        ("cores", f"{cpu.cores} for this process{limit}, {counted(threads, 'thread')} by default"),
         ("caches", ", ".join(caches) or "unknown"),
         ("gpu", gpu.name if gpu is not None else _no_gpu_text()),
     ]
     for dtype, value in ceilings.items():
-        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({value.gemm_by})"
+        how = value.gemm_by
+        if dtype == "bf16" and not has_bf16:
+            how += ", as in fp32: oneDNN has no bf16 instructions on this CPU"
+        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({how})"
         rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
     rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
     return facts, rows + labelled("lstm", kernels) + gpu_rows

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from fastlstm.cli.parser import Parsed
     from fastlstm.forecast.forecaster import Forecaster
+    from fastlstm.system.fields import Device
     from fastlstm.text.lm import LM
 
 
@@ -40,21 +41,25 @@ def one_or_many(sources: list[str]) -> str | list[str]:
     return sources[0] if len(sources) == 1 else sources
 
 
-def open_model(path: str) -> LM:
+def open_model(path: str, weights: str | None = None, device: Device = "auto") -> LM:
     """Loads the model of a run or checkpoint; a note about the choice of files is printed.
+
+    `weights` and `device` are those of `LM.load`.
 
     Raises:
         FastLSTMError: as `fastlstm.text.files.load_language_model`.
     """
     require_run(path, "text")
 
+    from fastlstm.system.devices import check_device
     from fastlstm.text.files import load_language_model
     from fastlstm.text.lm import LM
 
+    check_device(device)
     loaded = load_language_model(path)
     if loaded.note:
         say(f"note: {loaded.note}")
-    return LM.of(loaded)
+    return LM.of(loaded, weights, device)
 
 
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
@@ -75,7 +80,10 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    model = Forecaster.load(path, **given_options(parsed, READ_OPTIONS))
+    device = (
+        "cpu" if parsed["shard"] is not None and parsed["device"] == "auto" else parsed["device"]
+    )
+    model = Forecaster.load(path, device=device, **given_options(parsed, READ_OPTIONS))
     compression = model.stored_.compression
     if compression is not None and compression.note:
         say(f"note: {compression.note}")

@@ -8,9 +8,11 @@ process of the run is lost; 75 stopped by a signal with the state saved (the sam
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import keyword
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -36,6 +38,9 @@ from fastlstm.errors import (
 )
 from fastlstm.system import environment
 from fastlstm.system.parent import die_with_parent
+from fastlstm.system.redaction import redacted, redacted_words
+from fastlstm.system.signal_handlers import STOP_SIGNALS
+from fastlstm.system.storage import is_own, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +49,7 @@ EXIT_INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""
 EXIT_PIPE_CLOSED = 141
 """128 + SIGPIPE."""
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 VERBS = {
     "train": "train a language model on a text, or a forecaster on a table",
@@ -84,20 +90,24 @@ def console() -> NoReturn:
     code = main()
     if is_started_by_torchrun():
         end_process(code)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code; nothing is raised."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     _tolerate_encoding()
+    code = _run(list(sys.argv[1:] if argv is None else argv))
+    error = _stdout_error()
+    return code if error is None else _refused(error, code)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            code = _dispatch(arguments)
-        sys.stdout.flush()
+            return _dispatch(arguments)
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
         if isinstance(error, Dismissed) or _is_said_by_other(error):
@@ -106,14 +116,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, Stopped):
             return error.exit_code if error.is_shown else _fail(first, error.exit_code)
         return _fail(f"error: {first}", error.exit_code, rest)
-    except BrokenPipeError:
-        _forget_stdout()
-        return EXIT_PIPE_CLOSED
+    except BrokenPipeError as error:
+        return _refused(error, EXIT_OK)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # the last line of defence: a bug becomes one line and a log
+        if isinstance(error, OSError) and (output := _stdout_error(error)) is not None:
+            return _refused(output, EXIT_OK)
         return _internal_error(error, arguments)
-    return code
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -217,6 +227,30 @@ def _fail(message: str, code: int, details: Sequence[str] = ()) -> int:
     return code
 
 
+def _stdout_error(seen: OSError | None = None) -> OSError | None:
+    """Returns why standard output does not take what is written, or None.
+
+    Args:
+        seen: an error that may have come from there, and been forgotten by its buffer.
+    """
+    try:
+        sys.stdout.flush()
+        if seen is not None and seen.filename is None and seen.errno in _REFUSALS:
+            os.write(sys.stdout.fileno(), b"\n")
+    except OSError as error:
+        return error
+    return None
+
+
+def _refused(error: OSError, code: int) -> int:
+    """Returns the exit code of a command whose output was not taken; a full disk is said."""
+    _forget_stdout()
+    if isinstance(error, BrokenPipeError):
+        return code or EXIT_PIPE_CLOSED
+    text = f"error: standard output took no more ({error.strerror}); write to another place"
+    return _fail(text, code or EXIT_FAILED)
+
+
 def _forget_stdout() -> None:
     # The interpreter flushes stdout once more at exit and needs an open file.
     with contextlib.suppress(OSError, ValueError):
@@ -227,8 +261,9 @@ def _forget_stdout() -> None:
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:
     head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
+    redacted_words(arguments)
     if environment.is_debug():
-        traceback.print_exception(error)
+        sys.stderr.write(redacted("".join(traceback.format_exception(error))))
         return _fail(head, EXIT_FAILED)
     log = _write_log(error, arguments)
     where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
@@ -237,15 +272,19 @@ def _internal_error(error: Exception, arguments: list[str]) -> int:
 
 def _write_log(error: Exception, arguments: list[str]) -> Path | None:
     """Writes a traceback to the cache, or where that fails to the folder of temporary files."""
-    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    text = "".join(traceback.format_exception(error))
-    text = f"fastlstm {_version()}, Python {sys.version}\narguments: {arguments!r}\n\n{text}"
+    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}.log"
+    words = redacted_words(arguments)  # hides what the traceback may have too
+    text = redacted("".join(traceback.format_exception(error)))
+    text = f"fastlstm {_version()}, Python {sys.version}\narguments: {words!r}\n\n{text}"
     for is_cache in (True, False):
         with contextlib.suppress(FastLSTMError, OSError):
             folder = environment.cache_dir() / "errors" if is_cache else tempfile.gettempdir()
             path = Path(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            if is_cache:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not is_own(path.parent):
+                    continue
+            write_new(path, text.encode("utf-8", "backslashreplace"), 0o600)
             return path
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_origin
+from typing import Any, Literal, get_origin
 
 from fastlstm.cli.command import Option, Positional, options_from_dataclass, unwrap_optional
 from fastlstm.cli.parser import Parsed
@@ -38,6 +38,13 @@ _TABLE_GROUPS = {
 def json_option(shown: str = "one JSON object") -> Option:
     """Returns the switch that has a verb print JSON."""
     return Option("json", bool, False, f"print {shown}", is_switch=True)
+
+
+def device_option(auto: str) -> Option:
+    """Returns the option that says where a verb computes; `auto` is what auto does."""
+    return Option(
+        "device", Literal["auto", "cpu", "cuda"], "auto", f"cuda is an NVIDIA GPU; {auto}"
+    )
 
 
 def config_option() -> Option:

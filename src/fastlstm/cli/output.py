@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.errors import UsageError
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
+from fastlstm.system.redaction import redacted
 from fastlstm.system.storage import finite, write_file
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ def print_result(facts: dict[str, Any], rows: Sequence[tuple[str, str]], use_jso
     Long text is wrapped on a terminal and left alone in a pipe.
     """
     if use_json:
-        print_json(facts)
+        print_json(json.loads(redacted(json.dumps(finite(facts), allow_nan=False))))
         return
+    rows = [(label, redacted(text)) for label, text in rows]
     style, on_terminal = style_for(sys.stdout), is_terminal(sys.stdout)
     margin = max((cell_width(label) for label, _ in rows), default=0) + 2
     for label, text in rows:
@@ -56,8 +58,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def say(text: str, details: Sequence[str] = ()) -> None:
     """Prints a message on standard error, and indented lines below it."""
-    lines = [f"fastlstm: {visible(text)}", *(f"  {visible(line)}" for line in details)]
-    with contextlib.suppress(BrokenPipeError, ValueError):
+    texts = [f"fastlstm: {text}", *(f"  {line}" for line in details)]
+    lines = [visible(redacted(line)) for line in texts]
+    with contextlib.suppress(OSError, ValueError):  # it is closed, or full
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 

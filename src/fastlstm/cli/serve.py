@@ -13,6 +13,7 @@ from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError, counted
 from fastlstm.serve.settings import GROUPS, Settings
 from fastlstm.system import environment
+from fastlstm.system.redaction import hide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +87,7 @@ def _api_keys(parsed: Parsed) -> list[str]:
     for key in keys:
         if not key or not key.isprintable() or " " in key:
             raise ConfigError("an API key is empty or has blanks; use printable characters only")
+    hide(keys)
     return keys
 
 

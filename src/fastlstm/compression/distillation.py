@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastlstm.nn.linear import linear
 from fastlstm.nn.loss import CHUNK_ELEMENTS
+from fastlstm.ops.call import torchs_dtype
 
 
 class Output(NamedTuple):
@@ -84,9 +86,7 @@ class _Distillation(torch.autograd.Function):
         teacher: Logits | Output, targets: Tensor, temperature: float, alpha: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         student = Output(features, weight, bias)
-        kind, dtype = features.device.type, features.dtype
-        if dtype != torch.float64 and torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        kind, dtype = features.device.type, torchs_dtype(features)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         gradients = [torch.zeros_like(t, dtype=wide) for t in student]
         total, nats = (torch.zeros((), dtype=wide, device=features.device) for _ in range(2))
@@ -144,6 +144,6 @@ class FeatureMatch(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Returns the summed loss of N rows: student's features `(N, H)`, teacher's `(N, G)`."""
-        distance = F.linear(student, self.projection).float() - teacher.detach().float()
+        distance = linear(student, self.projection).float() - teacher.detach().float()
         loss: Tensor = self._weight * distance.square().mean(1).sum()
         return loss

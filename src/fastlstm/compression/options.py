@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import Precision, check_fields, parse_amount
-from fastlstm.training.options import BOUNDS, MAY_CHANGE, Device
+from fastlstm.system.fields import Device, Precision, check_fields, parse_amount
+from fastlstm.training.options import BOUNDS, MAY_CHANGE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -132,8 +132,7 @@ struct BackwardArgs {
   void* workspace;              // backward_workspace(...) bytes, aligned to 64
 };
 
-constexpr int64_t kLineBytes = 64;
-constexpr int64_t kMaxLineSets = 1023;  // their running sums take 64 KB
+constexpr int kByteSums = 16;
 
 // The kernels of one instruction set and element.
 struct Kernels {
@@ -152,10 +151,8 @@ struct Kernels {
   void (*backward)(const BackwardArgs&, Member);
   int64_t (*projection_workspace)(const ProjectionArgs&);
   void (*project)(const ProjectionArgs&, Member);
-  // Lines of `bytes` bytes are dealt out to sets, line k to set k mod num_sets: gives the sums of
-  // sets first to first + count, at most num_sets and kMaxLineSets. All instruction sets agree.
-  void (*sum_lines)(const uint8_t* data, int64_t bytes, int64_t num_sets, int64_t first,
-                    int64_t count, uint64_t* out);
+  // Sums of a block of memory, `kByteSums` of them. All instruction sets agree.
+  void (*sum_bytes)(const uint8_t* data, int64_t bytes, uint64_t* out);
 };
 
 const Kernels& lstm_f32__scalar();

@@ -187,13 +187,11 @@ void bind_lstm(nb::module_& m) {
   nb::class_<Fingerprint>(m, "Fingerprint")
       .def(nb::init<const Kernels&, const Fingerprint::Regions&, int>(),
            nb::call_guard<nb::gil_scoped_release>())
-      .def("is_still",
-           [](Fingerprint& f, int64_t rows, int threads) {
-             if (f.bytes_read(rows) <= Fingerprint::kAlone) return f.is_still(rows, threads);
-             nb::gil_scoped_release release;
-             return f.is_still(rows, threads);
-           })
-      .def_ro_static("rows", &Fingerprint::kRows);
+      .def("is_still", [](const Fingerprint& f, int threads) {
+        if (f.is_short()) return f.is_still(threads);
+        nb::gil_scoped_release release;
+        return f.is_still(threads);
+      });
   m.def("lstm_kernels", &kernels, "isa"_a, "is_bf16"_a, nb::rv_policy::reference);
   m.def(
       "fill_scratch", [](int byte) { scratch().fill(byte); }, "byte"_a,

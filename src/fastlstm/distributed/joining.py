@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import secrets
 import signal
 import socket
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,9 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from fastlstm.distributed.launch import is_started_by_torchrun
+from fastlstm.distributed.meeting import MEETING, met
+from fastlstm.distributed.messages import Messages
 from fastlstm.distributed.pulse import Pulse
 from fastlstm.distributed.world import DEADLINE_S, World
 from fastlstm.errors import (
@@ -36,19 +35,16 @@ from fastlstm.errors import (
 from fastlstm.system import environment, hardware
 from fastlstm.system.numa import Place, bound_to_nodes
 from fastlstm.system.parent import die_with_parent
-from fastlstm.system.signal_handlers import handling
+from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignored
 
 _PATIENCE = timedelta(days=7)
 """With rank 0 while it evaluates and writes."""
-_MEETING = timedelta(minutes=10)
-"""For all processes to come, from the first on."""
 _SAID_AFTER_S = 15.0
 _ALONE = (
     "torch.distributed is already initialized with {} processes: each of them trains a model of its"
     " own; to train one model together, leave init_process_group to fastlstm"
 )
 _ISA = "instruction set"
-_INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 
 
 @contextmanager
@@ -73,21 +69,22 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
     # While processes meet nothing is to be saved, and the wait for one that died is long.
     with _handled(signal.SIG_DFL), _waiting(world):
         _end_if_stopped(getattr(stop, "name", None))
-        store, rank, size = next(rendezvous("env://", timeout=_MEETING))
-        store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
+        store, key = met()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            timeout=timedelta(seconds=DEADLINE_S), store=store, rank=rank, world_size=size,
+            timeout=timedelta(seconds=DEADLINE_S), store=store, rank=world.rank,
+            world_size=world.size,
         )  # fmt: skip
-        about: list[Any] = [None] * world.size
+        world.messages = Messages(key)
         name = f"{socket.gethostname()}, process {os.getpid()}"
         own_gpu = hardware.gpu_id() if torch.cuda.is_available() else ""
-        dist.all_gather_object(about, (name, world.attempt, Place.own(), own_gpu, _own()))
+        own_facts = (name, world.attempt, Place.own(), own_gpu, _own())
+        about = world.messages.gathered(own_facts, in_all=True)
         world.names, attempts, places, world.gpus, own = map(list, zip(*about, strict=True))
         world.attempt = max(attempts)  # each agent counts its own failures only
         machines = Counter(place.machine for place in places)
         world.num_machines, world.machine_size = len(machines), max(machines.values())
-        sharers = [other for other, place in enumerate(places) if place == places[rank]]
+        sharers = [other for other, place in enumerate(places) if place == places[world.rank]]
         world.threads = max(1, hardware.cores() // len(sharers))
         world.orders = dist.new_group(timeout=_PATIENCE, backend="gloo")
         world.pulse = Pulse(world.is_leader, DEADLINE_S)
@@ -96,7 +93,7 @@ def joined(stop: Callable[[], bool] | None = None) -> Iterator[World]:
             _require_alike(world, own)
         # Rank 0 saves the state, and needs the others for that.
         noting = nullcontext() if world.is_leader else _handled(partial(_note, world))
-        with noting, bound_to_nodes(sharers.index(rank), len(sharers)), _told(world):
+        with noting, bound_to_nodes(sharers.index(world.rank), len(sharers)), _told(world):
             yield world
     finally:
         if world.pulse is not None:
@@ -124,40 +121,16 @@ def _end_if_stopped(name: str | None) -> None:
         raise Stopped(f"stopped by {name} before training began; nothing was stored")
 
 
-def _meeting(store: dist.Store, rank: int, size: int) -> str:  # type: ignore[name-defined]
-    """Returns a name that the processes of this start, and only they, agree upon.
-
-    The store of the agents still has what earlier starts wrote, and the agents of several machines
-    need not have started their processes equally often. So rank 0 invites, the others answer, each
-    with a word of its own, and rank 0 repeats all words.
-    """
-    own = secrets.token_hex(8)
-    if rank == 0:
-        store.set(_INVITATION, own)
-        words = [store.get(f"fastlstm-{own}-{other}").decode() for other in range(1, size)]
-        store.set(f"fastlstm-{own}", " ".join(words))
-        return f"fastlstm-{own}"
-    deadline = time.monotonic() + _MEETING.total_seconds()
-    while time.monotonic() < deadline:
-        meeting = f"fastlstm-{store.get(_INVITATION).decode()}"
-        store.set(f"{meeting}-{rank}", own)
-        if store.check([meeting]) and own in store.get(meeting).decode().split():
-            return meeting
-        time.sleep(_POLL_S)
-    raise LostProcessError("rank 0 did not start; look at the output of its machine")
-
-
 def _own() -> dict[str, str]:
     """Returns what the results of this process depend on beside its input.
 
     FASTLSTM_ISA does not limit the products of Muon, which travel in their dtype.
     """
-    features = hardware.cpu().features
     return {
         "fastlstm": importlib.metadata.version("fastlstm"),
         "torch": torch.__version__,
         _ISA: hardware.cpu().isa,
-        "bf16 products": "yes" if features & {"avx512_bf16", "amx_bf16"} else "no",
+        "bf16 products": "no" if hardware.bf16_instructions() is None else "yes",
     }
 
 
@@ -176,7 +149,8 @@ def _require_alike(world: World, own: list[dict[str, str]]) -> None:
 @contextmanager
 def _waiting(world: World) -> Iterator[None]:
     """Says that the other processes are waited for, and where, if they take long to come."""
-    here = f"rank {world.rank} waits at {environment.meeting_place()} for {world.size} processes"
+    place = "{}:{}".format(*environment.master())
+    here = f"rank {world.rank} waits at {place} for {world.size} processes"
     timer = threading.Timer(
         _SAID_AFTER_S, warnings.warn, [f"{here}; to train in this one alone, unset RANK"]
     )
@@ -190,7 +164,7 @@ def _waiting(world: World) -> Iterator[None]:
             dist.destroy_process_group()
         raise LostProcessError(
             f"{here}, and not all have come ({str(error).splitlines()[0][:200]}); start all of them"
-            f" within {_MEETING.seconds // 60} minutes, with an address that all machines reach"
+            f" within {MEETING.seconds // 60} minutes, with an address that all machines reach"
         ) from error
     finally:
         timer.cancel()
@@ -203,5 +177,4 @@ def _note(world: World, number: int, frame: FrameType | None) -> None:
 
 def _handled(handler: Any) -> AbstractContextManager[None]:
     """Handles the signals that stop a run so within the block; one that is ignored stays so."""
-    handlers: dict[int, Any] = {signal.SIGTERM: handler, signal.SIGINT: handler}
-    return handling(handlers, lambda known: known is not signal.SIG_IGN)
+    return handling(dict.fromkeys(STOP_SIGNALS, handler), is_not_ignored)

@@ -21,10 +21,12 @@ from fastlstm.system.children import can_list_children
 
 _MAX_RESTARTS = 100
 _SIGNALS = "signals_to_handle"
-_NEWER: dict[str, Any] = {_SIGNALS: "SIGHUP,SIGQUIT", "shutdown_timeout": 8}
+_NEWER: dict[str, Any] = {_SIGNALS: "SIGQUIT", "shutdown_timeout": 8}
 """What torch's LaunchConfig has from 2.9 and 2.12 on; without the first, torch handles all signals,
 and kills the processes 30 s later."""
 
+_KEEP_ALIVE_S = 24 * 3600
+"""Each sign of life of the one agent makes its file longer, and nobody waits for it."""
 _LEADER_FIRST_S = 2.0
 """So long other ranks wait after an error, or less: the agent ends them when rank 0 ends."""
 
@@ -33,7 +35,8 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
     """Runs `fastlstm ARGUMENTS` in several processes; returns the exit code.
 
     All are started again when one dies, and continue from what the others saved. An error that
-    would only come again ends them, and so does a signal (`StopSignals`).
+    would only come again ends them, and so does a signal (`StopSignals`). They meet in a private
+    directory: no port is open to others, who could have torch's agent unpickle what they like.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -48,7 +51,8 @@ def launch(arguments: Sequence[str], num_processes: int) -> int:
         signals = StopSignals(verdict)
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=num_processes, run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+            rdzv_backend="c10d", rdzv_endpoint=str(Path(place) / "agent"), local_addr="localhost",
+            rdzv_configs={"store_type": "file", "keep_alive_interval": _KEEP_ALIVE_S},
             max_restarts=_MAX_RESTARTS, monitor_interval=0.1,
             **{name: _NEWER[name] for name in fields},
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What SIGTERM and Ctrl-C to the agent of `--nproc` come to: its processes save, then all end."""
+"""What a signal to the agent of `--nproc` comes to: its processes save, then all end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from fastlstm.system.children import children
-from fastlstm.system.signal_handlers import ONE_SIGNAL_S, handling
+from fastlstm.system.signal_handlers import ONE_SIGNAL_S, STOP_SIGNALS, handling, is_not_ignored
 
 
 class StopSignals:
@@ -22,7 +22,8 @@ class StopSignals:
 
     torch's agent would kill them after its shutdown timeout, and see a second signal only then.
     Here the second one kills them at once. One that comes within a second of the first counts as
-    the same: schedulers send it to every process.
+    the same: schedulers send it to every process. So does a second SIGHUP: a
+    terminal that closes and its shell send one each.
 
     Args:
         verdict: the file that says that the command is over, in a folder of its own: a process
@@ -38,9 +39,9 @@ class StopSignals:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handles the signals within the block; one that is ignored stays so."""
-        handlers: dict[int, Any] = {signal.SIGTERM: self._handle, signal.SIGINT: self._handle}
+        handlers = dict[int, Any].fromkeys(STOP_SIGNALS, self._handle)
         try:
-            with handling(handlers, lambda known: known is not signal.SIG_IGN):
+            with handling(handlers, is_not_ignored):
                 yield
         finally:
             logging.disable(logging.NOTSET)
@@ -52,7 +53,7 @@ class StopSignals:
                 self._verdict.touch()
             logging.disable(logging.ERROR)  # torch's, of processes that the signal has ended
             _send(number)
-        elif time.monotonic() >= self._came_at + ONE_SIGNAL_S:
+        elif number != signal.SIGHUP and time.monotonic() >= self._came_at + ONE_SIGNAL_S:
             _send(signal.SIGKILL)
             shutil.rmtree(self._verdict.parent, ignore_errors=True)
             os._exit(128 + number)  # torch would wait for what is dead already

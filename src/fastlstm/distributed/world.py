@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastlstm.distributed.messages import Messages
 from fastlstm.distributed.neighbour import NeighbourCopy
 from fastlstm.distributed.pulse import Pulse
 from fastlstm.distributed.reduction import LostPeer, TreeReduction
@@ -81,6 +82,7 @@ class World:
             use, divided among the processes that may use the same.
         attempt: how often the processes were started again.
         names: machine and process number of each rank.
+        messages: how objects travel.
         gpus: what tells the GPU of each rank from all others; empty where it has none.
         seconds: that the passes of a step take on each rank, a running mean.
         signal: number of the one that is to stop the run, of a process that is not rank 0; else 0.
@@ -94,6 +96,7 @@ class World:
         self.seconds, self._num_heard = [0.0] * size, 0
         self.orders: dist.ProcessGroup | None = None
         self.pulse: Pulse | None = None
+        self.messages = Messages(b"")
         self.attempt, self.is_over = attempt, False
         self.signal = 0
         self.stopped_by: str | None = None
@@ -153,19 +156,15 @@ class World:
             self.order(Order.SHARE)
         elif (order := self.next_order()[0]) != Order.SHARE:
             raise AssertionError(f"rank 0 says {order.name}, expected a value")
-        values = [value]
         with self.naming():
-            dist.broadcast_object_list(values, 0)
-        return values[0]
+            return self.messages.broadcast(value, self.is_leader)
 
     def gathered(self, value: Any) -> list[Any]:
         """Returns the value of every rank, in rank 0; an empty list in the others."""
         if self.size == 1:
             return [value]
-        values = [None] * self.size if self.is_leader else None
         with self.naming():
-            dist.gather_object(value, values, 0)
-        return list(values or ())
+            return self.messages.gathered(value, in_all=False)
 
     def all_gathered(self, own: Tensor, lengths: list[int]) -> list[Tensor]:
         """Returns the vectors of all ranks, 1-d, of the lengths that all know."""
@@ -297,9 +296,8 @@ class World:
                 raise failure
             return
         told = None if failure is None else (str(failure), failure.exit_code)
-        all_told: list[Any] = [None] * self.size
-        with self.naming():
-            dist.all_gather_object(all_told, told, group=self.orders)  # reading may take long
+        with self.naming():  # reading may take long
+            all_told = self.messages.gathered(told, in_all=True, group=self.orders)
         first = next((rank for rank, one in enumerate(all_told) if one is not None), None)
         if first is None:
             return

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import resource
 import sys
 import warnings
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def _refuse(reason: str) -> None:
-    sys.stderr.write(reason.splitlines()[0][:300] if reason else "damaged")
+    sys.stderr.write(reason.splitlines()[0][:600] if reason else "damaged")
     sys.stderr.flush()
     sys.exit(2)
 
@@ -178,7 +179,7 @@ def _torch_reader() -> Any:
         except MemoryError:
             raise
         except Exception as error:
-            raise Refused(f"it holds more than tensors, or is damaged ({_reason(error)})") from None
+            raise Refused(_reason(error)) from None
         tensors = _state(torch, loaded)
         arrays, seen, total = {}, set(), 0
         for name, tensor in tensors.items():
@@ -198,20 +199,35 @@ def _torch_reader() -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the line of torch's many that names what was refused."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
-    return (named or lines or [type(error).__name__])[0][:200]
+    """Returns what was refused: torch's many lines name it."""
+    text = str(error) or type(error).__name__
+    found = re.search(r"GLOBAL ([\w.]+)", text)
+    if found is not None:
+        return f"it holds an object of {found[1][:80]}, which is not unpickled; {_state_lines()}"
+    line = next(line.strip() for line in text.splitlines() if line.strip())
+    return f"it holds more than tensors, or is damaged ({line[:200]})"
+
+
+def _state_lines(load: str = "torch.load('model.pt', weights_only=False)") -> str:
+    """Returns what makes a file that is read of a module that is not."""
+    return (
+        f"if you trust it, save its state_dict: model = {load};"
+        " torch.save(model.state_dict(), 'state.pt')"
+    )
 
 
 def _check_archive(data: bytes) -> None:
+    """Refuses an archive that torch would not write; files of torch before 1.6 are none."""
+    if data.startswith(b"\x80"):
+        return
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise Refused(
-            f"it is no file of torch.save since 1.6 ({error}); save its state_dict again"
-        ) from None
+        raise Refused(f"it is no file of torch.save ({error})") from None
+    if any("/code/" in file.filename for file in files):
+        load = _state_lines("torch.jit.load('model.pt')")
+        raise Refused(f"it is TorchScript, which is not run here; {load}")
     packed = any(file.compress_type != zipfile.ZIP_STORED for file in files)
     if packed or sum(file.file_size for file in files) > len(data):
         raise Refused("its parts are compressed or overlap, which torch never writes")
@@ -225,7 +241,7 @@ def _state(torch: Any, loaded: Any) -> dict[str, Any]:
                 loaded = loaded[name]
                 break
     if not isinstance(loaded, dict):
-        raise Refused(f"it holds {type(loaded).__name__}, expected a state_dict")
+        raise Refused(f"it holds {type(loaded).__name__}, expected a state_dict; {_state_lines()}")
     tensors = {
         name: value
         for name, value in loaded.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.layer_stack import CellWeights, LSTMLayer, Weights
+from fastlstm.sequence.layer_stack import CellWeights, LSTMLayer, Weights
 
 _MAX_GROWTH, _SPARE_BYTES = 16, 64 << 20
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.forecast_graph import forecast_graph
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.rounded_network import rounded_network
 from fastlstm.exchange.targets import Arrays, Form, Runner
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.window_forecaster import WindowForecaster
+from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.training.session import torch_settings_kept
 
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)

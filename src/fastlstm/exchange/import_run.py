@@ -6,15 +6,21 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fastlstm.errors import FormatError, RunDirectoryError, Setting
-from fastlstm.exchange.layer_stack import Embedding, LayerStack
 from fastlstm.exchange.read_model import read_layer_stack
 from fastlstm.exchange.saved_model_file import SAVED_MODEL_FILES
-from fastlstm.exchange.text_import import refuse_vocabulary, text_files, tokens_of
-from fastlstm.exchange.vocabulary import Vocabulary, read_vocabulary
+from fastlstm.exchange.text_import import (
+    is_text_run,
+    refuse_vocabulary,
+    text_files,
+    tokens_of,
+)
+from fastlstm.exchange.vocabulary import read_vocabulary
 from fastlstm.training.session import locked_run
+
+Answer = Literal["last", "state", "mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -23,14 +29,16 @@ class ImportedRun:
 
     Attributes:
         path: the run directory.
-        kind: "text" (`LM.load`), or "sequence" (`SequenceRegressor.load` of numbers,
-            `SequenceClassifier.load` of classes).
+        kind: "text" or "sequence".
+        opened_by: name of the class whose `load` opens it: "LM", "SequenceRegressor" of numbers,
+            "SequenceClassifier" of classes.
         made_by: framework that wrote the file, and its version.
         notes: what is different here, and what was left out.
     """
 
     path: Path
     kind: Literal["text", "sequence"]
+    opened_by: str
     made_by: str
     notes: tuple[str, ...]
 
@@ -45,6 +53,9 @@ def import_run(
     text: str | None = None,
     chars: str | None = None,
     vocab: str | None = None,
+    activation: str | None = None,
+    answer: Answer | None = None,
+    classes: bool = False,
 ) -> ImportedRun:
     """Writes a model of another framework as a run: docs/exchange.md says which.
 
@@ -55,50 +66,55 @@ def import_run(
             are the vocabulary.
         chars: or its characters, in the order of their numbers.
         vocab: or a JSON file with them, or tokenizer.json of a run.
+        activation: see `import_module`.
+        answer: of a sequence model whose LSTM writes at every step: what its last layers read, the
+            output of the last step, the last state of each way, the mean or the maximum of all
+            steps. Default of a state_dict that reads one way: last.
+        classes: the outputs are scores of classes before a softmax (one: before a sigmoid), which a
+            state_dict does not say. Of a text model: it is opened as a classifier of the next
+            token, without a vocabulary.
 
     Raises:
         FormatError: a damaged file, or a model that no run holds; the layer is named.
-        ConfigError: no vocabulary for a text model, or several.
+        ConfigError: no vocabulary for a text model, or several; an option that is needed, or that
+            does not fit.
         DataError: a vocabulary of another size.
         RunDirectoryError: `out` holds a run.
         MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
     """
-    stack = read_layer_stack(model)
-    size, given = tokens_of(stack), {"text": text, "chars": chars, "vocab": vocab}
+    stack = read_layer_stack(model, activation)
+    options = [name for name, value in (("answer", answer), ("classes", classes)) if value]
+    size = None if options else tokens_of(stack)
+    given = {"text": text, "chars": chars, "vocab": vocab}
+    if stack.answers_once and not any(given.values()) and not is_text_run(stack):
+        size = None  # a classifier of the next token
     refuse_vocabulary(size, given)
     vocabulary = None if size is None else read_vocabulary(size, **given)
     about = {"path": str(model), "made_by": stack.made_by}
-    kind, files, notes = _files(stack, vocabulary, about, Path(model))
-    with locked_run(Path(out)) as run:
-        assert run is not None
-        if run.has_published() or run.checkpoints():
-            raise RunDirectoryError(f"'{out}' contains a run; give another ", Setting("out"))
-        run.publish(files)
-    return ImportedRun(Path(out), kind, stack.made_by, (*stack.notes, *notes))
-
-
-def _files(
-    stack: LayerStack, vocabulary: Vocabulary | None, about: dict[str, Any], path: Path
-) -> tuple[Literal["text", "sequence"], dict[str, bytes], list[str]]:
-    """Returns the kind of run, its files, and notes."""
-    files = [path / name for name in SAVED_MODEL_FILES] if path.is_dir() else [path]
-    content = b"".join(file.read_bytes() for file in files)
-    about = {**about, "sha256": hashlib.sha256(content).hexdigest()}
+    path, opened_by = Path(model), "LM"
+    about["sha256"] = hashlib.sha256(b"".join(map(Path.read_bytes, _files(path)))).hexdigest()
     try:
         if vocabulary is not None:
-            return "text", *text_files(stack, vocabulary, about)
-        if isinstance(stack.layers[0], Embedding):
-            raise FormatError(
-                f"the embedding has {len(stack.layers[0].weight)} tokens and the model does not"
-                " answer with as many: it is no model that writes text"
-            )
+            files, notes = text_files(stack, vocabulary, about)
+        else:
+            from fastlstm.exchange.sequence_import import sequence_run_files
 
-        from fastlstm.exchange.sequence_import import sequence_run_files
-
-        return "sequence", *sequence_run_files(stack, about)
+            files, notes, is_class = sequence_run_files(stack, about, answer, classes)
+            opened_by = "SequenceClassifier" if is_class else "SequenceRegressor"
     except FormatError as error:
         raise FormatError(
             f"{path} cannot be a run: ",
             *error.args,
             "; fastlstm.import_module gives a torch module",
         ) from None
+    with locked_run(Path(out)) as run:
+        assert run is not None
+        if run.has_published() or run.checkpoints():
+            raise RunDirectoryError(f"'{out}' contains a run; give another ", Setting("out"))
+        run.publish(files)
+    kind: Literal["text", "sequence"] = "sequence" if vocabulary is None else "text"
+    return ImportedRun(Path(out), kind, opened_by, stack.made_by, (*stack.notes, *notes))
+
+
+def _files(path: Path) -> list[Path]:
+    return [path / name for name in SAVED_MODEL_FILES] if path.is_dir() else [path]

@@ -8,12 +8,12 @@ import numpy as np
 
 from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_activation import activation_of, unknown_activation
-from fastlstm.exchange.layer_stack import CellWeights
 from fastlstm.ops.cell_options import ACTIVATIONS
+from fastlstm.sequence.layer_stack import CellWeights
 
 if TYPE_CHECKING:
     from fastlstm.exchange.keras_layers import KerasLayer
-    from fastlstm.exchange.layer_stack import Weights
+    from fastlstm.sequence.layer_stack import Weights
 
 _HARD_SIGMOID_SCALE = 1.2
 """clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5), Keras 3's and ours, at y = 1.2 x."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, MissingExtraError
-from fastlstm.exchange.layer_stack import (
+from fastlstm.sequence.layer_stack import (
     CellWeights,
     Dense,
     Dropout,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_activation import activation_of, unknown_activation
 from fastlstm.exchange.keras_cell import cell_of
-from fastlstm.exchange.layer_stack import (
+from fastlstm.sequence.layer_stack import (
     FUNCTIONS,
     Dense,
     Dropout,
@@ -23,6 +23,7 @@ from fastlstm.exchange.layer_stack import (
     LayerNorm,
     LSTMLayer,
     Merge,
+    Steps,
 )
 
 Arrays = list[NDArray[np.float32]]
@@ -149,11 +150,20 @@ def read_layer(layer: KerasLayer) -> list[Layer]:
 
 
 def output_shape(layer: KerasLayer, before: list[Layer]) -> tuple[int, ...]:
-    """Returns the shape that a Reshape behind a Dense layer gives the output of one sequence.
+    """Returns the shape that a Reshape behind a Dense layer, or the Squeeze of its one column,
+    gives the output of one sequence.
 
     Raises:
         FormatError: it is behind another layer, or its shape holds another number of values.
     """
+    if layer.kind == "Squeeze":
+        dense = next((la for la in before[::-1] if not isinstance(la, Function)), None)
+        if not isinstance(dense, Dense) or len(dense.weight) > 1:
+            raise FormatError(
+                f"the layer '{layer.name}' is a Squeeze; imported is one at the end, behind a Dense"
+                " layer of one unit"
+            )
+        return ()
     last = before[-1] if before else None
     shape: Any = layer.config.get("target_shape")
     is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
@@ -238,6 +248,12 @@ def _layer_norm(layer: KerasLayer) -> list[Layer]:
     return [LayerNorm(layer.name, weight, bias, layer.number("epsilon", default=1e-3))]
 
 
+def _pooling(layer: KerasLayer) -> list[Layer]:
+    if layer.config.get("data_format") == "channels_first" or layer.is_set("keepdims"):
+        raise FormatError(f"data_format or keepdims of the layer '{layer.name}' cannot be imported")
+    return [Steps(layer.name, "mean" if "Average" in layer.kind else "max")]
+
+
 def _dropout(layer: KerasLayer) -> list[Layer]:
     rate = layer.number("rate", "p", default=0.0)
     if not 0 <= rate < 1:
@@ -303,8 +319,10 @@ _READERS: dict[str, Callable[[KerasLayer], list[Layer]]] = {
     "Softmax": _softmax,
     "ReLU": _relu,
     "LayerNormalization": _layer_norm,
+    "GlobalAveragePooling1D": _pooling,
+    "GlobalMaxPooling1D": _pooling,
     "InputLayer": lambda layer: [],
 }
 _SHOWN = [name for name in _READERS if name not in ("TimeDistributedDense", "InputLayer")]
-_SHOWN.append("Reshape at the end")
+_SHOWN += ["Reshape at the end", "Squeeze at the end"]
 _PER_STEP = ("Dense", "Dropout", "Activation", "Softmax", "ReLU", "LayerNormalization")

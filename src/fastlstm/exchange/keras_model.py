@@ -18,8 +18,8 @@ from fastlstm.exchange.keras_layers import (
 )
 from fastlstm.exchange.keras_path import MAX_LAYERS
 from fastlstm.exchange.keras_weights import ArchiveWeights, Hdf5Weights
-from fastlstm.exchange.layer_stack import Layer, LayerStack
 from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
+from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 
 class StoredWeights(Protocol):
@@ -73,13 +73,14 @@ def stack_of(
         layer = KerasLayer(kind, name_of(settings), own, major, arrays, notes)
         if not layers and window is None:
             window = _window(own)
-        if kind == "Reshape":
+        if kind in ("Reshape", "Squeeze"):
             shape = output_shape(layer, layers)
             continue
         added = read_layer(layer)
         if added and shape is not None:
             raise FormatError(
-                f"the layer '{layer.name}' is behind a Reshape, which is imported at the end only"
+                f"the layer '{layer.name}' is behind a Reshape or Squeeze, which is imported at the"
+                " end only"
             )
         layers += added
         if arrays and not weights.is_shared(settings):

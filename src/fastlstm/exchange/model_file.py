@@ -25,13 +25,14 @@ from fastlstm.errors import (
     StorageError,
     nearest_hint,
 )
-from fastlstm.exchange.layer_stack import LayerStack
-from fastlstm.exchange.packed_stack import unpack
+from fastlstm.sequence.layer_stack import LayerStack
+from fastlstm.sequence.packed_stack import unpack
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 
 Arrays = dict[str, NDArray[np.float32]]
 KERAS_CONFIG, KERAS_METADATA, KERAS_WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _TIMEOUT_S = 300
+_PICKLE_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _HDF5_MAGIC, _ZIP_MAGIC = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
 _MAX_RATIO = 4
 """Weights hardly compress: an archive that unpacks to more than this is no model."""
@@ -87,6 +88,13 @@ def kind_of_file(data: bytes, path: Path) -> FileKind:
         return "onnx"
     if len(data) > 8 and data[8:9] == b"{":
         return "safetensors"
+    if data.startswith(_PICKLE_MAGIC):  # torch.save before 1.6
+        return "torch"
+    if data[4:8] == b"TFL3":
+        raise FormatError(
+            f"{path} is a LiteRT model (.tflite), whose layers are compiled: import the Keras model"
+            " that it was converted from"
+        )
     if data[:1] == b"\x08":  # the first field of ONNX's message, its version
         return "onnx"
     raise FormatError(

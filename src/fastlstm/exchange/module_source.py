@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, Value
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.module_graph import arguments_of, module_graph
 from fastlstm.exchange.rounded_network import rounded_network
 from fastlstm.exchange.targets import Arrays, Form, Runner
+from fastlstm.sequence.layer_stack import LayerStack
 
 SHAPES = ({"T": 1, "B": 1}, {"T": 7, "B": 3}, {"T": 100, "B": 64})
 

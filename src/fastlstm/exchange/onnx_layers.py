@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.layer_stack import LSTMLayer
 from fastlstm.exchange.onnx_file import Operation
 from fastlstm.exchange.onnx_lstm import lstm_layer
 from fastlstm.exchange.onnx_operators import OPERATORS
@@ -25,6 +24,7 @@ from fastlstm.exchange.onnx_values import (
     computed,
     spread_columns,
 )
+from fastlstm.sequence.layer_stack import LSTMLayer
 
 _THRESHOLDS = ("Min", "Less", "Greater")
 """Operators by which long sequences may be computed in another way than short ones."""

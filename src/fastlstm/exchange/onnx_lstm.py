@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.layer_stack import CellWeights, LSTMLayer
 from fastlstm.exchange.onnx_file import Operation
 from fastlstm.ops.cell_options import Activation
+from fastlstm.sequence.layer_stack import CellWeights, LSTMLayer
 
 _TORCHS_ORDER = (0, 2, 3, 1)
 """Gates i, f, g, o in ONNX's order i, o, f, c."""

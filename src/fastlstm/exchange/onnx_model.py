@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.layer_stack import Layer, LayerStack, LSTMLayer, Steps
 from fastlstm.exchange.onnx_file import OnnxFile, OnnxInput, read_onnx_file
 from fastlstm.exchange.onnx_layers import LayerReader
 from fastlstm.exchange.onnx_values import FOLDED, Aside, States, Stream, Unread, Value, computed
-from fastlstm.exchange.packed_stack import pack
+from fastlstm.sequence.layer_stack import Layer, LayerStack, LSTMLayer, Steps
+from fastlstm.sequence.packed_stack import pack
 
 _SIZES = ((3, 4), (5, 2))
 """Lengths of the first two axes of the input that a graph is read for, where the file leaves them

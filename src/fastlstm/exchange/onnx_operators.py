@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.layer_stack import Dense, Embedding, Function, LayerNorm, LSTMLayer, Merge
 from fastlstm.exchange.onnx_file import FLOATS, INTEGERS, Operation
 from fastlstm.exchange.onnx_values import Stream, Value, spread_columns
+from fastlstm.sequence.layer_stack import Dense, Embedding, Function, LayerNorm, LSTMLayer, Merge
 
 _FUNCTIONS = {
     "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softsign": "softsign",

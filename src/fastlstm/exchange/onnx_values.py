@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.exchange.layer_stack import Layer, LSTMLayer
 from fastlstm.exchange.onnx_file import Operation
+from fastlstm.sequence.layer_stack import Layer, LSTMLayer
 
 Places = NDArray[np.int64]
 _PART = 1 << 40

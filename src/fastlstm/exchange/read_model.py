@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastlstm.errors import FormatError, kind_of_value
+from fastlstm.errors import ConfigError, FormatError, Setting, kind_of_value
 from fastlstm.exchange.keras_model import read_archive, read_hdf5_model
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.model_file import (
     kind_of_file,
     read_hdf5,
@@ -22,12 +21,13 @@ from fastlstm.exchange.model_file import (
 )
 from fastlstm.exchange.saved_model_file import read_saved_model
 from fastlstm.exchange.torch_state import read_state
+from fastlstm.sequence.layer_stack import LayerStack
 
 if TYPE_CHECKING:
-    from fastlstm.exchange.stack_module import ImportedModel
+    from fastlstm.sequence.stack_module import ImportedModel
 
 
-def import_module(path: str | os.PathLike[str]) -> ImportedModel:
+def import_module(path: str | os.PathLike[str], *, activation: str | None = None) -> ImportedModel:
     """Returns a model of another framework as a torch module, in evaluation mode.
 
     Read are `.keras`, `.h5` of Keras 1, 2 and 3, SavedModels of Keras 2 and 3, `.onnx` with LSTM
@@ -36,6 +36,8 @@ def import_module(path: str | os.PathLike[str]) -> ImportedModel:
 
     Args:
         path: the file, or the directory of a SavedModel.
+        activation: of a state_dict with several linear layers, the function between them, such as
+            "relu" or "linear".
 
     Returns:
         A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A softmax
@@ -43,23 +45,29 @@ def import_module(path: str | os.PathLike[str]) -> ImportedModel:
 
     Raises:
         FormatError: a damaged file, a layer or setting that cannot be imported; it is named.
+        ConfigError: no activation where one is needed, or one where none is.
         MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
     """
-    stack = read_layer_stack(path)
+    stack = read_layer_stack(path, activation)
 
-    from fastlstm.exchange.stack_module import ImportedModel
+    from fastlstm.sequence.stack_module import ImportedModel
 
     return ImportedModel(stack)
 
 
-def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
+def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None) -> LayerStack:
     """Returns the layers of a model; raises what `import_module` does."""
     if not isinstance(path, str | os.PathLike):
         raise FormatError(f"the model is {kind_of_value(path)}, expected the path of a file")
     file = Path(path)
     data = b"" if file.is_dir() else read_model_file(file)
     with np.errstate(all="ignore"):  # NaN and Inf are refused below
-        match "directory" if file.is_dir() else kind_of_file(data, file):
+        kind = "directory" if file.is_dir() else kind_of_file(data, file)
+        if activation is not None and kind not in ("safetensors", "torch"):
+            raise ConfigError(
+                Setting("activation"), f" is for a state_dict of torch; {file} describes its layers"
+            )
+        match kind:
             case "directory":
                 stack = read_saved_model(file)
             case "keras":
@@ -67,16 +75,16 @@ def read_layer_stack(path: str | os.PathLike[str]) -> LayerStack:
             case "hdf5":
                 stack = read_hdf5_model(read_hdf5(data, file), file)
             case "safetensors":
-                stack = read_state(read_safetensors(data, file), file)
+                stack = read_state(read_safetensors(data, file), file, activation)
             case "torch":
-                stack = read_state(read_torch(data, file), file)
+                stack = read_state(read_torch(data, file), file, activation)
             case "onnx":
                 stack = read_onnx(data, file)
 
     if not stack.logits.layers:
         raise FormatError(f"{file}: the model has no layer but a softmax")
 
-    from fastlstm.exchange.stack_module import check_widths
+    from fastlstm.sequence.stack_module import check_widths
 
     check_widths(stack)
     _check_finite(stack)

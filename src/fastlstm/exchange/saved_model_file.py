@@ -17,12 +17,12 @@ from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_layers import Arrays, name_of
 from fastlstm.exchange.keras_model import stack_of
 from fastlstm.exchange.keras_path import MODELS, layers_of
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.model_file import json_of, read_model_file
 from fastlstm.exchange.protobuf import DamagedMessage, messages, text
 from fastlstm.exchange.saved_model_graph import read_graph
 from fastlstm.exchange.tensor_bundle import INDEX, SavedObject, TensorBundle, child
 from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.sequence.layer_stack import LayerStack
 
 GRAPH, _METADATA, _VARIABLES = "saved_model.pb", "keras_metadata.pb", "variables"
 SAVED_MODEL_FILES = (GRAPH, f"{_VARIABLES}/{INDEX}")

@@ -14,7 +14,6 @@ from typing import Any
 
 from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_layers import KerasLayer, read_layer
-from fastlstm.exchange.layer_stack import Layer, LayerStack
 from fastlstm.exchange.protobuf import message, text
 from fastlstm.exchange.tensor_bundle import SavedObject, TensorBundle
 from fastlstm.exchange.tensorflow_graph import (
@@ -30,6 +29,7 @@ from fastlstm.exchange.tensorflow_graph import (
     scopes_of,
     window,
 )
+from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 _NOTE = (
     "a SavedModel of Keras 3 does not describe its layers: they, their activations and directions"

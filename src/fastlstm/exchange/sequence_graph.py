@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.columns import scaled, unscaled
+from fastlstm.exchange.columns import Columns, scaled, unscaled
 from fastlstm.exchange.graph import GraphBuilder
 from fastlstm.exchange.lstm_layers import LSTMStack, lstm_layers
+from fastlstm.exchange.module_calls import softmax
+from fastlstm.exchange.stack_graph import mean_of_steps, stack_outputs
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.sequence.answers import Labels
+from fastlstm.sequence.stack_module import StackNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastlstm.exchange.graph import Graph, Value
     from fastlstm.sequence.files import StoredSequenceModel
+    from fastlstm.sequence.model import NetworkConfig
 
 
 def sequence_graph(
@@ -30,9 +34,9 @@ def sequence_graph(
 ) -> Graph:
     """Describes a sequence model.
 
-    Inputs: `values` `(B, T, C)` float32 in the user's units, padded at the end, and `lengths`
-    `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing value; a model that was trained
-    without any takes it for the mean of its column.
+    Inputs: `values` `(B, T, C)` float32 in the user's units (of token ids `tokens` `(B, T)` int32),
+    padded at the end, and `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing
+    value; a model that was trained without any takes it for the mean of its column.
 
     Outputs: of a regressor `answers` `(B, K)`; of a classifier `probabilities` `(B, K)` and
     `label` `(B,)` int32, the number of the likeliest class. The classes are in the metadata.
@@ -45,7 +49,7 @@ def sequence_graph(
     Raises:
         ConfigError: a column that needs float64.
     """
-    config = stored.network.config
+    network = stored.network
     mean, std = stored.mean.numpy(), stored.std.numpy()
     if len(large := np.flatnonzero(needs_float64(mean, std))):
         raise ConfigError(
@@ -54,28 +58,17 @@ def sequence_graph(
             " before training"
         )
     g = GraphBuilder("fastlstm_sequence", dict(weights))
-    values = g.input("values", ("B", length or "T", config.num_columns))
-    lengths = g.input("lengths", ("B",), "int32")
-    columns = scaled(g, g.transpose(values, (1, 0, 2)), mean, std)
-    parts = [columns.values]
-    if config.has_missing:
-        parts.append(g.cast(columns.is_there, "float32"))
-    x = g.unary("relu", g.linear(g.concat(parts, -1), "embed.weight", "embed.bias"))
-    H, D = config.hidden_size, 2 if config.bidirectional else 1
-    stack = LSTMStack("lstm.", H, config.num_layers, D)
-    y, state = lstm_layers(g, x, stack, lengths=lengths)
-    if config.pooling == "mean":  # outputs of padding are zero
-        count = g.reshape(g.cast(lengths, "float32"), ("B", 1))
-        total = g.reshape(g.reduce("sum", y, 0), ("B", D * H))
-        pooled = g.binary("div", total, count)
+    T = length or "T"
+    if isinstance(network, StackNetwork):
+        outputs = stack_outputs(g, network, T)
     else:
-        hidden = state[-1][0]
-        ways = [g.reshape(g.slice(hidden, 0, k, k + 1), ("B", H)) for k in range(D)]
-        pooled = g.concat(ways, -1)
-    outputs = g.linear(pooled, "head.weight", "head.bias")
+        values = g.input("values", ("B", T, network.config.num_columns))
+        lengths = g.input("lengths", ("B",), "int32")
+        columns = scaled(g, g.transpose(values, (1, 0, 2)), mean, std)
+        outputs = _outputs(g, network.config, columns, lengths)
     answers = stored.answers
     if isinstance(answers, Labels):
-        g.output("probabilities", _softmax(g, outputs))
+        g.output("probabilities", softmax(g, outputs, -1))
         g.output("label", _first_largest(g, outputs))
         g.graph.metadata["classes"] = json.dumps(answers.values, default=str)
     else:
@@ -83,9 +76,22 @@ def sequence_graph(
     return g.graph
 
 
-def _softmax(g: GraphBuilder, x: Value) -> Value:
-    shares = g.unary("exp", g.binary("sub", x, g.reduce("max", x, -1)))
-    return g.binary("div", shares, g.reduce("sum", shares, -1))
+def _outputs(g: GraphBuilder, config: NetworkConfig, columns: Columns, lengths: Value) -> Value:
+    """Returns what a `SequenceNetwork` does, `(B, K)`."""
+    parts = [columns.values]
+    if config.has_missing:
+        parts.append(g.cast(columns.is_there, "float32"))
+    x = g.unary("relu", g.linear(g.concat(parts, -1), "embed.weight", "embed.bias"))
+    H, D = config.hidden_size, 2 if config.bidirectional else 1
+    stack = LSTMStack("lstm.", H, config.num_layers, D)
+    y, state = lstm_layers(g, x, stack, lengths=lengths)
+    if config.pooling == "mean":
+        pooled = mean_of_steps(g, y, lengths)
+    else:
+        hidden = state[-1][0]
+        ways = [g.reshape(g.slice(hidden, 0, k, k + 1), ("B", H)) for k in range(D)]
+        pooled = g.concat(ways, -1)
+    return g.linear(pooled, "head.weight", "head.bias")
 
 
 def _first_largest(g: GraphBuilder, x: Value) -> Value:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.rounded_network import rounded_network
 from fastlstm.exchange.sequence_graph import sequence_graph
 from fastlstm.exchange.targets import Arrays, Form, Runner
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
 from fastlstm.sequence.files import StoredSequenceModel
+from fastlstm.sequence.layer_stack import LayerStack
 
 SHAPES = ((1, 1), (7, 3), (100, 64))
 """Steps and sequences, (T, B)."""
@@ -64,13 +64,17 @@ class SequenceSource:
             values = mean + std * rng.normal(size=(B, T, config.num_columns))
             if config.has_missing:
                 values[rng.random(values.shape) < 0.1] = np.nan
+            named: dict[str, NDArray[Any]] = {"values": values.astype(np.float32)}
+            if num_tokens := getattr(config, "num_tokens", 0):
+                named = {"tokens": rng.integers(0, num_tokens, (B, T), dtype=np.int32)}
             lengths = rng.integers(1, T + 1, B, dtype=np.int32)
             lengths[0] = T
-            yield {"values": values.astype(np.float32), "lengths": lengths}
+            yield {**named, "lengths": lengths}
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        pairs = zip(inputs["values"], inputs["lengths"].tolist(), strict=True)
-        sequences = [values[:length] for values, length in pairs]
+        values = inputs["tokens"] if "tokens" in inputs else inputs["values"]
+        pairs = zip(values, inputs["lengths"].tolist(), strict=True)
+        sequences = [steps[:length] for steps, length in pairs]
         if not isinstance(self._stored.answers, Labels):
             answers = np.asarray(self._model.predict(sequences))
             return {"answers": answers.reshape(len(sequences), -1)}

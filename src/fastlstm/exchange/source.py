@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.targets import Arrays, Form, Runner
+from fastlstm.sequence.layer_stack import LayerStack
 
 
 class Source(Protocol):

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from fastlstm.exchange.graph import Graph, Value
 from fastlstm.exchange.keras_format import KerasRunner, write_keras
-from fastlstm.exchange.layer_stack import Dense
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
 from fastlstm.exchange.saved_model_format import SavedModelRunner, write_saved_model
 from fastlstm.exchange.text_graph import TEXT_GRAPH
 from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
+from fastlstm.sequence.layer_stack import Dense
 
 if TYPE_CHECKING:
     from fastlstm.exchange.source import Source

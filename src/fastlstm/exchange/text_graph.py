@@ -8,7 +8,8 @@ import numpy as np
 
 from fastlstm.errors import ConfigError, Setting
 from fastlstm.exchange.graph import GraphBuilder
-from fastlstm.exchange.layer_stack import (
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.sequence.layer_stack import (
     CellWeights,
     Dense,
     Embedding,
@@ -17,7 +18,6 @@ from fastlstm.exchange.layer_stack import (
     LayerStack,
     LSTMLayer,
 )
-from fastlstm.ops.cell_options import CellOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

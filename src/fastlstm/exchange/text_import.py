@@ -12,7 +12,9 @@ import safetensors.numpy
 
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting, counted
 from fastlstm.exchange.equal_layers import equal_layers
-from fastlstm.exchange.layer_stack import (
+from fastlstm.exchange.text_graph import NORM_EPSILON
+from fastlstm.exchange.vocabulary import Vocabulary
+from fastlstm.sequence.layer_stack import (
     CellWeights,
     Dense,
     Dropout,
@@ -23,8 +25,6 @@ from fastlstm.exchange.layer_stack import (
     LSTMLayer,
     Weights,
 )
-from fastlstm.exchange.text_graph import NORM_EPSILON
-from fastlstm.exchange.vocabulary import Vocabulary
 from fastlstm.system.fields import check_values
 from fastlstm.system.storage import encode_json
 from fastlstm.text.config import ModelConfig
@@ -46,6 +46,15 @@ def tokens_of(stack: LayerStack) -> int | None:
         return width if width == len(first.weight) else None
     is_one_hot = isinstance(first, LSTMLayer) and first.input_size == width and width > 1
     return width if is_one_hot and stack.ends_in_softmax else None
+
+
+def is_text_run(stack: LayerStack) -> bool:
+    """Whether a text run can hold these layers."""
+    try:
+        _parts(stack)
+    except FormatError:
+        return False
+    return True
 
 
 def text_files(
@@ -219,6 +228,6 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
     name = next((name for name, value in given.items() if value is not None), None)
     if size is None and name is not None:
         raise DataError(
-            Setting(name), " is the vocabulary of a text model, and this model is none: its input"
-            " and its output have different widths",
+            Setting(name), " is the vocabulary of a text model, and this model is none: a text"
+            " model answers with as many tokens as it reads",
         )  # fmt: skip

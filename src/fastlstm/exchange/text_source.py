@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.layer_stack import LayerStack
 from fastlstm.exchange.proof import largest_error
 from fastlstm.exchange.targets import Arrays, Form, Runner
 from fastlstm.exchange.text_graph import text_graph, text_stack
 from fastlstm.runs.weight_formats import as_floats, in_format
+from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
+from fastlstm.text.scored_lanes import PRIME, num_lanes
 from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
 from fastlstm.text.weight_report import writing_speed
 
@@ -119,7 +120,8 @@ class TextSource:
 
     def _own_error(self, inputs: dict[str, NDArray[Any]], num: int) -> float:
         given = {**inputs, "tokens": inputs["tokens"][:num]}
-        return largest_error(self._run(self._in_float64, given), self.run(given))
+        exact, own = self._run(self._in_float64, given), self.run(given)
+        return largest_error(self.in_units(exact), self.in_units(own))
 
     def _note_growth(self, has_state: bool) -> None:
         parts = (
@@ -147,7 +149,17 @@ class TextSource:
         return {name: value.numpy() for name, value in outputs.items()}
 
     def in_units(self, outputs: Arrays) -> Arrays:
-        return outputs
+        """Returns logits in units of the largest that outputs of an LSTM, in [-1, 1], can give.
+
+        Rounding of the state moves a logit by as much as its weights are large, however small the
+        sum itself is.
+        """
+        return {**outputs, "logits": outputs["logits"] / self._largest_logit}
+
+    @cached_property
+    def _largest_logit(self) -> float:
+        sums = self._model.output_weight.detach().abs().sum(1)
+        return max(1.0, float(sums.max()))
 
     def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
         """Returns figures of the first tokens of a text, and the speed of one stream.
@@ -173,20 +185,21 @@ class TextSource:
                 " check_text names another"
             )
             return figures
-        targets = _lanes(ids)[1:]
-        chars = float(self._stored.tokenizer.token_chars[targets].sum())
+        tokens, is_scored = _lanes(ids)
+        targets = tokens[1:]
+        chars = float(self._stored.tokenizer.token_chars[targets[is_scored]].sum())
         bits = math.log(2) * max(chars, 1.0)
         here, there = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
         before, own = here, self.unrounded()
         if own is not None:
             before = self._logits(own, ids, False)
         figures["text"] = {
-            "num_tokens": targets.size,
+            "num_tokens": int(is_scored.sum()),
             "agreement": float((here.argmax(-1) == there.argmax(-1)).mean()),
             "bits_per_char": {
-                "run": _nats(before, targets) / bits,
-                "fastlstm": _nats(here, targets) / bits,
-                "target": _nats(there, targets) / bits,
+                "run": _nats(before[is_scored], targets[is_scored]) / bits,
+                "fastlstm": _nats(here[is_scored], targets[is_scored]) / bits,
+                "target": _nats(there[is_scored], targets[is_scored]) / bits,
             },
             "rms_logit_error": float(np.sqrt(np.mean((here - there) ** 2))),
         }
@@ -211,7 +224,7 @@ class TextSource:
 
     def _logits(self, runner: Any, ids: NDArray[Any], is_step: bool) -> NDArray[np.float32]:
         """Returns the logits `(T, B, V)` after each token of the lanes but the last ones."""
-        tokens = _lanes(ids)[:-1].astype(np.int32)
+        tokens = _lanes(ids)[0][:-1].astype(np.int32)
         config = self._stored.model_config
         h = c = np.zeros((config.num_layers, tokens.shape[1], config.rnn_size), np.float32)
         if not is_step:
@@ -243,10 +256,17 @@ class TextSource:
         return writing_speed(decoder, threads=1)
 
 
-def _lanes(ids: NDArray[Any]) -> NDArray[Any]:
-    """Returns tokens as `(T, B)`, each column a part of the text; the rest is left out."""
-    num = min(_LANES, len(ids) // 2)
-    return np.ascontiguousarray(ids[: len(ids) // num * num].reshape(num, -1).T)
+def _lanes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Returns tokens as `(1 + T, B)`, each column a part of the text, and which T are scored.
+
+    The first steps of every column but the first prime its state; the rest is left out.
+    """
+    num = num_lanes(len(ids), _LANES)
+    prime = PRIME if num > 1 else 0
+    step = (len(ids) - 1 - prime) // num
+    tokens = [ids[k * step : (k + 1) * step + prime + 1] for k in range(num)]
+    rows, columns = np.ogrid[: step + prime, :num]
+    return np.ascontiguousarray(np.stack(tokens, 1)), (rows >= prime) | (columns == 0)
 
 
 def _nats(logits: NDArray[np.float32], targets: NDArray[Any]) -> float:

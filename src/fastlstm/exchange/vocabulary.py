@@ -71,7 +71,8 @@ def read_vocabulary(
         raise ConfigError(
             f"this text model has {counted(size, 'token')}, and its file does not say which: give"
             " one of ", Setting("text"), " (the text it was trained on), ", Setting("chars"),
-            " (its characters in order) and ", Setting("vocab"), f" (a JSON file); {came}",
+            " (its characters in order) and ", Setting("vocab"), f" (a JSON file); {came}. A"
+            " classifier of the next token needs none: ", Setting("classes", True),
         )  # fmt: skip
     if text is not None:
         return _of_characters(sorted(_characters_of(text)), size, "text")
@@ -117,8 +118,9 @@ def _numbered(characters: Mapping[int, str], size: int, option: str) -> Vocabula
     wrong = next((char for char in by_char if len(char) != 1), None)
     if wrong is not None:
         raise DataError(
-            Setting(option), f" has {wrong!r:.40}, which is not one character: models of words and"
-            " of other pieces cannot be imported as runs; fastlstm.import_module gives a module",
+            Setting(option), f" has {wrong!r:.40}, which is not one character, as a text run has:"
+            " a model of words or other pieces is a classifier of the next token with ",
+            Setting("classes", True),
         )  # fmt: skip
     outside = next((number for number in characters if not 0 <= number < size), None)
     if outside is not None:

@@ -68,7 +68,7 @@ def backtest(
     for values, statics in inputs.read(rows, L + h, size):
         origins = rows[done : done + len(values)] + L
         done += len(values)
-        parameters, target = network(values, statics), values[:, L:, :C].numpy()
+        parameters, target = network.answers(values, statics), values[:, L:, :C].numpy()
         at_levels = quantiles_of(
             network.output, parameters, spread(values, config), stored.calibration, quantiles.levels
         )

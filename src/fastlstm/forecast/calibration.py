@@ -178,7 +178,7 @@ def answer(
     Raises:
         ConfigError: a level outside those calibrated.
     """
-    parameters = network(values, statics)
+    parameters = network.answers(values, statics)
     if calibration is None or len(levels) == 0:
         return network.output.center(parameters)[..., None]
     return quantiles_of(

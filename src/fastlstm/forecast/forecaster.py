@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,8 @@ from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system.fields import is_whole
+from fastlstm.system.devices import check_device, has_gpu
+from fastlstm.system.fields import Device, is_whole
 from fastlstm.training.signals import StopFlag
 
 
@@ -61,6 +63,7 @@ class Forecaster(Estimator[StoredForecaster]):
             print(model.backtest())
     """
 
+    _device: Device | None = None
     options = signature_of(ForecastConfig, "horizon", observers=(), callbacks=())
 
     def __init__(self, horizon: int = 24, **options: Any) -> None:
@@ -78,7 +81,11 @@ class Forecaster(Estimator[StoredForecaster]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what is pickled or copied: all but the table, which may be large or mapped."""
-        return {n: v for n, v in self.__dict__.items() if n not in ("dataset_", "_inputs")}
+        state = {n: v for n, v in self.__dict__.items() if n not in ("dataset_", "_inputs")}
+        if "stored_" in state and self.network_.head.weight.is_cuda:
+            network = copy.deepcopy(self.network_).cpu()
+            state["stored_"] = dataclasses.replace(self.stored_, network=network)
+        return state
 
     def fit(
         self,
@@ -194,6 +201,7 @@ class Forecaster(Estimator[StoredForecaster]):
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         ahead = self._ahead(future, dataset)
+        self._place(len(dataset.table.segments.series))
         return Forecasts(self._fitted(), dataset, inputs, quantiles, ahead)
 
     def _as_came(self, forecasts: Forecasts, frame: Any) -> Any:
@@ -286,6 +294,7 @@ class Forecaster(Estimator[StoredForecaster]):
         dataset, inputs = self._table(frame)
         split, windows = self._windows(dataset, part, stride)
         season = season or season_of(dataset)
+        self._place(len(windows))
         return TableEvaluation(
             self._fitted(), dataset, inputs, split, windows, season, quantiles, scaled
         )
@@ -303,6 +312,7 @@ class Forecaster(Estimator[StoredForecaster]):
         require_numbers("intervals", intervals)
         scores = QuantileScores((), intervals, has_crps=False)
         self._warn_unsupported(scores.levels)
+        self._place(len(rows))
         backtest(stored, inputs, rows, 1, scores)
         return scores.coverage()
 
@@ -318,6 +328,12 @@ class Forecaster(Estimator[StoredForecaster]):
                 " backtest() has the other measures"
             )
         return 1 - scores["rel_mae"]
+
+    def _place(self, num_windows: int) -> None:
+        """Brings the network to where so many windows are forecast."""
+        device = self._device or self.get_options()["device"]
+        is_many = device == "cuda" or (device == "auto" and num_windows >= _FEWEST_WINDOWS)
+        self.network_.to("cuda" if is_many and has_gpu() else "cpu")
 
     def _warn_unsupported(self, levels: Sequence[float]) -> None:
         require_known(levels)
@@ -344,11 +360,13 @@ class Forecaster(Estimator[StoredForecaster]):
         run.publish(files)
 
     @staticmethod
-    def load(path: str | Path, **reading: Any) -> Forecaster:
+    def load(path: str | Path, *, device: Device = "auto", **reading: Any) -> Forecaster:
         """Opens what `save` or ``fastlstm train`` wrote.
 
         Args:
             path: the directory.
+            device: where it forecasts and is evaluated: "cpu", "cuda" (an NVIDIA GPU), or "auto": a
+                GPU for 64 windows or more.
             reading: options of reading tables that differ from `fit`: gaps, disorder, duplicates,
                 missing_value, keep_value, time_format.
 
@@ -359,11 +377,14 @@ class Forecaster(Estimator[StoredForecaster]):
         for name in reading:
             if name not in READING:
                 raise ConfigError(
-                    f"{name} belongs to fit; load takes {', '.join(READING)}, how tables are read"
+                    f"{name} belongs to fit; load takes {', '.join(READING)}, how tables are read,"
+                    " and device"
                 )
+        check_device(device)
         stored = read_forecaster(path)
         config, given = (dataclasses.replace(c, **reading) for c in (stored.config, stored.given))
         model = Forecaster(**dataclasses.asdict(given))
+        model._device = device
         model.stored_ = dataclasses.replace(stored, config=config, given=given)
         model._came = "arrow"
         return model
@@ -388,4 +409,6 @@ def _config(options: dict[str, Any]) -> ForecastConfig:
     return ForecastConfig(**options)
 
 
+_FEWEST_WINDOWS = 64
+"""Windows from which "auto" takes a GPU."""
 _COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

@@ -16,6 +16,8 @@ from torch import Tensor
 from fastlstm.forecast.calibration import quantiles_of, spread
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.system.devices import check_device
+from fastlstm.system.fields import Device
 
 Floats = NDArray[np.floating]
 
@@ -124,7 +126,7 @@ class WindowForecaster:
         if statics is not None:
             center, deviation = torch.from_numpy(stored.static_scale).T
             static = ((torch.from_numpy(statics) - center) / deviation).float()
-        parameters = stored.network(scaled, static)
+        parameters = stored.network.answers(scaled, static)
         return Forecasts(stored, parameters, spread(scaled, config), self.dtype)
 
 
@@ -184,6 +186,15 @@ def needs_float64(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArra
     return is_large
 
 
-def load_window_forecaster(path: str | os.PathLike[str]) -> WindowForecaster:
-    """Loads a run or a file of `Forecaster.save`; raises the errors of `read_forecaster`."""
-    return WindowForecaster(read_forecaster(Path(path)), Path(path).resolve().name)
+def load_window_forecaster(
+    path: str | os.PathLike[str], device: Device = "cpu"
+) -> WindowForecaster:
+    """Loads a run or a file of `Forecaster.save`; raises the errors of `read_forecaster`.
+
+    It computes on the CPU unless `device` is "cuda"; ConfigError: there is no GPU.
+    """
+    check_device(device)
+    stored = read_forecaster(Path(path))
+    if device == "cuda":
+        stored.network.to(device)
+    return WindowForecaster(stored, Path(path).resolve().name)

@@ -121,11 +121,6 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
             kernel, recurrent = cell.kernel.value, cell.recurrent_kernel.value
             if cell.bias is not None:
                 bias = cell.bias.value
-        if kernel.is_inference():
-            self._refuse_or_warn(
-                f"LSTM '{self.name}' is slow: its weights are laid out in every call, as those made"
-                " within torch.inference_mode count no changes; make or load the model outside it"
-            )
         if torch.is_grad_enabled():
             return _torch_layout(kernel, recurrent, bias)
         known = self._known_weights
@@ -133,8 +128,7 @@ class LSTM(keras.layers.LSTM):  # type: ignore[misc]
             map(_is_same_memory, (kernel, recurrent, bias), known[:3])
         )
         if known is None or not is_same:
-            # A tensor made in inference mode counts no changes, and would be laid out every time.
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.no_grad():
                 bias = None if bias is None else bias.detach()
                 known = _torch_layout(kernel.detach(), recurrent.detach(), bias)
             self.__dict__["_known_weights"] = known  # nothing for Keras to track
@@ -237,4 +231,5 @@ def _torch_layout(kernel: Tensor, recurrent: Tensor, bias: Tensor | None) -> LST
 def _is_same_memory(weight: Tensor | None, known: Tensor | None) -> bool:
     if weight is None or known is None:
         return weight is known
-    return weight.data_ptr() == known.data_ptr() and weight.dtype == known.dtype
+    is_same = weight.stride() == known.stride()[::-1]  # known ones are transposed
+    return is_same and weight.data_ptr() == known.data_ptr() and weight.dtype == known.dtype

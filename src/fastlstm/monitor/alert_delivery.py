@@ -125,7 +125,7 @@ def _host_of(url: str) -> str:
     except ValueError:  # of a port or of an IPv6 address
         host = None
     if not host:
-        raise UsageError(f"--webhook is {url!r}, expected an address as https://host/path")
+        raise UsageError("--webhook is no web address, expected one as https://host/path")
     return host
 
 

@@ -1,4 +1,7 @@
-"""`accelerate` makes the `nn.LSTM`s of a model `fastlstm.LSTM`s, `restore` makes them torch's."""
+"""`accelerate` makes the `nn.LSTM`s of a model `fastlstm.LSTM`s, `restore` makes them torch's.
+
+`freeze` has them trust torch's count of changes of their weights, `thaw` undoes it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError
 from fastlstm.nn.lstm import LSTM, check_max_activation_bytes
+from fastlstm.ops import packed_weights
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.left_alone import check_module, recurrent_modules
 
@@ -90,12 +94,75 @@ def restore(model: Module) -> Module:
     if reasons:
         names = "; ".join(f"{path or 'the model'} ({why})" for path, why in reasons.items())
         raise UsageError(f"restore cannot make an nn.LSTM of {names}")
+    thaw(model)
     for layer in layers.values():
         for name in _OWN_FIELDS:
             layer.__dict__.pop(name, None)
         layer.__class__ = nn.LSTM  # type: ignore[assignment]
         layer._update_flat_weights()  # as torch does: what was written to the list stays
     return model
+
+
+def freeze(model: Module) -> Module:
+    """Makes short inference calls faster: the weights of its `fastlstm.LSTM`s are not read anew.
+
+    Every call of a `fastlstm.LSTM` reads its weights whole to find out whether anything was written
+    to them. A frozen layer trusts torch's count of changes instead. It sees what torch counts:
+    steps of torch's optimizers, `load_state_dict`, in-place operations, replaced parameters and
+    memory. It does not see a write through `.data`, NumPy, DLPack, an address or another process:
+    call `thaw` before one, or `freeze` again after it.
+
+    Parameters stay as they are, `requires_grad` too. A call that needs gradients thaws its layer:
+    some optimizers write through `.data`. Copies and pickles are not frozen. Weights made in
+    `torch.inference_mode`, of which torch counts no changes, are read by every call.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: the model is no `nn.Module`, or has no `fastlstm.LSTM`.
+    """
+    layers = _own_layers(model)
+    if not layers:
+        kind = type(model).__name__
+        raise UsageError(
+            f"freeze found no fastlstm.LSTM in {kind}; call fastlstm.accelerate(model) first"
+        )
+    for layer in layers:
+        for w_hh in _recurrent_weights(layer):
+            packed_weights.freeze(w_hh)
+        layer.__dict__.pop("_prepared", None)
+    return model
+
+
+def thaw(model: Module) -> Module:
+    """Undoes `freeze`: every call sees every write to the weights again.
+
+    Args:
+        model: any module; one that is not frozen stays as it is.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: the model is no `nn.Module`.
+    """
+    for layer in _own_layers(model):
+        for w_hh in _recurrent_weights(layer):
+            packed_weights.thaw(w_hh)
+    return model
+
+
+def _own_layers(model: nn.Module) -> list[LSTM]:
+    check_module(model)
+    return [m for m in model.modules() if isinstance(m, LSTM)]
+
+
+def _recurrent_weights(layer: LSTM) -> list[nn.Parameter]:
+    return [p for name, p in layer.named_parameters() if name.startswith("weight_hh")]
 
 
 def _why_not(layer: LSTM) -> str | None:

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from fastlstm.errors import ShapeError
+from fastlstm.ops.call import compute_dtype, torchs_dtype
 from fastlstm.ops.cuda.training import cross_entropy, cross_entropy_gradient, refusal
 from fastlstm.ops.joined_shards import active_shards, each_shard
 from fastlstm.ops.projection import (
@@ -158,18 +159,16 @@ class _Plan:
     ) -> _Plan:
         """Checks the arguments and chooses; `rows` of a chunk, or None."""
         _check(features, weight, bias, targets)
-        device = features.device.type
-        gemm = features.dtype
-        if gemm != torch.float64 and torch.is_autocast_enabled(device):
-            gemm = torch.get_autocast_dtype(device)
+        gemm = compute_dtype(features)
         wide = torch.float64 if gemm == torch.float64 else torch.float32
         native = rows is None and is_native(features, weight, bias, gemm)
+        gemm = gemm if native else torchs_dtype(features)
         if rows is None:
             rows = max(64, CHUNK_ELEMENTS // max(1, weight.shape[0]))
         if rows < 1:
             raise ShapeError(f"chunk_rows is {rows}, expected at least 1")
         num_chunks = -(-max(1, targets.numel()) // rows)
-        fused = device == "cuda" and gemm in (torch.bfloat16, torch.float16)
+        fused = features.is_cuda and gemm in (torch.bfloat16, torch.float16)
         if fused:
             fused = not torch.compiler.is_compiling() and refusal(features.get_device()) is None
         return _Plan(-(-max(1, targets.numel()) // num_chunks), gemm, wide, native, fused)

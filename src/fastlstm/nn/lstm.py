@@ -12,13 +12,20 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import ConfigError, ShapeError, UsageError
+from fastlstm.errors import ConfigError, ShapeError, UsageError, kind_of_value
 from fastlstm.nn.cell_parameters import add_parameters, norms, reset_parameters
 from fastlstm.nn.layer_calls import call_args, run_layers
 from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_prepare
-from fastlstm.nn.torch_fallback import is_torchs, on_one_buffer, run_lengths, run_on
+from fastlstm.nn.torch_fallback import (
+    check_state,
+    is_torchs,
+    on_one_buffer,
+    run_lengths,
+    run_on,
+    without_missing_kernel,
+)
 from fastlstm.ops.call import LSTMArgs, LSTMOutput
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 from fastlstm.ops.left_alone import options_of
@@ -63,8 +70,8 @@ class LSTM(nn.LSTM):
     derivatives, gradients in batches, `torch.func.vmap` and `jvp` run as a Python loop over time,
     with a warning; `strict` refuses it.
 
-    Weights may be written to in any way between calls, through `.data` and NumPy too: "Packed
-    once" in docs/kernels.md says when a write that torch does not count takes effect.
+    Weights may be written to in any way between calls, through `.data` and NumPy too: every call
+    reads them. `fastlstm.freeze` saves that.
 
     Every layer and direction is one node of a compiled or exported graph. `torch.compile` traces
     an `nn.LSTM`, torch's or this one, only with `torch._dynamo.config.allow_rnn = True`.
@@ -228,13 +235,12 @@ class LSTM(nn.LSTM):
             ShapeError: lengths that do not fit the input.
             KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
             RuntimeError, ValueError: torch's own, for input and hx that do not fit the layer.
+            TypeError: input or hx of another kind.
         """
+        if isinstance(input, Proxy):
+            return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
         if not isinstance(input, Tensor):
-            if isinstance(input, Proxy):
-                return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
-            if lengths is not None:
-                raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
-            return self._forward_packed(input, hx)
+            return self._forward_packed(input, hx, has_lengths=lengths is not None)
         may_prepare = lengths is None and self._may_prepare()
         prepared = self._prepared  # another thread may set it to None
         if prepared is not None and not torch.compiler.is_compiling():
@@ -246,6 +252,7 @@ class LSTM(nn.LSTM):
             return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
         is_ours = not is_torchs(self, input)
         if not is_ours and lengths is None:
+            check_state(hx)
             return self._torch(input, hx)
         flat = flat_weights(self)
         weights = layer_weights(self, flat)
@@ -341,6 +348,7 @@ class LSTM(nn.LSTM):
         self, input: Any, hx: State | None, flat: list[Any], has_lengths: bool
     ) -> tuple[Any, State]:
         """Lets torch name what does not fit, or run an empty batch."""
+        check_state(hx)
         result = self._torch(input, hx, flat)
         x = input.data if isinstance(input, PackedSequence) else input
         if x.numel() > 0 and (has_lengths or self.options != TORCHS_CELL):
@@ -354,7 +362,8 @@ class LSTM(nn.LSTM):
         """Runs torch's own; `flat` are the weights where they were fetched before."""
         is_on_gpu = isinstance(input, Tensor | PackedSequence) and input.is_cuda
         if self.weight_hook is None and not is_on_gpu:
-            return super().forward(input, hx)
+            with without_missing_kernel(input):
+                return super().forward(input, hx)
         own = flat_weights(self) if flat is None else flat
         one = on_one_buffer(self, own) if is_on_gpu else own
         if self.weight_hook is None and one is own:
@@ -362,8 +371,12 @@ class LSTM(nn.LSTM):
         return run_on(self, one, input, hx)
 
     def _forward_packed(
-        self, input: PackedSequence, hx: State | None
+        self, input: PackedSequence, hx: State | None, *, has_lengths: bool
     ) -> tuple[PackedSequence, State]:
+        if not isinstance(input, PackedSequence):
+            raise TypeError(_wrong_input(input))
+        if has_lengths:
+            raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
         data, batch_sizes, order, back = input
         if is_torchs(self, data):
             return self._torch(input, hx)
@@ -383,6 +396,11 @@ class LSTM(nn.LSTM):
 
 for _name in OPTION_NAMES:
     setattr(LSTM, _name, _Option(_name))
+
+
+def _wrong_input(input: object) -> str:
+    hint = "; torch.as_tensor makes a tensor of it" if hasattr(input, "__array__") else ""
+    return f"the input is {kind_of_value(input)}, expected a tensor or a PackedSequence{hint}"
 
 
 def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:

@@ -70,7 +70,7 @@ class PreparedCall:
         weights: list[Any] = layer._flat_weights  # some write to that list
         if any(map(is_not, map(layer._parameters.get, self.names), weights)):
             return None
-        if not self.packed.is_still(weights, self.middle[0], self.sizes[0]):
+        if not self.packed.is_still(weights, self.sizes[0]):
             return None
         if hx is None:
             h0 = c0 = self.zero
@@ -126,11 +126,7 @@ def can_prepare(layer: nn.LSTM, x: Tensor) -> bool:
         and is_plain(x, compute_dtype(x))
         and not is_traced(x, *(layer._parameters.get(n) for n in names))
         and all(
-            (w := layer._parameters.get(n)) is not None
-            and w.dtype is torch.float32
-            and w.is_cpu
-            and not w.is_inference()
-            and not w.is_shared()
+            (w := layer._parameters.get(n)) is not None and w.dtype is torch.float32 and w.is_cpu
             for n in names
         )
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import KernelError
+from fastlstm.errors import KernelError, kind_of_value
 from fastlstm.ops.backends.cudnn import lie_apart
+from fastlstm.ops.backends.onednn import hidden_from
 from fastlstm.ops.call import LSTMCall, compute_dtype, is_autocast
 from fastlstm.ops.cell_options import TORCHS_CELL
 from fastlstm.ops.left_alone import left_to_torch, options_of
@@ -66,6 +68,17 @@ def is_torchs(lstm: LSTM, x: Tensor) -> bool:
     return reason is not None and not (lstm.proj_size == 0 and is_beyond_torch())
 
 
+def check_state(hx: object) -> None:
+    """Raises TypeError for an initial state that is no pair of tensors."""
+    if hx is None:
+        return
+    parts = hx if isinstance(hx, tuple | list) else (hx,)
+    if len(parts) != 2 or not all(isinstance(t, Tensor) for t in parts):
+        kinds = ", ".join(map(kind_of_value, parts))
+        what = f"({kinds})" if parts is hx else kinds
+        raise TypeError(f"hx is {what}, expected (h_0, c_0), two tensors")
+
+
 def is_left_to_reference(lstm: LSTM) -> bool:
     """Whether a transform needs a slow loop.
 
@@ -117,7 +130,16 @@ def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[
     """Runs torch's own layer on other weights; the layer itself, which threads share, stays."""
     other = _OnWeights.__new__(_OnWeights)
     other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
-    return nn.LSTM.forward(other, input, hx)
+    with without_missing_kernel(input):
+        return nn.LSTM.forward(other, input, hx)
+
+
+def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
+    """Returns a context in which torch's LSTM of `input` asks for no kernel that oneDNN lacks."""
+    x = input.data if isinstance(input, PackedSequence) else input
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+        return nullcontext()
+    return hidden_from(compute_dtype(x), x.device.type)
 
 
 def run_lengths(

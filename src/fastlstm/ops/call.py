@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.joined_shards import by_shard
+from fastlstm.system import hardware
 
 
 class LSTMWeights(NamedTuple):
@@ -214,6 +215,13 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and is_autocast(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+def torchs_dtype(x: Tensor) -> torch.dtype:
+    """As `compute_dtype`, of products that torch forms: float32 for bf16 without fast products."""
+    dtype = compute_dtype(x)
+    is_loop = dtype is torch.bfloat16 and x.device.type == "cpu"
+    return torch.float32 if is_loop and not hardware.has_bf16_products() else dtype
 
 
 def is_autocast(device: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting, nearest_hint
 from fastlstm.system.fields import is_number
@@ -13,7 +13,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 """Activations by name, as Keras 3 defines them; the place in this tuple is the kernels' code."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CellOptions:
     """What a layer is built with beyond torch's cell; the default is torch's cell.
 
@@ -25,11 +25,13 @@ class CellOptions:
             output and of the cell.
         activation: function of the candidate and of the cell where the output is formed.
         recurrent_activation: function of the three gates.
+        text: all of them; a constant where torch.compile(dynamic=True) leaves numbers open.
 
     Raises:
         ConfigError: a value that has no meaning.
     """
 
+    text: ClassVar[str]
     layer_norm: bool = False
     recurrent_dropout: float = 0.0
     zoneout: tuple[float, float] = (0.0, 0.0)
@@ -63,6 +65,21 @@ class CellOptions:
                     f" is {value!r}{nearest_hint(str(value), ACTIVATIONS)}, expected one of"
                     f" {', '.join(ACTIVATIONS)}",
                 )
+        self._set_text()
+
+    def _set_text(self) -> None:
+        object.__setattr__(self, "text", str(tuple(getattr(self, n) for n in OPTION_NAMES)))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Pickles of older versions have no `text`."""
+        self.__dict__.update(state)
+        self._set_text()
+
+    def __eq__(self, other: object) -> bool:
+        return self.text == other.text if isinstance(other, CellOptions) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
     @classmethod
     def of(cls, config: CellOptions) -> CellOptions:
@@ -90,7 +107,7 @@ class CellOptions:
         words = ["layer norm"] if self.layer_norm else []
         if self.recurrent_dropout > 0 and training:
             words.append("recurrent dropout")
-        if self.zoneout != TORCHS_CELL.zoneout:
+        if max(self.zoneout) > 0:
             words.append("zoneout")
         if self.activation != TORCHS_CELL.activation:
             words.append(f"activation {self.activation}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import astuple
 from functools import lru_cache
 from typing import Any
 
@@ -50,9 +49,7 @@ def run_custom_op(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
     """Runs a call as the operator; it keeps everything for the backward pass."""
     tensors, present = present_tensors(args)
     is_bf16 = call.dtype == torch.bfloat16
-    y, hT, cT, *_ = lstm_sequence(
-        tensors, present, options_text(call.options), is_bf16, call.requires_grad
-    )
+    y, hT, cT, *_ = lstm_sequence(tensors, present, call.options.text, is_bf16, call.requires_grad)
     return LSTMOutput(y, hT, cT)
 
 
@@ -68,14 +65,9 @@ def all_tensors(tensors: Sequence[Any], present: int, count: int) -> list[Any]:
     return [next(rest) if present >> k & 1 else None for k in range(count)]
 
 
-def options_text(options: CellOptions) -> str:
-    """Returns options as an argument of the operator, `options_of` reads it."""
-    return str(astuple(options))
-
-
 @lru_cache
 def options_of(text: str) -> CellOptions:
-    """Returns the options that `options_text` wrote."""
+    """Returns the options of `CellOptions.text`."""
     return CellOptions(**dict(zip(OPTION_NAMES, ast.literal_eval(text), strict=True)))
 
 

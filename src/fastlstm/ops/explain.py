@@ -47,8 +47,20 @@ class LayerReport:
         return f"{line} ({self.why})" if self.why else line
 
 
+_UNSEEN = (
+    "thop, ptflops and Opacus look for the type nn.LSTM and do not see fastlstm.LSTM; call"
+    " fastlstm.restore(model) before them"
+)
+
+
 class KernelReport(list[LayerReport]):
-    """A list of reports that prints as a table."""
+    """A list of reports that prints as a table.
+
+    Attributes:
+        note: what other tools do not see of the model, printed below; empty where there is nothing.
+    """
+
+    note = ""
 
     def __str__(self) -> str:
         rows = [("layer", "module", "backend", "kernel", "why not faster")]
@@ -59,7 +71,8 @@ class KernelReport(list[LayerReport]):
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in zip(*columns, strict=True)
         )
-        return "\n".join(lines) if self else "no recurrent layer"
+        note = [self.note] if self.note else []
+        return "\n".join([*lines, *note]) if self else "no recurrent layer"
 
     __repr__ = __str__
 
@@ -98,6 +111,8 @@ def explain(
         calls: list[LSTMCall | None] = [None]
         directions = 1
         if isinstance(child, nn.LSTM):
+            if getattr(child, "is_drop_in", False):
+                reports.note = _UNSEEN
             calls = list(layer_calls(child, T, B, training=module.training))
             directions = 2 if child.bidirectional else 1
         for index, call in enumerate(calls):

@@ -76,7 +76,8 @@ def saved_layout(
 def symbolic_gate_rows(T: Any, B: Any) -> Any:
     """As the kernels' `gate_rows`, of T and B that a graph with dynamic shapes leaves open."""
     steps = torch.sym_min(-(-CHUNK_ROWS // B), T)
-    return -(-T // steps) * steps * B
+    # Never below T * B, which torch cannot derive: it would ask whether there are 2 values or more.
+    return torch.sym_max(-(-T // steps) * steps * B, T * B)
 
 
 def forward(

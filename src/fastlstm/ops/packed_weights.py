@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastlstm.ops.kernels import address_of, each, empty, floats
+from fastlstm.ops.kernels import address_of, each, empty, fastest_kernels, floats
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
@@ -28,33 +28,44 @@ def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: 
     kernel.pack(threads, is_backward, I, H, *map(address_of, weights), memory.data_ptr())
 
 
-class Packed(NamedTuple):
-    """Packed weights and what they were made of.
+class Contents(NamedTuple):
+    """What tensors held: whether they hold it still is known exactly, of those on the CPU.
 
-    Without a fingerprint they are for one call; those remembered for later have lost their memory.
+    Attributes:
+        sources: what torch knows of them.
+        fingerprint: of all their bytes; None where it was not taken, or where one is on a device.
     """
 
-    memory: Tensor
-    kernel: Any = None
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Source, ...]
     fingerprint: Any = None
 
-    def are_sources(self, weights: Collection[Tensor]) -> bool:
-        """Whether it was made of these tensors, and torch has counted no change since."""
-        is_whole = len(self.sources) == len(weights)
-        return is_whole and all(map(Source.is_still, self.sources, weights))
+    @classmethod
+    def of(cls, tensors: Collection[Tensor], threads: int) -> Contents:
+        """Reads all values."""
+        sources = tuple(map(Source.of, tensors))
+        if not all(t.is_cpu for t in tensors):
+            return cls(sources)
+        regions = [(t.data_ptr(), _span(t)) for t in tensors]
+        kernel = fastest_kernels(is_bf16=False)
+        fingerprint = hardware.native().Fingerprint(kernel, regions, threads)
+        return cls(sources, fingerprint)
 
-    def is_still(self, weights: Collection[Tensor], rows: int, threads: int) -> bool:
-        """Whether it was made of these weights as they are now, before a call of `rows` T * B."""
+    def are_sources(self, tensors: Collection[Tensor]) -> bool:
+        """Whether it is of these very tensors, and torch has counted no change since."""
+        is_whole = len(self.sources) == len(tensors)
+        return is_whole and all(map(Source.is_still, self.sources, tensors))
+
+    def is_still(self, tensors: Collection[Tensor], threads: int) -> bool:
+        """Whether these tensors hold it, whoever wrote to them; reads all values."""
         return (
             self.fingerprint is not None
-            and self.are_sources(weights)
-            and self.fingerprint.is_still(rows, threads)
+            and self.are_sources(tensors)
+            and self.fingerprint.is_still(threads)
         )
 
 
 class Source(NamedTuple):
-    """A weight as it was: this very tensor, in this memory, changed so many times.
+    """A tensor as it was: this very one, in this memory and layout, changed so many times.
 
     Holding the memory keeps its address from being given to another tensor's values.
     """
@@ -62,22 +73,56 @@ class Source(NamedTuple):
     tensor: weakref.ref[Tensor]
     memory: torch.UntypedStorage
     address: int
+    shape: torch.Size
+    stride: tuple[int, ...]
     version: int
     fused_steps: int
 
     @classmethod
     def of(cls, t: Tensor) -> Source:
-        """Describes a weight as it is now; a RuntimeError for one made in inference mode."""
-        return cls(weakref.ref(t), t.untyped_storage(), t.data_ptr(), t._version, _fused_steps)
+        """Describes a tensor as it is now."""
+        where = t.untyped_storage(), t.data_ptr(), t.shape, t.stride()
+        return cls(weakref.ref(t), *where, _version(t), _fused_steps)
 
     def is_still(self, t: Tensor) -> bool:
-        """Whether `t` is the weight described, and unchanged."""
+        """Whether `t` is the tensor described, and torch has counted no change."""
         return (
             self.tensor() is t
             and self.address == t.data_ptr()
-            and self.version == t._version
+            and self.shape == t.shape
+            and self.stride == t.stride()
+            and self.version == _version(t)
             and self.fused_steps == _fused_steps
         )
+
+
+def _version(t: Tensor) -> int:
+    """Torch counts no changes of a tensor made in inference mode."""
+    return 0 if t.is_inference() else t._version
+
+
+class _Frozen:
+    """Weights of which torch's count of changes is believed, until they are thawed."""
+
+    is_on = True
+
+
+class Packed(NamedTuple):
+    """Packed weights and what they were made of.
+
+    Without a fingerprint they are for one call; those remembered for later have lost their memory.
+    """
+
+    memory: Tensor
+    kernel: Any
+    contents: Contents
+    frozen: _Frozen | None = None
+
+    def is_still(self, weights: Collection[Tensor], threads: int) -> bool:
+        """Whether it was made of these weights as they are now."""
+        if self.frozen is not None and self.frozen.is_on:
+            return self.contents.fingerprint is not None and self.contents.are_sources(weights)
+        return self.contents.is_still(weights, threads)
 
 
 _fused_steps = 0
@@ -94,6 +139,8 @@ register_optimizer_step_post_hook(_count_fused)
 
 _PACKED: tuple[Any, Any] = WeakIdKeyDictionary(), WeakIdKeyDictionary()
 """w_hh -> `Packed`, for the forward and for the backward pass."""
+_FROZEN: Any = WeakIdKeyDictionary()
+"""w_hh -> `_Frozen`."""
 
 
 def packed(
@@ -106,39 +153,46 @@ def packed(
 ) -> Packed:
     """Returns packed weights, those of an earlier call while the weights are what they were.
 
-    A version counts every in-place change that torch knows of; fused optimizers are noticed by
-    a hook. A write through `.data` or NumPy is neither: a fingerprint sees it.
-
-    With `in_training` nothing is kept of weights that have just changed: most are used once.
+    All values are read to find that out, unless the weights are frozen. With `in_training` nothing
+    is kept of weights that have just changed, most are used once; and frozen ones are thawed.
     """
-    T, B, I, H = args.sizes  # noqa: E741
+    _, _, I, H = args.sizes  # noqa: E741
     sources_of = (args.w_ih, args.w_hh) if is_backward else args.weights
     weights = [t for t in sources_of if t is not None]
+    if in_training and _FROZEN:
+        thaw(args.w_hh)
     cache = _PACKED[is_backward]
     known: Packed | None = cache.get(args.w_hh)
-    sources: tuple[Source, ...] = ()
     is_known = False
-    try:
-        if known is not None and known.kernel is kernel:
-            if known.is_still(weights, T * B, threads):
-                return known
-            is_known = known.are_sources(weights)
-        sources = tuple(map(Source.of, weights))
-    except RuntimeError:  # tensors made in inference mode count no versions
-        pass
-    # Other processes write to shared memory unnoticed.
-    can_keep = len(sources) > 0 and not any(t.is_shared() for t in weights)
-    is_kept = can_keep and (is_known or not in_training)
+    if known is not None and known.kernel is kernel:
+        if known.is_still(weights, threads):
+            return known
+        is_known = known.contents.are_sources(weights)
+    is_kept = is_known or not in_training
     size = kernel.backward_bytes(I, H) if is_backward else kernel.forward_bytes(I, H)
     memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
-    fresh = Packed(memory, kernel, sources)
-    if is_kept:
-        regions = [(t.data_ptr(), _span(t)) for t in weights]
-        fresh = fresh._replace(fingerprint=hardware.native().Fingerprint(kernel, regions, threads))
+    # Read first: of a write by another thread in between, the next call finds out.
+    contents = (
+        Contents.of(weights, threads) if is_kept else Contents(tuple(map(Source.of, weights)))
+    )
     _pack(args, kernel, threads, is_backward, memory)
-    if can_keep:
-        cache[args.w_hh] = fresh if is_kept else fresh._replace(memory=_NOTHING)
+    frozen = None if any(t.is_inference() for t in weights) else _FROZEN.get(args.w_hh)
+    fresh = Packed(memory, kernel, contents, frozen)
+    cache[args.w_hh] = fresh if is_kept else fresh._replace(memory=_NOTHING)
     return fresh
+
+
+def freeze(w_hh: Tensor) -> None:
+    """Has later calls believe torch's count of changes of the weights that go with this one."""
+    _FROZEN[w_hh] = _Frozen()
+    _PACKED[False].pop(w_hh, None)
+
+
+def thaw(w_hh: Tensor) -> None:
+    """Undoes `freeze`."""
+    frozen = _FROZEN.pop(w_hh, None)
+    if frozen is not None:
+        frozen.is_on = False
 
 
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")

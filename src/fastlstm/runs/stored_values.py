@@ -88,6 +88,13 @@ def described_state(
         raise CorruptFileError(f"{described_by}: no such network ({reason})") from None
 
 
+def require_finite(weights: Mapping[str, torch.Tensor], origin: Path) -> None:
+    """Raises NonFiniteError where a weight is NaN or Inf."""
+    for name in sorted(weights):
+        if not bool(torch.isfinite(weights[name]).all()):
+            raise NonFiniteError(f"{origin}: {name} is NaN or Inf; train it again")
+
+
 def restored_network(
     build: Callable[[], ModuleT],
     weights: Mapping[str, torch.Tensor],
@@ -119,8 +126,7 @@ def restored_network(
                 f"{origin}: {name:.80} is {actual}, {described_by.name} describes {expected}; put"
                 " the right file back"
             )
-        if not bool(torch.isfinite(weights[name]).all()):
-            raise NonFiniteError(f"{origin}: {name} is NaN or Inf; train it again")
+    require_finite(weights, origin)
     with torch.random.fork_rng(devices=[]):  # loading must not move the caller's random numbers
         network = build()
     network.load_state_dict(dict(weights))

@@ -146,7 +146,7 @@ def labels_of(y: Any) -> list[Any]:
     if isinstance(y, np.ndarray) and y.ndim != 1:
         raise DataError(f"y has shape {y.shape}, expected one label per sequence, (N,)")
     labels = y if hasattr(y, "__len__") else np.asarray(y)
-    labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    labels = labels.tolist() if hasattr(labels, "tolist") else list(map(_plain, labels))
     if not isinstance(labels, list):
         raise DataError(f"y is {kind_of_value(labels)}, expected one label per sequence")
     for number, label in enumerate(labels):
@@ -163,6 +163,13 @@ def labels_of(y: Any) -> list[Any]:
     return labels
 
 
+def _plain(label: Any) -> Any:
+    """Returns Python's value of a scalar of NumPy or torch, which is hashed and sorted as one."""
+    is_scalar = getattr(label, "shape", None) == () and hasattr(label, "item")
+    is_time = isinstance(label, np.datetime64 | np.timedelta64)
+    return label.item() if is_scalar and not is_time else label
+
+
 def _is_missing(label: Any) -> bool:
     try:
         return bool(label != label)
@@ -175,7 +182,8 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
 
     Args:
         labels: of `labels_of`.
-        dtype: of the array; default that of the labels, or object if they have no common one.
+        dtype: of the array; default, and for object, the labels' own, or object if they have none
+            in common.
 
     Raises:
         DataError: there is only one.
@@ -187,14 +195,34 @@ def classes_of(labels: list[Any], dtype: np.dtype[Any] | None = None) -> NDArray
         classes = sorted(classes)
     except TypeError:
         pass
-    if dtype is None:
+    if dtype is None or dtype.kind == "O":
         kinds = {type(label) for label in classes}
-        is_plain = len(kinds) == 1 and kinds <= {str, int, float, bool}
-        dtype = np.array(classes).dtype if is_plain else np.dtype(object)
+        is_plain = kinds <= {int, float} or kinds in ({str}, {bool})
+        common = np.array(classes if is_plain else [], None if is_plain else object)
+        dtype = common.dtype if common.tolist() == classes else np.dtype(object)
     array = np.empty(len(classes), dtype=dtype)
     for number, label in enumerate(classes):  # an array made of tuples would have two axes
         array[number] = label
     return array
+
+
+def stratified(
+    order: NDArray[np.int64], classes: NDArray[np.int64], num_held_out: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the sequences that are held out, as many of each class as its share, and the others.
+
+    Args:
+        order: numbers of the sequences, at random.
+        classes: class of every sequence, by its number.
+        num_held_out: how many to hold out. The last of a class stays while there are others.
+    """
+    own = classes[order]
+    by_class, counts = np.argsort(own, kind="stable"), np.bincount(own)
+    rank = np.empty(len(own), np.int64)
+    rank[by_class] = np.concatenate([np.arange(count) for count in counts])
+    places = np.where(rank + 1 < counts[own], (rank + 0.5) / counts[own], 1.0)
+    chosen = np.argsort(places, kind="stable")[:num_held_out]
+    return order[np.sort(chosen)], np.delete(order, chosen)
 
 
 def varied(answers: NDArray[np.float64]) -> NDArray[np.bool_]:

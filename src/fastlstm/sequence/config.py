@@ -45,7 +45,8 @@ class SequenceConfig(Architecture, TrainingOptions):
     sequences are evaluated after each.
 
     Attributes:
-        held_out: share of the sequences, drawn at random, that decide which weights are kept.
+        held_out: share of the sequences, drawn at random and of each class, that decide which
+            weights are kept.
     """
 
     held_out: float = 0.1

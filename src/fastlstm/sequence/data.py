@@ -82,6 +82,32 @@ class Sequences:
             )
         return sequences
 
+    @staticmethod
+    def of_tokens(X: Any, num_tokens: int) -> Sequences:
+        """Reads token ids as one column: an array of shape ``(N, T)``, or a list of ``(T_i,)``.
+
+        Raises:
+            DataError: another shape, or ids that are not whole numbers below `num_tokens`.
+        """
+        is_list = isinstance(X, list | tuple)
+        parts = (
+            [_numbers(part, 1, f"sequence {n}", "(T,)") for n, part in enumerate(X)]
+            if is_list
+            else []
+        )
+        whole = None if is_list else _numbers(X, 2, "X", "(N, T), or a list of (T,)")
+        sequences = Sequences.of(
+            [part[:, None] for part in parts] if whole is None else whole[..., None]
+        )
+        ids = sequences.values[:, 0]
+        if len(bad := np.flatnonzero((ids != np.floor(ids)) | (ids < 0) | (ids >= num_tokens))):
+            number, step = sequences._place(int(bad[0]))
+            raise DataError(
+                f"sequence {number}, step {step} is {ids[bad[0]]:g}, expected a token id from 0 to"
+                f" {num_tokens - 1}"
+            )
+        return sequences
+
     def __len__(self) -> int:
         return len(self.lengths)
 

@@ -24,6 +24,7 @@ from fastlstm.sequence.answers import (
     classes_of,
     labels_of,
     require_one_each,
+    stratified,
     varied,
     weights_of,
 )
@@ -96,7 +97,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         require_one_each(len(sequences), y)
         order = np.random.default_rng(config.seed).permutation(len(sequences))
         cut = min(max(1, round(config.held_out * len(order))), len(order) - 1)
-        held_out, train = order[:cut], order[cut:]
+        held_out, train = self._divided(order, cut, y)
         answers, targets = self._read_answers(y, train)
         labelled = LabelledSequences(sequences, targets, *sequences.scale(train))
         data = SequenceData(labelled, train, held_out, answers)
@@ -109,6 +110,13 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     def _take(self, stored: StoredSequenceModel) -> None:
         self.stored_, self.network_ = stored, stored.network
         self.n_features_in_ = stored.network.config.num_columns
+
+    @staticmethod
+    def _divided(
+        order: NDArray[np.int64], num_held_out: int, y: Any
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the sequences that are held out and the training sequences."""
+        return order[:num_held_out], order[num_held_out:]
 
     @staticmethod
     @abstractmethod
@@ -151,7 +159,9 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     def _answers(self, X: Any) -> Tensor:
         """Returns the network's outputs, shape ``(N, K)``, on the CPU."""
         stored = self._fitted()
-        sequences, config = Sequences.of(X), stored.network.config
+        config = stored.network.config
+        num_tokens = getattr(config, "num_tokens", 0)
+        sequences = Sequences.of_tokens(X, num_tokens) if num_tokens else Sequences.of(X)
         sequences.require_like(config.num_columns, config.has_missing)
         device = next(stored.network.parameters()).device
         answers = [torch.zeros(0, config.num_outputs)]
@@ -238,6 +248,14 @@ class SequenceClassifier(SequenceModel):
     """
 
     _answers_kind = Labels
+
+    @staticmethod
+    def _divided(
+        order: NDArray[np.int64], num_held_out: int, y: Any
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        labels = labels_of(y)
+        classes = Labels(classes_of(labels)).encode(labels)
+        return stratified(order, classes.numpy(), num_held_out)
 
     @staticmethod
     def _read_answers(y: Any, train: NDArray[np.int64]) -> tuple[Answers, Tensor]:

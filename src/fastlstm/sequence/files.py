@@ -19,6 +19,7 @@ from fastlstm.runs.run_directory import SEQUENCE
 from fastlstm.runs.stored_values import (
     checked_values,
     json_object,
+    require_finite,
     require_same,
     restored_network,
     stored_options,
@@ -27,6 +28,7 @@ from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.sequence.answers import Answers, Labels, Numbers
 from fastlstm.sequence.config import ARCHITECTURE, SequenceConfig
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
+from fastlstm.sequence.stack_module import StackNetwork, restored_stack
 from fastlstm.system.storage import encode_json
 
 CONFIG_FILE = "config.json"
@@ -42,7 +44,7 @@ class StoredSequenceModel:
     Attributes:
         config: the options, every choice made.
         given: the options as the user gave them.
-        network: trained.
+        network: trained, or imported.
         mean: of every column, float64.
         std: its deviation.
         answers: kind of answers.
@@ -51,7 +53,7 @@ class StoredSequenceModel:
 
     config: SequenceConfig
     given: SequenceConfig
-    network: SequenceNetwork
+    network: SequenceNetwork | StackNetwork
     mean: Tensor
     std: Tensor
     answers: Answers
@@ -79,7 +81,12 @@ def description_files(stored: StoredSequenceModel) -> dict[str, bytes]:
 
 def sequence_files(stored: StoredSequenceModel) -> dict[str, bytes]:
     """Returns config.json and model.safetensors."""
-    return {**description_files(stored), MODEL_FILE: encode_tensors(stored.network.state_dict())}
+    network = stored.network
+    if isinstance(network, StackNetwork):
+        tensors = network.stored_tensors()
+    else:
+        tensors = network.state_dict()
+    return {**description_files(stored), MODEL_FILE: encode_tensors(tensors)}
 
 
 def _plain_answers(answers: Answers) -> dict[str, Any]:
@@ -140,15 +147,20 @@ def read_sequence_model(path: str | Path) -> StoredSequenceModel:
     origin = path / CONFIG_FILE
     config = _config(files[CONFIG_FILE], origin)
     resolved, given, key = stored_options(config, SequenceConfig, origin)
+    tensors = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
     with checked_values(origin):
-        sizes = NetworkConfig(**config["network"])
-        require_same(resolved, sizes, ARCHITECTURE)
+        described, imported = config["network"], None
+        if "stack" in described:
+            imported = restored_stack(described, tensors)
+            require_finite(tensors, path / MODEL_FILE)
+        sizes = NetworkConfig(**described) if imported is None else imported.config
+        if isinstance(sizes, NetworkConfig):
+            require_same(resolved, sizes, ARCHITECTURE)
         scale = config["scale"]
         mean = torch.from_numpy(_numbers(scale["mean"], sizes.num_columns, "mean"))
         std = torch.from_numpy(_numbers(scale["std"], sizes.num_columns, "std", 1e-300))
         answers = _answers(config["answers"], sizes.num_outputs)
-    tensors = decode_tensors(files[MODEL_FILE], path / MODEL_FILE)
-    network = restored_network(
+    network = imported or restored_network(
         lambda: SequenceNetwork(sizes), tensors, path / MODEL_FILE, origin, sizes.num_layers
     )
     return StoredSequenceModel(resolved, given, network, mean, std, answers, key)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 from fastlstm.sequence.config import ARCHITECTURE_BOUNDS, Architecture
 from fastlstm.system.fields import check_values
@@ -48,12 +49,12 @@ class SequenceNetwork(nn.Module):
         super().__init__()
         self.config = config
         H, directions = config.hidden_size, 2 if config.bidirectional else 1
-        self.embed = nn.Linear(config.num_columns * (1 + config.has_missing), config.embed_size)
+        self.embed = Linear(config.num_columns * (1 + config.has_missing), config.embed_size)
         self.lstm = LSTM(
             config.embed_size, H, config.num_layers, bidirectional=config.bidirectional
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(directions * H, config.num_outputs)
+        self.head = Linear(directions * H, config.num_outputs)
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns one answer per sequence, shape ``(B, K)``.

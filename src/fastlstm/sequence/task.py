@@ -64,6 +64,7 @@ class SequenceTask(Task):
     ) -> None:
         config = stored.config
         rows = config.batch_size * config.accumulate
+        assert isinstance(stored.network, SequenceNetwork)
         self.model, self.num_valid = stored.network, len(held_out)
         self.loader = SequenceLoader(data, train, rows, config.seed, shards)
         self.step_units = rows / self.loader.shards.world_size

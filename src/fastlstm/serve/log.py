@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fastlstm.errors import counted
 from fastlstm.report.terminal import is_terminal
+from fastlstm.system.redaction import redacted
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
@@ -34,7 +35,8 @@ class Log:
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Queues a line; never blocks."""
+        """Queues a line, without secrets; never blocks."""
+        line = redacted(line)
         with self._changed:
             if self._is_closed or len(self._lines) >= MAX_LINES:
                 self._drop(1)

@@ -29,6 +29,7 @@ from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.serve.times import TimedLoop
 from fastlstm.system import hardware
+from fastlstm.system.signal_handlers import STOP_SIGNALS, is_not_ignored
 from fastlstm.text.loading import InferenceModel, load_decoder
 
 if TYPE_CHECKING:
@@ -204,10 +205,11 @@ class Runner:
         loop = asyncio.get_running_loop()
 
         def handle(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.end)
+            if number != signal.SIGHUP or not self._ending.is_set():  # the shell sends another one
+                loop.call_soon_threadsafe(self.end)
 
         handled = [  # what the shell has a background process ignore stays ignored
-            n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) is not signal.SIG_IGN
+            number for number in STOP_SIGNALS if is_not_ignored(signal.getsignal(number))
         ]
         try:
             before = {number: signal.signal(number, handle) for number in handled}
@@ -243,7 +245,7 @@ def serve(
     session_key: bytes | None = None,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serves the model of a run, or a forecaster, until SIGTERM or Ctrl-C.
+    """Serves the model of a run, or a forecaster, until SIGTERM, SIGHUP or Ctrl-C.
 
     Raises:
         FastLSTMError: the run cannot be loaded, or the address cannot be listened on.
@@ -268,8 +270,14 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     if kind_of_run(path) == "forecaster":
         from fastlstm.forecast.window_forecaster import load_window_forecaster  # brings torch
 
-        return load_window_forecaster(path)
-    return load_decoder(path, settings.weights, otherwise="int8")
+        return load_window_forecaster(path, settings.device)
+    return load_decoder(
+        path,
+        settings.weights,
+        otherwise="int8",
+        device=settings.device,
+        num_streams=settings.max_streams,
+    )
 
 
 def _config(settings: Settings, service: Service) -> uvicorn.Config:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from fastlstm.errors import ConfigError
+from fastlstm.system.fields import Device
 
 _UNLIMITED = 1 << 40
 
@@ -21,7 +22,10 @@ class Settings:
     Attributes:
         host: address to listen on; anything but this machine's own should have a key.
         port: port to listen on; 0 takes a free one.
-        weights: format of the weights in memory; default is that of a compressed run, else int8.
+        device: where to compute; auto takes a GPU from 64 max_streams on, or the faster one as
+            generate has measured; forecasts take a GPU when asked.
+        weights: format of the weights in memory; default is that of a compressed run, else int8; a
+            GPU writes in fp32, bf16 or its default fp16.
         threads: threads of the engine; 0 chooses: one on two cores, the fastest number on more.
         max_streams: texts written at the same time, each of a request's n counts; windows forecast
             in one pass.
@@ -51,6 +55,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = _limited(8000, 0, 65535)
+    device: Device = "auto"
     weights: Literal["fp32", "bf16", "int8", "int4"] | None = None
     threads: int = _limited(0, 0, 1024)
     max_streams: int = _limited(256, 1, 65536)
@@ -82,7 +87,7 @@ class Settings:
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "address": ("host", "port"),
-    "engine": ("weights", "threads", "max_streams", "max_queue", "prefix_cache"),
+    "engine": ("device", "weights", "threads", "max_streams", "max_queue", "prefix_cache"),
     "sequences": ("max_sequences", "sequence_idle"),
     "limits": (
         *("max_tokens", "max_prompt_tokens", "max_scored", "max_numbers", "max_body"),

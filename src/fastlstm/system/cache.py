@@ -2,14 +2,16 @@
 
 ::
 
-    <cache>/text/entries/<key>/   ids.bin  tokenizer.json  meta.json
+    <cache>/text/entries/<key>/   ids.bin  tokenizer.json  meta.json  sums.json
     <cache>/text/memo/<key>.json  results by a file's stat, or by text and vocabulary
     <cache>/text/work-<random>/   an encoding in progress, locked by its process
     <cache>/series/…              the same for tables (`fastlstm.forecast.data.dataset`)
 
 An entry is written to a work directory, fsynced and renamed. The next preparation removes work
 directories whose process is gone (their lock is free). Directories and files are private (0700,
-0600), whatever the umask.
+0600), whatever the umask. What belongs to another user, or may be written by one, is not used.
+SHA-256 hashes of an entry's files are stored with it and compared when a process first opens it:
+1 GB takes about a second of one core, and all cores hash.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
-from fastlstm.system import storage
+from fastlstm.system import hardware, storage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +39,10 @@ if TYPE_CHECKING:
 FoundT = TypeVar("FoundT")
 FORMAT_VERSION = 1
 """Part of every key, so that a new version does not read old entries."""
+_SUMS = "sums.json"
+_CHUNK_BYTES = 16 << 20
+_intact = set[tuple[Any, ...]]()
+"""Files, by path, inode, size and times, whose hashes this process has compared."""
 
 
 def file_signature(path: Path) -> list[str | int]:
@@ -61,6 +69,12 @@ class Cache:
             for path in (self._root, self._entries, self._memos):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _make_private(path)  # earlier versions made it readable for all
+                if not storage.is_own(path):
+                    raise ConfigError(
+                        f"the cache directory {path} belongs to another user, who could change"
+                        " what is trained on, or is open to others; name another with ",
+                        Setting("cache_dir"), " or FASTLSTM_CACHE",
+                    )  # fmt: skip
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
@@ -82,6 +96,7 @@ class Cache:
         """
         target = self.path(key)
         with storage.storage_errors(target, "write"):
+            storage.write_json(work / _SUMS, _sums(work))
             for path in (work, *work.iterdir()):
                 _make_private(path)
             for _ in range(8):
@@ -104,7 +119,8 @@ class Cache:
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
         try:
-            return storage.read_json(self._memos / f"{key}.json")
+            path = self._memos / f"{key}.json"
+            return storage.read_json(path) if storage.is_own(path) else None
         except (OSError, FastLSTMError):
             return None
 
@@ -144,6 +160,40 @@ class Cache:
         """Removes work directories that no process has locked."""
         for path in self._root.glob("work-*"):
             storage.remove_unlocked(path)
+
+
+def is_intact(entry: Path) -> bool:
+    """Returns whether an entry is this user's and has the content that `Cache.place` hashed.
+
+    Raises:
+        OSError, FastLSTMError: a file is missing or cannot be read.
+    """
+    paths = sorted(entry.iterdir())
+    if not all(map(storage.is_own, (entry, *paths))):
+        return False
+    state = tuple(value for path in paths for value in file_signature(path))
+    if state not in _intact:
+        if storage.read_json(entry / _SUMS) != _sums(entry):
+            return False
+        _intact.add(state)
+    return True
+
+
+def _sums(directory: Path) -> dict[str, str]:
+    """Returns a hash of each file: SHA-256 of those of its chunks, which all cores compute."""
+    paths = [path for path in sorted(directory.iterdir()) if path.name != _SUMS]
+    sums = dict[str, str]()
+    with ThreadPoolExecutor(hardware.cores()) as pool:
+        for path in paths:
+            with path.open("rb") as file:
+                starts = range(0, os.fstat(file.fileno()).st_size, _CHUNK_BYTES)
+                digests = pool.map(partial(_chunk_digest, file.fileno()), starts)
+                sums[path.name] = hashlib.sha256(b"".join(digests)).hexdigest()
+    return sums
+
+
+def _chunk_digest(descriptor: int, start: int) -> bytes:
+    return hashlib.sha256(os.pread(descriptor, _CHUNK_BYTES, start)).digest()
 
 
 def _make_private(path: Path) -> None:

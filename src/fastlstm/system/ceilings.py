@@ -73,6 +73,7 @@ def measured_ceilings(
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, expected one of {', '.join(_DTYPES)}")
     threads = hardware.default_threads() if threads is None else threads
+    dtype = ceiling_dtype(dtype, device)
     of = _about(dtype, threads, device, shape)
     known = _stored(of)
     if known is not None and _is_final(known) and not fresh:
@@ -91,6 +92,15 @@ def measured_ceilings(
     return measured
 
 
+def ceiling_dtype(dtype: str, device: str) -> str:
+    """Returns the dtype whose ceiling counts: fp32 for bf16 on a CPU without bf16 instructions.
+
+    fastlstm's kernels multiply bf16 there at the speed of fp32, torch slower than that.
+    """
+    is_widened = dtype == "bf16" and device == "cpu" and hardware.bf16_instructions() is None
+    return "fp32" if is_widened else dtype
+
+
 def doubt_ceilings(dtype: str, threads: int, *, device: str = "cpu") -> None:
     """Has the next caller measure again: something ran faster than the stored ceiling.
 
@@ -99,7 +109,7 @@ def doubt_ceilings(dtype: str, threads: int, *, device: str = "cpu") -> None:
         threads: as of `measured_ceilings`.
         device: as of `measured_ceilings`.
     """
-    of = _about(dtype, threads, device, GEMM_SHAPE)
+    of = _about(ceiling_dtype(dtype, device), threads, device, GEMM_SHAPE)
     known = _stored(of)
     if known is not None:
         measurements.remember("ceilings", of, asdict(replace(known, is_busy=True)))
@@ -151,7 +161,7 @@ def _measure(dtype: str, threads: int, device: str, shape: tuple[int, int, int])
 def _cpu_products(x: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Returns torch's ways to multiply x (M, K) by weight (N, K) transposed."""
     products: dict[str, Callable[[], object]] = {"torch.mm": lambda: torch.mm(x, weight.t())}
-    if torch.backends.mkldnn.is_available():
+    if hardware.has_onednn():
         linear = torch.ops.mkldnn._linear_pointwise
         products["oneDNN"] = lambda: linear(x, weight, None, "none", [], "")
     return products

@@ -4,16 +4,21 @@
 ``FASTLSTM_CACHE``        directory for encoded text, tables and measured speeds
 ``XDG_CACHE_HOME``        its parent when ``FASTLSTM_CACHE`` is not set; else ``~/.cache``
 ``FASTLSTM_ISA``          widest instruction set to use: scalar, avx2, avx512, avx512_bf16, amx_bf16
+``ONEDNN_MAX_CPU_ISA``    widest instruction set of oneDNN, as oneDNN itself reads it
 ``OMP_NUM_THREADS``       upper bound on the threads used when ``--threads`` is not given
 ``FASTLSTM_API_KEY``      a key that clients of ``fastlstm serve`` must send
 ``FASTLSTM_SESSION_KEY``  signs the states that ``fastlstm serve`` hands out
 ``CUDA_VISIBLE_DEVICES``  GPUs that a run sees; only told in its ``machine`` events
 ``RANK``, ``WORLD_SIZE``  number of this process, and of all, where torchrun started several;
                           ``MASTER_ADDR``, ``MASTER_PORT``: where they meet;
-                          ``LOCAL_RANK``: among those on this machine;
+                          ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``: among those on this machine;
+                          ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens there;
                           ``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``: how often
                           they were started again, and may be
-``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code
+``SLURM_PROCID``, …       tasks of a job step (``SLURM_STEP_NUM_TASKS``, ``SLURM_NTASKS``;
+                          ``ENVIRONMENT``): refused without ``RANK``
+``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code, beside
+                          the file where all meet
 ``FASTLSTM_PARENT``       set by ``fanout``: the process with which its jobs end
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
 ``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
@@ -23,19 +28,25 @@
 ========================  ========================================================================
 
 An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` and ``KERAS_BACKEND`` are
-set, where they are not, before TensorFlow and Keras are imported to check an exported model.
+set, where they are not, before TensorFlow and Keras are imported to check an exported model;
+``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` before the processes of one machine meet, and
+``TORCH_DISABLE_SHARE_RDZV_TCP_STORE`` by ``--nproc``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from fastlstm.errors import ConfigError, nearest_hint
 
+_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$|SECRET")
 ISA_NAMES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16")
 """Narrow to wide; each includes all before it."""
+_BF16_LIMITS = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
+"""Values of ``ONEDNN_MAX_CPU_ISA`` with bf16 instructions, but no AMX."""
 
 
 def cache_dir() -> Path:
@@ -72,6 +83,15 @@ def forced_isa() -> str | None:
     return name
 
 
+def onednn_features(features: frozenset[str]) -> frozenset[str]:
+    """Returns the bf16 instructions among `features` that ``ONEDNN_MAX_CPU_ISA`` leaves oneDNN."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    found = features & {"avx512_bf16", "amx_bf16"}
+    if limit in ("", "ALL", "DEFAULT") or "AMX" in limit:
+        return found
+    return found - {"amx_bf16"} if limit in _BF16_LIMITS else frozenset()
+
+
 def thread_limit() -> int | None:
     """Returns ``OMP_NUM_THREADS``, the first of a list (``4,2``), or None.
 
@@ -105,6 +125,7 @@ def require_torchrun() -> None:
     """Raises ConfigError where ``RANK`` and ``WORLD_SIZE`` are set, but not as torchrun does: then
     they are left over from something else, and processes would be waited for that do not exist.
     """
+    _require_no_plain_tasks()
     text, given = os.environ.get("WORLD_SIZE", "").strip(), os.environ.get("RANK", "").strip()
     if not text or not given or text == "1":
         return
@@ -120,9 +141,45 @@ def require_torchrun() -> None:
     )
 
 
-def meeting_place() -> str:
-    """Returns where processes meet, from ``MASTER_ADDR`` and ``MASTER_PORT``."""
-    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+def _require_no_plain_tasks() -> None:
+    """Raises ConfigError in one of several tasks of Slurm's srun that have no ``RANK``: each would
+    train alone. The script of ``sbatch`` has a task number too, and is one process.
+    """
+    is_batch = os.environ.get("ENVIRONMENT") == "BATCH"
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "")
+    if "SLURM_STEP_NUM_TASKS" not in os.environ and is_batch:
+        return
+    if os.environ.get("RANK") or not os.environ.get("SLURM_PROCID") or tasks in ("", "1"):
+        return
+    raise ConfigError(
+        f"this is task {os.environ['SLURM_PROCID']} of {tasks} that srun started, without RANK:"
+        " each would train alone; to train one model together: export MASTER_PORT=29400"
+        " MASTER_ADDR=(the first machine); srun sh -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID"
+        " WORLD_SIZE=$SLURM_NTASKS fastlstm train ...'; to train a model in each task: srun env -u"
+        " SLURM_PROCID fastlstm train ..."
+    )
+
+
+def master() -> tuple[str, int]:
+    """Returns where processes meet: ``MASTER_ADDR`` and ``MASTER_PORT``."""
+    return os.environ.get("MASTER_ADDR", ""), _from_torchrun("MASTER_PORT", 0)
+
+
+def has_agent_store() -> bool:
+    """Returns ``TORCHELASTIC_USE_AGENT_STORE``: whether torchrun listens at `master`."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def is_one_machine() -> bool:
+    """Returns whether ``LOCAL_WORLD_SIZE`` says that all processes are on this machine."""
+    return _from_torchrun("LOCAL_WORLD_SIZE", 0) == world_size()
+
+
+def use_network_device(name: str, *, replaces: bool) -> None:
+    """Names the network device to gloo and NCCL, where none is named or `replaces`."""
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if replaces or not os.environ.get(variable):
+            os.environ[variable] = name
 
 
 def local_rank() -> int:
@@ -160,8 +217,10 @@ def take_parent() -> int | None:
 
 
 def set_verdict_file(path: str) -> None:
-    """Names the file of `verdict_file` to the processes that are started from now on."""
+    """Names the file of `verdict_file` to the processes that are started from now on, and keeps
+    torch's agent from opening a port for them."""
     os.environ["FASTLSTM_VERDICT"] = path
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
 def cuda_visible_devices() -> str | None:
@@ -182,6 +241,12 @@ def api_key() -> str:
 def session_key() -> str:
     """Returns ``FASTLSTM_SESSION_KEY``, or an empty string."""
     return os.environ.get("FASTLSTM_SESSION_KEY", "")
+
+
+def secrets() -> list[str]:
+    """Returns the values of variables that are named as secrets, but no paths."""
+    found = [value for name, value in os.environ.items() if _SECRET.search(name)]
+    return [value for value in found if not value.startswith(("/", "~"))]
 
 
 def tracker_project(to: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fastlstm.errors import ConfigError, Setting, nearest_hint
 
+Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
 ConfigT = TypeVar("ConfigT")
 

@@ -1,6 +1,7 @@
 """This machine: instruction sets, cores, caches and GPU.
 
-`gpu`, `machine` and `peak_memory_bytes` import torch.
+`has_onednn`, `has_bf16_products`, `bf16_instructions`, `gpu`, `machine` and `peak_memory_bytes`
+import torch.
 """
 
 from __future__ import annotations
@@ -101,13 +102,22 @@ def keep_freed_memory() -> bool:
 
 def cores() -> int:
     """Returns the cores available to this process, by affinity mask and control-group quota."""
+    limit = quota()
+    # Rounded down; `training/quota_threads.py` times what another thread gains.
+    return allowed_cores() if limit is None else max(1, int(limit))
+
+
+def allowed_cores() -> int:
+    """Returns the cores that the affinity mask leaves, whatever the quota."""
     if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    quota = cgroup.cpu_quota()
-    # Rounded down: a thread beyond the quota is throttled in mid-step, and all others wait.
-    return allowed if quota is None else max(1, min(allowed, int(quota)))
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def quota() -> float | None:
+    """Returns the control group's quota in cores, where it is less than `allowed_cores`."""
+    found = cgroup.cpu_quota()
+    return None if found is None or found >= allowed_cores() else found
 
 
 def default_threads() -> int:
@@ -138,6 +148,42 @@ def fastest_bf16(isa: str, vendor: str) -> str:
     convert in registers are faster: 1.16x to 1.33x per step (H = 128 to 1024, docs/log.md).
     """
     return "avx512" if isa == "avx512_bf16" and vendor == "GenuineIntel" else isa
+
+
+def has_onednn() -> bool:
+    """Returns whether torch may compute with oneDNN: built with it, and not switched off."""
+    import torch
+
+    return torch.backends.mkldnn.is_available() and bool(torch._C._get_mkldnn_enabled())
+
+
+def has_bf16_products() -> bool:
+    """Returns whether torch has matrix products in bf16 on this CPU, fast or emulated by oneDNN.
+
+    Where it has none, as on AVX2, `torch.mm` is a plain loop (70 times as slow as float32 in a
+    forward and backward pass of 3200 x 512 x 96), and `nn.LSTM` raises RuntimeError.
+    """
+    return has_onednn() and _onednn_has_bf16()
+
+
+@functools.cache
+def _onednn_has_bf16() -> bool:
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def bf16_instructions() -> str | None:
+    """Returns the bf16 matrix instructions that oneDNN uses, "AMX" or "AVX512-BF16", or None.
+
+    ``FASTLSTM_ISA`` does not limit oneDNN, its own ``ONEDNN_MAX_CPU_ISA`` does.
+    """
+    if not has_bf16_products():
+        return None
+    features = environment.onednn_features(cpu().features)
+    if "amx_bf16" in features:
+        return "AMX"
+    return "AVX512-BF16" if "avx512_bf16" in features else None
 
 
 @functools.cache

@@ -33,7 +33,8 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
     `of` holds plain JSON values: machine, versions, shapes.
     """
     try:
-        content = storage.read_json(_path(kind, of))
+        path = _path(kind, of)
+        content = storage.read_json(path) if storage.is_own(path) else None
     except (OSError, FastLSTMError):
         return None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:

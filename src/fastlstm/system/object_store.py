@@ -16,9 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 from fastlstm.errors import DataError, StorageError
+from fastlstm.system.redaction import redacted
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_KEYS = re.compile(r"://[^/?#@]*:[^/?#]*@")
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs"}
 """Packages with which fsspec opens a scheme that this build of pyarrow does not."""
 
@@ -77,7 +77,7 @@ def open_store(url: str) -> tuple[Any, str]:
     Raises:
         DataError: no installed package opens it, or it holds keys.
     """
-    if _KEYS.search(url):
+    if redacted(url) != url:
         raise DataError(
             "the URL holds keys, which would be stored with the run; leave them out and set"
             " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of the store's tools"

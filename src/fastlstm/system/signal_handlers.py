@@ -10,9 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+STOP_SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""From a scheduler, a keyboard, and a terminal or SSH session that closes."""
 ONE_SIGNAL_S = 1.0
 """To each of several processes a signal may come twice, from its agent and from a scheduler: a
 second one so soon counts as the first."""
+
+
+def is_not_ignored(known: Any) -> bool:
+    """Returns whether a handler may be replaced: `nohup` and shells have signals ignored."""
+    return known is not signal.SIG_IGN
 
 
 @contextmanager

@@ -81,10 +81,20 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def write_new(path: Path, data: bytes) -> None:
+def is_own(path: Path) -> bool:
+    """Returns whether a file or directory, no link, is this user's and nobody else may write it.
+
+    Raises OSError, also where it is not there.
+    """
+    info = path.lstat()
+    is_link = stat.S_ISLNK(info.st_mode)
+    return info.st_uid == os.geteuid() and not is_link and not info.st_mode & 0o022
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Writes and fsyncs a new file. Raises OSError, also if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags, mode)
     try:
         rest = memoryview(data)
         while rest:

@@ -157,11 +157,12 @@ class TrainConfig(TrainingOptions, CellOptions):
 
     Attributes:
         vocab: tokens of the model: characters, bytes or BPE.
-        vocab_size: number of BPE tokens (bpe only).
+        vocab_size: number of BPE tokens (bpe only), learned from the training split.
         text_field: field with the text in JSON-lines sources.
         keep_crlf: keep CRLF line ends instead of converting them to LF.
         invalid_utf8: error stops at the first invalid byte; replace substitutes U+FFFD.
-        split: train/validation/test shares of the text in percent, contiguous.
+        split: train/validation/test shares of the text in percent, contiguous; of its characters
+            for BPE, else of its tokens.
         valid: validation text, in any form that SOURCE takes; default is a share of SOURCE, which
             is otherwise added to the training split.
         test: test text, scored with the best model at the end; default is a share of SOURCE.

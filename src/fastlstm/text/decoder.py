@@ -135,7 +135,7 @@ class Decoder:
 
         A weight that is still what one of `stored` stands for is decoded with its codes and scales.
         """
-        floats = {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
+        floats = float_weights(model)
         whole = (stored or {}).items()
         same = {n: m for n, m in whole if np.array_equal(m.dequantized(), floats[n])}
         weights: dict[str, Weight] = {**floats, **same}
@@ -272,6 +272,11 @@ class Decoder:
         padded[:] = padding
         padded[:V] = values
         return padded
+
+
+def float_weights(model: LanguageModel) -> dict[str, NDArray[np.float32]]:
+    """Returns copies of a model's weights, by their names, wherever it lives."""
+    return {n: p.detach().float().cpu().numpy().copy() for n, p in model.named_parameters()}
 
 
 def _quantized(w: Weight, weight_format: str) -> Weight:

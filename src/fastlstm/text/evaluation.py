@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,9 @@ import numpy as np
 import torch
 
 from fastlstm.errors import ConfigError, DataError, Setting, Stopped, counted
-from fastlstm.system.fields import is_whole
+from fastlstm.system.devices import check_device, has_gpu
+from fastlstm.system.fields import Device, is_whole
+from fastlstm.text.scored_lanes import LANES, PRIME, ScoredLanes, lanes_of, num_lanes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +26,10 @@ if TYPE_CHECKING:
 
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW_BATCH = 128
-LANES, PRIME, CHUNK = 32, 256, 256
-"""Defaults of `evaluate`."""
+CHUNK = 256
+"""Default of `evaluate`."""
+LANES_ON_GPU = 256
+_FEWEST_STEPS = 8
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
 
@@ -152,7 +157,7 @@ def evaluate(
     if zero_state_window is not None:
         pieces = _windows(len(ids), zero_state_window)
     else:
-        pieces = [_lanes(len(ids), num_lanes(len(ids), lanes, prime), prime)]
+        pieces = [lanes_of(len(ids), num_lanes(len(ids), lanes, prime), prime)]
     scored = _watching(watch, sum(int(piece.length.sum()) for piece in pieces))
     counts, nats = np.zeros(len(tokenizer.token_chars), dtype=np.int64), list[float]()
     with _evaluating(model, precision):
@@ -163,9 +168,41 @@ def evaluate(
     return evaluation_of(math.fsum(nats), counts, tokenizer, time.perf_counter() - started)
 
 
-def num_lanes(num_ids: int, lanes: int = LANES, prime: int = PRIME) -> int:
-    """Returns the lanes that a text of so many tokens is evaluated in."""
-    return max(1, min(lanes, (num_ids - 1) // max(prime, 1)))
+def evaluate_on(
+    device: Device,
+    model: LanguageModel,
+    ids: NDArray[Any],
+    tokenizer: Tokenizer,
+    *,
+    lanes: int | None = None,
+    chunk: int = CHUNK,
+    **settings: Any,
+) -> Evaluation:
+    """As `evaluate`, on a device: "auto" takes a GPU where there is one.
+
+    There the default of `lanes` is `LANES_ON_GPU`, a copy of the model is scored, and a pass that
+    memory does not hold takes half the steps.
+
+    Raises:
+        ConfigError: there is no such device, or its memory does not hold a pass of a few steps.
+    """
+    check_device(device)
+    if device == "cpu" or not has_gpu():
+        lanes = LANES if lanes is None else lanes
+        return evaluate(model, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
+    lanes = LANES_ON_GPU if lanes is None else lanes
+    while True:
+        try:
+            copied = copy.deepcopy(model).to("cuda")
+            return evaluate(copied, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
+        except torch.OutOfMemoryError:
+            if chunk <= _FEWEST_STEPS:
+                raise ConfigError(
+                    f"the GPU has too little free memory for {counted(lanes, 'lane')}; use fewer ",
+                    Setting("lanes"), ", or ", Setting("device", "cpu"),
+                ) from None  # fmt: skip
+        chunk //= 2
+        torch.cuda.empty_cache()
 
 
 def lane_nats(
@@ -187,7 +224,7 @@ def lane_nats(
         should_stop: polled.
         watch: called with the tokens scored so far and those of these lanes.
     """
-    piece = _lanes(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
+    piece = lanes_of(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
     with _evaluating(model, "fp32"):
         scored = _watching(watch, int(piece.length.sum()))
         return _piece_nats(model, ids, piece, CHUNK, should_stop, scored)
@@ -211,33 +248,7 @@ def _watching(watch: Callable[[int, int], object] | None, total: int) -> Callabl
     return scored
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
-
-    `prime` tokens before each `start` warm the state of every lane but that at the start of the
-    text, which is the first where there is one (`has_first`).
-    """
-
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    prime: int = 0
-    has_first: bool = True
-
-    def part(self, lanes: range) -> _Piece:
-        own = slice(lanes.start, lanes.stop)
-        return _Piece(self.start[own], self.length[own], self.prime, lanes.start == 0)
-
-
-def _lanes(num_ids: int, lanes: int, prime: int) -> _Piece:
-    targets = num_ids - 1
-    length = np.full(lanes, targets // lanes, dtype=np.int64)
-    length[: targets % lanes] += 1
-    start = 1 + np.concatenate([[0], np.cumsum(length)[:-1]])
-    return _Piece(start, length, prime if lanes > 1 else 0)
-
-
-def _windows(num_ids: int, window: int) -> list[_Piece]:
+def _windows(num_ids: int, window: int) -> list[ScoredLanes]:
     num_windows = num_ids // (window + 1)
     if num_windows == 0:
         raise DataError(
@@ -246,7 +257,7 @@ def _windows(num_ids: int, window: int) -> list[_Piece]:
         )  # fmt: skip
     starts = 1 + np.arange(num_windows, dtype=np.int64) * (window + 1)
     parts = [starts[k : k + WINDOW_BATCH] for k in range(0, num_windows, WINDOW_BATCH)]
-    return [_Piece(part, np.full(len(part), window, dtype=np.int64)) for part in parts]
+    return [ScoredLanes(part, np.full(len(part), window, dtype=np.int64)) for part in parts]
 
 
 def evaluation_of(
@@ -272,7 +283,7 @@ def evaluation_of(
 def _piece_nats(
     model: LanguageModel,
     ids: NDArray[Any],
-    piece: _Piece,
+    piece: ScoredLanes,
     chunk: int,
     should_stop: Callable[[], bool] | None,
     scored: Callable[[int], None],
@@ -297,7 +308,7 @@ def _piece_nats(
 def _primed_state(
     model: LanguageModel,
     ids: NDArray[Any],
-    piece: _Piece,
+    piece: ScoredLanes,
     chunk: int,
     should_stop: Callable[[], bool] | None,
 ) -> State:

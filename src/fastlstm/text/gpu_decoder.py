@@ -394,9 +394,13 @@ class GpuDecoder(Decoder):
             with self._recorder.apart():
                 self._step(rows, size, 0)
             self._graphs[size, steps] = self._recorder.record(
-                lambda: [self._step(rows, size, step) for step in range(steps)]
+                lambda: self._steps(rows, size, steps)
             )
         return self._graphs[size, steps]
+
+    def _steps(self, rows: Rows, size: int, steps: int) -> None:
+        for step in range(steps):
+            self._step(rows, size, step)
 
     def _step(self, rows: Rows, size: int, step: int) -> None:
         """One token of the first `size` rows."""

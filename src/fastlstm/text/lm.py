@@ -6,17 +6,28 @@ import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
+import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
+from fastlstm.ops.packed_weights import Contents
+from fastlstm.system.devices import check_device, has_gpu
+from fastlstm.system.fields import Device, is_whole
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
-from fastlstm.text.decoder import Decoder, check_format, default_format, format_note
-from fastlstm.text.evaluation import Evaluation, evaluate, with_unknown
+from fastlstm.text.decoder import (
+    Decoder,
+    check_format,
+    default_format,
+    float_weights,
+    format_note,
+)
+from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
 from fastlstm.text.files import LoadedModel, load_language_model
 from fastlstm.text.held_out import read_text
+from fastlstm.text.placement import device_for, gpu_decoder, measure_devices
 from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
 from fastlstm.text.session import Session
 from fastlstm.text.stored_model import format_of
@@ -47,6 +58,8 @@ class LM:
         note: what to tell the user about the choice of weights, or None.
         weights: format the text is written in, "fp32", "bf16", "int8" or "int4"; can be set.
         stored: of an int8 or int4 run, the matrices as its file holds them.
+        device: where text is written and scored: "cpu", "cuda", or "auto", the faster one for the
+            number of texts. A GPU writes in fp16 unless fp32 or bf16 was asked for.
     """
 
     def __init__(
@@ -58,6 +71,7 @@ class LM:
         note: str | None = None,
         weights: str | None = None,
         stored: Mapping[str, QuantizedMatrix] | None = None,
+        device: Device = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ConfigError(
@@ -65,39 +79,50 @@ class LM:
                 " run"
             )
         self.config = {} if config is None else config
-        if weights is None:
-            weights = default_format(self.stored_format, model.config)
+        check_device(device)
+        self._default = default_format(self.stored_format, model.config)
+        self._is_given = weights is not None
+        weights = weights or self._default
         check_format(weights)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.generation = known_settings(generation or {})
         self.note = note
         self.weights = weights
-        self.stored = stored or {}
-        self._decoder: Decoder | None = None
+        self.stored, self.device = stored or {}, device
+        self._decoders = dict[tuple[str, str], tuple[Decoder, Contents]]()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, weights: str | None = None) -> LM:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        weights: str | None = None,
+        device: Device = "auto",
+    ) -> LM:
         """Loads a run directory, one of its checkpoints, or what `train()` returned.
 
         Args:
             path: the directory.
             weights: format to write text in; default is that of the run's weights (fp32 where they
-                are stored as fp16).
+                are stored as fp16), on a GPU fp16.
+            device: where to write and score text: "cpu", "cuda" (an NVIDIA GPU), or "auto": a GPU
+                from 64 texts at a time on, or whichever was measured to be faster.
 
         Raises:
-            ConfigError: an unknown format.
+            ConfigError: an unknown format, or there is no such device.
             RunDirectoryError: there is no run at `path`.
             CorruptFileError: a file does not match its recorded hash; it is named.
             FormatError: written by a newer format, or with another tokenizer.
         """
-        return cls.of(load_language_model(path), weights)
+        check_device(device)
+        return cls.of(load_language_model(path), weights, device)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, weights: str | None = None) -> LM:
-        """Returns the LM of a model read from disk; `weights` as in `load`."""
+    def of(cls, loaded: LoadedModel, weights: str | None = None, device: Device = "auto") -> LM:
+        """Returns the LM of a model read from disk; `weights` and `device` as in `load`."""
         about = loaded.config, loaded.generation, loaded.note
-        return cls(loaded.model, loaded.tokenizer, *about, weights, loaded.matrices)
+        return cls(loaded.model, loaded.tokenizer, *about, weights, loaded.matrices, device)
 
     @property
     def stored_format(self) -> str:
@@ -111,10 +136,38 @@ class LM:
 
     @property
     def decoder(self) -> Decoder:
-        """The weights as the native loop reads them, in `weights`; made when first asked for."""
-        if self._decoder is None or self._decoder.weight_format != self.weights:
-            self._decoder = Decoder.of(self.model, self.weights, self.stored)
-        return self._decoder
+        """The decoder of one text, see `decoder_for`."""
+        return self.decoder_for(1)
+
+    def decoder_for(self, num_streams: int) -> Decoder:
+        """Returns the weights as the loop reads them that writes so many texts at a time.
+
+        In `weights`, on `device`; a copy of the model's, made when first asked for, and again when
+        anything was written to the model's weights.
+        """
+        where = device_for(self.device, self.model.config, self._asked_format, num_streams)
+        return self._decoder_on(where, is_required=self.device == "cuda")
+
+    @property
+    def _asked_format(self) -> str | None:
+        return self.weights if self._is_given or self.weights != self._default else None
+
+    def _decoder_on(self, where: Literal["cpu", "cuda"], *, is_required: bool = False) -> Decoder:
+        key, threads = (where, self.weights), torch.get_num_threads()
+        parameters = list(self.model.parameters())
+        if key in self._decoders:
+            decoder, contents = self._decoders[key]
+            if contents.is_still(parameters, threads):
+                return decoder
+        contents = Contents.of(parameters, threads)  # read first: see ops/packed_weights.py
+        made = None
+        if where == "cuda":
+            floats = float_weights(self.model)
+            config, asked = self.model.config, self._asked_format
+            made = gpu_decoder(floats, config, asked, is_required=is_required)
+        decoder = made or Decoder.of(self.model, self.weights, self.stored)
+        self._decoders[key] = decoder, contents
+        return decoder
 
     def generate(self, prompt: str = "", max_tokens: int = 500, **settings: Any) -> str:
         """Returns text that continues `prompt` (which is not repeated).
@@ -137,8 +190,9 @@ class LM:
 
         The arguments are checked now, not at the first piece.
         """
-        texts = self._begin([prompt], max_tokens, settings)
-        return (piece for (piece,) in write_all(self.decoder, texts) if piece)
+        decoder = self.decoder
+        texts = self._begin(decoder, [prompt], max_tokens, settings)
+        return (piece for (piece,) in write_all(decoder, texts) if piece)
 
     def generate_batch(
         self, prompts: Sequence[str], max_tokens: int = 500, **settings: Any
@@ -152,7 +206,11 @@ class LM:
             raise PromptError(f"prompts is {kind_of_value(prompts)}, expected a list of texts")
         prompts = list(prompts)
         pieces: list[list[str]] = [[] for _ in prompts]
-        for ready in write_all(self.decoder, self._begin(prompts, max_tokens, settings)):
+        if self.device == "auto" and has_gpu() and is_whole(max_tokens):
+            about = self.model.config, self._asked_format, len(prompts), max_tokens
+            measure_devices(self._decoder_on, *about)
+        decoder = self.decoder_for(len(prompts))
+        for ready in write_all(decoder, self._begin(decoder, prompts, max_tokens, settings)):
             for text, piece in zip(pieces, ready, strict=True):
                 text.append(piece)
         return ["".join(text) for text in pieces]
@@ -162,7 +220,7 @@ class LM:
         return Session(self.decoder, self.tokenizer, self.generation)
 
     def _begin(
-        self, prompts: Sequence[str], max_tokens: int, settings: dict[str, Any]
+        self, decoder: Decoder, prompts: Sequence[str], max_tokens: int, settings: dict[str, Any]
     ) -> list[Text]:
         sampling = sampling_of(self.generation, settings)
         check_max_tokens(max_tokens)
@@ -170,7 +228,7 @@ class LM:
         for k, prompt in enumerate(prompts):
             if k > 0 and sampling.seed is not None:
                 sampling = replace(sampling, seed=(sampling.seed + 1) % (MAX_SEED + 1))
-            texts.append(begin(self.decoder, self.tokenizer, prompt, max_tokens, sampling))
+            texts.append(begin(decoder, self.tokenizer, prompt, max_tokens, sampling))
         return texts if max_tokens > 0 else []
 
     def evaluate(
@@ -206,7 +264,7 @@ class LM:
             data = self.read(text, unknown)
             ids, num_chars = data.ids, data.num_chars
             num_unknown, first = data.num_unknown, list(data.unknown)
-        result = evaluate(self.model, ids, self.tokenizer, **settings)
+        result = evaluate_on(self.device, self.model, ids, self.tokenizer, **settings)
         if num_unknown:
             warnings.warn(
                 f"left out {num_unknown:,} of {counted(num_chars, 'character')}, which the"

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.text.decoder import Decoder, default_format, format_note, make_decoder
+from fastlstm.system.devices import check_device
+from fastlstm.system.fields import Device
+from fastlstm.text.decoder import Decoder, default_format, format_note
+from fastlstm.text.placement import placed_decoder
 from fastlstm.text.sampling import known_settings
 from fastlstm.text.stored_model import load_stored_model
 
@@ -33,7 +36,12 @@ class InferenceModel:
 
 
 def load_decoder(
-    path: str | os.PathLike[str], weight_format: str | None = None, *, otherwise: str = "fp32"
+    path: str | os.PathLike[str],
+    weight_format: str | None = None,
+    *,
+    otherwise: str = "fp32",
+    device: Device = "cpu",
+    num_streams: int = 1,
 ) -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
 
@@ -42,17 +50,23 @@ def load_decoder(
         weight_format: format to write in; None is that of a compressed run's weights (fp32 where
             they are fp16), and `otherwise` for other runs.
         otherwise: see `weight_format`.
+        device: where to write; a GPU writes in fp16 where `weight_format` is None.
+        num_streams: texts at a time, by which "auto" chooses.
 
     Raises:
         What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
     """
-    stored = load_stored_model(path)
+    check_device(device)
+    stored, given = load_stored_model(path), weight_format
     if weight_format is None and "compression" in stored.config:
         weight_format = default_format(stored.weight_format, stored.model_config)
     weight_format = weight_format or otherwise
-    notes = [stored.note, format_note(stored.weight_format, weight_format)]
+    decoder = placed_decoder(
+        stored.weights, stored.model_config, device, given, weight_format, num_streams
+    )
+    notes = [stored.note, format_note(stored.weight_format, decoder.weight_format)]
     return InferenceModel(
-        make_decoder(stored.weights, stored.model_config, weight_format),
+        decoder,
         stored.tokenizer,
         known_settings(stored.generation),
         Path(path).resolve().name,

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
+from fastlstm.nn.linear import linear
 from fastlstm.nn.loss import projected_nats, shard_cross_entropy
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.backends.native import gathers_tokens
@@ -180,11 +181,11 @@ class LanguageModel(nn.Module):
 
     def projected(self, y: Tensor) -> Tensor:
         """Returns the features `(T, B, F)` of the output of the last layer."""
-        return y if self.projection is None else by_shard(F.linear, y, self.projection.weight)
+        return y if self.projection is None else by_shard(linear, y, self.projection.weight)
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns `features @ output_weight^T + bias`: `(…, F)` to `(…, V)`."""
-        return F.linear(features, self.output_weight, self.output.bias)
+        return linear(features, self.output_weight, self.output.bias)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Returns logits `(T, B, V)` and the new state; `state=None` starts from zero."""

@@ -110,11 +110,13 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
         raise DataError(f"the training split has {size}; give a text at least 50 times as long")
     if (batch, length, accumulate) == (config.batch_size, config.seq_length, config.accumulate):
         return config, ()
-    note = (
-        f"the text is short ({counted(train_tokens, 'training token')}): batch {config.batch_size}"
-        f" -> {batch}, sequence length {config.seq_length} -> {length}, accumulation"
-        f" {config.accumulate} -> {accumulate}"
+    changes = (
+        ("batch", config.batch_size, batch),
+        ("sequence length", config.seq_length, length),
+        ("accumulation", config.accumulate, accumulate),
     )
+    shown = ", ".join(f"{name} {old} -> {new}" for name, old, new in changes if old != new)
+    note = f"the text is short ({counted(train_tokens, 'training token')}): {shown}"
     return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
 
 

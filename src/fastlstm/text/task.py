@@ -22,12 +22,12 @@ from fastlstm.text.evaluation import (
     evaluate,
     evaluation_of,
     lane_nats,
-    num_lanes,
     token_counts,
 )
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.plan import open_batches
+from fastlstm.text.scored_lanes import num_lanes
 from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast

@@ -42,7 +42,14 @@ from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import Source as Documents
 from fastlstm.text.data.sources import open_source
-from fastlstm.text.data.text import READING, Splits, TextDataset, UnknownPolicy, prepare_text
+from fastlstm.text.data.text import (
+    READING,
+    Splits,
+    TextDataset,
+    UnknownPolicy,
+    prepare_text,
+    split_shares,
+)
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
@@ -370,7 +377,8 @@ class TextSession(RunSession):
                 if (part in stored) != (part in opened):
                     raise another_text(self.run.path, stored.get(part), opened.get(part), part)
         try:
-            text = self._encode(source, config, tokenizer, unknown)
+            share = split_shares(config.split, opened)[0]
+            text = self._encode(source, config, tokenizer, unknown, share)
         except UnknownCharacterError:
             if stored is None:  # of a new run that has a vocabulary from the start
                 raise
@@ -390,10 +398,12 @@ class TextSession(RunSession):
         config: TrainConfig,
         tokenizer: Tokenizer | None,
         unknown: UnknownPolicy,
+        train_share: float = 1.0,
     ) -> TextDataset:
         return prepare_text(
             source,
             **{name: getattr(config, name) for name in ("vocab", "vocab_size", *READING)},
+            train_share=train_share,
             tokenizer=tokenizer,
             unknown=unknown,
             on_progress=lambda done, total: self.emit(

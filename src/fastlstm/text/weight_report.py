@@ -11,6 +11,7 @@ import numpy as np
 
 from fastlstm.errors import DataError, NonFiniteError, counted
 from fastlstm.text.sampling import Sampling
+from fastlstm.text.scored_lanes import lanes_of, num_lanes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.decoder import Decoder
 
-LANES = 64
 _STEPS = 512
 _SPEED_S = 0.2
 
@@ -52,7 +52,7 @@ class WeightReport:
 
 
 def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> WeightReport:
-    """Measures a decoder on 1-d tokens, scored in up to `LANES` parts, each from a zero state.
+    """Measures a decoder on 1-d tokens.
 
     Raises:
         DataError: fewer than 2 tokens.
@@ -86,7 +86,7 @@ class TokenScores(NamedTuple):
 
 
 def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
-    """Scores 1-d tokens in up to `LANES` parts, each from a zero state, without their first token.
+    """Scores every token of `ids`, 1-d, but the first, in the primed lanes of `evaluate`.
 
     Raises:
         DataError: fewer than 2 tokens.
@@ -94,7 +94,9 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
     """
     if len(ids) < 2:
         raise DataError(f"the text has {counted(len(ids), 'token')}, scoring needs at least 2")
-    parts = np.array_split(ids, min(LANES, len(ids) // 2))
+    lanes = lanes_of(len(ids), num_lanes(len(ids)))
+    starts = [0, *(lanes.start[1:] - 1 - lanes.prime)]
+    parts = [ids[s:e] for s, e in zip(starts, lanes.start + lanes.length, strict=True)]
     streams = []
     for part in parts:
         stream = decoder.stream()
@@ -105,16 +107,13 @@ def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
     while any(stream.is_running for stream in streams):
         decoder.run(streams, _STEPS)
     nats, likeliest = [], []
-    for stream, part in zip(streams, parts, strict=True):
+    for stream, length in zip(streams, lanes.length, strict=True):
         stream.take()
-        log_probs, tops, _ = stream.take_scores()
-        nats.append(-np.array(log_probs[: len(part) - 1], np.float64))
-        likeliest.append(np.array(tops[: len(part) - 1], np.int64))
-    scores = TokenScores(
-        np.concatenate([np.asarray(part[1:], np.int64) for part in parts]),
-        np.concatenate(nats),
-        np.concatenate(likeliest),
-    )
+        own = [scores[-1 - length : -1] for scores in stream.take_scores()[:2]]
+        nats.append(-np.array(own[0], np.float64))
+        likeliest.append(np.array(own[1], np.int64))
+    targets = np.asarray(ids[1:], np.int64)
+    scores = TokenScores(targets, np.concatenate(nats), np.concatenate(likeliest))
     if not np.isfinite(scores.nats).all():
         raise NonFiniteError("the model's output is not finite; its weights are damaged")
     return scores

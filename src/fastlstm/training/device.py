@@ -11,6 +11,7 @@ import torch
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DeviceMemoryError, Setting
 from fastlstm.system import hardware
+from fastlstm.system.devices import no_gpu
 from fastlstm.training.options import TrainingOptions
 
 _CONTEXT_BYTES = 1 << 30
@@ -27,10 +28,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     hardware.keep_freed_memory()
     refusal = "not asked for" if options.device == "cpu" else hardware.gpu_refusal()
     if options.device == "cuda" and refusal is not None:
-        raise ConfigError(
-            Setting("device", "cuda"), f": no usable NVIDIA GPU here ({refusal}); use ",
-            Setting("device", "cpu"), " or auto",
-        )  # fmt: skip
+        raise no_gpu(refusal)
     device = torch.device("cuda" if refusal is None else "cpu")
     limit = options.memory_limit_gb
     if limit is None:
@@ -79,7 +77,8 @@ def _total_gb(device: torch.device) -> float:
 
 @contextmanager
 def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None]:
-    """Turns an error of GPU memory, where nothing can be split any more, into one line.
+    """Turns an error of GPU memory, where nothing can be split any more, into one line; the limit of
+    `set_up_device` ends with the block.
 
     Raises:
         DeviceMemoryError: there is too little for what the block does.
@@ -88,6 +87,9 @@ def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise DeviceMemoryError(*_memory_text(options, device)) from error
+    finally:
+        if options.memory_limit_gb is not None and device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
 
 
 def _memory_text(options: TrainingOptions, device: torch.device) -> list[object]:

@@ -82,10 +82,14 @@ class Recorder:
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """Returns a function that does `work` again, on the same memory."""
         gc.collect()
+        # Beside it torch finds room for the state of random numbers. Where there is no memory for
+        # that, the end of a CUDAGraph ends the process.
+        spare = torch.empty(1, device=self._device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()
+        del spare
         return graph.replay
 
     def apart(self) -> AbstractContextManager[object]:

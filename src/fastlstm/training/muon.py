@@ -6,6 +6,7 @@ al., "The Polar Express", 2025, for polynomials that differ from step to step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,20 +16,22 @@ from typing import Any, overload
 import torch
 
 from fastlstm.distributed.world import World
-from fastlstm.ops.backends.onednn import bf16_instructions
+from fastlstm.ops.cuda.training import MuonStep, refusal
+from fastlstm.system import hardware
 
 _POLYNOMIALS = ((8.0934, -23.6204, 17.4462), (3.6366, -2.7219, 0.5365), (2.6613, -1.9772, 0.4526))
 """Coefficients of x, x^3, x^5. Each is the odd quintic nearest to 1 over what the one before leaves
 of singular values from 0.01 to 1 (linear programming): 0.73 to 1.27 in the end."""
 _SAFETY = 1.01
 """bf16 rounds a singular value of 1 to more than 1, where the first polynomial rises steeply."""
+_NUM_STREAMS = 4
 _MIN_TRIED = 1 << 15
 """Values of a batch from which sums in another order show in some of them."""
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
     """Returns bfloat16 where the device multiplies it fast, else float32 (bf16 emulated: 40x)."""
-    fast = device.type == "cuda" or bf16_instructions() is not None
+    fast = device.type == "cuda" or hardware.bf16_instructions() is not None
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -45,22 +48,25 @@ def orthogonalise(update: torch.Tensor) -> torch.Tensor:
     Frobenius norm first; those below a hundredth of it stay smaller, a zero matrix stays zero.
     """
     x = update.to(product_dtype(update.device))
+    return _orthogonalised(x / (_SAFETY * x.norm(dim=(-2, -1), keepdim=True) + 1e-7))
+
+
+def _orthogonalised(x: torch.Tensor) -> torch.Tensor:
+    """As `orthogonalise`, of matrices with singular values up to 1."""
     tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.mT
-    x = x / (_SAFETY * x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x.mT if tall else x
     for a, b, c in _POLYNOMIALS:
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
-    result: torch.Tensor = x.mT if tall else x
-    return result
+    return x.mT if tall else x
 
 
 class Branches:
     """Blocks of GPU work that run beside each other, on streams of their own; on a CPU in turn.
 
-    What a block allocates must not be used outside of it.
+    What a block allocates must not be used outside of it. The streams are always the same few: for
+    each one cuBLAS keeps a workspace of 32 MiB.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -77,10 +83,17 @@ class Branches:
         """Returns the next block."""
         if self._device.type != "cuda":
             return nullcontext()
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        current = torch.cuda.current_stream(self._device)
+        free = [stream for stream in _streams(current.device.index) if stream != current]
+        stream = free[len(self._streams) % len(free)]
+        stream.wait_stream(current)
         self._streams.append(stream)
         return torch.cuda.stream(stream)
+
+
+@functools.cache
+def _streams(device: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(_NUM_STREAMS)]
 
 
 class Batches:
@@ -193,16 +206,24 @@ class Muon(torch.optim.Optimizer):
         As of torch's fused optimizers, the gradient is divided by the attribute `grad_scale`, and
         nothing changes where `found_inf` is 1.
         """
-        is_bad = self.found_inf != 0  # type: ignore[attr-defined]
-        kept, rate = self.state[parameter]["momentum"], group["lr"]
-        gradient = parameter.grad / self.grad_scale  # type: ignore[attr-defined]
+        found_inf, inverse = self.found_inf, self.grad_scale  # type: ignore[attr-defined]
+        kept, rate, decay = self.state[parameter]["momentum"], group["lr"], group["weight_decay"]
+        assert parameter.grad is not None
+        scale = max(1.0, parameter.shape[0] / 4 / parameter.shape[1]) ** 0.5
+        if parameter.is_cuda and refusal(parameter.get_device()) is None:
+            step = MuonStep(
+                parameter, parameter.grad, kept, inverse, found_inf, rate, group["momentum"],
+                decay, _SAFETY,
+            )  # fmt: skip
+            step.end(_orthogonalised(step.begin()), scale)
+            return
+        is_bad, gradient = found_inf != 0, parameter.grad / inverse
         running = torch.lerp(kept, gradient, 1 - group["momentum"])
         update = torch.lerp(gradient, running, group["momentum"])
         direction = orthogonalise(update.view(4, -1, parameter.shape[1]))
-        scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
         moved = direction.reshape(parameter.shape).to(parameter.dtype) * (rate * scale)
-        if group["weight_decay"]:
-            moved += parameter * (rate * group["weight_decay"])
+        if decay:
+            moved += parameter * (rate * decay)
         kept.copy_(torch.where(is_bad, kept, running))
         parameter.sub_(moved.masked_fill_(is_bad, 0.0))
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.system.fields import Precision
+from fastlstm.system.fields import Device, Precision
 
 OptimizerName = Literal["muon", "adam", "adamw", "nadam", "sgd"]
-Device = Literal["auto", "cpu", "cuda"]
 Wire = Literal["fp32", "bf16"]
 OVERLAP = 4
 """What optimizers keep is averaged in the background in the first of so many parts of a round."""

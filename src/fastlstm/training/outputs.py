@@ -13,6 +13,7 @@ from fastlstm.report.page import write_report
 from fastlstm.runs.events import Event, MetricsFile, Observer, TensorBoardWriter
 from fastlstm.runs.manifest import truncate_metrics
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.redaction import redacted
 from fastlstm.training.checkpoint import Checkpoint
 
 _CLEAR_GAIN = 0.005
@@ -61,6 +62,7 @@ class EventHub:
             self._early.append(event)
 
     def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
+        event = {k: redacted(v) if isinstance(v, str) else v for k, v in event.items()}
         for observer in list(observers):
             try:
                 observer(event)

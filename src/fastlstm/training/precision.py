@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, KernelError, Message, Setting
-from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.registry import select
 from fastlstm.system import hardware, measurements
@@ -179,7 +178,7 @@ def _choose(
     """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
         return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
-    if device.type == "cpu" and bf16_instructions() is None:
+    if device.type == "cpu" and hardware.bf16_instructions() is None:
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name, *others = precisions_of(device)
     seconds = {name: seconds_of(name) for name in (full_name, *others)}

@@ -19,7 +19,7 @@ from fastlstm.errors import ConfigError, KernelError, Message, Setting, UsageErr
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
-from fastlstm.system.ceilings import GEMM_SHAPE, measured_ceilings
+from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import (
@@ -35,6 +35,7 @@ from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import PrecisionChoice, why_of
+from fastlstm.training.quota_threads import threads_within_quota
 from fastlstm.training.rescue import discard
 from fastlstm.training.rescued_state import rescue_newest
 from fastlstm.training.resuming import (
@@ -190,9 +191,13 @@ class RunSession(EventHub):
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; warns of more than cores."""
+        is_open = threads is None and self.world.size == 1 and environment.thread_limit() is None
+        if is_open and (found := threads_within_quota()) is not None:
+            threads, why = found
+            self.say("info", why)
         threads = threads or self.world.default_threads()
         torch.set_num_threads(threads)
-        if threads > (cores := hardware.cores()):
+        if threads > (cores := math.ceil(hardware.quota() or hardware.cores())):
             text = f"{threads:,} threads share the {counted(cores, 'core')} of this process"
             self.say("warning", f"{text}, which is slower than one thread for each")
 
@@ -319,7 +324,7 @@ class RunSession(EventHub):
         threads, size = torch.get_num_threads(), self.world.size
         ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
-        how = f"{ceilings.gemm_by}, {shape} in {precision}"
+        how = f"{ceilings.gemm_by}, {shape} in {ceiling_dtype(precision, device)}"
         how += f", {counted(threads, 'thread')}" if device == "cpu" else " on the GPU"
         if size > 1:
             how += f" in each of {size} processes"

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a flag that the run polls, so that it can save before it goes."""
+"""SIGTERM, SIGHUP and Ctrl-C as a flag that the run polls, so that it can save before it goes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from fastlstm.system import environment
-from fastlstm.system.signal_handlers import ONE_SIGNAL_S, Arrivals, handling
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from fastlstm.system.signal_handlers import (
+    ONE_SIGNAL_S,
+    STOP_SIGNALS,
+    Arrivals,
+    handling,
+    is_not_ignored,
+)
 
 
 @contextlib.contextmanager
@@ -31,7 +35,7 @@ def ended_like_ctrl_c(*, within_stop_flag: bool = False) -> Iterator[None]:
         handlers[signal.SIGINT] = signal.default_int_handler
 
     def replaces(known: Any) -> bool:
-        return known is signal.SIG_DFL or (within_stop_flag and known is not signal.SIG_IGN)
+        return known is signal.SIG_DFL or (within_stop_flag and is_not_ignored(known))
 
     with handling(handlers, replaces):
         yield
@@ -48,9 +52,10 @@ class StopFlag:
     the second what was stored before stays whole; the exit code is 128 plus the signal's number.
 
     A signal that is ignored stays ignored: shells have the background processes of a script ignore
-    Ctrl-C. Of several processes each may get a signal twice, from a scheduler and from its agent: a
-    second one within a second counts as the first. Outside the main thread Python allows no
-    handlers; there the flag can still be set by `set()`.
+    Ctrl-C, and `nohup` SIGHUP. Of several processes each may get a signal twice, from a scheduler
+    and from its agent: a second one within a second counts as the first, and a second SIGHUP
+    always. Outside the main thread Python allows no handlers; there the flag can still be set by
+    `set()`.
     """
 
     def __init__(self) -> None:
@@ -63,8 +68,8 @@ class StopFlag:
         if threading.current_thread() is threading.main_thread():
             if environment.world_size() > 1:
                 self._arrivals = Arrivals().__enter__()
-            for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
+            for number in STOP_SIGNALS:
+                if is_not_ignored(signal.getsignal(number)):
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -89,6 +94,8 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
+            if number == signal.SIGHUP:  # a terminal that closes and its shell send one each
+                return
             if self._arrivals is not None:
                 came_at = time.monotonic() - self._arrivals.age_s()
                 if came_at < self._set_at + ONE_SIGNAL_S:

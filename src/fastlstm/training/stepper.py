@@ -54,13 +54,17 @@ class Stepper:
             factor: share of the peak learning rate.
             after_bad: the same if the step before, of unknown result yet, has changed nothing.
         """
-        started, why = time.perf_counter(), self._no_graph
+        started, why, level = time.perf_counter(), self._no_graph, "info"
         inputs = None if why is not None else self._trainer.task.graph_inputs(batch)
         if inputs is not None:
             if self._graphed is None:
                 self._graphed = GraphedStep(self._trainer, self._num_parts)
             why = self._graphed.refusal(inputs)
-            why = why or self._launch(self._graphed, batch, inputs, factor, after_bad)
+            if why is None:
+                why, level = (
+                    self._launch(self._graphed, batch, inputs, factor, after_bad),
+                    "warning",
+                )
         elif why is None:
             why = "batches of this task are not recorded"
         if why is None:
@@ -68,7 +72,7 @@ class Stepper:
         elif why != NO_GPU and not self._has_told:
             self._has_told = True
             text = "a step is not one CUDA graph, its kernels are started one by one"
-            self._trainer.say("warning", f"{text} ({why:.200})")
+            self._trainer.say(level, f"{text} ({why:.200})")
         return why is None
 
     def _launch(

@@ -314,8 +314,9 @@ class Trainer:
                 self._since = started
             self.progress.count(units)
             self._launched.append(units)
-            if not is_first:  # the step before has ended while this one was prepared
-                self._settle_one()
+            # The step before has ended while this one was prepared.
+            if not is_first and not self._settle_one():
+                factor = after_bad
             if self._launched:  # the state has not gone back
                 self.tell_of_steps(factor)
             return
@@ -349,7 +350,8 @@ class Trainer:
             self._settle_one()
         return was_any
 
-    def _settle_one(self) -> None:
+    def _settle_one(self) -> bool:
+        """Waits for the oldest step; returns whether it has changed the weights."""
         units, result, progress = self._launched.popleft(), self.stepper.result(), self.progress
         assert result is not None
         seconds, self._since = time.perf_counter() - self._since, time.perf_counter()
@@ -359,11 +361,12 @@ class Trainer:
             handle_bad_step(self, result.loss, result.gradient, is_reset=True)
             for later in self._launched:
                 progress.count(later)
-            return
+            return False
         self.state.guard.good_step()
         progress.train_s += seconds
         progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(result.loss, result.norm, units, seconds)
+        return True
 
     def tell_of_steps(self, factor: float, taken: int = 1) -> None:
         """Emits what is due after the `taken` steps that the meter has got last; `factor` is the

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fastlstm.errors import CommandError
 from fastlstm.system.environment import with_variables
+from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignored
 from fastlstm.tuning.command import Command
 
 _TAIL_LINES, _TAIL_BYTES = 8, 4_000
@@ -23,7 +24,6 @@ _TAIL_S = 0.5
 _MARK = "FASTLSTM_AB", f"{os.getpid()}.{time.time_ns()}"
 """In the environment of all that is started here."""
 _EXIT_S = 5.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _started = set["MeasuredProcess"]()
 """Not stopped yet: a signal may arrive before the caller has what it started."""
 
@@ -53,18 +53,12 @@ def still_running() -> list[str]:
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Has Ctrl-C, SIGTERM and SIGHUP wait for the end of the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     seen = list[int]()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, _: seen.append(number))
+    held = dict.fromkeys(STOP_SIGNALS, lambda number, _: seen.append(number))
     try:
-        yield
+        with handling(held, is_not_ignored):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if seen:
             signal.raise_signal(seen[0])
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.errors import UsageError, counted
-from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.report.terminal import short_bytes
 from fastlstm.system import hardware
 from fastlstm.tuning.speed_surface import SpeedSurface
@@ -85,7 +84,7 @@ def fastest_settings(
     grid: dict[str, list[Any]] = {"threads": [threads], "precision": [precision]}
     if "threads" in axes:
         grid["threads"] += sorted({1, max(1, cores // 2), cores} - {threads})
-    if "precision" in axes and bf16_instructions() is not None:
+    if "precision" in axes and hardware.bf16_instructions() is not None:
         grid["precision"] += ["fp32" if precision == "bf16" else "bf16"]
     grid |= {name: list(found) for name, found in values.items()}
 

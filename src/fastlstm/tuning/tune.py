@@ -126,7 +126,7 @@ def tune_run(
         try:
             job = replace(job, stop=stop)
             return _search(job, store, source, config, given, search, time_s, budget_s, show)
-        except (Stopped, KeyboardInterrupt):
+        except (Stopped, KeyboardInterrupt, SystemExit):  # the last by a signal while it times
             done = counted(len(store.trials), "finished short run")
             raise Stopped(
                 f"stopped; {done} kept in {search.out}, continue with ", Setting("resume", True)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fastlstm.forecast.plan import LEARNING_RATES
-from fastlstm.ops.backends.onednn import bf16_instructions
 from fastlstm.system import hardware
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import LONG
@@ -161,7 +160,7 @@ def candidates(trainer: Trainer) -> list[Candidate]:
         cores = hardware.cores()
         for threads in sorted({1, max(1, cores // 2), cores} - {now}, reverse=True):
             found += chain("threads", SAME_QUALITY, [{"threads": threads}])
-        if bf16_instructions() is not None:
+        if hardware.bf16_instructions() is not None:
             other = "fp32" if options.precision == "bf16" else "bf16"
             found += chain("precision", SAME_QUALITY, [{"precision": other}])
     elif options.precision == "fp32":

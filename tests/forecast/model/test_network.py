@@ -22,9 +22,7 @@ from fastlstm.forecast.model.outputs import (
     StudentT,
 )
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-pytestmark = pytest.mark.isa
+pytestmark = [pytest.mark.usefixtures("poisoned_memory"), pytest.mark.isa]
 
 SIZES: dict[str, Any] = {
     "input_size": 12, "horizon": 7, "patch": 4, "hidden_size": 8, "embed_size": 6, "dropout": 0.0,
@@ -461,3 +459,13 @@ def test_a_moved_stream_moves_its_forecasts() -> None:
 def test_what_no_stream_can_be_read_with_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))} is .*leave out .* or tbptt"):
         ForecasterConfig(**{**SIZES, **STATEFUL, **given})
+
+
+@pytest.mark.usefixtures("no_bf16_products")
+@pytest.mark.parametrize("given", [{}, {"bidirectional": True}, {"stateful": True}], ids=str)
+def test_bf16_asks_torch_for_no_product_that_it_has_not_got(given: Any) -> None:
+    model = network(**EVERYTHING, **given)
+    with torch.autocast("cpu", torch.bfloat16):
+        forecast = model(*everything())
+    forecast.float().sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "cell_of" not in n)

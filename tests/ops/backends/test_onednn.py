@@ -8,7 +8,7 @@ from fastlstm.ops.backends import onednn
 from fastlstm.ops.call import LSTMArgs, LSTMCall, describe_call
 from fastlstm.ops.lstm import lstm
 from fastlstm.ops.registry import select
-from recorded_cpus import AMX_INT8, AMX_TILE
+from fastlstm.system import hardware
 
 pytestmark = pytest.mark.isa
 
@@ -50,23 +50,6 @@ def test_refusal_agrees_with_torchs_own_choice(ops, dtype, train):
             torch.lstm(x, state, weights, True, 1, 0.0, train, False, False)
 
     assert (FUSED in ops.events(run_torch)) == (onednn.refusal(call) is None)
-
-
-@pytest.mark.parametrize(
-    ("isa", "changes", "unit"),
-    [
-        ("amx_bf16", {}, "AMX"),
-        ("avx512_bf16", {"leaf7_edx": AMX_TILE | AMX_INT8}, "AVX512-BF16"),
-        ("avx512", {}, None),
-    ],
-)
-def test_bf16_instructions_are_the_cpus_whatever_fastlstm_isa_says(
-    on_cpu, monkeypatch, isa, changes, unit
-):
-    on_cpu(isa, **changes)
-    assert onednn.bf16_instructions() == unit
-    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    assert onednn.bf16_instructions() == unit
 
 
 @pytest.mark.usefixtures("without_onednn")
@@ -124,7 +107,7 @@ def test_bf16_keeps_the_cell_and_weight_gradients_finer_than_torchs_own_path(ops
 def test_kernel_names_the_instructions(monkeypatch, unit):
     from fastlstm.ops.call import LSTMCall
 
-    monkeypatch.setattr(onednn, "bf16_instructions", lambda: unit)
+    monkeypatch.setattr(hardware, "bf16_instructions", lambda: unit)
     call = LSTMCall(T=2, B=2, I=2, H=2, dtype=torch.bfloat16, device="cpu", requires_grad=True)
     kernel = onednn.kernel(call)
     if unit is None:

@@ -434,8 +434,8 @@ def test_names_that_are_unknown(
     [
         ({0}, "the input 'past' is missing, 'past' and 'past_names' go together"),
         ({1}, "the input 'past_names' is missing"),
-        ({2, 3}, "the input 'future' is missing: price, kind ahead"),
-        ({4, 5}, "the input 'static' is missing: size, place"),
+        ({2, 3}, "the inputs 'future' and 'future_names' are missing: price, kind ahead"),
+        ({4, 5}, "the inputs 'static' and 'static_names' are missing: size, place"),
         ({0, 1}, "the input 'past' is missing"),
     ],
 )

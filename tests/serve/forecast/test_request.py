@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastlstm.forecast.window_forecaster import WindowForecaster
+from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
 from fastlstm.serve.forecast.request import (
     InferRequest,
+    _missing,
     input_specs,
     output_specs,
     parse_request,
@@ -117,3 +118,18 @@ def test_windows_that_are_missing_or_short_are_refused(plain_model: WindowForeca
     assert "'past' has no windows" in refused(plain_model, body(VALUES[:0]))
     short = refused(plain_model, body(VALUES[:, 1:]))
     assert f"'past' has {L - 1} rows, the model reads {L}; send {L}" in short
+
+
+@pytest.mark.parametrize(
+    ("names", "codes", "shown"),
+    [
+        (("shop",), {"shop": {"a": 0}}, "the input 'static_names' is missing: shop"),
+        (("size",), {}, "the input 'static' is missing: size"),
+        (
+            ("size", "shop"), {"shop": {"a": 0}},
+            "the inputs 'static' and 'static_names' are missing: size, shop",
+        ),
+    ],
+)  # fmt: skip
+def test_the_input_that_lacks_is_named_as_it_is_sent(names, codes, shown) -> None:
+    assert _missing(Columns(names, codes), "static") == shown

@@ -256,7 +256,7 @@ def test_what_is_static_is_kept(whole_forecasts: Running) -> None:
     sequence = {"sequence_id": "static"}
     missing = request(20, 44, **sequence, sequence_start=True)
     assert missing.status_code == 400
-    assert "the input 'static' is missing" in missing.json()["error"]
+    assert "the inputs 'static' and 'static_names' are missing" in missing.json()["error"]
     output(request(20, 44, *static(5, "s"), **sequence, sequence_start=True))
     found = output(request(44, 45, **sequence))
     np.testing.assert_allclose(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import DataError, Stopped, StorageError
 from fastlstm.text.data.blocks import TextRules
-from fastlstm.text.data.encoding import Pass, find_unseen, learn_bpe, scan, write_ids
+from fastlstm.text.data.encoding import Pass, Scan, find_unseen, learn_bpe, scan, write_ids
 from fastlstm.text.data.sources import Document, Source
 from fastlstm.text.data.tokenizer import CharTokenizer
 
@@ -70,7 +70,7 @@ def test_should_stop_is_polled_for_every_block(run: str, monkeypatch: pytest.Mon
     calls = iter([False] * 5 + [True])
     job = work("word " * 500, should_stop=lambda: next(calls))
     with pytest.raises(Stopped, match="stopped while encoding made; nothing was stored"):
-        scan(job) if run == "scan" else learn_bpe(job, 300, 2500)
+        scan(job) if run == "scan" else learn_bpe(job, 300, Scan("", 2500, 2500, np.empty(0)), 1.0)
     assert next(calls, None) is None
 
 
@@ -126,6 +126,7 @@ def test_bpe_learns_from_the_whole_text(monkeypatch: pytest.MonkeyPatch, block_b
     monkeypatch.setattr("fastlstm.text.data.encoding._LEARN_BLOCK_BYTES", 100)
     rules = TextRules(cut="token")
     text = "start " * 400 + "finish " * 400
-    tokenizer = learn_bpe(work(text, block_bytes, rules=rules), 300, len(text))
+    job = work(text, block_bytes, rules=rules)
+    tokenizer = learn_bpe(job, 300, scan(job), 1.0)
     assert b" start" in tokenizer.pieces
     assert b" finish" in tokenizer.pieces

@@ -1,7 +1,7 @@
 // The table of kernels of one instruction set and memory format.
 #pragma once
 
-#include "cpu/line_sums.h"
+#include "cpu/byte_sums.h"
 #include "cpu/norm_backward.h"
 #include "cpu/projection.h"
 
@@ -23,7 +23,7 @@ const Kernels& kernel_table(const char* isa) {
                              backward<Format, Engine>,
                              projection_workspace<Format>,
                              project<Format, Engine>,
-                             sum_lines};
+                             sum_bytes};
   return table;
 }
 

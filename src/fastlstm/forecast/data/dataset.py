@@ -34,7 +34,7 @@ from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_valu
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
-from fastlstm.system.cache import Cache, make_key
+from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.fields import key_fields
 from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
 
@@ -138,7 +138,8 @@ def prepare_table(
 
     Cost:
         One pass over the source and one over the times; another over the values if rows move or
-        the dtype changes. Opening a cached table reads its description only.
+        the dtype changes. Opening a cached table reads it once, to compare
+        its hashes: about 1 GB/s on each core.
     """
     started = time.monotonic()
     options = options or PrepareOptions()
@@ -261,6 +262,8 @@ def _open(
 ) -> SeriesDataset | None:
     """Opens an entry; None if there is none or it is damaged, so that it is prepared again."""
     try:
+        if directory.name == key and not is_intact(directory):
+            return None
         schema = read_json(directory / "schema.json")
         fields: dict[str, Any] = schema["roles"]
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}

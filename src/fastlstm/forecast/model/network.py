@@ -27,6 +27,7 @@ from fastlstm.errors import ShapeError, counted
 from fastlstm.forecast.model.categorical import CategoricalFeatures
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.outputs import make_output
+from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 
 
@@ -76,23 +77,23 @@ class ForecastNetwork(nn.Module):
         self.future = CategoricalFeatures(config.num_future, ahead)
         own = 1 if is_shared else C
         per_step = own * (2 if config.has_missing else 1) + self.past.width
-        self.embed = nn.Linear(s * per_step, d)
+        self.embed = Linear(s * per_step, d)
         self.lstm = LSTM(d, H, config.num_layers, bidirectional=config.bidirectional)
         both = config.bidirectional
-        self.hidden_of_both = nn.Linear(2 * H, H) if both else None
-        self.cell_of_both = nn.Linear(2 * H, H) if both else None
-        self.cell_of_hidden = nn.Linear(H, H) if config.stateful else None
+        self.hidden_of_both = Linear(2 * H, H) if both else None
+        self.cell_of_both = Linear(2 * H, H) if both else None
+        self.cell_of_hidden = Linear(H, H) if config.stateful else None
         self.num_patches = math.ceil(config.horizon / s)
         self.num_channels = C if is_shared else 1
         self.position = nn.Parameter(torch.randn(self.num_patches, d - d // 2))
         self.channel = nn.Parameter(torch.randn(self.num_channels, d // 2))
-        self.known = nn.Linear(s * self.future.width, d) if config.num_future else None
+        self.known = Linear(s * self.future.width, d) if config.num_future else None
         self.statics = CategoricalFeatures(config.num_static, config.static_categories)
-        self.static = nn.Linear(self.statics.width, d) if config.num_static else None
-        self.cell_ih = nn.Linear(d, 4 * H)
-        self.cell_hh = nn.Linear(H, 4 * H, bias=False)
+        self.static = Linear(self.statics.width, d) if config.num_static else None
+        self.cell_ih = Linear(d, 4 * H)
+        self.cell_hh = Linear(H, 4 * H, bias=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.head = nn.Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
+        self.head = Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -135,6 +136,29 @@ class ForecastNetwork(nn.Module):
             decoded = self._decode_autoregressive(queries, state, values[:, L:, C:], static)
         return self.output.restored(
             decoded[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
+        )
+
+    @torch.no_grad()
+    def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
+        """As `forward`, wherever the weights are, from the CPU's memory to the CPU's.
+
+        Raises:
+            torch.OutOfMemoryError: there is too little memory for a single window.
+        """
+        device = self.head.weight.device
+        if device.type == "cpu":
+            return self(values, statics)  # type: ignore[no-any-return]
+        try:
+            own = None if statics is None else statics.to(device)
+            return self(values.to(device), own).cpu()  # type: ignore[no-any-return]
+        except torch.OutOfMemoryError:
+            if len(values) == 1:
+                raise
+        torch.cuda.empty_cache()
+        half = len(values) // 2
+        parts = slice(half), slice(half, None)
+        return torch.cat(
+            [self.answers(values[p], None if statics is None else statics[p]) for p in parts]
         )
 
     def read_chunk(

@@ -52,4 +52,5 @@ class AtenBackend:
                 return cudnn_lstm(call, args)
             if onednn.refusal(call) is None:
                 return onednn.run(call, args)
-            return torch_lstm(call, args.cast(call.dtype))  # a small GEMM and more per step
+            with onednn.hidden_from(call.dtype, call.device):
+                return torch_lstm(call, args.cast(call.dtype))  # a small GEMM and more per step

@@ -9,6 +9,7 @@ against float64 at T=100 B=8 I=32 H=128: y 0.0053 -> 0.0019, cT 0.0063 -> 0.0008
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
 _LSTM_MODE = 2
@@ -34,12 +37,16 @@ def refusal(call: LSTMCall) -> str | None:
     """
     if not torch.backends.mkldnn.is_available():
         return "this torch is built without oneDNN"
-    if not torch._C._get_mkldnn_enabled():
+    if not hardware.has_onednn():
         return "torch.backends.mkldnn is switched off"
     if call.dtype == torch.float32:
         return None
     if call.dtype == torch.bfloat16:
-        return None if _has_bf16() else "oneDNN needs AVX-512 for bf16 and this CPU has none"
+        return (
+            None
+            if hardware.has_bf16_products()
+            else "oneDNN needs AVX-512 for bf16 and this CPU has none"
+        )
     if call.dtype == torch.float16:
         if call.requires_grad:
             return "oneDNN trains no LSTM in fp16; use bf16 or fp32"
@@ -50,7 +57,7 @@ def refusal(call: LSTMCall) -> str | None:
 def kernel(call: LSTMCall) -> Kernel:
     """Returns the printable kernel of a call that `refusal` lets pass."""
     if call.dtype == torch.bfloat16:
-        unit = bf16_instructions()
+        unit = hardware.bf16_instructions()
         if unit is None:
             why = "this CPU has no bf16 instructions, they are emulated; fp32 is faster here"
             return Kernel("oneDNN fused LSTM bf16 (emulated)", is_fast=False, why=why)
@@ -58,29 +65,32 @@ def kernel(call: LSTMCall) -> Kernel:
     if call.dtype == torch.float16:
         return Kernel("oneDNN fused LSTM fp16", is_fast=True)
     isa = torch.backends.cpu.get_cpu_capability()
-    why = f"bf16 would use {bf16_instructions()}" if bf16_instructions() else ""
+    unit = hardware.bf16_instructions()
+    why = f"bf16 would use {unit}" if unit else ""
     return Kernel(f"oneDNN fused LSTM fp32 ({isa})", is_fast=True, why=why)
-
-
-def bf16_instructions() -> str | None:
-    """Returns the CPU's bf16 matrix instructions, `"AMX"` or `"AVX512-BF16"`, or None.
-
-    `FASTLSTM_ISA` does not count: oneDNN uses what the CPU has.
-    """
-    features = hardware.cpu().features
-    if "amx_bf16" in features:
-        return "AMX"
-    return "AVX512-BF16" if "avx512_bf16" in features else None
-
-
-@cache
-def _has_bf16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
 def _has_fp16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+@contextmanager
+def hidden_from(dtype: torch.dtype, device: str) -> Iterator[None]:
+    """Hides oneDNN from torch's LSTM in bf16 on a CPU where oneDNN has none.
+
+    torch asks oneDNN all the same, which raises "could not create a primitive descriptor"; without
+    oneDNN torch runs its loop over the steps.
+    """
+    is_hidden = dtype is torch.bfloat16 and device == "cpu" and hardware.has_onednn()
+    is_hidden = is_hidden and not hardware.has_bf16_products()
+    if is_hidden:
+        torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        if is_hidden:
+            torch._C._set_mkldnn_enabled(True)
 
 
 def run(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:

@@ -50,17 +50,18 @@ def compiled(name: str, macros: Mapping[str, int], arch: str) -> bytes:
         KernelError: NVRTC is missing, or refuses the source.
     """
     key = make_key(source_text(name), sorted(macros.items()), arch, _version())
+    path = None
     with suppress(FastLSTMError, OSError):
         path = Cache(environment.cache_dir(), "kernels").path(key)
-        with suppress(FileNotFoundError):
-            stored = storage.read_bytes(path, _MAX_BYTES)
-            image = stored[_HASH_BYTES:]
-            if stored[:_HASH_BYTES] == hashlib.sha256(image).digest():
-                return image
-        image, _ = compile_source(name, macros, arch)
-        storage.write_file(path, hashlib.sha256(image).digest() + image)
-        return image
-    return compile_source(name, macros, arch)[0]
+        stored = storage.read_bytes(path, _MAX_BYTES)
+        image = stored[_HASH_BYTES:]
+        if stored[:_HASH_BYTES] == hashlib.sha256(image).digest():
+            return image
+    image, _ = compile_source(name, macros, arch)
+    if path is not None:
+        with suppress(FastLSTMError, OSError):
+            storage.write_file(path, hashlib.sha256(image).digest() + image)
+    return image
 
 
 def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[bytes, str]:

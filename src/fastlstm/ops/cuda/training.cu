@@ -130,3 +130,73 @@ extern "C" __global__ void __launch_bounds__(32) end_step(const StepEnd P) {
     *P.resets = P.scale ? !is_loss : !is_good;
   }
 }
+
+struct Muon {
+  float* weight;         // (4, H, K), gates first
+  const float* gradient;
+  float* momentum;
+  float* running;        // the next momentum
+  u16* update;           // bfloat16, what is orthogonalised
+  const u16* direction;  // bfloat16, orthogonalised; H and K swapped where they are there
+  float* partial;        // (4, gridDim.x / 4): sums of squares
+  const float* inverse;  // what the gradient is divided by
+  const float* is_bad;
+  const float* rate;
+  float decay_momentum, scale, weight_decay, safety;
+  i64 num;               // of a gate, H * K
+  i64 row_stride, column_stride;  // of `direction` in a gate
+  int K;
+};
+
+// gridDim.x is 4 times the blocks of a gate.
+extern "C" __global__ void __launch_bounds__(256) muon_begin(const Muon P) {
+  const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  const float factor = 1.f / *P.inverse;
+  float squares = 0.f;
+  for (i64 i = (i64)block * 256 + threadIdx.x; i < P.num; i += (i64)blocks * 256) {
+    const i64 at = gate * P.num + i;
+    const float g = P.gradient[at] * factor, before = P.momentum[at];
+    const float running = before + (1.f - P.decay_momentum) * (g - before);
+    const float update = g + P.decay_momentum * (running - g);
+    P.running[at] = running;
+    u16 r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(update));
+    P.update[at] = r;
+    squares += update * update;
+  }
+  __shared__ float sums[8];
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = squares;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float sum = 0.f;
+    for (int w = 0; w < 8; ++w) sum += sums[w];
+    P.partial[blockIdx.x] = sum;
+  }
+}
+
+// Divides each gate's update by its norm, in place.
+extern "C" __global__ void __launch_bounds__(256) muon_normalise(const Muon P) {
+  const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  float sum = 0.f;
+  for (int b = 0; b < blocks; ++b) sum += P.partial[gate * blocks + b];
+  const float factor = 1.f / (P.safety * sqrtf(sum) + 1e-7f);
+  for (i64 i = (i64)block * 256 + threadIdx.x; i < P.num; i += (i64)blocks * 256) {
+    const i64 at = gate * P.num + i;
+    u16 r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(__uint_as_float((u32)P.update[at] << 16) * factor));
+    P.update[at] = r;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) muon_end(const Muon P) {
+  if (*P.is_bad != 0.f) return;
+  const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  const float rate = *P.rate, step = rate * P.scale, keep = 1.f - rate * P.weight_decay;
+  for (i64 i = (i64)block * 256 + threadIdx.x; i < P.num; i += (i64)blocks * 256) {
+    const i64 at = gate * P.num + i, from = gate * P.num + (i / P.K) * P.row_stride + (i % P.K) * P.column_stride;
+    P.momentum[at] = P.running[at];
+    P.weight[at] = P.weight[at] * keep - step * __uint_as_float((u32)P.direction[from] << 16);
+  }
+}

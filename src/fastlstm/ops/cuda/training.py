@@ -141,6 +141,66 @@ class StepEnd:
         self.found.copy_(torch.cat([loss[None], norm[None], norms]))
 
 
+class _Muon(Arguments):
+    _fields_ = (
+        *pointers("weight gradient momentum running update direction partial inverse is_bad rate"),
+        *((n, ctypes.c_float) for n in ("decay_momentum", "scale", "weight_decay", "safety")),
+        *((n, ctypes.c_longlong) for n in ("num", "row_stride", "column_stride")),
+        ("K", ctypes.c_int),
+    )
+
+
+class MuonStep:
+    """The elementwise parts of one update by Muon, of a float32 weight `(4H, K)`.
+
+    Args:
+        weight: and what belongs to it.
+        momentum: changed when the update ends.
+        inverse: what the gradient is divided by, a scalar.
+        is_bad: 1 where nothing may change.
+        rate: learning rate.
+        decay_momentum: of the running gradient.
+        weight_decay: decoupled.
+        safety: of the norm that a block is divided by.
+    """
+
+    def __init__(
+        self, weight: Tensor, gradient: Tensor, momentum: Tensor, inverse: Tensor, is_bad: Tensor,
+        rate: Tensor, decay_momentum: float, weight_decay: float, safety: float,
+    ) -> None:  # fmt: skip
+        self._running, H = torch.empty_like(weight), weight.shape[0] // 4
+        num, K = H * weight.shape[1], weight.shape[1]
+        self._blocks = 4 * min(64, -(-num // 1024))
+        self._partial = torch.empty(self._blocks, device=weight.device)
+        self._update = torch.empty((4, H, K), dtype=torch.bfloat16, device=weight.device)
+        self._kept = weight, gradient, momentum, inverse, is_bad, rate
+        self._fields = {
+            "weight": weight, "gradient": gradient, "momentum": momentum, "running": self._running,
+            "update": self._update, "partial": self._partial, "inverse": inverse, "is_bad": is_bad,
+            "rate": rate, "decay_momentum": decay_momentum, "weight_decay": weight_decay,
+            "safety": safety, "num": num, "K": K,
+        }  # fmt: skip
+
+    def begin(self) -> Tensor:
+        """Returns what is orthogonalised, `(4, H, K)` bf16, each block divided by its norm."""
+        self._launch("muon_begin")
+        self._launch("muon_normalise")
+        return self._update
+
+    def end(self, direction: Tensor, scale: float) -> None:
+        """Takes the step in a direction `(4, H, K)` bf16, `scale` times as long."""
+        gate, *strides = direction.stride()
+        assert gate == direction[0].numel()
+        self._launch(
+            "muon_end", direction=direction, scale=scale, row_stride=strides[0],
+            column_stride=strides[1],
+        )  # fmt: skip
+
+    def _launch(self, entry: str, **more: object) -> None:
+        device = self._update.get_device()
+        _kernel(entry, torch.bfloat16, device).launch(self._blocks, _Muon(**self._fields, **more))
+
+
 def _cross_entropy_arguments(logits: Tensor, targets: Tensor, **others: Tensor | None) -> Arguments:
     N, V = logits.shape
     return _CrossEntropy(logits=logits, targets=targets, N=N, V=V, **others)
@@ -149,5 +209,5 @@ def _cross_entropy_arguments(logits: Tensor, targets: Tensor, **others: Tensor |
 @lru_cache
 def _kernel(entry: str, dtype: torch.dtype, device: int) -> CudaKernel:
     macros = {"DTYPE": int(dtype == torch.float16)}
-    threads = 32 if entry == "end_step" else 32 * _ROWS
+    threads = 32 if entry == "end_step" else 256
     return CudaKernel("training", entry, macros, device, threads)

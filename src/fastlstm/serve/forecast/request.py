@@ -166,13 +166,14 @@ def parse_request(
     statics = _joined(model.static, "static", inputs)
     _check_rows(past, model.input_size, step)
     if model.future.names and future is None:
-        raise _bad(f"the input 'future' is missing: {', '.join(model.future.names)} ahead")
+        raise _bad(f"{_missing(model.future, 'future')} ahead")
     if model.static.names and statics is None and (step is None or step.starts):
-        raise _bad(f"the input 'static' is missing: {', '.join(model.static.names)}")
+        raise _bad(_missing(model.static, "static"))
     for name, tensor in (("future", future), ("static", statics)):
         if tensor is not None and len(tensor) != len(past):
             windows = counted(len(tensor), "window")
-            raise _bad(f"'{name}' has {windows}, 'past' has {len(past)}; send as many")
+            sent = name if name in inputs else name + _NAMES
+            raise _bad(f"'{sent}' has {windows}, 'past' has {len(past)}; send as many")
     levels, request_id = values.get("quantiles", ()), request.get("id")
     is_binary = values.get("binary_data_output", False)
     return InferRequest(
@@ -185,6 +186,14 @@ def parse_request(
         step=step,
         timeout_s=values["timeout"] / 1e6 if values.get("timeout") else None,
     )
+
+
+def _missing(columns: Columns, name: str) -> str:
+    """Returns which inputs lack: of numbers, of names, or both."""
+    inputs = [f"'{name}'"] if columns.numbers else []
+    inputs += [f"'{name}{_NAMES}'"] if columns.categorical else []
+    what = f"inputs {' and '.join(inputs)} are" if len(inputs) == 2 else f"input {inputs[0]} is"
+    return f"the {what} missing: {', '.join(columns.names)}"
 
 
 def _joined(columns: Columns, name: str, inputs: Mapping[str, NDArray[Any]]) -> Floats | None:

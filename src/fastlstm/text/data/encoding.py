@@ -147,16 +147,27 @@ def scan(work: Pass) -> Scan:
     return Scan(digest.hexdigest(), num_bytes, num_chars, seen)
 
 
-def learn_bpe(work: Pass, vocab_size: int, num_bytes: int) -> BpeTokenizer:
-    """Trains a BPE on at most `TRAINING_BYTES` of blocks spread evenly over the text."""
-    every = max(1, -(-num_bytes // TRAINING_BYTES))
+def share_of(count: int, share: float) -> int:
+    """Returns how many of `count` characters or tokens are in the first `share` of them."""
+    return int(count * share + 1e-6)
+
+
+def learn_bpe(work: Pass, vocab_size: int, scanned: Scan, share: float) -> BpeTokenizer:
+    """Trains a BPE on the first `share` of the characters: blocks of at most `TRAINING_BYTES`,
+    spread evenly."""
+    every = max(1, -(-share_of(scanned.num_bytes, share) // TRAINING_BYTES))
 
     def texts() -> Iterator[str]:
         reader = BlockReader(work.source.documents, work.rules, _LEARN_BLOCK_BYTES)
+        left = share_of(scanned.num_chars, share)
         for number, block in enumerate(reader):
             work.poll(reader.consumed, 1)
+            text = block.decode("utf-8")[:left]
             if number % every == 0:
-                yield block.decode("utf-8")
+                yield text
+            left -= len(text)
+            if not left:
+                return
 
     return train_bpe(texts(), vocab_size)
 

@@ -27,6 +27,7 @@ from fastlstm.text.data.encoding import (
     find_unseen,
     learn_bpe,
     scan,
+    share_of,
     write_ids,
 )
 from fastlstm.text.data.sources import Document, Source, open_source
@@ -101,8 +102,8 @@ class TextDataset(Entry):
     def _edges(self, spec: str, files: Collection[str]) -> tuple[int, int]:
         shares = split_shares(spec, files)
         num = len(self.ids)
-        second = num if shares[2] == 0 else int(num * (shares[0] + shares[1]) + 1e-6)
-        first = second if shares[1] == 0 else int(num * shares[0] + 1e-6)
+        second = num if shares[2] == 0 else self._edge(shares[0] + shares[1])
+        first = second if shares[1] == 0 else self._edge(shares[0])
         if num < MIN_TOKENS or first < 2 or (shares[1] > 0 and second - first < 2):
             raise DataError(
                 f"{self.source} has only {counted(self.num_chars, 'character')}"
@@ -110,6 +111,28 @@ class TextDataset(Entry):
                 " more to be useful"
             )
         return first, second
+
+    def _edge(self, share: float) -> int:
+        """Returns the number of tokens in the first share of the text; memoised for BPE.
+
+        Shares of a BPE text are shares of its characters, as merges are learned from the characters
+        of the training split.
+        """
+        if self.tokenizer.kind != "bpe":
+            return share_of(len(self.ids), share)
+        num_chars = share_of(self.num_chars, share)
+        memo = make_key("edge", self.key, num_chars)
+        known = self.cache.recall(memo)
+        if type(known) is int and 0 <= known <= len(self.ids):
+            return known
+        edge, chars, sizes = 0, 0.0, self.tokenizer.token_chars
+        while edge < len(self.ids) and chars < num_chars:
+            ends = chars + np.cumsum(sizes[self.ids[edge : edge + _COUNT_BLOCK]])
+            count = min(len(ends), int(np.searchsorted(ends, num_chars)) + 1)
+            edge, chars = edge + count, float(ends[count - 1])
+            release_pages(self.ids)
+        self.cache.remember(memo, edge)
+        return edge
 
 
 def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
@@ -152,6 +175,7 @@ def prepare_text(
     keep_crlf: bool = False,
     invalid_utf8: Literal["error", "replace"] = "error",
     cache_dir: str | Path | None = None,
+    train_share: float = 0.9,
     tokenizer: Tokenizer | None = None,
     unknown: UnknownPolicy = "refuse",
     on_progress: Progress | None = None,
@@ -161,7 +185,8 @@ def prepare_text(
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    Options are those of `TrainConfig`. An existing `tokenizer`, to resume a run or to evaluate
+    Options are those of `TrainConfig`. A BPE is learned from the first `train_share` of the
+    characters, the training split. An existing `tokenizer`, to resume a run or to evaluate
     another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
     left out and reported (``count``). Results do not depend on `block_bytes` and `workers`
     (threads; default every available core). `on_progress` is called with bytes done and the total
@@ -185,7 +210,7 @@ def prepare_text(
     opened = source if isinstance(source, Source) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
     work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
-    job = _Job(cache, work, kind, vocab_size, tokenizer, unknown)
+    job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
     if entry is None:
@@ -209,6 +234,7 @@ class _Job:
     work: Pass
     kind: str
     vocab_size: int
+    train_share: float
     tokenizer: Tokenizer | None
     unknown: UnknownPolicy
 
@@ -271,7 +297,7 @@ class _Job:
             return CharTokenizer("".join(map(chr, np.flatnonzero(scanned.seen)))), []
         if self.kind == "byte":
             return ByteTokenizer(), []
-        return learn_bpe(self.work, self.vocab_size, scanned.num_bytes), []
+        return learn_bpe(self.work, self.vocab_size, scanned, self.train_share), []
 
     def _find(self, content: str) -> Entry | None:
         if self.tokenizer is None:
@@ -289,11 +315,13 @@ class _Job:
         return make_key("stat", signature, asdict(self.work.rules))
 
     def _choice_key(self, content: str) -> str:
-        size = self.vocab_size if self.kind == "bpe" else None
-        return make_key("vocab", content, asdict(self.work.rules), self.kind, size)
+        learned = (self.vocab_size, self.train_share) if self.kind == "bpe" else None
+        return make_key("vocab", content, asdict(self.work.rules), self.kind, learned)
 
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
+        if self.kind == "bpe":  # "ids" of BPE were divided by tokens
+            kind = "ids divided by characters"
         return make_key(kind, content, asdict(self.work.rules), fingerprint)
 
 

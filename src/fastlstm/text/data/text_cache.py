@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fastlstm.errors import FastLSTMError
-from fastlstm.system.cache import Cache
+from fastlstm.system.cache import Cache, is_intact
 from fastlstm.system.storage import read_json, write_file, write_json
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer, smallest_dtype
 
@@ -60,6 +60,8 @@ class TextCache(Cache):
         """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
         directory = self.path(key)
         try:
+            if not is_intact(directory):
+                return None
             meta = Meta(**read_json(directory / "meta.json"))
             if any(type(n) is not int for n in (meta.num_tokens, meta.num_bytes, meta.num_chars)):
                 return None

@@ -1,17 +1,17 @@
-"""A layer stack as arrays and JSON, to hand it from one process to another."""
+"""A layer stack as arrays and JSON, to hand it from one process to another, and for files."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.exchange import layer_stack
-from fastlstm.exchange.layer_stack import CellWeights, LayerStack
+from fastlstm.sequence.layer_stack import CellWeights, Layer, LayerStack
 
 Arrays = dict[str, NDArray[Any]]
+_KINDS = {kind.__name__: kind for kind in get_args(Layer)}
 
 
 def pack(stack: LayerStack) -> tuple[Arrays, dict[str, Any]]:
@@ -25,10 +25,10 @@ def pack(stack: LayerStack) -> tuple[Arrays, dict[str, Any]]:
 
 
 def unpack(arrays: Arrays, about: dict[str, Any]) -> LayerStack:
-    """Returns the stack that `pack` took apart."""
+    """Returns the stack that `pack` took apart; raises KeyError or TypeError for anything else."""
     layers = []
     for k, item in enumerate(about["layers"]):
-        kind = getattr(layer_stack, item["kind"])
+        kind = _KINDS[item["kind"]]
         layers.append(kind(**_unpacked(kind, item, str(k), arrays)))
     return LayerStack(**{**about, "layers": tuple(layers), "notes": tuple(about["notes"])})
 

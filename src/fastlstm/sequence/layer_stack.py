@@ -127,10 +127,10 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Steps:
-    """Other steps of what the layers before it write: the last one only, or all from the end."""
+    """Of the steps that the layers before it write: one vector for all, or all from the end."""
 
     name: str
-    part: Literal["last", "reversed"]
+    part: Literal["last", "mean", "max", "reversed"]
 
 
 Layer = Embedding | LSTMLayer | Dense | Function | LayerNorm | Dropout | Steps
@@ -146,7 +146,8 @@ class LayerStack:
         window: steps of the input that the model was built for, or None.
         is_time_major: the axis of time comes first, not second.
         notes: what the user should know about the reading.
-        shape: of the output for one sequence, where it is no vector: of a Keras Reshape at the end.
+        shape: of the output for one sequence, where it is no vector: of a Reshape or Squeeze of
+            Keras at the end.
     """
 
     layers: tuple[Layer, ...]
@@ -155,6 +156,21 @@ class LayerStack:
     is_time_major: bool = False
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+
+    @property
+    def answers_once(self) -> bool:
+        """Whether the output is one vector for a sequence."""
+        return any(
+            (isinstance(layer, LSTMLayer) and not layer.every_step)
+            or (isinstance(layer, Steps) and layer.part != "reversed")
+            for layer in self.layers
+        )
+
+    @property
+    def masks_zero(self) -> bool:
+        """Whether steps with token 0 are left out."""
+        first = self.layers[0] if self.layers else None
+        return isinstance(first, Embedding) and first.masks_zero
 
     @property
     def logits(self) -> LayerStack:

@@ -1,0 +1,38 @@
+"""Devices that a user may name, and whether they are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+from fastlstm.errors import ConfigError, Setting, nearest_hint
+from fastlstm.system import hardware
+from fastlstm.system.fields import Device
+
+_DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+"""Files of an NVIDIA driver, on Linux and in its subsystem for Windows."""
+
+
+def check_device(device: Any) -> None:
+    """Raises ConfigError unless this is a device that is here."""
+    if device not in get_args(Device):
+        expected = ", ".join(get_args(Device))
+        raise ConfigError(
+            Setting("device"),
+            f" is {device!r}{nearest_hint(device, get_args(Device))}, expected one of {expected}",
+        )
+    if device == "cuda" and not has_gpu():
+        raise no_gpu(hardware.gpu_refusal() or "no driver of NVIDIA")
+
+
+def no_gpu(why: str) -> ConfigError:
+    """Returns the error where a GPU was asked for that cannot be used."""
+    return ConfigError(
+        Setting("device", "cuda"), f": no usable NVIDIA GPU here ({why}); use ",
+        Setting("device", "cpu"), " or auto",
+    )  # fmt: skip
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU; torch is asked where a driver has left its files only."""
+    return any(Path(name).exists() for name in _DRIVER) and hardware.gpu() is not None

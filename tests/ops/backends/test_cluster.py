@@ -1,0 +1,138 @@
+"""Which calls the kernels of clusters take, and what they say, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import KernelError
+from fastlstm.ops.backends import cluster
+from fastlstm.ops.backends.cluster import ClusterBackend
+from fastlstm.ops.call import LSTMArgs, LSTMCall
+from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.cuda import cluster_lstm
+from fastlstm.ops.reference import run_reference
+
+CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """An H100, by its capability and its clusters per size; a size may raise an error."""
+    card: dict[str, Any] = {"capability": (9, 0), 128: 30, 256: 15, 512: 7}
+
+    def max_clusters(H: int, device: int) -> int:
+        if isinstance(card[H], Exception):
+            raise card[H]
+        return int(card[H])
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card["capability"])
+    for module in (cluster, cluster_lstm):
+        monkeypatch.setattr(module, "max_clusters", max_clusters)
+    cluster.refusal.cache_clear()
+    yield card
+    cluster.refusal.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"dtype": torch.float16, "B": 1, "T": 1, "H": 1}, None),
+        ({"options": CellOptions(zoneout=(0.1, 0.2), recurrent_activation="hard_sigmoid")}, None),
+        ({"device": "cpu"}, "these kernels run on NVIDIA GPUs, not on cpu"),
+        ({"dtype": torch.float32}, "these kernels compute in bf16 and fp16, not in float32"),
+        ({"H": 513}, "H=513, a cluster of blocks holds the weights of 512 units"),
+        ({"options": CellOptions(layer_norm=True)}, "these kernels have no layer norm"),
+        (
+            {"max_activation_bytes": 1 << 20},
+            "these kernels save all activations, max_activation_bytes limits them",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("gpu")
+def test_what_is_supported(changes: dict[str, Any], reason: str | None) -> None:
+    assert ClusterBackend().supports(CALL._replace(**changes)) == reason
+
+
+def test_an_older_gpu_is_refused_before_anything_is_compiled(gpu: dict[str, Any]) -> None:
+    gpu["capability"], gpu[512] = (8, 0), AssertionError("compiled")
+    told = "they need thread block clusters, compute capability 9.0; this GPU has 8.0"
+    assert ClusterBackend().supports(CALL) == told
+
+
+@pytest.mark.parametrize("why", ["cuda.bindings is missing, …", "NVRTC cannot be loaded (…)"])
+def test_what_is_missing_is_the_reason(gpu: dict[str, Any], why: str) -> None:
+    gpu[512] = KernelError(why)
+    assert ClusterBackend().supports(CALL) == why
+
+
+def test_a_size_whose_cluster_does_not_fit_is_refused_and_others_run(gpu: dict[str, Any]) -> None:
+    gpu[512] = 0
+    assert ClusterBackend().supports(CALL) == "this GPU cannot run a cluster of 16 blocks"
+    assert ClusterBackend().supports(CALL._replace(H=200)) is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_kernel_line_has_clusters_rows_padding_and_options() -> None:
+    plain = ClusterBackend().describe(CALL)
+    assert plain.name == "persistent LSTM bf16 (4 of 7 clusters of 16 blocks, 8 rows each)"
+    assert (plain.is_fast, plain.why) == (True, "")
+    options = CellOptions(zoneout=(0.1, 0.0))
+    odd = ClusterBackend().describe(
+        CALL._replace(B=100, H=500, dtype=torch.float16, options=options)
+    )
+    assert odd.name.startswith(
+        "persistent LSTM fp16 (7 of 7 clusters of 16 blocks, 16 rows each) + zoneout"
+    )
+    assert odd.why == "H=500 is padded to 512"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("B", [1, 8, 9, 56, 57, 448, 449, 1000])
+@pytest.mark.parametrize("H", [128, 256, 512])
+def test_all_rows_have_a_place_in_few_waves(B: int, H: int) -> None:
+    clusters, groups = cluster_lstm.rows_per_cluster(B, H, 0)
+    assert clusters * groups * 8 >= B
+    assert (clusters - 1) * groups * 8 < B or clusters * 8 <= B + 7, "no cluster is idle"
+    assert 1 <= groups <= 8
+    if groups < 8:
+        assert clusters <= {128: 30, 256: 15, 512: 7}[H]
+
+
+@pytest.mark.parametrize("recurrent", ["sigmoid", "hard_sigmoid", "softsign"])
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu"])
+@pytest.mark.usefixtures("gpu")
+def test_padded_units_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, activation: Any, recurrent: Any
+) -> None:
+    """Values and gradients of the padded call, in float64, by the reference."""
+    T, B, I, H = 3, 2, 4, 5  # noqa: E741
+    options = CellOptions(
+        activation=activation, recurrent_activation=recurrent, recurrent_dropout=0.1
+    )
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(T, B, I), (B, H), (B, H), (4 * H, I), (4 * H, H), (4 * H,), (4 * H,)]
+    tensors = [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
+    names = ("rows", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh")
+    mask = torch.rand(B, H, generator=generator).double()
+    args = LSTMArgs(**dict(zip(names, tensors, strict=True)), tokens=None, mask=mask)
+    call = CALL._replace(T=T, B=B, I=I, H=H, options=options)
+    monkeypatch.setattr(
+        cluster,
+        "run_cluster_lstm",
+        lambda call, args: run_reference(args, call.options, torch.float64),
+    )
+    found = []
+    for out in (ClusterBackend().run(call, args), run_reference(args, options, torch.float64)):
+        grads = torch.autograd.grad(sum(t.square().sum() for t in out), tensors)
+        found.append((*out, *grads))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)

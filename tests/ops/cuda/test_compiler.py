@@ -1,0 +1,166 @@
+"""Every kernel compiles for every GPU that it is meant for, and what was compiled is stored."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm.errors import KernelError
+from fastlstm.ops.cuda import compiler
+from fastlstm.system import environment
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+NAMES = ["DTYPE", "H", "NS", "SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "ACT", "REC"]
+ALL_OPTIONS = 160
+"""Bytes that a kernel with 8 groups of rows and every option may spill."""
+
+
+@pytest.mark.parametrize(
+    ("values", "arch", "max_spill"),
+    [
+        ((0, 512, 8, 1, 0, 0, 0, 0, 1, 0), "sm_90", 0),
+        ((1, 512, 8, 1, 1, 1, 1, 1, 1, 0), "sm_90", ALL_OPTIONS),
+        ((0, 512, 4, 1, 1, 0, 0, 1, 3, 5), "sm_120", 0),
+        ((0, 512, 1, 0, 1, 0, 0, 0, 1, 0), "sm_120", 0),
+        ((1, 512, 2, 0, 0, 1, 0, 2, 5, 4), "sm_100", 0),
+        ((0, 512, 8, 0, 1, 1, 1, 1, 0, 1), "sm_100", ALL_OPTIONS),
+        ((0, 256, 8, 1, 1, 1, 1, 1, 1, 0), "sm_120", ALL_OPTIONS),
+        ((1, 256, 3, 1, 0, 0, 0, 0, 1, 0), "sm_100", 0),
+        ((0, 256, 5, 1, 0, 1, 0, 2, 2, 3), "sm_90", 0),
+        ((1, 128, 8, 1, 1, 1, 1, 1, 5, 2), "sm_90", ALL_OPTIONS),
+        ((0, 128, 6, 1, 1, 0, 1, 0, 1, 0), "sm_120", 0),
+        ((1, 128, 7, 0, 0, 0, 1, 1, 1, 2), "sm_100", 0),
+        ((0, 128, 1, 1, 0, 0, 0, 0, 4, 0), "sm_90", 0),
+    ],
+)
+def test_a_kernel_compiles_and_stays_in_its_registers(
+    values: tuple[int, ...], arch: str, max_spill: int
+) -> None:
+    macros = dict(zip(NAMES, values, strict=True))
+    image, log = compiler.compile_source("lstm_cluster", {**macros, "CL": macros["H"] // 32}, arch)
+    assert image.startswith(b"\x7fELF")
+    entries = set(re.findall(r"entry function '(\w+)'", log))
+    assert entries == {"lstm_forward", *(["lstm_backward"] if macros["SAVE"] else [])}
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
+    assert len(spills) == 2 * len(entries)
+    assert max(spills) <= max_spill
+    assert all(int(n) <= 255 for n in re.findall(r"Used (\d+) registers", log))
+
+
+MACROS = {"DTYPE": 0, "H": 128, "NS": 1, "CL": 4, "ACT": 1}
+MACROS.update(dict.fromkeys(("SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "REC"), 0))
+
+
+def test_a_gpu_without_clusters_is_refused_with_the_reason() -> None:
+    with pytest.raises(
+        KernelError, match=r"NVRTC \d+\.\d+ cannot compile lstm_cluster.cu for sm_80"
+    ):
+        compiler.compile_source("lstm_cluster", MACROS, "sm_80")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The architectures that something was compiled for; the cache is at `tmp_path`."""
+    made: list[str] = []
+
+    def compile_source(name: str, macros: Any, arch: str) -> tuple[bytes, str]:
+        made.append(arch)
+        return f"code {len(made)}".encode(), ""
+
+    monkeypatch.setattr(compiler, "compile_source", compile_source)
+    monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "_version", lambda: "13.0")
+    return made
+
+
+def compiled(arch: str = "sm_90", **changes: int) -> bytes:
+    return compiler.compiled("lstm_cluster", {**MACROS, **changes}, arch)
+
+
+def test_a_kernel_is_compiled_once(calls: list[str]) -> None:
+    assert compiled() == compiled() == b"code 1"
+    assert compiled(H=256) == b"code 2"
+    assert compiled("sm_120") == b"code 3"
+    assert calls == ["sm_90", "sm_90", "sm_120"]
+
+
+def test_another_nvrtc_or_source_compiles_anew(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled()
+    monkeypatch.setattr(compiler, "_version", lambda: "13.1")
+    assert compiled() == b"code 2"
+    monkeypatch.setattr(compiler, "source_text", lambda name: "other")
+    assert compiled() == b"code 3"
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None])
+def test_a_damaged_entry_is_replaced(
+    calls: list[str], tmp_path: Path, damage: bytes | None
+) -> None:
+    compiled()
+    (entry,) = (tmp_path / "kernels" / "entries").iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[:-1] + b"x" if damage is None else damage)
+    assert compiled() == b"code 2"
+    assert compiled() == b"code 2"
+    assert len(calls) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_one_compilation(
+    calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path / "file")
+    assert compiled() == b"code 1"
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(environment, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler.storage, "write_file", full)
+    assert compiled() == b"code 2"
+    assert len(calls) == 2
+
+
+def test_an_error_of_the_source_is_told_once(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        calls.append("refused")
+        raise KernelError("NVRTC cannot compile it")
+
+    monkeypatch.setattr(compiler, "compile_source", refuse)
+    with pytest.raises(KernelError, match="cannot compile it"):
+        compiled()
+    assert calls == ["refused"]
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name == "cuda.bindings":
+            raise ImportError(name)
+        return load(name, *args)
+
+    compiler._version.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", without)
+        told = compiler.nvrtc_refusal()
+    assert told is not None
+    assert told.startswith("cuda.bindings is missing")
+
+    class NoLibrary:
+        @staticmethod
+        def nvrtcVersion() -> Any:  # noqa: N802
+            raise RuntimeError("libnvrtc.so.13 not found")
+
+    monkeypatch.setattr(compiler, "_bindings", NoLibrary)
+    assert compiler.nvrtc_refusal() == "NVRTC cannot be loaded (libnvrtc.so.13 not found)"
+    compiler._version.cache_clear()

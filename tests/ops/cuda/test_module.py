@@ -1,0 +1,153 @@
+"""What the driver is asked to load and launch, recorded by one that runs nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import namedtuple
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.errors import KernelError
+from fastlstm.ops.cuda import cluster_lstm, module
+from fastlstm.ops.cuda.module import ClusterKernel
+
+
+class Status(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_IMAGE = 200
+    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
+
+
+class Driver:
+    """Records calls; `refused` are the functions that return an error."""
+
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared",
+        CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED="non-portable",
+    )
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION="cluster")
+
+    def __init__(self, context: int = 7, **refused: Status) -> None:
+        self.calls, self.context, self.refused = list[tuple[Any, ...]](), context, refused
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            self.calls.append((name, *args))
+            found = {"cuCtxGetCurrent": self.context, "cuOccupancyMaxActiveClusters": 7}
+            return self.refused.get(name, Status.CUDA_SUCCESS), found.get(name, f"<{name}>")
+
+        return call
+
+    @staticmethod
+    def CUlaunchConfig() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace()
+
+    @staticmethod
+    def CUlaunchAttribute() -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        return [args for called, *args in self.calls if called == name]
+
+
+Kernel = namedtuple("Kernel", "driver kernel compiled")
+
+
+def kernel_on(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, cluster: int = 8, capability: Any = (9, 0)
+) -> Kernel:
+    made: list[Any] = []
+    monkeypatch.setattr(module, "driver_bindings", lambda: driver)
+    monkeypatch.setattr(module, "compiled", lambda *args: made.append(args) or b"code")
+    monkeypatch.setattr(module, "_primary_context", lambda device: 7)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    stream = SimpleNamespace(cuda_stream=99)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    kernel = ClusterKernel("lstm_cluster", "lstm_forward", {"H": 512}, 0, 256, cluster, 5000)
+    return Kernel(driver, kernel, made)
+
+
+@pytest.mark.parametrize("cluster", [4, 8, 16])
+def test_a_kernel_is_loaded_with_its_attributes(
+    monkeypatch: pytest.MonkeyPatch, cluster: int
+) -> None:
+    found = kernel_on(monkeypatch, Driver(), cluster, capability=(12, 0))
+    assert found.compiled == [("lstm_cluster", {"H": 512}, "sm_120")]
+    assert found.driver.named("cuModuleLoadData") == [[b"code"]]
+    assert found.driver.named("cuModuleGetFunction") == [["<cuModuleLoadData>", b"lstm_forward"]]
+    given = {kind: value for _, kind, value in found.driver.named("cuFuncSetAttribute")}
+    assert given == {"shared": 5000, **({"non-portable": 1} if cluster == 16 else {})}
+
+
+class Argument(ctypes.Structure):
+    _fields_ = (("T", ctypes.c_int),)
+
+
+def test_a_launch_has_the_grid_the_cluster_and_one_struct(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, kernel, _ = kernel_on(monkeypatch, Driver(), 16)
+    argument, seen = Argument(37), list[int]()
+
+    def launch(config: Any, function: Any, pointers: int, extra: int) -> tuple[Any, ...]:
+        place = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_uint64))[0]
+        seen.append(Argument.from_address(place).T)
+        seen.append(config)
+        return (Status.CUDA_SUCCESS,)
+
+    driver.cuLaunchKernelEx = launch
+    kernel.launch(3, argument)
+    value, config = seen
+    assert value == 37
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (48, 1, 1)
+    assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (256, 1, 1)
+    assert (config.sharedMemBytes, config.hStream, config.numAttrs) == (5000, 99, 1)
+    (attribute,) = config.attrs
+    size = attribute.value.clusterDim
+    assert (attribute.id, size.x, size.y, size.z) == ("cluster", 16, 1, 1)
+    assert not driver.named("cuCtxSetCurrent"), "torch's context is current"
+
+
+def test_a_thread_without_torchs_context_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, _, _ = kernel_on(monkeypatch, Driver(context=0))
+    assert driver.named("cuCtxSetCurrent") == [[7]]
+    names = [name for name, *_ in driver.calls]
+    assert names.index("cuCtxSetCurrent") < names.index("cuModuleLoadData")
+
+
+def test_errors_have_the_drivers_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KernelError, match=r"refused a kernel: CUDA_ERROR_INVALID_IMAGE"):
+        kernel_on(monkeypatch, Driver(cuModuleLoadData=Status.CUDA_ERROR_INVALID_IMAGE))
+    refused = Driver(cuLaunchKernelEx=Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+    _, kernel, _ = kernel_on(monkeypatch, refused)
+    with pytest.raises(KernelError, match="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        kernel.launch(1, Argument(0))
+
+
+def test_clusters_that_the_driver_refuses_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_on(monkeypatch, Driver()).kernel.max_clusters() == 7
+    refused = Driver(cuOccupancyMaxActiveClusters=Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+    assert kernel_on(monkeypatch, refused).kernel.max_clusters() == 0
+
+
+def test_structs_have_the_fields_of_the_source_in_its_order() -> None:
+    source = module.compiled.__globals__["source_text"]("lstm_cluster")
+    sizes = {"const": 8, "u16*": 8, "float*": 8, "int": 4, "u32": 4, "float": 4}
+    for name, struct in (("Forward", cluster_lstm._Forward), ("Backward", cluster_lstm._Backward)):
+        body = source.split(f"struct {name} {{")[1].split("};")[0]
+        fields, offset = list[tuple[str, int]](), 0
+        for line in body.strip().splitlines():
+            kind, *names = line.split("//")[0].replace(",", " ").replace(";", " ").split()
+            if kind == "const":
+                names = names[1:]
+            size = sizes[kind]
+            for field in names:
+                offset = -(-offset // size) * size
+                fields.append((field, offset))
+                offset += size
+        assert fields == [(field, getattr(struct, field).offset) for field, _ in struct._fields_]

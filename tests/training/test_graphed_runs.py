@@ -1,0 +1,163 @@
+"""Whole runs of texts, tables and sequences whose steps are recorded, against the same without."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyarrow import parquet as pq
+
+import fastlstm
+from eager_recorder import EagerRecorder, use_graphs_on_the_cpu
+from fastlstm import SequenceRegressor
+from fastlstm.errors import Stopped
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.train import train_forecaster
+from fastlstm.nn import loss
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.training.checkpoint import find_checkpoint
+from series_frames import long_table
+
+TEXT: dict[str, Any] = {
+    "rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 12, "steps": 14, "threads": 1,
+    "device": "cpu", "tensorboard": False, "sample_every": 0, "dropout": 0.2, "precision": "fp32",
+    "eval_every": 5, "checkpoint_every": 4, "optimizer": "adamw", "log_every": 3,
+}  # fmt: skip
+TABLE: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 12, "epochs": 4.0, "dropout": 0.3,
+    "split": "60/20/20", "batch_size": 8, "tensorboard": False, "evaluations": 3, "threads": 1,
+    "device": "cpu", "precision": "fp32",
+}  # fmt: skip
+NO_GRAPH = "a step is not one CUDA graph"
+
+
+@pytest.fixture(autouse=True)
+def loss_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the loss looks at its targets, and has kernels that take a factor as a number."""
+    monkeypatch.setattr(loss, "_check", lambda *_: None)
+    monkeypatch.setattr(loss, "is_native", lambda *_: False)
+
+
+class StopAt:
+    """Observer that sends this process a signal at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def state_of(run: Path) -> dict[str, torch.Tensor]:
+    found, damage = find_checkpoint(RunDirectory(run))
+    assert found is not None
+    assert not damage
+    kept = {stem: group for stem, group in found.tensors.items() if stem != "optimizer"}
+    tensors = {f"{s} {n}": t for s, group in kept.items() for n, t in group.items()}
+    return {"step": torch.tensor(found.step), **tensors}
+
+
+def train_text(folder: Path, name: str, **options: Any) -> dict[str, torch.Tensor]:
+    text = folder / "book.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog; why does it do that?\n" * 40)
+    fastlstm.train(text, out=folder / name, **{**TEXT, **options})
+    return state_of(folder / name)
+
+
+def assert_close(own: dict[str, torch.Tensor], other: dict[str, torch.Tensor], atol: float) -> None:
+    assert own.keys() == other.keys()
+    for name, tensor in own.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "atol"),
+    [
+        ({}, 1e-6),
+        ({"ema": 0.9, "num_layers": 2, "accumulate": 2}, 1e-6),
+        ({"optimizer": "muon", "log_every": None}, 1e-4),
+    ],
+    ids=str,
+)
+def test_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], atol: float
+) -> None:
+    eager = train_text(tmp_path, "eager", **options)
+    use_graphs_on_the_cpu(monkeypatch)
+    graphed = train_text(tmp_path, "graphed", **options)
+    assert EagerRecorder.num_recorded == 1
+    assert_close(graphed, eager, atol)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_text_that_was_stopped_goes_on_bit_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    use_graphs_on_the_cpu(monkeypatch)
+    options = {"optimizer": optimizer, "ema": 0.9, "log_every": 1, "num_layers": 2}
+    whole = train_text(tmp_path, "whole", **options)
+    with pytest.raises(Stopped, match="checkpoint-7 is saved"):
+        train_text(tmp_path, "parts", observers=[StopAt(7)], **options)
+    parts = train_text(tmp_path, "parts", resume=True, **options)
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+
+
+def test_shards_of_a_text_stay_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_graphs_on_the_cpu(monkeypatch)
+    events: list[dict[str, Any]] = []
+    train_text(tmp_path, "run", shards=2, observers=[events.append], steps=3)
+    assert EagerRecorder.num_recorded == 0
+    told = [e["text"] for e in events if e["event"] == "message" and NO_GRAPH in e["text"]]
+    assert len(told) == 1
+    assert told[0].endswith("(several processes or shards share a step)")
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "muon", "ema": 0.9}], ids=str)
+def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """The last batch of an epoch is smaller, and has a graph of its own."""
+    table = tmp_path / "table.parquet"
+    pq.write_table(long_table(60), table)
+    config = ForecastConfig(**{**TABLE, "optimizer": "adamw", **options})
+    train_forecaster(str(table), config, out=tmp_path / "eager")
+    use_graphs_on_the_cpu(monkeypatch)
+    train_forecaster(str(table), config, out=tmp_path / "graphed")
+    assert EagerRecorder.num_recorded == 2
+    own, other = state_of(tmp_path / "graphed"), state_of(tmp_path / "eager")
+    assert_close(own, other, 1e-5 if not options else 1e-3)
+
+
+def test_a_table_read_in_chunks_says_that_it_is_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.parquet"
+    pq.write_table(long_table(60), table)
+    use_graphs_on_the_cpu(monkeypatch)
+    events: list[dict[str, Any]] = []
+    options = {"tbptt": 12, "batch_size": 2, "epochs": None, "steps": 3}
+    config = ForecastConfig(**{**TABLE, **options})
+    train_forecaster(str(table), config, out=tmp_path / "run", observers=[events.append])
+    assert EagerRecorder.num_recorded == 0
+    told = [e["text"] for e in events if e["event"] == "message" and NO_GRAPH in e["text"]]
+    assert len(told) == 1
+
+
+def test_sequences_have_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(n, 2)) for n in rng.integers(3, 9, 50)]
+    y = np.array([x[:, 0].sum() for x in X])
+    options: dict[str, Any] = {
+        "hidden_size": 6, "embed_size": 4, "batch_size": 8, "steps": 12, "held_out": 0.2,
+        "dropout": 0.2, "threads": 1, "device": "cpu", "patience": 0,
+    }  # fmt: skip
+    eager = SequenceRegressor(**options).fit(X, y).predict(X)
+    use_graphs_on_the_cpu(monkeypatch)
+    graphed = SequenceRegressor(**options).fit(X, y).predict(X)
+    np.testing.assert_allclose(graphed, eager, rtol=1e-4, atol=1e-5)
