@@ -219,3 +219,22 @@ def test_other_cores_and_other_kernels_are_measured_again(
     assert measured_ceilings("fp32", 1, shape=SMALL).is_recalled
     monkeypatch.setattr(ceilings.hardware, changed, lambda: 999)
     assert not measured_ceilings("fp32", 1, shape=SMALL).is_recalled
+
+
+def test_a_copy_on_a_gpu_is_as_large_as_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ones = list[int](), torch.ones
+
+    def small(count: int, **options: Any) -> torch.Tensor:
+        asked.append(count * 4)
+        if count * 4 > 20 << 20:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return ones(count)
+
+    monkeypatch.setattr(torch, "ones", small)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    source, target = ceilings._copied_on_gpu(256 << 20)
+    assert asked == [256 << 20, 64 << 20, 16 << 20]
+    assert source.nbytes == target.nbytes == 16 << 20
+    monkeypatch.setattr(ceilings, "_LEAST_COPY_BYTES", 32 << 20)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        ceilings._copied_on_gpu(32 << 20)

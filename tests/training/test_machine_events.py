@@ -34,13 +34,21 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert others[0] == others[1]
 
 
-@pytest.mark.parametrize(("waiting", "is_told"), [(0.6, True), (0.1, False), (None, False)])
-def test_a_run_that_waits_for_cores_says_so_once(
-    waiting: float | None, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("waiting", "others", "is_told"),
+    [(0.6, 0.5, True), (0.6, None, True), (0.6, 0.0, False), (0.1, 0.5, False), (None, 0.5, False)],
+)
+def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
+    waiting: float | None,
+    others: float | None,
+    is_told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
-    used = {} if waiting is None else {"waiting_threads": waiting}
+    known = {"waiting_threads": waiting, "others_share": others}
+    used = {name: value for name, value in known.items() if value is not None}
     monkeypatch.setattr(machine_events, "INTERVAL_S", 0.0)
     monkeypatch.setattr(MachineUsage, "read", lambda _: used)
     run, options = tmp_path / "run", {**OPTIONS, "threads": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
+from fastlstm.ops.call import LSTMCall
 from fastlstm.system import hardware, measurements
+from fastlstm.text.config import TrainConfig
 from fastlstm.training import precision as precision_module
 from fastlstm.training.precision import (
     STEP_OVER_PASS,
@@ -20,10 +23,12 @@ from fastlstm.training.precision import (
     choose_precision,
     notes_on,
     pass_seconds,
+    require_fast_kernels,
     why_of,
 )
+from recorded_gpu import use_gpu
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -168,3 +173,64 @@ def test_bf16_of_a_torch_layer_on_a_gpu_is_said_to_be_fp16() -> None:
     (note,) = notes_on("bf16", torch.device("cuda"))
     assert str(note).endswith("precision='tf32' has the range of fp32")
     assert notes_on("tf32", torch.device("cuda")) == notes_on("bf16", CPU) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "name", "why"),
+    [
+        ((3e-3, 1e-3, 0.99e-3), "bf16", "3.0x faster here: 1 ms a step in bf16, 0.99 ms in fp16"),
+        ((3e-3, 2e-3, 1e-3), "fp16", "3.0x faster here: 1 ms a step in fp16, 2 ms in bf16"),
+        ((1e-3, 2e-3, 0.95e-3), "tf32", "fp16 gains too little here: 0.95 ms a step in fp16"),
+        ((math.inf, math.inf, 1e-3), "fp16", "alone fits here: 1 ms a step in fp16"),
+    ],
+)
+def test_a_gpu_times_three_precisions_by_whole_steps(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], name: str, why: str
+) -> None:
+    use_gpu(monkeypatch)
+    of = dict(zip(("tf32", "bf16", "fp16"), seconds, strict=True))
+
+    def time_step(precision: str) -> float:
+        if math.isinf(of[precision]):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return of[precision]
+
+    choice = choose_precision("auto", GPU, {}, time_step, "step")
+    assert choice.name == name
+    assert choice.why.startswith(why)
+    assert choice.step_s == of[name]  # of a whole step, nothing is added
+
+
+@pytest.mark.parametrize(
+    ("capability", "names"), [((7, 0), ["fp32", "fp16"]), ((6, 1), ["fp32"]), ((8, 0), None)]
+)
+def test_an_old_gpu_is_not_timed_in_what_it_emulates(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], names: list[str] | None
+) -> None:
+    use_gpu(monkeypatch, capability=capability)
+    timed: list[str] = []
+
+    def seconds(name: str) -> float:
+        timed.append(name)
+        return 1.0
+
+    choose_precision("auto", GPU, {}, seconds, "step")
+    assert timed == (names or ["tf32", "bf16", "fp16"])
+
+
+def test_where_nothing_fits_the_step_itself_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpu(monkeypatch)
+
+    def seconds(_: str) -> float:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    choice = choose_precision("auto", GPU, {}, seconds, "step")
+    assert (choice.name, choice.step_s) == ("tf32", 0.0)
+    assert "inf" not in choice.why
+
+
+def test_strict_kernels_are_refused_before_anything_is_read() -> None:
+    call = LSTMCall(8, 4, 16, 16, torch.float32, "cpu", True)
+    require_fast_kernels(TrainConfig(strict_kernels=True), call)
+    slow = call._replace(device="meta")
+    require_fast_kernels(TrainConfig(), slow)

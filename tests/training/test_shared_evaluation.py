@@ -15,7 +15,7 @@ from fastlstm.distributed.world import DEADLINE_S
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.training.callbacks import Callback, CallbackList
 from fastlstm.training.shared_evaluation import evaluate, evaluate_own
-from linear_task import LinearTask
+from linear_task import LinearTask, trainer_of
 from thread_world import Hub, ThreadWorld, in_threads
 
 ROWS, UNIT_S = 16, 10.0
@@ -152,3 +152,27 @@ def test_a_callback_with_weights_of_its_own_is_refused_in_several_processes() ->
     several: Any = SimpleNamespace(world=ThreadWorld(0, Hub(2)))
     with pytest.raises(ConfigError, match=r"^Own has weights_in_use, .* in one process$"):
         CallbackList(several, [Callback(), Own()])
+
+
+def test_an_evaluation_without_memory_for_all_blocks_runs_in_halves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    task, whole = LinearTask(), LinearTask()
+    want = evaluate(trainer_of(whole), whole.num_valid, None, None)
+    all_blocks, asked = task.evaluate_blocks, list[range]()
+
+    def small(limit: int, blocks: range, *rest: Any) -> torch.Tensor:
+        asked.append(blocks)
+        if len(blocks) > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return all_blocks(limit, blocks, *rest)
+
+    monkeypatch.setattr(task, "evaluate_blocks", small)
+    most = 1
+    assert evaluate(trainer_of(task), task.num_valid, None, None).loss == want.loss
+    assert max(map(len, asked)) == 4
+    assert [n for blocks in asked if len(blocks) == 1 for n in blocks] == [0, 1, 2, 3]
+    most = 0
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        evaluate(trainer_of(task), task.num_valid, None, None)

@@ -13,10 +13,20 @@ from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
 from fastlstm.report.events import number
-from fastlstm.report.lines import ceiling_share, count_of, joined, labelled, model_lines, si
+from fastlstm.report.lines import (
+    ceiling_share,
+    count_of,
+    gpu_state,
+    joined,
+    labelled,
+    model_lines,
+    si,
+)
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastlstm.forecast.files import StoredForecaster
     from fastlstm.report.events import Event
     from fastlstm.report.history import History
@@ -210,7 +220,8 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
     has_bf16 = ceiling_dtype("bf16", "cpu") == "bf16"
     ceilings["bf16"] = measured_ceilings("bf16", threads) if has_bf16 else ceilings["fp32"]
     peaks = hardware.peak_gflops(threads)
-    kernels = _kernel_lines()
+    kernels = _kernel_lines("cpu", ("fp32", "bf16"))
+    gpu_facts, gpu_rows = _gpu_facts() if gpu is not None else ({}, [])
     facts: dict[str, Any] = {
         "cpu": {**dataclasses.asdict(cpu), "features": sorted(cpu.features)},
         "gpu": dataclasses.asdict(gpu) if gpu is not None else None,
@@ -218,6 +229,7 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         "ceilings": {dtype: dataclasses.asdict(value) for dtype, value in ceilings.items()},
         "peak_gflops": peaks,
         "kernels": kernels,
+        **gpu_facts,
     }
     caches = [
         f"{name} {short_bytes(size)}"
@@ -231,7 +243,7 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         ("instructions", cpu.isa),
         ("cores", f"{cpu.cores} for this process{limit}, {counted(threads, 'thread')} by default"),
         ("caches", ", ".join(caches) or "unknown"),
-        ("gpu", gpu.name if gpu is not None else "none usable by torch"),
+        ("gpu", gpu.name if gpu is not None else _no_gpu_text()),
     ]
     for dtype, value in ceilings.items():
         how = value.gemm_by
@@ -240,18 +252,55 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products ({how})"
         rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
     rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
-    return facts, rows + labelled("lstm", kernels)
+    return facts, rows + labelled("lstm", kernels) + gpu_rows
 
 
-def _kernel_lines() -> list[str]:
-    """The kernels that a layer of the default size runs here, in fp32 and bf16."""
+def _no_gpu_text() -> str:
+    from fastlstm.system.hardware import NO_GPU, gpu_refusal
+
+    refusal = gpu_refusal()
+    return "none usable by torch" + ("" if refusal in (None, *NO_GPU) else f": {refusal}")
+
+
+def _gpu_facts() -> tuple[dict[str, Any], list[Row]]:
+    """Facts of a GPU beside its name: state, ceilings, kernels."""
+    import torch
+
+    from fastlstm.system.ceilings import measured_ceilings
+    from fastlstm.system.gpu_usage import gpu_usage
+    from fastlstm.training.device import others_gb
+    from fastlstm.training.precision import precisions_of
+
+    device = torch.device("cuda")
+    precisions = precisions_of(device)
+    ceilings = {name: measured_ceilings(name, device="cuda") for name in precisions}
+    kernels, usage = _kernel_lines("cuda", precisions), gpu_usage()
+    total = torch.cuda.mem_get_info(device)[1]
+    facts = {
+        "gpu_ceilings": {name: dataclasses.asdict(value) for name, value in ceilings.items()},
+        "gpu_kernels": kernels,
+        "gpu_state": usage,
+    }
+    others = f"{others_gb(device):.1f} GB held by other processes"
+    rows = [("gpu memory", f"{short_bytes(total)}, {others}")]
+    states = [gpu_state(gpu) for gpu in usage.get("gpus", ())]
+    rows += [("gpu state", text) for text in states if text]
+    for name, value in ceilings.items():
+        speed = f"{si(1e9 * value.gemm_gflops)}FLOP/s in matrix products"
+        rows.append((f"gpu {name}", f"{speed}, copy {value.copy_gb_s:,.0f} GB/s"))
+    return facts, rows + labelled("gpu lstm", kernels)
+
+
+def _kernel_lines(device: str, precisions: Sequence[str]) -> list[str]:
+    """The kernels that a layer of the default size runs here, by precision."""
     import torch
 
     from fastlstm.nn.lstm import LSTM
     from fastlstm.ops.explain import explain
+    from fastlstm.training.precision import autocast
 
-    layer = LSTM(128, 512)
-    lines = [f"fp32, H=512, {explain(layer)[0]}"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        lines.append(f"bf16, H=512, {explain(layer)[0]}")
+    layer, lines = LSTM(128, 512).to(device), []
+    for name in precisions:
+        with autocast(name, torch.device(device)):
+            lines.append(f"{name}, H=512, {explain(layer)[0]}")
     return [line.replace("layer 0: ", "") for line in lines]

@@ -31,6 +31,7 @@ from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.untrained import untrained_forecaster
+from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
@@ -47,6 +48,7 @@ from fastlstm.training.precision import (
     choose_precision,
     notes_on,
     pass_seconds,
+    require_fast_kernels,
 )
 from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
@@ -171,6 +173,7 @@ class _Session(RunSession):
         make_task: MakeTask,
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
+        self._require_kernels(config, device)
         dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
@@ -210,6 +213,12 @@ class _Session(RunSession):
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
+
+    def _require_kernels(self, config: ForecastConfig, device: torch.device) -> None:
+        """Refuses strict_kernels before the table is read, where every kernel is slow."""
+        T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
+        call = LSTMCall(T, B, H, H, torch.float32, device.type, True)
+        require_fast_kernels(config, call)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device

@@ -193,13 +193,22 @@ def _gpu_texts(start: Event) -> list[str]:
     if text_of(start, "device") != "cuda":
         return []
     gpus = start.get("gpus")
-    gpu = gpus[0] if isinstance(gpus, list) and len(gpus) == 1 and isinstance(gpus[0], dict) else {}
-    limit, clock = number(gpu, "power_limit_w"), number(gpu, "clock_mhz")
-    return [
-        text_of(start, "machine"),
-        "" if limit is None else f"up to {limit:.0f} W",
-        "" if clock is None else f"{clock:.0f} MHz at the start",
-    ]
+    known = gpus if isinstance(gpus, list) else []
+    is_one = len(known) == 1 and isinstance(known[0], dict)
+    return [text_of(start, "machine"), gpu_state(known[0]) if is_one else ""]
+
+
+def gpu_state(gpu: Event) -> str:
+    """Returns power and clock of one of the `gpus` of an event; nothing where it tells nothing."""
+    names = "power_w", "power_limit_w", "clock_mhz"
+    power, limit, clock = (number(gpu, name) for name in names)
+    most = "" if limit is None else f" of {limit:.0f}"
+    return joined(
+        [
+            "" if power is None else f"{power:.0f}{most} W",
+            "" if clock is None else f"{clock:.0f} MHz",
+        ]
+    )
 
 
 def si(value: float) -> str:

@@ -167,8 +167,8 @@ class TrainConfig(TrainingOptions, CellOptions):
             is otherwise added to the training split.
         test: test text, scored with the best model at the end; default is a share of SOURCE.
         cache_dir: cache of encoded texts (default ~/.cache/fastlstm).
-        preset: model size; where no size is given, a budget on a CPU chooses it, one layer or two,
-            with batch and optimizer if those are not given either, by timed steps; else small.
+        preset: model size; where no size is given, a budget chooses it, one layer or two, with
+            batch and optimizer if those are not given either, by timed steps; else small.
         rnn_size: hidden units per layer, H.
         num_layers: number of LSTM layers.
         embed_size: width of the token embedding, E.

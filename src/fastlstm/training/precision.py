@@ -188,13 +188,16 @@ def _choose(
     if not others:
         return PrecisionChoice(best, "this GPU computes no other faster", seconds[best])
     full, fastest = seconds[full_name], min(others, key=lambda name: seconds[name])
+    if math.isinf(min(seconds.values())):
+        return PrecisionChoice(full_name, "no step fitted into memory as a whole", math.inf)
     shown = [best if best != full_name else fastest]
-    shown += [name for name in (*others, full_name) if name not in shown]
+    shown += [n for n in (*others, full_name) if n not in shown and math.isfinite(seconds[n])]
     first, *rest = (f"{seconds[name] * 1e3:.3g} ms{{}} in {name}" for name in shown)
     times_text = ", ".join([first.format(f" a {timed}"), *(text.format("") for text in rest)])
     times_text += "" if measured else ", measured earlier"
     if best != full_name:
-        gain = f"{full / seconds[best]:.1f}x faster here: {times_text}"
+        times = f"{full / seconds[best]:.1f}x faster" if math.isfinite(full) else "alone fits"
+        gain = f"{times} here: {times_text}"
         return PrecisionChoice(best, gain, seconds[best])
     gain = "is slower" if seconds[fastest] > full else "gains too little"
     return PrecisionChoice(full_name, f"{fastest} {gain} here: {times_text}", full)

@@ -34,7 +34,7 @@ def evaluate(
     task, world, started = trainer.task, trainer.world, time.perf_counter()
     num, is_shared = task.num_blocks(limit), task.pipeline is None and trainer.world.size > 1
     if not is_shared:
-        sums = task.evaluate_blocks(limit, range(num), stop, watch)
+        sums = _sums(task, limit, range(num), stop, watch)
         return task.score(limit, sums, time.perf_counter() - started)
     world.order(Order.EVALUATE, limit)
     others = [_message(task, num, rank, world.size) for rank in range(1, world.size)]
@@ -42,7 +42,7 @@ def evaluate(
     failure, own = None, torch.empty(0)
     of_all = None if watch is None else lambda done, own: watch(done * limit // own, limit)
     try:
-        own = task.evaluate_blocks(limit, _blocks(num, 0, world.size), stop, of_all)
+        own = _sums(task, limit, _blocks(num, 0, world.size), stop, of_all)
     except Exception as error:  # the others wait until their results are taken
         failure = error
     # After a stop, as long as an evaluation takes: not all may have got the signal.
@@ -65,9 +65,29 @@ def evaluate_own(trainer: Trainer, limit: int) -> None:
     told = _message(task, num, world.rank, world.size)
     if blocks := _blocks(num, world.rank, world.size):
         with weights_to_evaluate(trainer), suppress(Stopped):
-            told[:-1] = task.evaluate_blocks(limit, blocks, lambda: world.signal > 0, None)
+            told[:-1] = _sums(task, limit, blocks, lambda: world.signal > 0, None)
     told[-1] = world.signal
     world.give(told)
+
+
+def _sums(
+    task: Task,
+    limit: int,
+    blocks: range,
+    stop: Callable[[], bool] | None,
+    watch: Watch | None,
+) -> Tensor:
+    """Returns `Task.evaluate_blocks`, in halves where a GPU has too little memory for all at once:
+    each block has the same bits whichever others are computed with it."""
+    try:
+        return task.evaluate_blocks(limit, blocks, stop, watch)
+    except torch.cuda.OutOfMemoryError:
+        if len(blocks) < 2:
+            raise
+    torch.cuda.empty_cache()
+    middle = len(blocks) // 2
+    halves = blocks[:middle], blocks[middle:]
+    return torch.cat([_sums(task, limit, half, stop, None) for half in halves])
 
 
 def _message(task: Task, num: int, rank: int, size: int) -> Tensor:

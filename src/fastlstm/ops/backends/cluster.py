@@ -86,8 +86,8 @@ def refusal(device: int, H: int) -> str | None:
         return f"they need thread block clusters, compute capability 9.0; this GPU has {have}"
     try:
         fits = max_clusters(H, device) > 0
-    except KernelError as error:
-        return str(error)
+    except (KernelError, RuntimeError, OSError) as error:  # a driver, or bindings, without a call
+        return str(error).partition("\n")[0]
     return None if fits else f"this GPU cannot run a cluster of {H // 32} blocks"
 
 
