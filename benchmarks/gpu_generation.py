@@ -77,7 +77,7 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = options.vocab, min(128, options.units), options.units
     model = LanguageModel(ModelConfig(*sizes, num_layers=options.layers)).eval()
-    tokenizer = CharTokenizer([chr(0x100 + k) for k in range(options.vocab)])
+    tokenizer = CharTokenizer("".join(chr(0x100 + k) for k in range(options.vocab)))
     gpu = GpuDecoder(float_weights(model), model.config, options.weights)
     print(gpu.describe(1024), flush=True)
     for num in (1, 8, 64, 256, 1024, 4096):

@@ -16,6 +16,7 @@ import pytest
 from eager_recorder import EagerRecorder
 from fastlstm.ops.cuda.compiler import source_text
 from fastlstm.text import gpu_decoder
+from fastlstm.text.decoder import float_weights
 
 _HEAD = """
 #include <cmath>
@@ -80,8 +81,9 @@ def use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(gpu_decoder, "CudaKernel", HostKernel)
     monkeypatch.setattr(gpu_decoder, "Recorder", Recorder)
 
-    def of(model: Any) -> gpu_decoder.GpuDecoder:
-        weights = {n: p.detach().float().numpy().copy() for n, p in model.named_parameters()}
-        return gpu_decoder.GpuDecoder(weights, model.config, "fp32", "cpu")
+    return lambda model: on_the_cpu(float_weights(model), model.config)
 
-    return of
+
+def on_the_cpu(weights: Any, config: Any) -> gpu_decoder.GpuDecoder:
+    """Returns a GPU decoder of weights, on the CPU; after `use_the_cpu`."""
+    return gpu_decoder.GpuDecoder(weights, config, "fp32", "cpu")

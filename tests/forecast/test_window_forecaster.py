@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError
+from fastlstm.forecast import forecaster
 from fastlstm.forecast.data.splits import Scaler
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.window_forecaster import WindowForecaster, load_window_forecaster
 from forecast_server import L, everything, fit_everything, fit_plain, h, past_of, save, waves
 
@@ -107,3 +111,45 @@ def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:
     assert forecasts.dtype == np.float64
     plain = WindowForecaster(model.stored_, "a").run(ends_of(large).astype(np.float32)).values()
     np.testing.assert_allclose(forecasts - 1e9, plain, atol=1e-3)
+
+
+def test_windows_that_memory_does_not_hold_are_forecast_in_halves(
+    windows: WindowForecaster, model: Forecaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = windows.run(ends_of(windows).astype(np.float32)).values()
+    forward, sizes = ForecastNetwork.forward, list[int]()
+
+    def bounded(self: ForecastNetwork, values: torch.Tensor, *rest: Any) -> Any:
+        sizes.append(len(values))
+        if len(values) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, values, *rest)
+
+    monkeypatch.setattr(ForecastNetwork, "forward", bounded)
+    found = windows.run(ends_of(windows).astype(np.float32)).values()
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+    assert sizes == [3, 1, 2, 1, 1]
+
+
+def test_a_network_goes_to_the_gpu_for_many_windows(
+    model: Forecaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, places = save(model, tmp_path), list[str]()
+    for name in ("has_gpu", "check_device"):
+        monkeypatch.setattr(forecaster, name, lambda *_: True)
+    monkeypatch.setattr(ForecastNetwork, "to", lambda self, device: places.append(device))
+    for device in ("auto", "cpu", "cuda"):
+        loaded = Forecaster.load(path, device=device)  # type: ignore[arg-type]
+        loaded.predict(waves())  # of three series
+        loaded.backtest("train", frame=waves())
+    assert places == ["cpu", "cuda", "cpu", "cpu", "cuda", "cuda"]
+
+
+def test_a_gpu_that_is_not_there_is_refused(model: Forecaster, tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    path = save(model, tmp_path)
+    with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
+        Forecaster.load(path, device="cuda")
+    with pytest.raises(ConfigError, match="no usable NVIDIA GPU"):
+        load_window_forecaster(path, "cuda")

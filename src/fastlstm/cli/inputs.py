@@ -80,9 +80,8 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    device = (
-        "cpu" if parsed["shard"] is not None and parsed["device"] == "auto" else parsed["device"]
-    )
+    is_part = parsed["shard"] is not None  # parts of one table must be rounded alike
+    device: Device = "cpu" if is_part and parsed["device"] == "auto" else parsed["device"]
     model = Forecaster.load(path, device=device, **given_options(parsed, READ_OPTIONS))
     compression = model.stored_.compression
     if compression is not None and compression.note:

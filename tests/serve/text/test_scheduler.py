@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import gpu_on_cpu
+import running_server
 from fastlstm.serve.admission import Reservation
 from fastlstm.serve.http.errors import ENDING, ApiError, Overloaded, Unavailable
 from fastlstm.serve.text import scheduler as scheduler_module
@@ -425,3 +427,34 @@ def test_a_call_advances_by_at_least_a_token_and_not_for_ever() -> None:
     assert sizer.num_tokens(1) == 4096
     sizer.record(1, 0, 5.0)  # nothing was read or written: nothing is learnt
     assert sizer.num_tokens(1) == 4096
+
+
+def test_a_gpu_decoder_serves_the_same_texts(
+    lm: InferenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_on_cpu.use_the_cpu(monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(running_server, "Decoder", lambda w, c, *_: gpu_on_cpu.on_the_cpu(w, c))
+        decoder = make_lm().decoder
+    assert decoder.isa == "CUDA"
+
+    def spread(step: StepResult) -> None:
+        for sink, chunk in step.chunks:
+            sink.chunks.put(chunk)  # type: ignore[attr-defined]
+
+    options: Any = {"max_streams": 8, "max_queue": 99, "threads": 1, "deliver": spread}
+    scheduler = Scheduler(decoder, lm.tokenizer, **options)
+    try:
+        asked: list[tuple[str, int, int, dict[str, Any]]] = [
+            ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})
+            for seed, stop in enumerate([(), ("a",), ("bc", "xy"), ()] * 6)
+        ]
+        sinks = [start(scheduler, generation(lm, p, limit, n, **s)) for p, limit, n, s in asked]
+        for (prompt, limit, n, settings), sink in zip(asked, sinks, strict=True):
+            wanted = [
+                solo(lm, prompt, limit, **{**settings, "seed": settings["seed"] + k})
+                for k in range(n)
+            ]
+            assert sink.texts(n) == wanted
+    finally:
+        scheduler.stop()

@@ -142,12 +142,12 @@ class ForecastNetwork(nn.Module):
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
         """As `forward`, wherever the weights are, from the CPU's memory to the CPU's.
 
+        Windows that the GPU's memory does not hold together are computed in halves.
+
         Raises:
             torch.OutOfMemoryError: there is too little memory for a single window.
         """
         device = self.head.weight.device
-        if device.type == "cpu":
-            return self(values, statics)  # type: ignore[no-any-return]
         try:
             own = None if statics is None else statics.to(device)
             return self(values.to(device), own).cpu()  # type: ignore[no-any-return]

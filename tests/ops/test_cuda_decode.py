@@ -1,0 +1,20 @@
+"""The kernels that write text compile for every GPU without spilling registers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fastlstm.ops.cuda.compiler import compile_source, nvrtc_refusal
+
+pytestmark = pytest.mark.skipif(nvrtc_refusal() is not None, reason="no NVRTC")
+
+
+@pytest.mark.parametrize("threads", [32, 256])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90", "sm_100", "sm_120"])
+def test_nothing_spills(arch: str, operand: int, threads: int) -> None:
+    _, log = compile_source("decode", {"OPERAND": operand, "THREADS": threads}, arch)
+    assert re.findall(r"(\d+) bytes spill stores", log) == ["0", "0"]
+    assert max(map(int, re.findall(r"Used (\d+) registers", log))) <= 64
