@@ -29,6 +29,8 @@ def set_all(monkeypatch):
         slurm = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "ENVIRONMENT")
         for name in (*names, *slurm):
             monkeypatch.delenv(name, raising=False)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            monkeypatch.setenv(name, "")
         for name, value in values.items():
             monkeypatch.setenv(name, value)
 

@@ -109,6 +109,7 @@ def test_the_agent_waits_for_the_exit_code_after_a_signal(left, code, exits, mon
 
         return run
 
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     monkeypatch.setenv("FASTLSTM_VERDICT", "")  # and as it was afterwards
     monkeypatch.setattr(torch_launcher, "elastic_launch", elastic_launch)
     monkeypatch.setattr(stop_signals, "children", list)
@@ -122,6 +123,7 @@ def test_where_torch_keeps_the_signals_its_agent_is_as_before(monkeypatch):
         names = getattr(config, "signals_to_handle", "SIGINT")
         return lambda *_: seen.append(("SIGINT" in names, signal.getsignal(signal.SIGINT)))
 
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     monkeypatch.setenv("FASTLSTM_VERDICT", "")
     monkeypatch.setattr(torch_launcher, "elastic_launch", elastic_launch)
     monkeypatch.setattr(launching, "can_list_children", lambda: False)

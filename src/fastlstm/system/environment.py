@@ -204,7 +204,7 @@ def _from_torchrun(name: str, default: int) -> int:
 
 def verdict_file() -> str | None:
     """Returns ``FASTLSTM_VERDICT``, the file in which a process of several leaves its exit code."""
-    return os.environ.get("FASTLSTM_VERDICT")
+    return os.environ.get("FASTLSTM_VERDICT") or None
 
 
 PARENT = "FASTLSTM_PARENT"

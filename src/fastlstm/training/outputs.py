@@ -62,7 +62,7 @@ class EventHub:
             self._early.append(event)
 
     def _hand_out(self, event: Event, observers: Sequence[Observer]) -> None:
-        event = {k: redacted(v) if isinstance(v, str) else v for k, v in event.items()}
+        event = {name: _without_secrets(value) for name, value in event.items()}
         for observer in list(observers):
             try:
                 observer(event)
@@ -168,3 +168,10 @@ def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
     if last > min(loss for _, loss in losses):
         return False
     return not earlier or min(earlier) - last > _CLEAR_GAIN * abs(last)
+
+
+def _without_secrets(value: object) -> object:
+    """Returns a value of an event, of which a text may be a `Message` and stays one."""
+    if not isinstance(value, str) or (shown := redacted(str(value))) == value:
+        return value
+    return shown
