@@ -124,9 +124,10 @@ class Decoder:
         self.nbytes = sum(array.nbytes for array in self._arrays)
         self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._tuners: dict[int, ThreadTuner] = {}
-        stored, blocks = self._blocks
         inputs = config.num_layers * H + max(E, H) - H
-        self._macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(blocks - stored)
+        self._macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(
+            self._blocks[1] - self._blocks[0]
+        )
         self._macs += H * rank + config.output_width * V
 
     @staticmethod
