@@ -352,6 +352,28 @@ def test_a_text_model_is_a_classifier_of_the_next_token_where_that_is_asked(tmp_
     assert_answers(run, TOKENS, outputs(model, TOKENS))
 
 
+def test_a_text_model_with_a_function_in_its_head(tmp_path: Path) -> None:
+    """A state_dict does not say the function: the next token is another one with it."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"embedding": nn.Embedding(9, 4), "lstm": nn.LSTM(4, 6, batch_first=True),
+         "fc1": nn.Linear(6, 8), "fc2": nn.Linear(8, 9)}
+    )  # fmt: skip
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file(model.state_dict(), path)
+    with pytest.raises(ConfigError, match="does not say which function is between them"):
+        fastlstm.import_run(path, out=tmp_path / "no", chars=CHARS)
+    with pytest.raises(
+        FormatError, match=r"'fc1' has no place in a text run.*classes=True a class"
+    ):
+        fastlstm.import_run(path, out=tmp_path / "no", activation="relu")
+    run = fastlstm.import_run(path, out=tmp_path / "run", activation="relu", classes=True)
+    with torch.no_grad():
+        read = model["lstm"](model["embedding"](torch.from_numpy(TOKENS)))[0][:, -1]
+        expected = model["fc2"](model["fc1"](read).relu()).softmax(-1)
+    assert_answers(run, TOKENS, expected.numpy())
+
+
 def test_the_command_says_how_the_run_is_opened(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,10 @@ class Model {
              .layers = layers_.data(),
              .projection = projection,
              .output = matrix(n.V, n.R, false),
-             .output_bias = bias};
+             .output_bias = bias,
+             .cell = {.activation = n.has_norm ? Activation::softsign : Activation::tanh,
+                      .recurrent_activation =
+                          n.has_norm ? Activation::hard_sigmoid : Activation::sigmoid}};
   }
 
   DecodeModel model;

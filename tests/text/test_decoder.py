@@ -31,8 +31,13 @@ VARIANTS = {
     "low rank": {"rnn_size": 70, "vocab_size": 131, "output_rank": 19},
     "low rank, deep": {"num_layers": 2, "rnn_size": 17, "output_rank": 1},
     "low rank, norm": {"num_layers": 2, "rnn_size": 40, "output_norm": True, "output_rank": 9},
+    "hard gates": {"recurrent_activation": "hard_sigmoid", "rnn_size": 37},
+    "other functions": {
+        "num_layers": 2, "activation": "softsign", "recurrent_activation": "hard_sigmoid",
+        "output_norm": True,
+    },
     "low rank, residual": {"embed_size": 21, "rnn_size": 21, "residual": True, "output_rank": 16},
-}
+}  # fmt: skip
 LIMITS = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06, "int4": 0.4}
 """Relative RMS error of the log probabilities about their mean."""
 

@@ -19,8 +19,8 @@ from fastlstm.text.weight_report import score
 OPTIONS = {
     "layer norm": {"layer_norm": True},
     "zoneout": {"zoneout": (0.2, 0.1)},
-    "activation softsign": {"activation": "softsign"},
-    "recurrent activation hard_sigmoid": {"recurrent_activation": "hard_sigmoid"},
+    "activation relu": {"activation": "relu"},
+    "recurrent activation linear": {"recurrent_activation": "linear"},
 }
 TOKENIZER = CharTokenizer("\nabcdefghijklmnopqrs")
 KEY = b"a key"

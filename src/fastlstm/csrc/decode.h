@@ -46,6 +46,7 @@ struct DecodeModel {
   DecodeMatrix projection;   // (H, R), or none
   DecodeMatrix output;       // (R, V)
   const float* output_bias;  // (V), then minus infinity up to a multiple of 4 lanes
+  CellCall cell;             // its activations; where elements are int8 or int4, within [-1, 1]
 };
 
 inline constexpr int64_t kRecent = 64;  // tokens that the repetition penalty looks back

@@ -40,7 +40,8 @@ class Model {
  public:
   Model(const DecodeKernels& kernels, int64_t V, int64_t E, int64_t H, int64_t R, bool is_residual,
         Address table, Address embedding, std::vector<DecodeLayer> layers,
-        const DecodeMatrix& projection, const DecodeMatrix& output, Address output_bias)
+        const DecodeMatrix& projection, const DecodeMatrix& output, Address output_bias,
+        int activation, int recurrent_activation)
       : kernels_(kernels), layers_(std::move(layers)) {
     model_ = {V,
               E,
@@ -53,7 +54,10 @@ class Model {
               layers_.data(),
               projection,
               output,
-              pointer<const float>(output_bias)};
+              pointer<const float>(output_bias),
+              {}};
+    model_.cell.activation = static_cast<Activation>(activation);
+    model_.cell.recurrent_activation = static_cast<Activation>(recurrent_activation);
   }
 
   // Has every stream read up to `steps` tokens, and write after them.
@@ -194,9 +198,9 @@ void bind_decode(nb::module_& m) {
   nb::class_<DecodeLayer>(m, "DecodeLayer")
       .def(nb::new_(&layer), "input"_a, "recurrent"_a, "bias"_a, "gamma"_a, "beta"_a);
   nb::class_<Model>(m, "DecodeModel")
-      .def(
-          nb::init<const DecodeKernels&, int64_t, int64_t, int64_t, int64_t, bool, Address, Address,
-                   std::vector<DecodeLayer>, const DecodeMatrix&, const DecodeMatrix&, Address>())
+      .def(nb::init<const DecodeKernels&, int64_t, int64_t, int64_t, int64_t, bool, Address,
+                    Address, std::vector<DecodeLayer>, const DecodeMatrix&, const DecodeMatrix&,
+                    Address, int, int>())
       .def("run", &Model::run, "streams"_a, "steps"_a, "threads"_a);
   nb::class_<Settings>(m, "DecodeSettings")
       .def(nb::init<>())

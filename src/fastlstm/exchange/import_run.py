@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,12 +13,13 @@ from fastlstm.errors import FormatError, RunDirectoryError, Setting
 from fastlstm.exchange.read_model import read_layer_stack
 from fastlstm.exchange.saved_model_file import SAVED_MODEL_FILES
 from fastlstm.exchange.text_import import (
-    is_text_run,
     refuse_vocabulary,
     text_files,
+    text_parts,
     tokens_of,
 )
 from fastlstm.exchange.vocabulary import read_vocabulary
+from fastlstm.sequence.layer_stack import LayerStack
 from fastlstm.training.session import locked_run
 
 Answer = Literal["last", "state", "mean", "max"]
@@ -86,34 +88,45 @@ def import_run(
     options = [name for name, value in (("answer", answer), ("classes", classes)) if value]
     size = None if options else tokens_of(stack)
     given = {"text": text, "chars": chars, "vocab": vocab}
-    if stack.answers_once and not any(given.values()) and not is_text_run(stack):
-        size = None  # a classifier of the next token
     refuse_vocabulary(size, given)
-    vocabulary = None if size is None else read_vocabulary(size, **given)
     about = {"path": str(model), "made_by": stack.made_by}
     path, opened_by = Path(model), "LM"
     about["sha256"] = hashlib.sha256(b"".join(map(Path.read_bytes, _files(path)))).hexdigest()
     try:
-        if vocabulary is not None:
-            files, notes = text_files(stack, vocabulary, about)
+        if size is not None and not _is_next_token(stack, given):
+            text_parts(stack)  # before a vocabulary is asked for
+            files, notes = text_files(stack, read_vocabulary(size, **given), about)
         else:
             from fastlstm.exchange.sequence_import import sequence_run_files
 
             files, notes, is_class = sequence_run_files(stack, about, answer, classes)
             opened_by = "SequenceClassifier" if is_class else "SequenceRegressor"
     except FormatError as error:
+        hint = [] if size is None else [", ", Setting("classes", True), " a classifier of tokens"]
         raise FormatError(
             f"{path} cannot be a run: ",
             *error.args,
             "; fastlstm.import_module gives a torch module",
+            *hint,
         ) from None
     with locked_run(Path(out)) as run:
         assert run is not None
         if run.has_published() or run.checkpoints():
             raise RunDirectoryError(f"'{out}' contains a run; give another ", Setting("out"))
         run.publish(files)
-    kind: Literal["text", "sequence"] = "sequence" if vocabulary is None else "text"
+    kind: Literal["text", "sequence"] = "text" if opened_by == "LM" else "sequence"
     return ImportedRun(Path(out), kind, opened_by, stack.made_by, (*stack.notes, *notes))
+
+
+def _is_next_token(stack: LayerStack, given: Mapping[str, str | None]) -> bool:
+    """Whether a model is no text run, and came without a vocabulary: it answers with a token."""
+    if any(given.values()) or not stack.answers_once:
+        return False
+    try:
+        text_parts(stack)
+    except FormatError:
+        return True
+    return False
 
 
 def _files(path: Path) -> list[Path]:

@@ -48,15 +48,6 @@ def tokens_of(stack: LayerStack) -> int | None:
     return width if is_one_hot and stack.ends_in_softmax else None
 
 
-def is_text_run(stack: LayerStack) -> bool:
-    """Whether a text run can hold these layers."""
-    try:
-        _parts(stack)
-    except FormatError:
-        return False
-    return True
-
-
 def text_files(
     stack: LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
 ) -> tuple[dict[str, bytes], list[str]]:
@@ -70,7 +61,7 @@ def text_files(
     Raises:
         FormatError: a model that no text run holds.
     """
-    lstms, norms, dense = _parts(stack)
+    lstms, norms, dense = text_parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
     head = dense[-1].weight
     equal = equal_layers(lstms, dense[0].weight)
@@ -127,7 +118,7 @@ def _layer_tensors(k: int, cell: CellWeights, norm: LayerNorm | None) -> dict[st
     return tensors
 
 
-def _parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
+def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
     """Returns the LSTM layers, the norms behind them, the one or two matrices of the output.
 
     Raises:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
+from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
 from fastlstm.text.block_sparse import BlockSparse, block_sparse
@@ -40,6 +41,8 @@ the dense kernels, at 20 % 0.9 to 1.4, at 30 % 1.1 to 1.6 times (benchmarks/deco
 """
 _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
+_UNBOUNDED = {"relu", "linear"}
+"""Activations with which outputs leave [-1, 1], as int8 and int4 store them."""
 
 
 def check_format(weight_format: Any) -> None:
@@ -116,13 +119,15 @@ class Decoder:
         self._native = native.DecodeModel(
             self._kernels, V, E, H, config.output_width, config.residual,
             _address(table), _address(rows), layers, projection, output, _address(bias),
+            ACTIVATIONS.index(config.activation), ACTIVATIONS.index(config.recurrent_activation),
         )  # fmt: skip
         self.nbytes = sum(array.nbytes for array in self._arrays)
         self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._tuners: dict[int, ThreadTuner] = {}
-        stored, blocks = self._blocks
         inputs = config.num_layers * H + max(E, H) - H
-        self._macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(blocks - stored)
+        self._macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(
+            self._blocks[1] - self._blocks[0]
+        )
         self._macs += H * rank + config.output_width * V
 
     @staticmethod
@@ -306,6 +311,8 @@ def format_note(stored_format: str, weight_format: str) -> str | None:
 def native_refusal(config: ModelConfig) -> str | None:
     """Returns why the native decoder cannot run a model, or None."""
     names = config.active(training=False)
+    if {config.activation, config.recurrent_activation}.isdisjoint(_UNBOUNDED):
+        names = [name for name in names if "activation" not in name]
     return f"the native decoder has no {', '.join(names)}" if names else None
 
 

@@ -358,7 +358,12 @@ class DecodeLoop {
     const Right<Format> recurrent(layer.recurrent, m_.H);
     const Element* const state = s_.state(k, step);
     Element* const new_state = s_.state(k, step + 1);
-    using Gate = Exactly<Format>;
+    using Plain = PlainCell<Format>;
+    const GeneralCell<Format> cell_of(&m_.cell);
+    const bool is_plain = m_.cell.activation == Activation::tanh &&
+                          m_.cell.recurrent_activation == Activation::sigmoid;
+    const auto sigma = [&](Vec x) { return is_plain ? Plain::gate(x) : cell_of.gate(x); };
+    const auto squash = [&](Vec x) { return is_plain ? Plain::squash(x) : cell_of.squash(x); };
     multiply(engine_, plain(state, s_.state_stride, recurrent.inner), {0, s_.rows}, recurrent,
              strips, [&](int64_t row, int64_t strip, int, const float* sums) {
                const int64_t u = strip / 4, at = row * s_.state_stride + u * kLanes;
@@ -373,11 +378,11 @@ class DecodeLoop {
                  return recurrent.value(sums + q * kLanes, strip + q, 1.0f) +
                         Float32::load(in + q * kLanes);
                };
-               const Vec i = Gate::sigmoid(gate(0)), f = Gate::sigmoid(gate(1));
-               const Vec z = Gate::tanh(gate(2)), o = Gate::sigmoid(gate(3));
+               const Vec i = sigma(gate(0)), f = sigma(gate(1));
+               const Vec z = squash(gate(2)), o = sigma(gate(3));
                float* const cell = s_.cell(k, u, row);
                const Vec c = f * Float32::load(cell) + i * z;
-               const Vec h = o * Gate::tanh(c);
+               const Vec h = o * squash(c);
                Float32::store(cell, c);
                Format::store(new_state + at, h);
                if (has_values) {  // in the place of the input's product: `between` takes it
