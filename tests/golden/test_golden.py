@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from fastlstm.system import hardware
 from golden import courses, figures
 from golden.kinds import KINDS
 
@@ -35,9 +34,7 @@ def test_a_run_is_as_it_was(kind: str, tmp_path: Path) -> None:
     if GOLDEN["about"] != figures.machine():
         pytest.skip(f"made on {GOLDEN['about']}, this is {figures.machine()}")
     found = figures.figures_of(kind, tmp_path)
-    # Where torch has no bf16 products, only the LSTM's are rounded to bf16.
-    limit = figures.BF16 if hardware.has_bf16_products() else 4 * figures.BF16
-    tolerances = (limit, limit) if "bf16" in kind else ()
+    tolerances = (figures.BF16, figures.BF16) if "bf16" in kind else ()
     assert figures.differences(found, GOLDEN["kinds"][kind], *tolerances) == []
 
 
