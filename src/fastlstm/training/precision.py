@@ -129,7 +129,7 @@ def _choose(
     """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
         return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
-    if device.type == "cpu" and hardware.bf16_instructions() is None:
+    if device.type == "cpu" and not hardware.may_gain_by_bf16():
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name: Precision = "tf32" if device.type == "cuda" else "fp32"
     full, half = seconds_of(full_name), seconds_of("bf16")
