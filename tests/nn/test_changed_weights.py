@@ -140,6 +140,7 @@ def test_a_write_is_seen_by_the_next_call(write, shape, with_gradients, is_bf16)
             break
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("peer_in_bf16")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_of_one_dtype_read_no_weights_packed_for_the_other(shape):

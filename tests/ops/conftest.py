@@ -164,8 +164,18 @@ class Toolbox:
 @pytest.fixture
 def without_onednn() -> Iterator[None]:
     """As `torch.backends.mkldnn.flags(enabled=False)`, which warns on a CPU-only torch."""
+    yield from _switched(False)
+
+
+@pytest.fixture
+def with_onednn() -> Iterator[None]:
+    """Switches oneDNN on in torch, where --no-onednn has switched it off."""
+    yield from _switched(True)
+
+
+def _switched(enabled: bool) -> Iterator[None]:
     before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_mkldnn_enabled(enabled)
     yield
     torch._C._set_mkldnn_enabled(before)
 

@@ -51,6 +51,7 @@ def test_explain_says_that_a_projection_is_left_to_torch():
     ]
 
 
+@pytest.mark.usefixtures("with_onednn")
 def test_explain_says_that_torch_runs_what_is_not_accelerated():
     layer = nn.LSTM(16, 32)
     (report,) = explain(layer)

@@ -34,17 +34,20 @@ def test_fp32_and_bf16_on_a_cpu_run_our_kernels():
         assert chosen.refusals == ()
 
 
+@pytest.mark.usefixtures("with_onednn")
 def test_torchs_kernel_can_be_asked_for():
     chosen = select(make_call(), backend="aten", strict=True)
     assert chosen.kernel.name.startswith("oneDNN fused LSTM fp32")
 
 
+@pytest.mark.usefixtures("with_onednn")
 def test_float64_says_why_it_is_slow():
     chosen = select(make_call(dtype=torch.float64))
     assert chosen.kernel.name == "ATen per-step loop"
     assert chosen.why == f"{REFUSED}; because oneDNN has no LSTM in float64"
 
 
+@pytest.mark.usefixtures("with_onednn")
 def test_strict_refuses_a_slow_path():
     message = (
         r"LSTM T=8 B=4 I=16 H=32 float64 cpu train would run on a slow path, aten: ATen per-step"

@@ -212,6 +212,7 @@ def test_the_callers_settings_stay() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.isa
 def test_precision_is_that_asked_for() -> None:
     losses = {
         name: SequenceRegressor(**{**QUICK, "precision": name}).fit(X, Y).fitted_.best_loss

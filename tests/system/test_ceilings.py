@@ -33,6 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 SMALL = (32, 16, 24)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "tf32"])
 def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) -> None:
     before = torch.get_num_threads()
@@ -43,6 +44,7 @@ def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) 
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.isa
 def test_every_way_to_multiply_gives_the_product() -> None:
     x, weight = torch.randn(5, 7), torch.randn(3, 7)
     expected = x.double() @ weight.double().t()

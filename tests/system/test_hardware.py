@@ -278,3 +278,13 @@ def test_without_onednn_torch_has_no_bf16_products(monkeypatch: pytest.MonkeyPat
         assert hardware.bf16_instructions() is None
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def test_the_kernels_have_bf16_instructions_without_onednn(
+    on_cpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "has_onednn", lambda: False)
+    for isa, expected in (("amx_bf16", True), ("avx512_bf16", True), ("avx512", False)):
+        on_cpu(isa)
+        assert hardware.bf16_instructions() is None
+        assert hardware.may_gain_by_bf16() == expected

@@ -54,7 +54,7 @@ def time_precision(
 def test_bf16_must_be_a_tenth_faster(
     monkeypatch: pytest.MonkeyPatch, half_s: float, name: str
 ) -> None:
-    monkeypatch.setattr(precision_module.hardware, "bf16_instructions", lambda: "AVX512-BF16")
+    monkeypatch.setattr(precision_module.hardware, "may_gain_by_bf16", lambda: True)
     choice = time_precision("auto", seconds=lambda n: {"fp32": 0.3, "bf16": half_s}[n])
     step_s = STEP_OVER_PASS * (half_s if name == "bf16" else 0.3)
     assert (choice.name, choice.step_s) == (name, pytest.approx(step_s))
@@ -62,7 +62,7 @@ def test_bf16_must_be_a_tenth_faster(
 
 
 def test_a_cpu_without_bf16_instructions_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_module.hardware, "bf16_instructions", lambda: None)
+    monkeypatch.setattr(precision_module.hardware, "may_gain_by_bf16", lambda: False)
     choice = time_precision("auto")
     assert (choice.name, choice.why) == ("fp32", "this CPU has no bf16 instructions")
 
@@ -120,7 +120,7 @@ def test_the_passes_of_a_model_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
         timed.append(name)
         return {"fp32": 0.3, "bf16": 0.1}[name]
 
-    monkeypatch.setattr(precision_module.hardware, "bf16_instructions", lambda: "AVX512-BF16")
+    monkeypatch.setattr(precision_module.hardware, "may_gain_by_bf16", lambda: True)
     first = time_precision("auto", seconds=seconds)
     step_s = pytest.approx(STEP_OVER_PASS * 0.1)
     assert (first.name, first.step_s, first.is_recalled) == ("bf16", step_s, False)

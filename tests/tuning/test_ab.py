@@ -244,7 +244,7 @@ def test_tokens_and_windows_are_not_compared(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_worker_takes_the_steps_of_the_run(text: Path, tmp_path: Path) -> None:
     command = parse_command("A", TRAIN.format(text) + f" --out {tmp_path}/mine")
-    worker = StepWorker(command, str(tmp_path), 60)
+    worker = StepWorker(command, str(tmp_path), 600)
     try:
         assert worker.ready() == "tokens"
         assert [units for _, units in worker.step(3)] == [2 * 8] * 3
@@ -258,7 +258,7 @@ def test_a_worker_takes_the_steps_of_the_run(text: Path, tmp_path: Path) -> None
 
 def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     failing = Command("A", "it", (), ("sh", "-c", "echo no such text >&2; exit 2"))
-    worker = StepWorker(failing, str(tmp_path), 60)
+    worker = StepWorker(failing, str(tmp_path), 600)
     with pytest.raises(CommandError, match="A failed with exit status 2: it") as caught:
         worker.ready()
     worker.stop()

@@ -186,6 +186,11 @@ def bf16_instructions() -> str | None:
     return "AVX512-BF16" if "avx512_bf16" in features else None
 
 
+def may_gain_by_bf16() -> bool:
+    """Returns whether fastlstm's kernels or oneDNN have bf16 instructions on this CPU."""
+    return "bf16" in cpu().isa or bf16_instructions() is not None
+
+
 @functools.cache
 def _described(isa: str, is_forced: bool) -> CpuInfo:
     """Cached because it reads some 30 files and every kernel call asks."""

@@ -178,7 +178,7 @@ def _choose(
     """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
         return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
-    if device.type == "cpu" and hardware.bf16_instructions() is None:
+    if device.type == "cpu" and not hardware.may_gain_by_bf16():
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name, *others = precisions_of(device)
     seconds = {name: seconds_of(name) for name in (full_name, *others)}

@@ -84,7 +84,7 @@ def fastest_settings(
     grid: dict[str, list[Any]] = {"threads": [threads], "precision": [precision]}
     if "threads" in axes:
         grid["threads"] += sorted({1, max(1, cores // 2), cores} - {threads})
-    if "precision" in axes and hardware.bf16_instructions() is not None:
+    if "precision" in axes and hardware.may_gain_by_bf16():
         grid["precision"] += ["fp32" if precision == "bf16" else "bf16"]
     grid |= {name: list(found) for name, found in values.items()}
 

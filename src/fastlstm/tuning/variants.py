@@ -160,7 +160,7 @@ def candidates(trainer: Trainer) -> list[Candidate]:
         cores = hardware.cores()
         for threads in sorted({1, max(1, cores // 2), cores} - {now}, reverse=True):
             found += chain("threads", SAME_QUALITY, [{"threads": threads}])
-        if hardware.bf16_instructions() is not None:
+        if hardware.may_gain_by_bf16():
             other = "fp32" if options.precision == "bf16" else "bf16"
             found += chain("precision", SAME_QUALITY, [{"precision": other}])
     elif options.precision == "fp32":

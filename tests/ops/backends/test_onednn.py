@@ -63,6 +63,7 @@ def test_switched_off_runs_the_loop_and_says_so(ops):
     assert not kernel.is_fast
 
 
+@pytest.mark.usefixtures("with_onednn")
 def test_autocast_runs_the_bf16_kernel_where_the_cpu_has_one(ops):
     args = ops.make(4, 3, 8, 16).copy(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
