@@ -50,18 +50,15 @@ class Worker:
         return self._process.stdout.readline().strip()
 
 
-def serve(step: Callable[[], object], share: float = 1.0) -> None:
-    """The worker's side: says "ready", then times as many steps as each line of stdin asks for.
-
-    It answers with `share` of their seconds.
-    """
+def serve(step: Callable[[], object]) -> None:
+    """The worker's side: says "ready", then times as many steps as each line of stdin asks for."""
     print("ready", flush=True)
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):
             start = time.perf_counter()
             step()
-            seconds.append(share * (time.perf_counter() - start))
+            seconds.append(time.perf_counter() - start)
         print(json.dumps(seconds), flush=True)
 
 

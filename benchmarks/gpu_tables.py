@@ -41,8 +41,8 @@ def steps_page(folder: Path) -> list[str]:
         return []
     lines = [
         f"Whole training steps on {rows[0]['machine']['gpu']}, thousand tokens/s. torch is"
-        " embedding, `nn.LSTM`, linear and fused AdamW, the best of three precisions in a CUDA graph"
-        " and eager; ours is what `fastlstm train` steps with, in bf16:",
+        " embedding, `nn.LSTM`, linear and fused AdamW, the best of three precisions in a graph and"
+        " eager; ours is what `fastlstm train` steps with, in bf16:",
         "",
         *table_head(
             "units, layers, lanes × tokens", "Muon", "AdamW", "torch in a graph", "torch eager",

@@ -221,13 +221,18 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   std::vector<int64_t> shards;
   for (int64_t k = 0; k <= num_shards; ++k) shards.push_back(B * k / num_shards);
   const int64_t num_tables = has_tokens ? num_shards : 1;
+  // As torch has them in every second shape that allows it.
+  const bool is_unpacked =
+      (options & kNorm) == 0 && T % 2 == 1 && kernel.reads_unpacked(T * B, I, H);
   BackwardArgs args{T,
                     B,
                     I,
                     H,
                     threads,
                     input,
-                    pack.out,
+                    is_unpacked ? nullptr : pack.out,
+                    pack.w_ih,
+                    pack.w_hh,
                     h0.get<float>(),
                     mask.get<float>(),
                     begins.get<int64_t>(),

@@ -286,28 +286,3 @@ def test_an_input_that_is_no_tensor(fields, value, text):
         fastlstm.LSTM(I, H, **fields)(value)
     with pytest.raises(TypeError, match=text):
         fastlstm.LSTM(I, H, **fields)(value, lengths=[1])
-
-
-@pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("fields", [{}, {"proj_size": 2}], ids=["ours", "torch's"])
-@pytest.mark.parametrize(
-    ("hx", "kinds"),
-    [
-        (torch.zeros(2, 1, 3, H), "a Tensor"),
-        (np.zeros((2, 1, 3, H)), "a ndarray"),
-        ((torch.zeros(1, 3, H),), r"\(a Tensor\)"),
-        ((torch.zeros(1, 3, H), None), r"\(a Tensor, None\)"),
-        ((np.zeros((1, 3, H)),) * 2, r"\(a ndarray, a ndarray\)"),
-        (5, "an int"),
-    ],
-    ids=["tensor", "array", "one", "none", "arrays", "number"],
-)
-def test_a_state_that_is_no_pair_of_tensors(fields, hx, kinds):
-    layer, x = fastlstm.LSTM(I, H, **fields), torch.randn(4, 3, I)
-    with pytest.raises(TypeError, match=rf"hx is {kinds}, expected \(h_0, c_0\), two tensors"):
-        layer(x, hx)
-    with torch.no_grad():
-        for _ in range(3):
-            layer(x[:1])
-        with pytest.raises(TypeError, match=f"hx is {kinds}"):
-            layer(x[:1], hx)

@@ -103,7 +103,9 @@ struct BackwardArgs {
   int64_t T, B, I, H;
   int64_t threads;  // the workspace is for a team of at most this many
   Input input;
-  const void* weights;          // packed by pack_backward
+  const void* weights;          // packed by pack_backward, or null with the next two
+  const float* w_ih;            // (4H, I) as torch has it: Kernels::reads_unpacked
+  const float* w_hh;            // (4H, H)
   const float* h0;              // as in forward
   const float* recurrent_mask;  // as in forward
   const int64_t* begins;        // as in forward
@@ -116,8 +118,8 @@ struct BackwardArgs {
   const float* dc_last;         // (B, H) or null for zero
   void* dx;                     // dense: (T * B, I) elements, or null;
                                 // tokens: (num_shards, num_rows, I) float, or null
-  float* dh0;                   // (B, H)
-  float* dc0;                   // (B, H)
+  float* dh0;                   // (B, H) or null
+  float* dc0;                   // (B, H) or null
   float* dw_ih;                 // (4H, I) or null
   float* dw_hh;                 // (4H, H) or null
   float* db;                    // (4H) or null
@@ -141,6 +143,8 @@ struct Kernels {
   int lanes;
   // Whether the forward pass deals lanes out to the threads, and not units.
   bool (*splits_lanes)(int64_t B, int64_t H, int threads);
+  // Whether a backward pass without layer norm reads weights as torch has them: packing costs more.
+  bool (*reads_unpacked)(int64_t rows, int64_t I, int64_t H);
   int64_t (*forward_bytes)(int64_t I, int64_t H);   // of pack_forward
   int64_t (*backward_bytes)(int64_t I, int64_t H);  // of pack_backward
   void (*pack_forward)(const PackArgs&, Member);

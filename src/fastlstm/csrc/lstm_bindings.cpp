@@ -74,10 +74,10 @@ void forward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int
 
 void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, int64_t H,
               Address rows, int64_t num_rows, int64_t stride, Address tokens, Address weights,
-              Address h0, Address mask, Address begins, Address ends, Address y, Address cells,
-              Address gates, Address dy, Address dh_last, Address dc_last, Address dx, Address dh0,
-              Address dc0, Address dw_ih, Address dw_hh, Address db, Address dgamma_ih,
-              Address dgamma_hh, Address dgamma_c, Address dbeta_c,
+              Address w_ih, Address w_hh, Address h0, Address mask, Address begins, Address ends,
+              Address y, Address cells, Address gates, Address dy, Address dh_last, Address dc_last,
+              Address dx, Address dh0, Address dc0, Address dw_ih, Address dw_hh, Address db,
+              Address dgamma_ih, Address dgamma_hh, Address dgamma_c, Address dbeta_c,
               const std::vector<int64_t>& shards, Address cell_call) {
   BackwardArgs args{T,
                     B,
@@ -86,6 +86,8 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
                     threads,
                     {pointer<const void>(rows), num_rows, stride, pointer<const int64_t>(tokens)},
                     pointer<const void>(weights),
+                    pointer<const float>(w_ih),
+                    pointer<const float>(w_hh),
                     pointer<const float>(h0),
                     pointer<const float>(mask),
                     pointer<const int64_t>(begins),
@@ -178,6 +180,8 @@ void bind_lstm(nb::module_& m) {
            [](const Kernels& k, int64_t I, int64_t H) { return k.backward_bytes(I, H); })
       .def("splits_lanes", [](const Kernels& k, int64_t B, int64_t H,
                               int threads) { return k.splits_lanes(B, H, threads); })
+      .def("reads_unpacked", [](const Kernels& k, int64_t rows, int64_t I,
+                                int64_t H) { return k.reads_unpacked(rows, I, H); })
       .def_static("gate_rows", &gate_rows)
       .def("pack", &pack)
       .def("forward", &forward)

@@ -19,7 +19,6 @@ from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 from fastlstm.nn.lengths import Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_prepare
 from fastlstm.nn.torch_fallback import (
-    check_state,
     is_torchs,
     on_one_buffer,
     run_lengths,
@@ -235,7 +234,7 @@ class LSTM(nn.LSTM):
             ShapeError: lengths that do not fit the input.
             KernelError: with `strict`, a slow kernel; with `backend`, one that cannot run this.
             RuntimeError, ValueError: torch's own, for input and hx that do not fit the layer.
-            TypeError: input or hx of another kind.
+            TypeError: an input that is no tensor.
         """
         if isinstance(input, Proxy):
             return self._fx_node(input, input, hx, lengths=lengths, padding=padding)
@@ -252,7 +251,6 @@ class LSTM(nn.LSTM):
             return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
         is_ours = not is_torchs(self, input)
         if not is_ours and lengths is None:
-            check_state(hx)
             return self._torch(input, hx)
         flat = flat_weights(self)
         weights = layer_weights(self, flat)
@@ -348,7 +346,6 @@ class LSTM(nn.LSTM):
         self, input: Any, hx: State | None, flat: list[Any], has_lengths: bool
     ) -> tuple[Any, State]:
         """Lets torch name what does not fit, or run an empty batch."""
-        check_state(hx)
         result = self._torch(input, hx, flat)
         x = input.data if isinstance(input, PackedSequence) else input
         if x.numel() > 0 and (has_lengths or self.options != TORCHS_CELL):

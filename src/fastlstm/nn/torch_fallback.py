@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import KernelError, kind_of_value
+from fastlstm.errors import KernelError
 from fastlstm.ops.backends.cudnn import lie_apart
 from fastlstm.ops.backends.onednn import hidden_from
 from fastlstm.ops.call import LSTMCall, compute_dtype, is_autocast
@@ -66,17 +66,6 @@ def is_torchs(lstm: LSTM, x: Tensor) -> bool:
             f" {demand}"
         )
     return reason is not None and not (lstm.proj_size == 0 and is_beyond_torch())
-
-
-def check_state(hx: object) -> None:
-    """Raises TypeError for an initial state that is no pair of tensors."""
-    if hx is None:
-        return
-    parts = hx if isinstance(hx, tuple | list) else (hx,)
-    if len(parts) != 2 or not all(isinstance(t, Tensor) for t in parts):
-        kinds = ", ".join(map(kind_of_value, parts))
-        what = f"({kinds})" if parts is hx else kinds
-        raise TypeError(f"hx is {what}, expected (h_0, c_0), two tensors")
 
 
 def is_left_to_reference(lstm: LSTM) -> bool:

@@ -57,6 +57,7 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
         dy, dh, dc = grads
         d_rows: list[Tensor] = []
         total: Gradients | None = None
+        inner = needs._replace(h0=True, c0=True)  # type: ignore[arg-type]
         for number in reversed(range(-(-T // steps))):
             first = number * steps
             h, c = states[2 * number : 2 * number + 2]
@@ -67,7 +68,7 @@ class CheckpointedLSTMFunction(torch.autograd.Function):
             assert fresh is not None
             part_grads = (None if dy is None else dy[first:][:steps], dh, dc)
             gradients = native_call.backward(
-                part, part_y, fresh, part_grads, needs, call.options, first_row=first * B
+                part, part_y, fresh, part_grads, inner, call.options, first_row=first * B
             )
             dh, dc = gradients.h0, gradients.c0
             if args.tokens is None and gradients.rows is not None:

@@ -48,8 +48,8 @@ class Gradients(NamedTuple):
     """Gradients of a sequence's arguments; None where none was asked for."""
 
     rows: Tensor | None
-    h0: Tensor
-    c0: Tensor
+    h0: Tensor | None
+    c0: Tensor | None
     w_ih: Tensor | None
     w_hh: Tensor | None
     bias: Tensor | None
@@ -170,7 +170,7 @@ def backward(
     _check_tokens(args)  # their memory may have been written to since: a data loader's buffer
     kernel = kernels.fastest_kernels(is_bf16)
     threads = kernels.num_threads(B, I, H)
-    weights = packed(args, kernel, threads, is_backward=True, in_training=True).memory
+    weights, w_ih, w_hh = _backward_weights(args, kernel, threads)
     rows = elements(args.rows, is_bf16)
     num_rows = T * B if args.tokens is None else args.rows.shape[0]
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
@@ -180,7 +180,8 @@ def backward(
         d_rows = empty(args.rows.shape, y.dtype)
     elif needs.rows:
         d_rows = empty((*(() if shards is None else (len(shards) - 1,)), *args.rows.shape))
-    dh0, dc0 = empty((B, H)), empty((B, H))
+    dh0 = empty((B, H)) if needs.h0 else None
+    dc0 = empty((B, H)) if needs.c0 else None
     dw_ih = empty((4 * H, I)) if needs.w_ih else None
     dw_hh = empty((4 * H, H)) if needs.w_hh else None
     db = empty((4 * H,)) if needs.b_ih or needs.b_hh else None
@@ -192,13 +193,21 @@ def backward(
         kernel.backward(
             threads, T, B, I, H,
             rows.data_ptr(), num_rows, kernels.padded_columns(I, is_bf16), address_of(tokens),
-            weights.data_ptr(),
-            *map(address_of, (h0, mask, begins, ends, y, saved.cells, saved.gates, dy, *d_state)),
+            *map(address_of, (weights, w_ih, w_hh, h0, mask, begins, ends)),
+            *map(address_of, (y, saved.cells, saved.gates, dy, *d_state)),
             *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
             [0, B] if shards is None else shards,
             0 if cell_call is None else cell_call.native.address,
         )  # fmt: skip
     return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)
+
+
+def _backward_weights(args: LSTMArgs, kernel: Any, threads: int) -> tuple[Tensor | None, ...]:
+    """Returns the packed weights; or None, w_ih and w_hh, which few rows read as they are."""
+    T, B, I, H = args.sizes  # noqa: E741
+    if args.gamma_hh is None and kernel.reads_unpacked(T * B, I, H):
+        return None, floats(args.w_ih), floats(args.w_hh)
+    return packed(args, kernel, threads, is_backward=True, in_training=True).memory, None, None
 
 
 def _check_tokens(args: LSTMArgs) -> None:

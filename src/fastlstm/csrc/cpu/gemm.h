@@ -78,6 +78,8 @@ template <typename Format>
 struct VectorEngine {
   using Element = typename Format::Element;
   static constexpr int kRows = 6;
+  // One row has twice as many sums at once: each waits for itself.
+  static constexpr int kRowStrips = 2 * kStrips;
 
   // out[rows][strips * kLanes] = a * b over `inner` values, whole blocks of a; with `add` on top of
   // what `out` holds. Strip s starts at b + s * strip_stride.
@@ -86,9 +88,61 @@ struct VectorEngine {
     by_rows<kRows>(a, rows, b, strip_stride, strips, inner, add, out);
   }
 
+  // The same for rows of gates, `a`, and weights (4H, columns) as torch has them, from a column on.
+  static void gate_block(Left<float> a, int rows, const float* w, int64_t columns, int64_t H,
+                         int strips, float* out) {
+    gates_by_rows<kRows>(a, rows, w, columns, H, strips, out);
+  }
+
  private:
   template <int kRow>
-  static constexpr int kPass = kLanes == 16 || kRow <= 3 ? kStrips : 2;
+  static FASTLSTM_INLINE void gates_by_rows(Left<float> a, int rows, const float* w,
+                                            int64_t columns, int64_t H, int strips, float* out) {
+    if (rows == kRow) {
+      const int64_t row = strips * kLanes;
+      for (int s = 0; s < strips; s += kPass<kRow>) {
+        gates_by_strips<kRow, kPass<kRow>>(a, strips - s, w + s * kLanes, columns, H,
+                                           out + s * kLanes, row);
+      }
+      return;
+    }
+    if constexpr (kRow > 1) gates_by_rows<kRow - 1>(a, rows, w, columns, H, strips, out);
+  }
+
+  template <int kRow, int kStrip>
+  static FASTLSTM_INLINE void gates_by_strips(Left<float> a, int strips, const float* w,
+                                              int64_t columns, int64_t H, float* out,
+                                              int64_t out_stride) {
+    if (strips >= kStrip) return gate_tile<kRow, kStrip>(a, w, columns, H, out, out_stride);
+    if constexpr (kStrip > 1) {
+      gates_by_strips<kRow, kStrip - 1>(a, strips, w, columns, H, out, out_stride);
+    }
+  }
+
+  template <int kRow, int kStrip>
+  static __attribute__((noinline)) void gate_tile(Left<float> a, const float* w, int64_t columns,
+                                                  int64_t H, float* out, int64_t out_stride) {
+    Vec sum[kRow][kStrip] = {};
+    for (int64_t unit = 0; unit < H; unit += kLanes) {
+      for (int64_t gate = 0; gate < 4; ++gate) {
+        const float* const left = a.rows + gate * kLanes;
+        const float* right = w + (gate * H + unit) * columns;
+        for (int64_t k = 0; k < kLanes; ++k) {
+          add_products(
+              sum, [&](int r) { return splat(left[r * a.row_stride + k]); },
+              [&](int s) { return Float32::load(right + s * kLanes); });
+          right += columns;
+        }
+      }
+      a.rows += a.block_stride;
+    }
+    write(sum, out, out_stride);
+  }
+
+  template <int kRow>
+  static constexpr int kPass = kRow == 1                   ? kRowStrips
+                               : kLanes == 16 || kRow <= 3 ? kStrips
+                                                           : 2;
 
   template <int kRow>
   static FASTLSTM_INLINE void by_rows(Left<Element> a, int rows, const Element* b,
@@ -125,7 +179,7 @@ struct VectorEngine {
       Vec held[kRow];
 #pragma GCC unroll 6
       for (int r = 0; r < kRow; ++r) held[r] = left(r);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int s = 0; s < kStrip; ++s) {
         const Vec one = right(s);
 #pragma GCC unroll 6
@@ -133,12 +187,12 @@ struct VectorEngine {
       }
     } else {
       Vec held[kStrip];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int s = 0; s < kStrip; ++s) held[s] = right(s);
 #pragma GCC unroll 6
       for (int r = 0; r < kRow; ++r) {
         const Vec one = left(r);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int s = 0; s < kStrip; ++s) sum[r][s] += one * held[s];
       }
     }
@@ -179,7 +233,7 @@ struct VectorEngine {
         __builtin_prefetch(ahead, 0, 3);
         ahead += 2 * kRow;
         Words right[kStrip];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int s = 0; s < kStrip; ++s) right[s] = load_words(b + s * strip_stride);
         b += 2 * kLanes;
 #pragma GCC unroll 6
@@ -187,7 +241,7 @@ struct VectorEngine {
           uint32_t pair;
           __builtin_memcpy(&pair, a.rows + r * a.row_stride + k, sizeof pair);
           const Words left = pair - Words{};
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int s = 0; s < kStrip; ++s) {
             sum[r][s] = bits_of<Vec>(_mm512_dpbf16_ps(
                 bits_of<__m512>(sum[r][s]), bits_of<__m512bh>(left), bits_of<__m512bh>(right[s])));
@@ -248,7 +302,7 @@ struct VectorEngine {
                                    int64_t stride) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRow; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int s = 0; s < kStrip; ++s) {
         sum[r][s] = add ? Float32::load(out + r * stride + s * kLanes) : Vec{};
       }
@@ -259,13 +313,21 @@ struct VectorEngine {
   static FASTLSTM_INLINE void write(const Vec (&sum)[kRow][kStrip], float* out, int64_t stride) {
 #pragma GCC unroll 6
     for (int r = 0; r < kRow; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int s = 0; s < kStrip; ++s) {
         Float32::store(out + r * stride + s * kLanes, sum[r][s]);
       }
     }
   }
 };
+
+// The strips of one row as an epilogue takes them, up to kStrips at a time.
+template <typename Visit>
+FASTLSTM_INLINE void each_panel(int64_t first, int strips, const float* sums, Visit&& visit) {
+  for (int s = 0; s < strips; s += kStrips) {
+    visit(first + s, strips - s < kStrips ? strips - s : kStrips, sums + s * kLanes);
+  }
+}
 
 // Rows of `a` times the strips of `b`. Calls epilogue(row, first strip, strips,
 // sums [strips * kLanes]) for every row and panel of up to kStrips strips.
@@ -283,9 +345,10 @@ FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, 
   const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
   const int64_t parts = ceil_div(inner, kPart + kPart / 2);
   const int64_t group = parts == 1 ? 1 : kGroup;
-  for (int64_t n = 0; n < strips.panels(); ++n) {
-    const int64_t s = strips.panel(n).begin;
-    const int num_strips = static_cast<int>(strips.panel(n).end - s);
+  const int64_t size = rows.end - rows.begin == 1 ? Engine::kRowStrips : kStrips;
+  for (int64_t n = 0; n < strips.panels(size); ++n) {
+    const int64_t s = strips.panel(n, size).begin;
+    const int num_strips = static_cast<int>(strips.panel(n, size).end - s);
     for (int64_t first = 0; first < blocks; first += group) {
       const int64_t last = min_of(first + group, blocks);
       for (int64_t p = 0; p < parts; ++p) {
@@ -302,8 +365,31 @@ FASTLSTM_INLINE void multiply(Engine& engine, Left<typename Engine::Element> a, 
         const Range mine = part_of(rows, block, blocks);
         const float* sums = out[block - first];
         for (int64_t row = mine.begin; row < mine.end; ++row, sums += num_strips * kLanes) {
-          epilogue(row, s, num_strips, sums);
+          each_panel(s, num_strips, sums, [&](auto... panel) { epilogue(row, panel...); });
         }
+      }
+    }
+  }
+}
+
+// Rows of gates times weights (4H, columns) as torch has them: the sums of `multiply` on their
+// packed strips, bit for bit.
+template <typename Engine, typename Epilogue>
+FASTLSTM_INLINE void multiply_gates(Left<float> a, Range rows, const float* w, int64_t columns,
+                                    int64_t H, Strips strips, Epilogue&& epilogue) {
+  alignas(64) float out[Engine::kRows * kStrips * kLanes];
+  const int64_t blocks = ceil_div(rows.end - rows.begin, Engine::kRows);
+  const int64_t size = rows.end - rows.begin == 1 ? Engine::kRowStrips : kStrips;
+  for (int64_t n = 0; n < strips.panels(size); ++n) {
+    const int64_t s = strips.panel(n, size).begin;
+    const int num_strips = static_cast<int>(strips.panel(n, size).end - s);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const Range mine = part_of(rows, block, blocks);
+      Engine::gate_block(a.from_row(mine.begin), static_cast<int>(mine.end - mine.begin),
+                         w + s * kLanes, columns, H, num_strips, out);
+      const float* sums = out;
+      for (int64_t row = mine.begin; row < mine.end; ++row, sums += num_strips * kLanes) {
+        each_panel(s, num_strips, sums, [&](auto... panel) { epilogue(row, panel...); });
       }
     }
   }

@@ -63,6 +63,22 @@ void start_backward(const BackwardArgs& g, const BackwardScratch<Format>& s, con
   }
 }
 
+// Rows of gates times w_hh or w_ih, packed or as torch has them; epilogue as in gemm.h.
+template <typename Format, typename Engine, typename Epilogue>
+FASTLSTM_INLINE void multiply_gates(const BackwardArgs& g, const Sizes<Format>& n,
+                                    const BackwardWeights<Format>& w, bool is_recurrent,
+                                    Engine& engine, const Left<typename Format::Element>& gates,
+                                    Range rows, Strips strips, Epilogue&& epilogue) {
+  if constexpr (Format::kPair == 1) {
+    if (g.weights == nullptr) {
+      return multiply_gates<Engine>(gates, rows, is_recurrent ? g.w_hh : g.w_ih,
+                                    is_recurrent ? g.H : g.I, g.H, strips, epilogue);
+    }
+  }
+  multiply(engine, gates, rows, is_recurrent ? w.recurrent : w.input, w.stride, strips, n.gates,
+           epilogue);
+}
+
 // One step of one thread: dh from the next step's gate gradients, then this step's.
 template <typename Format, typename Engine, typename Cell>
 void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
@@ -142,32 +158,36 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
     return;
   }
   const Left<Element> next = gates.left((t + 1) / s.steps, (t + 1) % s.steps * g.B);
-  multiply(engine, next, my.lanes, w.recurrent, w.stride,
-           {my.units.begin, my.units.end, t % 2 != 0}, n.gates, cell);
+  multiply_gates(g, n, w, true, engine, next, my.lanes, {my.units.begin, my.units.end, t % 2 != 0},
+                 cell);
 }
 
-// dh0 = gate gradients of the first step * w_hh; dc0 is what the loop left.
+// dh0 = gate gradients of the first step * w_hh; dc0 is what the loop left. Where they are wanted.
 template <typename Format, typename Engine>
 void finish_backward(const BackwardArgs& g, const Sizes<Format>& n,
                      const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
                      const Share& my, Engine& engine, bool has_carry) {
   using Element = typename Format::Element;
   const GateMatrix<Element> gates{static_cast<Element*>(g.gates), s.steps * g.B, n.units};
-  multiply(engine, gates.left(0, 0), my.lanes, w.recurrent, w.stride,
-           {my.units.begin, my.units.end}, n.gates,
-           [&](int64_t b, int64_t strip, int strips, const float* sums) {
-             for (int q = 0; q < strips; ++q) {
-               const int64_t k = (strip + q) * kLanes, count = g.H - k;
-               Vec dh = Float32::load(sums + q * kLanes);
-               if (g.recurrent_mask != nullptr) {
-                 dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
-               }
-               if (has_carry) dh += Float32::load(s.carry + k * g.B + b * kLanes);
-               store_part<Float32>(g.dh0 + b * g.H + k, dh, count);
-               const Vec dc = Float32::load(s.dc + k * g.B + b * kLanes);
-               store_part<Float32>(g.dc0 + b * g.H + k, dc, count);
-             }
-           });
+  for (int64_t b = my.lanes.begin; b < my.lanes.end && g.dc0 != nullptr; ++b) {
+    for (int64_t k = my.units.begin * kLanes; k < my.units.end * kLanes; k += kLanes) {
+      const Vec dc = Float32::load(s.dc + k * g.B + b * kLanes);
+      store_part<Float32>(g.dc0 + b * g.H + k, dc, g.H - k);
+    }
+  }
+  if (g.dh0 == nullptr) return;
+  multiply_gates(g, n, w, true, engine, gates.left(0, 0), my.lanes, {my.units.begin, my.units.end},
+                 [&](int64_t b, int64_t strip, int strips, const float* sums) {
+                   for (int q = 0; q < strips; ++q) {
+                     const int64_t k = (strip + q) * kLanes, count = g.H - k;
+                     Vec dh = Float32::load(sums + q * kLanes);
+                     if (g.recurrent_mask != nullptr) {
+                       dh *= load_part<Float32>(g.recurrent_mask + b * g.H + k, count);
+                     }
+                     if (has_carry) dh += Float32::load(s.carry + k * g.B + b * kLanes);
+                     store_part<Float32>(g.dh0 + b * g.H + k, dh, count);
+                   }
+                 });
 }
 
 // out (rows, I) = gate gradients * w_ih for some rows and strips.
@@ -175,13 +195,14 @@ template <typename Format, typename Out, typename Engine>
 void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const BackwardWeights<Format>& w,
                     Engine& engine, const Left<typename Format::Element>& gates, Range rows,
                     Range strips, typename Out::Element* out) {
-  multiply(engine, gates, rows, w.input, w.stride, {strips.begin, strips.end}, n.gates,
-           [&](int64_t row, int64_t strip, int num, const float* sums) {
-             for (int q = 0; q < num; ++q) {
-               const int64_t k = (strip + q) * kLanes;
-               store_part<Out>(out + row * g.I + k, Float32::load(sums + q * kLanes), g.I - k);
-             }
-           });
+  multiply_gates(g, n, w, false, engine, gates, rows, {strips.begin, strips.end},
+                 [&](int64_t row, int64_t strip, int num, const float* sums) {
+                   for (int q = 0; q < num; ++q) {
+                     const int64_t k = (strip + q) * kLanes;
+                     store_part<Out>(out + row * g.I + k, Float32::load(sums + q * kLanes),
+                                     g.I - k);
+                   }
+                 });
 }
 
 // One shard of the lanes.

@@ -13,6 +13,7 @@ const Kernels& kernel_table(const char* isa) {
                              Format::kPair == 2,
                              kLanes,
                              splits_lanes<Format>,
+                             reads_unpacked<Format>,
                              forward_bytes<Format>,
                              backward_bytes<Format>,
                              pack_forward<Format>,

@@ -63,6 +63,11 @@ struct ForwardWeights {
   const float* bias;
 };
 
+template <typename Format>
+bool reads_unpacked(int64_t rows, int64_t I, int64_t H) {
+  return Format::kPair == 1 && rows <= 128 && I % kLanes == 0 && H % kLanes == 0;
+}
+
 // Strips of the backward pass: columns are hidden units and inputs, the inner dimension is gates.
 template <typename Format>
 struct BackwardWeights {

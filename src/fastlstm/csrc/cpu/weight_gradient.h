@@ -221,6 +221,52 @@ void write_gradient(const float* sums, int64_t num_gates, int64_t width, int64_t
   }
 }
 
+inline constexpr int64_t kFewRows = 128;
+
+// One factor's gradient over a few rows, one chunk, for the units of one thread: rows of the factor
+// stand in `left` side by side, and every value of `out` is summed and written once. The sums are
+// those of `weight_gradient` below, bit for bit.
+template <typename Format>
+void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Range units, int64_t H,
+                       const GateMatrix<const float>& gates, float* left) {
+  constexpr int kGates = 4, kVectors = 2;
+  const int64_t width = round_up(factor.width, kVectors * kLanes);
+  for (int64_t r = 0; r < chunk.count; ++r) {
+    for (int64_t k = 0; k < width; k += kLanes) {
+      const bool is_inside = k < factor.width;
+      Float32::store(left + r * width + k, is_inside ? factor.load(chunk.rows[r], k) : Vec{});
+    }
+  }
+  const auto tile = [&](const float* group, int64_t first, int64_t unit) {
+    for (int64_t k = 0; k < factor.width; k += kVectors * kLanes) {
+      Vec sum[kGates][kVectors] = {};
+      for (int64_t r = 0; r < chunk.count; ++r) {
+        const float* const gate = group + chunk.rows[r].gate + first;
+        const float* const row = left + r * width + k;
+        const Vec held[kVectors] = {Float32::load(row), Float32::load(row + kLanes)};
+#pragma GCC unroll 4
+        for (int j = 0; j < kGates; ++j) {
+          const Vec one = splat(gate[j]);
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) sum[j][v] += held[v] * one;
+        }
+      }
+      for (int64_t j = 0; j < min_of(kGates, H - unit); ++j) {
+        float* const out = factor.out + (first / kLanes * H + unit + j) * factor.width + k;
+        for (int64_t v = 0; v < kVectors && k + v * kLanes < factor.width; ++v) {
+          store_part<Float32>(out + v * kLanes, sum[j][v], factor.width - k - v * kLanes);
+        }
+      }
+    }
+  };
+  for (int64_t u = units.begin; u < units.end; ++u) {
+    for (int64_t first = 0; first < 4 * kLanes; first += kGates) {
+      const int64_t unit = u * kLanes + first % kLanes;
+      if (unit < H) tile(gates.at(0, u, 0), first, unit);
+    }
+  }
+}
+
 // Every factor's gradient over some rows of gate gradients; factors of different calls for a shard
 // have columns of their own among `width`, from `column` on. Calls beside(chunk, group) for every
 // chunk and group of the thread while the gates are in its cache.
@@ -238,6 +284,18 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   float* const sums = s.sums + column * n.gates;
   float* const own = sums + turn.plane() * s.plane;
   RowChunk chunk;
+  if constexpr (Format::kPair == 1) {
+    const bool has_room = rows.size() * (width + 2 * kLanes) * 4 <= s.right_bytes();
+    if (rows.size() <= kFewRows && has_room && turn.num_shards == 1) {
+      chunk.next(rows, gates);
+      for (int f = 0; f < num_factors; ++f) {
+        if (factors[f].out == nullptr) continue;
+        few_rows_gradient(factors[f], chunk, units, H, gates, s.right);
+      }
+      for (int64_t u = units.begin; u < units.end; ++u) beside(chunk, u);
+      return;
+    }
+  }
   for (int64_t number = 0; chunk.next(rows, gates); ++number) {
     const int64_t padded = round_up(chunk.count, Format::kInner);
     const bool is_first = chunk.begin == 0, is_last = chunk.end == rows.size();
