@@ -77,8 +77,8 @@ def _total_gb(device: torch.device) -> float:
 
 @contextmanager
 def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None]:
-    """Turns an error of GPU memory, where nothing can be split any more, into one line; the limit of
-    `set_up_device` ends with the block.
+    """Turns an error of GPU memory, where nothing can be split any more, into one line; the limit
+    of `set_up_device` ends with the block.
 
     Raises:
         DeviceMemoryError: there is too little for what the block does.
