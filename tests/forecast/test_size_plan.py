@@ -14,6 +14,7 @@ from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.size_plan import ENOUGH_STEPS, can_choose_size, choose_size
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import measurements
+from recorded_gpu import use_gpu
 
 CPU = torch.device("cpu")
 
@@ -90,14 +91,14 @@ def test_a_size_that_was_given_stays(table: Path, tmp_path: Path, monkeypatch: p
     assert start["model"]["hidden_size"] == 24
 
 
-def test_only_a_budget_on_the_cpu_chooses():
+def test_only_a_budget_chooses():
     assert can_choose_size(ForecastConfig(budget="30s"), {"budget"}, CPU)
     assert can_choose_size(ForecastConfig(), (), CPU)  # the default budget is one
     assert not can_choose_size(ForecastConfig(steps=100), {"steps"}, CPU)
     assert not can_choose_size(ForecastConfig(budget="30s", hidden_size=16), (), CPU)
     assert not can_choose_size(ForecastConfig(budget="9s"), {"budget"}, CPU)
     assert not can_choose_size(ForecastConfig(budget="30s"), {"num_layers"}, CPU)
-    assert not can_choose_size(ForecastConfig(budget="30s"), (), torch.device("cuda"))
+    assert can_choose_size(ForecastConfig(budget="30s"), (), torch.device("cuda"))
 
 
 def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:
@@ -136,3 +137,29 @@ def test_each_size_has_its_own_time_in_the_cache_unless_the_machine_was_busy(
     size, why = chosen_size(table, 0.0)
     assert size == (256 if is_busy else 64)
     assert why.endswith("(steps measured earlier)") is not is_busy
+
+
+def test_a_gpu_is_filled_by_precision_and_batch(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    use_gpu(monkeypatch)
+    gpu = torch.device("cuda")
+
+    def step_seconds(stored: StoredForecaster, *_: Any) -> float:
+        config = stored.config
+        full = config.precision in ("fp32", "tf32")
+        return 1e-3 * (2.0 if full else 1.0) * max(1.0, config.batch_size / 24)
+
+    monkeypatch.setattr(size_plan, "step_seconds", step_seconds)
+    config = ForecastConfig(
+        horizon=4, target=("y",), input_size=16, patch=4, budget="10s", ignore=("n",), batch_size=8
+    )
+    dataset = prepare(str(table), config, lambda done, total: None)
+    split = split_table(dataset.table, dataset.frequency, config.split)
+    chosen, why = choose_size(config, dataset, split, time.perf_counter(), gpu)
+    assert (chosen.precision, chosen.batch_size) == ("bf16", 32)  # of 264 windows no 128
+    assert "bf16 and batch 32 read 24,000 windows/s" in why
+    given = ("precision", "batch_size")
+    asked, _ = choose_size(config, dataset, split, time.perf_counter(), gpu, given)
+    assert (asked.precision, asked.batch_size) == ("fp32", 8)

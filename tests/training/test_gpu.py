@@ -78,3 +78,30 @@ def test_weights_in_several_buffers_cost_a_copy_and_no_warning(kind: str) -> Non
 
 def test_averages_of_weights_and_a_memory_limit(tmp_path: Path) -> None:
     assert trained(tmp_path, precision="fp32", ema=0.9, memory_limit_gb=1.0)
+
+
+def test_a_budget_chooses_size_precision_and_dropout(tmp_path: Path) -> None:
+    text, events = tmp_path / "book.txt", list[Any]()
+    text.write_text("the cat sat on the mat, and so it did.\n" * 20_000)
+    fastlstm.train(
+        text, out=tmp_path / "run", budget="20s", device="cuda", tensorboard=False, sample_every=0,
+        cache_dir=str(tmp_path / "cache"), observers=[events.append],
+    )  # fmt: skip
+    said = [event["text"] for event in events if event["event"] == "message"]
+    assert any(note.startswith("the budget is best used by") for note in said)
+    (dropout,) = (note for note in said if note.startswith("dropout"))
+    epochs = float(dropout.partition("about ")[2].split()[0])
+    steps = [event for event in events if event["event"] == "step"]
+    assert 0.5 < epochs / steps[-1]["epoch"] < 2.0
+    (start,) = (event for event in events if event["event"] == "start")
+    assert start["precision"] in ("tf32", "bf16", "fp16")
+    assert "GPU" in start["ceiling_how"]
+
+
+def test_too_little_memory_splits_or_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(fastlstm.FastLSTMError, match="memory_limit_gb=500"):
+        trained(tmp_path, memory_limit_gb=500)
+    big = {"rnn_size": 1024, "embed_size": 256, "num_layers": 1, "seq_length": 64, "steps": 2}
+    assert trained(tmp_path, batch_size=256, memory_limit_gb=0.6, precision="auto", **big)
+    with pytest.raises(fastlstm.FastLSTMError, match="out of GPU memory: this GPU has"):
+        trained(tmp_path, memory_limit_gb=0.1, precision="bf16", **{**big, "rnn_size": 4096})

@@ -169,6 +169,19 @@ def test_a_pass_on_a_busy_machine_is_not_remembered(monkeypatch: pytest.MonkeyPa
         assert not time_precision("fp32").is_recalled
 
 
+def test_bf16_of_our_own_kernels_is_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    call, asked = LSTMCall(8, 4, 16, 16, torch.float32, "cuda", True), list[torch.dtype]()
+    for refusal in (None, "cluster: this GPU has 8.0"):
+
+        def refuse(own: LSTMCall, refusal: str | None = refusal) -> str | None:
+            asked.append(own.dtype)
+            return refusal
+
+        monkeypatch.setattr(precision_module, "own_refusal", refuse)
+        assert bool(notes_on("bf16", GPU, call)) is (refusal is not None)
+    assert asked == [torch.bfloat16] * 2
+
+
 def test_bf16_of_a_torch_layer_on_a_gpu_is_said_to_be_fp16() -> None:
     (note,) = notes_on("bf16", torch.device("cuda"))
     assert str(note).endswith("precision='tf32' has the range of fp32")

@@ -173,7 +173,7 @@ class _Session(RunSession):
         make_task: MakeTask,
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
-        self._require_kernels(config, device)
+        require_fast_kernels(config, _layer_call(config, device))
         dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
@@ -202,7 +202,7 @@ class _Session(RunSession):
             ceiling.get("ceiling_gflops", 0.0), self.started, self.world, shards,
         )  # fmt: skip
         self.share(stored)
-        self.notes += [*dataset.notes, *notes_on(choice.name, device)]
+        self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
             about |= _about(task, stored, dataset)
@@ -213,12 +213,6 @@ class _Session(RunSession):
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
-
-    def _require_kernels(self, config: ForecastConfig, device: torch.device) -> None:
-        """Refuses strict_kernels before the table is read, where every kernel is slow."""
-        T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
-        call = LSTMCall(T, B, H, H, torch.float32, device.type, True)
-        require_fast_kernels(config, call)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
@@ -291,6 +285,12 @@ def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
     if config.output == "negative_binomial":
         require_counts(dataset)
     return split_table(dataset.table, dataset.frequency, config.split)
+
+
+def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:
+    """Returns the call of a layer, as far as it is known before the table is read."""
+    T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
+    return LSTMCall(T, B, H, H, torch.float32, device.type, True)
 
 
 def _with_precision(

@@ -15,7 +15,7 @@ from torch import nn
 
 from fastlstm.errors import ConfigError, KernelError, Message, Setting
 from fastlstm.ops.call import LSTMCall
-from fastlstm.ops.registry import select
+from fastlstm.ops.registry import own_refusal, select
 from fastlstm.system import hardware, measurements
 from fastlstm.system.fields import Precision
 from fastlstm.training.device import random_numbers_kept
@@ -87,9 +87,12 @@ def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
     return "as in the first start" if is_resumed else "the default"
 
 
-def notes_on(name: str, device: torch.device) -> list[Message]:
-    """Returns what to say of a precision for a model that is an nn.LSTM to torch."""
+def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> list[Message]:
+    """Returns what to say of a precision for a model that is an nn.LSTM to torch; `call` of its
+    layer, in any dtype, is one that kernels of this package may run in bf16."""
     if device.type == "cpu" or name != "bf16":
+        return []
+    if call is not None and own_refusal(call._replace(dtype=torch.bfloat16)) is None:
         return []
     what = "on a GPU torch computes this LSTM in fp16 where bf16 is asked for; "
     return [Message(what, Setting("precision", "tf32"), " has the range of fp32")]

@@ -39,7 +39,10 @@ def fastest_step_s(trainer: Trainer) -> float:
         if first_s >= LONG_STEP_S and trainer.plan.device.type == "cpu":
             seconds.append(first_s)
         if trainer.plan.device.type == "cuda":  # the first one has compiled and recorded
-            return _fastest_turn_s(trainer)
+            try:
+                return _fastest_turn_s(trainer)
+            finally:
+                trainer.stepper.drop_graphs()
         until = time.perf_counter() + TIMED_S
         while first_s < LONG_STEP_S and len(seconds) < _MAX_TIMED:
             seconds.append(_seconds(lambda: trainer.step(loader.next(), 0.0)))

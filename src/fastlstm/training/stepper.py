@@ -169,6 +169,10 @@ class Stepper:
         text = f"out of GPU memory: a batch now runs in {self._num_parts} parts"
         self._trainer.say("warning", f"{text}, with the same result")
 
+    def drop_graphs(self) -> None:
+        """Gives the memory of recorded steps back: a trainer may wait long for its collection."""
+        self._graphed = None
+
     def gather(self) -> None:
         """Brings the weights of the stages of a pipeline, if it is one, to rank 0."""
         if self._pipeline is not None:
