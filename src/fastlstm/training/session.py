@@ -361,11 +361,8 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
 def torch_settings_kept() -> Iterator[None]:
     """Restores torch's number of threads and TF32 switches at the end of the block."""
     threads = torch.get_num_threads()
-    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
     try:
-        yield
+        with tf32_kept():
+            yield
     finally:
         torch.set_num_threads(threads)
-        for switch, is_on in zip(switches, before, strict=True):
-            switch.allow_tf32 = is_on
