@@ -28,7 +28,7 @@ from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, why_of
+from fastlstm.training.precision import PrecisionChoice, tf32_kept, why_of
 from fastlstm.training.rescue import discard
 from fastlstm.training.rescued_state import rescue_newest
 from fastlstm.training.resuming import (
