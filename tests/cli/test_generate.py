@@ -36,7 +36,7 @@ class Model:
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
     made = Model()
-    monkeypatch.setattr(generate, "open_model", lambda path: made)
+    monkeypatch.setattr(generate, "open_model", lambda *_: made)
     return made
 
 

@@ -9,7 +9,7 @@ from fastlstm.errors import ConfigError, Setting, nearest_hint
 from fastlstm.system import hardware
 from fastlstm.system.fields import Device
 
-_DRIVER = ("/dev/nvidiactl", "/dev/dxg")
+_DRIVER = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 """Files of an NVIDIA driver, on Linux and in its subsystem for Windows."""
 
 

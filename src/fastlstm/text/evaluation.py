@@ -17,6 +17,7 @@ from fastlstm.errors import ConfigError, DataError, Setting, Stopped, counted
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
 from fastlstm.text.scored_lanes import LANES, PRIME, ScoredLanes, lanes_of, num_lanes
+from fastlstm.training.precision import allow_tf32, tf32_kept
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -193,8 +194,10 @@ def evaluate_on(
     lanes = LANES_ON_GPU if lanes is None else lanes
     while True:
         try:
-            copied = copy.deepcopy(model).to("cuda")
-            return evaluate(copied, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
+            with tf32_kept():
+                allow_tf32(settings.get("precision", "fp32"))
+                copied = copy.deepcopy(model).to("cuda")
+                return evaluate(copied, ids, tokenizer, lanes=lanes, chunk=chunk, **settings)
         except torch.OutOfMemoryError:
             if chunk <= _FEWEST_STEPS:
                 raise ConfigError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -258,3 +258,15 @@ def allow_tf32(name: str) -> None:
     """Switches TF32 matrix products on for precision tf32 and off for every other."""
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     torch.backends.cudnn.allow_tf32 = name == "tf32"
+
+
+@contextmanager
+def tf32_kept() -> Iterator[None]:
+    """Restores the TF32 switches at the end of the block."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        yield
+    finally:
+        for switch, is_on in zip(switches, before, strict=True):
+            switch.allow_tf32 = is_on

@@ -34,7 +34,7 @@ from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, why_of
+from fastlstm.training.precision import PrecisionChoice, tf32_kept, why_of
 from fastlstm.training.quota_threads import threads_within_quota
 from fastlstm.training.rescue import discard
 from fastlstm.training.rescued_state import rescue_newest
@@ -373,11 +373,8 @@ def locked_run(path: str | Path | None) -> Iterator[RunDirectory | None]:
 def torch_settings_kept() -> Iterator[None]:
     """Restores torch's number of threads and TF32 switches at the end of the block."""
     threads = torch.get_num_threads()
-    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
     try:
-        yield
+        with tf32_kept():
+            yield
     finally:
         torch.set_num_threads(threads)
-        for switch, is_on in zip(switches, before, strict=True):
-            switch.allow_tf32 = is_on

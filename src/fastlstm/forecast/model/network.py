@@ -29,6 +29,7 @@ from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.outputs import make_output
 from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
+from fastlstm.training.precision import allow_tf32, tf32_kept
 
 
 class RecurrentState(NamedTuple):
@@ -150,7 +151,9 @@ class ForecastNetwork(nn.Module):
         device = self.head.weight.device
         try:
             own = None if statics is None else statics.to(device)
-            return self(values.to(device), own).cpu()  # type: ignore[no-any-return]
+            with tf32_kept():
+                allow_tf32("fp32")
+                return self(values.to(device), own).cpu()  # type: ignore[no-any-return]
         except torch.OutOfMemoryError:
             if len(values) == 1:
                 raise

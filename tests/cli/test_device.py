@@ -1,0 +1,30 @@
+"""`--device` of the verbs that use a model: a GPU that is not there is a usage error, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.cli.main import main
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@pytest.mark.parametrize("verb", ["generate", "evaluate", "serve"])
+def test_a_gpu_that_is_not_there_is_refused(verb: str, tiny_run: Path, capfd: Any) -> None:
+    text = tiny_run.parent / "own.txt"
+    text.write_text("the cat sat on the mat\n" * 99)
+    more = {"evaluate": [str(text)], "serve": ["--port", "0"]}.get(verb, [])
+    assert main([verb, str(tiny_run), *more, "--device", "cuda"]) == 2
+    error = capfd.readouterr().err
+    assert "--device cuda: no usable NVIDIA GPU here; use --device cpu or auto" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_a_cpu_writes(device: str, tiny_run: Path, capfd: Any) -> None:
+    assert main(["generate", str(tiny_run), "--length", "9", "--device", device]) == 0
+    assert len(capfd.readouterr().out.strip("\n")) <= 9
