@@ -476,7 +476,7 @@ def test_an_entry_is_plain_data(tmp_path: Path) -> None:
     found = prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path)
     entry = tmp_path / "series" / "entries" / found.key
     assert sorted(p.name for p in entry.iterdir()) == [
-        *("schema.json", "segments.npy", "series.json", "values.bin"),
+        *("schema.json", "segments.npy", "series.json", "sums.json", "values.bin"),
     ]
     assert json.loads((entry / "series.json").read_text())["series"] == ["s0", "s1", "s2"]
 
