@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import fastlstm
 from fastlstm.cli.main import main
-from fastlstm.errors import ConfigError, DataError, FormatError
+from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatError
+from fastlstm.runs.run_directory import RunDirectory
 from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -350,6 +351,28 @@ def test_a_text_model_is_a_classifier_of_the_next_token_where_that_is_asked(tmp_
     assert fastlstm.import_run(path, out=tmp_path / "text", chars=CHARS).opened_by == "LM"
     run = fastlstm.import_run(path, out=tmp_path / "run", classes=True)
     assert_answers(run, TOKENS, outputs(model, TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda stack: stack["layers"][0].update(kind="replace"), "no such network"),
+        (lambda stack: stack["layers"].pop(), "another model than the weights are of"),
+        (lambda stack: stack["layers"][1].update(every_step=True), "another model"),
+        (lambda stack: stack.update(more=1), "no such network"),
+    ],
+)
+def test_a_description_that_makes_no_sense_is_named(
+    change: Callable[[Any], object], said: str, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "m.safetensors", tmp_path / "run"
+    safetensors.torch.save_file(Torch((1,)).state_dict(), path)
+    fastlstm.import_run(path, out=run)
+    config = json.loads((run / "config.json").read_text())
+    change(config["network"]["stack"])
+    RunDirectory(run).publish({"config.json": json.dumps(config).encode()})
+    with pytest.raises(CorruptFileError, match=said):
+        fastlstm.SequenceRegressor.load(run)
 
 
 def test_a_text_model_with_a_function_in_its_head(tmp_path: Path) -> None:

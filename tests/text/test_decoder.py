@@ -38,6 +38,12 @@ VARIANTS = {
     },
     "low rank, residual": {"embed_size": 21, "rnn_size": 21, "residual": True, "output_rank": 16},
 }  # fmt: skip
+FUNCTIONS = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "hard_sigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1),
+    "tanh": np.tanh,
+    "softsign": lambda x: x / (1 + abs(x)),
+}
 LIMITS = {"fp32": 1e-5, "bf16": 0.03, "int8": 0.06, "int4": 0.4}
 """Relative RMS error of the log probabilities about their mean."""
 
@@ -128,9 +134,9 @@ def quantized_step(config, weights, token, h, c, *, has_table):
         gates = w[f"layers.{k}.weight_ih_l0"] @ left + w[f"layers.{k}.bias_ih_l0"]
         gates += w[f"layers.{k}.weight_hh_l0"] @ h[k] + w[f"layers.{k}.bias_hh_l0"]
         i, f, z, o = gates.reshape(4, H)
-        i, f, o = (1 / (1 + np.exp(-gate)) for gate in (i, f, o))
-        c[k] = f * c[k] + i * np.tanh(z)
-        y = h[k] = o * np.tanh(c[k])
+        i, f, o = (FUNCTIONS[config.recurrent_activation](gate) for gate in (i, f, o))
+        c[k] = f * c[k] + i * FUNCTIONS[config.activation](z)
+        y = h[k] = o * FUNCTIONS[config.activation](c[k])
         if config.output_norm:
             y = (y - y.mean()) / np.sqrt(y.var() + 1e-5)
             y = y * w[f"norms.{k}.weight"] + w[f"norms.{k}.bias"]

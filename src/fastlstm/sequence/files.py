@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,16 +154,18 @@ def read_sequence_model(path: str | Path) -> StoredSequenceModel:
         if "stack" in described:
             imported = restored_stack(described, tensors)
             require_finite(tensors, path / MODEL_FILE)
-        sizes = NetworkConfig(**described) if imported is None else imported.config
+        sizes = imported.config if imported else NetworkConfig(**described)
         if isinstance(sizes, NetworkConfig):
             require_same(resolved, sizes, ARCHITECTURE)
         scale = config["scale"]
         mean = torch.from_numpy(_numbers(scale["mean"], sizes.num_columns, "mean"))
         std = torch.from_numpy(_numbers(scale["std"], sizes.num_columns, "std", 1e-300))
         answers = _answers(config["answers"], sizes.num_outputs)
-    network = imported or restored_network(
-        lambda: SequenceNetwork(sizes), tensors, path / MODEL_FILE, origin, sizes.num_layers
-    )
+    network: SequenceNetwork | StackNetwork | None = imported
+    if isinstance(sizes, NetworkConfig):
+        build = partial(SequenceNetwork, sizes)
+        network = restored_network(build, tensors, path / MODEL_FILE, origin, sizes.num_layers)
+    assert network is not None
     return StoredSequenceModel(resolved, given, network, mean, std, answers, key)
 
 

@@ -125,10 +125,8 @@ class Decoder:
         self.bytes_per_token = self.nbytes - sum(a.nbytes - a.nbytes // V for a in by_token)
         self._tuners: dict[int, ThreadTuner] = {}
         inputs = config.num_layers * H + max(E, H) - H
-        self._macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(
-            self._blocks[1] - self._blocks[0]
-        )
-        self._macs += H * rank + config.output_width * V
+        macs = 4 * H * (config.num_layers * H + inputs) - 64 * int(np.diff(self._blocks)[0])
+        self._macs = macs + H * rank + config.output_width * V
 
     @staticmethod
     def of(
