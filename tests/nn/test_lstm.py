@@ -14,6 +14,7 @@ import fastlstm
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.nn import lstm
 from fastlstm.ops.explain import explain
+from fastlstm.system import hardware
 
 pytestmark = pytest.mark.isa
 
@@ -202,6 +203,8 @@ def test_errors_of_a_state_that_is_no_pair_are_those_of_torch(hx, is_packed):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
 def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
+    if not hardware.has_onednn():
+        pytest.skip("torch's loop over the steps promotes dtypes instead of refusing them")
     x, hx = torch.zeros(6, 3, I), (torch.zeros(1, 3, H), torch.zeros(1, 3, H))
     assert_same_error(x.to(dtype), None)
     assert_same_error(x, (hx[0].to(dtype), hx[1].to(dtype)))
