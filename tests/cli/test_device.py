@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ def test_a_gpu_that_is_not_there_is_refused(verb: str, tiny_run: Path, capfd: An
     more = {"evaluate": [str(text)], "serve": ["--port", "0"]}.get(verb, [])
     assert main([verb, str(tiny_run), *more, "--device", "cuda"]) == 2
     error = capfd.readouterr().err
-    assert "--device cuda: no usable NVIDIA GPU here; use --device cpu or auto" in error
+    why = r"\(\w.+\)"
+    assert re.search(
+        rf"--device cuda: no usable NVIDIA GPU here {why}; use --device cpu or auto\n", error
+    )
     assert "Traceback" not in error
 
 

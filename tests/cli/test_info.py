@@ -101,9 +101,11 @@ def test_a_note_about_the_files_goes_to_standard_error(
         model=1, tokenizer=2, config={}, generation={}, note="using\ncheckpoint-5"
     )
     monkeypatch.setattr(io, "load_language_model", lambda path: loaded)
-    monkeypatch.setattr(language_model, "LM", SimpleNamespace(of=lambda loaded: loaded))
+    seen = list[Any]()
+    monkeypatch.setattr(language_model, "LM", SimpleNamespace(of=lambda *given: seen.extend(given)))
     monkeypatch.setattr(inputs, "require_run", lambda path, wanted: None)
-    assert inputs.open_model("run") is loaded
+    inputs.open_model("run", "int8", "cpu")
+    assert seen == [loaded, "int8", "cpu"]
     assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")
 
 

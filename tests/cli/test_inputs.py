@@ -101,5 +101,5 @@ def test_a_forecaster_reads_tables_as_its_options_say(
     assert calls == []
     capsys.readouterr()
     inputs.open_forecaster(parsed, [str(table)])
-    assert calls == [(str(tiny_run), {"gaps": "fill"})]
+    assert calls == [(str(tiny_run), {"gaps": "fill", "device": "auto"})]
     assert capsys.readouterr().err == "fastlstm: note: int8\n"

@@ -91,13 +91,25 @@ def test_a_web_address_gets_the_alert_again_until_it_is_taken(
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "nonsense", "http://", "http://[::1", "http://host:99999"]
+    ("url", "part"),
+    [
+        ("file:///etc/passwd", "scheme"),
+        ("nonsense", "scheme"),
+        ("hush-hush:hooks/services", "scheme"),
+        ("http://", "host"),
+        ("http://[::1", "host"),
+        ("http://host:99999", "port"),
+        ("https://host:0/hush-hush", "port"),
+        ("https://me:hush-hush/services", "port"),
+    ],
 )
 def test_an_address_that_is_none_is_refused(
-    runs: Path, url: str, capsys: pytest.CaptureFixture[str]
+    runs: Path, url: str, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["watch", str(runs), "--once", "--webhook", url]) == 2
-    assert "expected an address as https://host/path" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"--webhook has no valid {part}, expected an address as https://host/path" in error
+    assert "hush-hush" not in error
 
 
 def test_no_directory_is_an_error(tmp_path: Path) -> None:

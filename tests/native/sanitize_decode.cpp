@@ -74,9 +74,9 @@ class Model {
              .projection = projection,
              .output = matrix(n.V, n.R, false),
              .output_bias = bias,
-             .cell = {.activation = n.has_norm ? Activation::softsign : Activation::tanh,
-                      .recurrent_activation =
-                          n.has_norm ? Activation::hard_sigmoid : Activation::sigmoid}};
+             .cell = {}};
+    model.cell.activation = n.has_norm ? Activation::softsign : Activation::tanh;
+    model.cell.recurrent_activation = n.has_norm ? Activation::hard_sigmoid : Activation::sigmoid;
   }
 
   DecodeModel model;

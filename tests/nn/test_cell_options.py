@@ -439,7 +439,7 @@ def test_a_report_names_the_options():
 
 SLOW = {
     "float64": ({"dtype": torch.float64}, None, "native: .* in float32 and bf16, not in float64"),
-    "device": ({"device": "meta"}, None, "native: these kernels run on the CPU, not on meta"),
+    "device": ({"device": "meta"}, None, ""),
     "backend": ({}, "reference", ""),
 }
 
@@ -457,7 +457,8 @@ def test_what_the_reference_runs_is_said_and_refused(case):
     (report,) = explain(layer)
     assert (report.backend, report.is_fast) == ("reference", False)
     assert report.kernel == "Python loop over time + layer norm, zoneout"
-    refusals = f"{reason}; aten: it knows torch's cell only; " if reason else ""
+    refusals = f"{reason}; " if reason else ""
+    refusals += "aten: it knows torch's cell only; " if backend is None else ""
     assert re.fullmatch(f"{refusals}it defines what is correct", report.why)
     layer.strict = True
     message = f"with layer norm, zoneout would run on .*Python loop .*{reason}.*; change that or"

@@ -13,7 +13,7 @@ from fastlstm import LM
 from fastlstm.errors import ConfigError, KernelError
 from fastlstm.system import devices, measurements
 from fastlstm.text import decoder as decoder_module
-from fastlstm.text import evaluation, gpu_decoder, lm, placement
+from fastlstm.text import evaluation, gpu_decoder, placement
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.loading import load_decoder
 from fastlstm.text.placement import FEWEST_STREAMS, device_for, placed_decoder
@@ -34,8 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
     monkeypatch.setattr(gpu_decoder, "GpuDecoder", on_cpu)
     monkeypatch.setattr(measurements, "directory", lambda: tmp_path / "measured")
-    for module in (devices, placement, lm, evaluation):
-        monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "_refusal", lambda: None)
     monkeypatch.setattr(placement.hardware, "machine", lambda device, threads: {"name": device})
 
 

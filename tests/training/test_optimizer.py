@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastlstm.errors import FormatError
 from fastlstm.training.muon import Muon
@@ -167,9 +168,15 @@ print("done")
     assert done.stdout == "done\n", done.stderr
 
 
-def test_hooks_of_an_optimizer_are_called() -> None:
+@pytest.mark.parametrize("is_global", [False, True])
+def test_hooks_of_optimizers_are_called(is_global: bool) -> None:
     task, seen = LinearTask(), list[int]()
     trainer = trainer_of(task)
-    trainer.optimizers.members[0].register_step_post_hook(lambda *_: seen.append(1))
-    trainer.step(task.loader.next())
+    of_one = trainer.optimizers.members[0].register_step_post_hook
+    register = register_optimizer_step_post_hook if is_global else of_one
+    handle = register(lambda *_: seen.append(1))
+    try:
+        trainer.step(task.loader.next())
+    finally:
+        handle.remove()
     assert seen == [1]

@@ -64,8 +64,9 @@ COMMAND = Command(
         "fastlstm import model.onnx --vocab tokenizer.json --out runs/back",
         "fastlstm import state.pt --activation relu --classes --out runs/gestures",
     ),
-    other="Then, with a text: fastlstm generate, evaluate, train --start, compress, export, serve."
-    " Other models: fastlstm export, and SequenceRegressor or SequenceClassifier in Python.",
+    other="Then, with a text: fastlstm generate, evaluate, train --start, compress,\n"
+    "export, serve. Other models: fastlstm export, and SequenceRegressor or\n"
+    "SequenceClassifier in Python.",
 )  # fmt: skip
 
 

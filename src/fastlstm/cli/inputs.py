@@ -13,6 +13,7 @@ from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
 from fastlstm.runs.run_directory import Kind, kind_of_run
+from fastlstm.system.devices import check_device
 from fastlstm.system.object_store import is_url
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file
@@ -50,12 +51,11 @@ def open_model(path: str, weights: str | None = None, device: Device = "auto") -
         FastLSTMError: as `fastlstm.text.files.load_language_model`.
     """
     require_run(path, "text")
+    check_device(device)
 
-    from fastlstm.system.devices import check_device
     from fastlstm.text.files import load_language_model
     from fastlstm.text.lm import LM
 
-    check_device(device)
     loaded = load_language_model(path)
     if loaded.note:
         say(f"note: {loaded.note}")

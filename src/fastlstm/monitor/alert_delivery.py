@@ -118,15 +118,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _host_of(url: str) -> str:
-    try:
+    part = "host"
+    with contextlib.suppress(ValueError):  # of a port or of an IPv6 address
         parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and parts.port != 0
-        host = parts.hostname if is_address else None
-    except ValueError:  # of a port or of an IPv6 address
-        host = None
-    if not host:
-        raise UsageError("--webhook is no web address, expected one as https://host/path")
-    return host
+        if parts.scheme not in ("http", "https"):
+            part = "scheme"
+        elif parts.hostname:
+            part = "port"
+            if parts.port != 0:
+                return parts.hostname
+    # The address itself may be a secret.
+    raise UsageError(f"--webhook has no valid {part}, expected an address as https://host/path")
 
 
 def _plain(value: object) -> str:

@@ -77,7 +77,7 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
 
 def own_refusal(call: LSTMCall) -> str | None:
     """Returns why none of fastlstm's own kernels can run `call`, or None where one can."""
-    refusals = list[tuple[str, str]]()
+    refusals: list[tuple[str, str]] = []  # in a form that torch.compile traces
     for backend in BACKENDS:
         if backend.is_own:
             reason = backend.supports(call)

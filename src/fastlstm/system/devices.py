@@ -21,8 +21,8 @@ def check_device(device: Any) -> None:
             Setting("device"),
             f" is {device!r}{nearest_hint(device, get_args(Device))}, expected one of {expected}",
         )
-    if device == "cuda" and not has_gpu():
-        raise no_gpu(hardware.gpu_refusal() or "no driver of NVIDIA")
+    if device == "cuda" and (why := _refusal()) is not None:
+        raise no_gpu(why)
 
 
 def no_gpu(why: str) -> ConfigError:
@@ -34,5 +34,11 @@ def no_gpu(why: str) -> ConfigError:
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU; torch is asked where a driver has left its files only."""
-    return any(Path(name).exists() for name in _DRIVER) and hardware.gpu() is not None
+    """Whether there is a GPU on which torch computes."""
+    return _refusal() is None
+
+
+def _refusal() -> str | None:
+    """Returns why there is no GPU, or None; torch is imported only where there is a driver."""
+    has_driver = any(Path(name).exists() for name in _DRIVER)
+    return hardware.gpu_refusal() if has_driver else "there is no NVIDIA driver"

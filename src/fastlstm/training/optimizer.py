@@ -208,12 +208,16 @@ def _compiler_left_out() -> Iterator[None]:
 
 
 def _update(optimizer: torch.optim.Optimizer) -> None:
-    """As `optimizer.step()`, without the wrapper of torch that loads its compiler."""
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        optimizer.step()
+    """As `optimizer.step()`, hooks too, without the wrapper of torch that loads its compiler."""
+    of_all = sys.modules[torch.optim.Optimizer.__module__]
+    if optimizer._optimizer_step_pre_hooks or of_all._global_optimizer_pre_hooks:
+        optimizer.step()  # such a hook may change the arguments
         return
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)
+    for hooks in (optimizer._optimizer_step_post_hooks, of_all._global_optimizer_post_hooks):
+        for hook in tuple(hooks.values()):
+            hook(optimizer, (), {})
 
 
 def _build(

@@ -60,7 +60,7 @@ def fragment_d(d: Array) -> list[list[float]]:
 @pytest.mark.parametrize("group", [0, 3])
 @pytest.mark.parametrize("H", SIZES)
 def test_forward(H: int, group: int) -> None:
-    """Product, swap of gates, and the message of h to every block: 16 bytes, each written once."""
+    """Product, swap of gates, and the messages of h to every block: each byte is written once."""
     rng, blocks = np.random.default_rng(0), H // UNITS
     w, h = rng.standard_normal((4 * H, H)), rng.standard_normal((8, H))
     bytes_of_group = 16 * H
@@ -70,7 +70,7 @@ def test_forward(H: int, group: int) -> None:
             at = (group * bytes_of_group + place(quad, row)) // 2
             memory[at : at + 4] = h[row, 4 * quad : 4 * quad + 4]
     want = (h @ w.T).reshape(8, 4, H)
-    got, sent = np.full((8, 4, H), np.nan), np.zeros((blocks, bytes_of_group // 16), int)
+    got, sent = np.full((8, 4, H), np.nan), np.zeros((blocks, bytes_of_group // 8), int)
     operands = [fragment_b(memory, group * bytes_of_group, k) for k in range(H // 16)]
     new_h = rng.standard_normal((8, H))
     received = np.full((blocks, bytes_of_group // 2), np.nan)
@@ -108,7 +108,8 @@ def test_forward(H: int, group: int) -> None:
 
 
 def _send_h(rank: int, warp: int, h: Array, received: Array, sent: NDArray[Any]) -> None:
-    """The messages of a warp: every lane has 4 units of a row by shuffles, and pairs send two."""
+    """The messages of a warp: every lane has 4 units of a row by shuffles; of 8 blocks and more
+    pairs of lanes send two rows in one."""
     blocks, quad = len(received), rank * (UNITS // 4) + warp
     out = []
     for lane in LANES:
@@ -118,18 +119,19 @@ def _send_h(rank: int, warp: int, h: Array, received: Array, sent: NDArray[Any])
         pair = [mine[(q & 2) | 0], mine[(q & 2) | 1]]
         far = [mine[((q & 2) ^ 2) | 0], mine[((q & 2) ^ 2) | 1]]
         out.append([*far, *pair] if q & 2 else [*pair, *far])
-    destinations = max(1, blocks // 8)
     for lane in LANES:
         q, p = lane >> 2, lane & 3
-        if blocks < 8 and q >= blocks:
-            continue
         mine, other, is_low = out[lane], out[lane ^ 16], q < 4
-        message = [*mine, *other] if is_low else [*other, *mine]
-        for j in range(destinations):
-            to, at = (rank + q + 8 * j) & (blocks - 1), place(quad, 2 * p)
-            assert at % 16 == 0, "a message of 16 bytes is aligned"
-            received[to, at // 2 : at // 2 + 8] = message
-            sent[to, at // 16] += 1
+        if blocks == 4:
+            message, at = mine, place(quad, 2 * p + (q >> 2))
+            destinations = [(rank + (q & 3)) & 3]
+        else:
+            message, at = [*mine, *other] if is_low else [*other, *mine], place(quad, 2 * p)
+            destinations = [(rank + q + 8 * j) & (blocks - 1) for j in range(blocks // 8)]
+        assert at % (2 * len(message)) == 0, "a message is aligned"
+        for to in destinations:
+            received[to, at // 2 : at // 2 + len(message)] = message
+            sent[to, at // 8 : at // 8 + len(message) // 4] += 1
 
 
 @pytest.mark.parametrize("H", SIZES)
@@ -265,10 +267,10 @@ def test_the_formulas_are_those_of_the_source() -> None:
     source = re.sub(r"\s+", " ", source_text("lstm_cluster"))
     for formula in (
         "return Q * 64 + ((n ^ (((Q >> 1) & 1) << 2)) << 3);",
-        "memory + now + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
+        "memory + (t & 1) * NS * HB + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
         "memory + OWN + offset + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
         "P.whh + (size_t)(((q >> 2) * 2) * H + unit) * H + 4 * p;",
-        "address_in(base, (rank + q + 8 * j) & (CL - 1));",
+        "address_in(base, (rank + (SEND == 16 ? q + 8 * j : (q & 3) + 4 * j)) & (CL - 1));",
         "address_in(base, TILES >= 2 ? w * PAIRS + j : w >> 1);",
         "write_at = rank * 512 + ((lane ^ ((rank / HALF) << 2)) << 4);",
         "read_at = half * HALF * 512 + ((x ^ (half << 4)) << 2);",

@@ -13,7 +13,7 @@ import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.cuda import cluster_lstm, module
-from fastlstm.ops.cuda.module import ClusterKernel
+from fastlstm.ops.cuda.module import CudaKernel
 
 
 class Status(IntEnum):
@@ -70,7 +70,7 @@ def kernel_on(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     stream = SimpleNamespace(cuda_stream=99)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    kernel = ClusterKernel("lstm_cluster", "lstm_forward", {"H": 512}, 0, 256, cluster, 5000)
+    kernel = CudaKernel("lstm_cluster", "lstm_forward", {"H": 512}, 0, 256, cluster, 5000)
     return Kernel(driver, kernel, made)
 
 
@@ -137,7 +137,7 @@ def test_clusters_that_the_driver_refuses_are_none(monkeypatch: pytest.MonkeyPat
 
 def test_structs_have_the_fields_of_the_source_in_its_order() -> None:
     source = module.compiled.__globals__["source_text"]("lstm_cluster")
-    sizes = {"const": 8, "u16*": 8, "float*": 8, "int": 4, "u32": 4, "float": 4}
+    sizes = {"const": 8, "u16*": 8, "float*": 8, "float4*": 8, "int": 4, "u32": 4, "float": 4}
     for name, struct in (("Forward", cluster_lstm._Forward), ("Backward", cluster_lstm._Backward)):
         body = source.split(f"struct {name} {{")[1].split("};")[0]
         fields, offset = list[tuple[str, int]](), 0
