@@ -50,6 +50,7 @@ class Case:
     mask: bool = False
     zoneout: tuple[float, float] = (0.0, 0.0)
     drawn: bool = True
+    strided: bool = False
     activation: str = "tanh"
     recurrent: str = "sigmoid"
     bias: bool = True
@@ -71,6 +72,8 @@ def cases() -> list[Case]:
         Case(20, 19, 48, 256, zoneout=(0.3, 0.2), drawn=False),
         Case(20, 19, 48, 256, activation="relu", recurrent="hard_sigmoid"),
         Case(20, 19, 48, 130, activation="softsign", recurrent="sigmoid"),
+        Case(20, 19, 48, 256, tokens=90, strided=True),
+        Case(9, 20, 16, 100, norm=True, activation="sigmoid"),
         Case(1, 1, 48, 128, norm=True), Case(20, 19, 48, 256, norm=True),
         Case(12, 130, 48, 512, norm=True), Case(12, 40, 48, 512, norm=True, tokens=60),
         Case(14, 21, 30, 100, norm=True, lengths=True),
@@ -91,6 +94,8 @@ def arguments(case: Case) -> tuple[LSTMArgs, CellOptions]:
     tokens = None
     if case.tokens:
         tokens = torch.randint(case.tokens, (T, B), device="cuda", generator=g)
+    if case.strided and tokens is not None:
+        tokens = tokens.t().contiguous().t()
     biases = (draw(4 * H, scale=0.2), draw(4 * H, scale=0.2)) if case.bias else (None, None)
     begins = ends = mask = seed = None
     if case.lengths:

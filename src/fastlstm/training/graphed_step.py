@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ def graph_refusal(trainer: Trainer) -> str | None:
     return None
 
 
+_RECORDING = threading.RLock()
+"""torch records one graph at a time in a process."""
+
+
 class Recorder:
     """Records work on a GPU as a CUDA graph; tests replace it by one that runs anywhere.
 
@@ -81,15 +86,16 @@ class Recorder:
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """Returns a function that does `work` again, on the same memory."""
-        gc.collect()
-        # Beside it torch finds room for the state of random numbers. Where there is no memory for
-        # that, the end of a CUDAGraph ends the process.
-        spare = torch.empty(1, device=self._device)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work()
-        del spare
+        with _RECORDING:
+            gc.collect()
+            # Beside it torch finds room for the state of random numbers: a CUDAGraph that has no
+            # memory for that ends the process.
+            spare = torch.empty(1, device=self._device)
+            torch.cuda.empty_cache()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
+            del spare
         return graph.replay
 
     def apart(self) -> AbstractContextManager[object]:
@@ -160,7 +166,7 @@ class _Recorded:
 
     replay: Callable[[], None]
     inputs: _Inputs
-    in_use: tuple[int, ...]
+    in_use: tuple[object, ...]
 
 
 class GraphedStep:
@@ -313,14 +319,14 @@ class GraphedStep:
         update = average.updates
         return average.weight_of(update), average.weight_of(update - len(self._waiting))
 
-    def _tensors_in_use(self) -> tuple[int, ...]:
-        """Returns where all lies that a step changes: a graph is for these places."""
-        trainer = self._trainer
-        tensors = [*self._parameters, *trainer.task.carried().values()]
-        tensors += trainer.optimizers.states()
-        if trainer.state.average is not None:
-            tensors += trainer.state.average.tensors().values()
-        return (*(t.data_ptr() for t in tensors), self._num_parts)
+    def _tensors_in_use(self) -> tuple[object, ...]:
+        """Returns where each tensor lies that a step changes: a graph is for these places."""
+        trainer, average = self._trainer, self._trainer.state.average
+        groups = [trainer.task.carried(), trainer.optimizers.tensors()]
+        groups += [] if average is None else [average.tensors()]
+        places = [sorted((name, t.data_ptr()) for name, t in group.items()) for group in groups]
+        weights = [p.data_ptr() for p in self._parameters]
+        return (*weights, *map(tuple, places), self._num_parts)
 
 
 def _shape(inputs: Sequence[Tensor]) -> tuple[Any, ...]:

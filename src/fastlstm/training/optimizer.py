@@ -106,10 +106,6 @@ class OptimizerSet:
             for optimizer in self.members:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
 
-    def states(self) -> list[torch.Tensor]:
-        """Returns all state of all members."""
-        return [value for o in self.members for s in o.state.values() for value in s.values()]
-
     def zero_grad(self) -> None:
         for optimizer in self.members:
             for group in optimizer.param_groups:

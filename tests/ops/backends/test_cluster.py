@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,3 +137,39 @@ def test_padded_units_change_nothing(
         found.append((*out, *grads))
     for own, other in zip(*found, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+
+
+def read(address: int, num: int) -> list[int]:
+    return list((ctypes.c_int64 * num).from_address(address))
+
+
+class Launches:
+    """Stands for kernels: reads what they are given while it is there, and computes nothing."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.sizes, self.given = sizes, dict[str, list[int]]()
+
+    def launch(self, clusters: int, arguments: Any) -> None:
+        for name, size in self.sizes.items():
+            self.given[name] = read(getattr(arguments, name), size)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_kernels_get_strided_tokens_and_lengths_in_their_own_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    T, B, I, H, V = 5, 3, 4, 128, 7  # noqa: E741
+    launches = Launches({"tokens": T * B, "begins": B, "ends": B})
+    monkeypatch.setattr(cluster_lstm, "_kernel", lambda *_: launches)
+    monkeypatch.setattr(cluster_lstm, "_weights_kernel", lambda *_: Launches({}))
+    tokens = torch.randint(V, (B, T)).t()
+    lengths = torch.tensor([[9, 2], [9, 3], [9, 5]])[:, 1]
+    args = LSTMArgs(
+        torch.randn(V, I), tokens, torch.zeros(B, H), torch.zeros(B, H), torch.randn(4 * H, I),
+        torch.randn(4 * H, H), torch.zeros(4 * H), torch.zeros(4 * H),
+        begins=torch.tensor(0).expand(B), ends=lengths,
+    )  # fmt: skip
+    call = CALL._replace(T=T, B=B, I=I, H=H, has_tokens=True, has_lengths=True)
+    cluster_lstm._forward(call, args, None, 0, saves=False)
+    own = {"tokens": tokens.flatten().tolist(), "begins": [0, 0, 0], "ends": [2, 3, 5]}
+    assert launches.given == own

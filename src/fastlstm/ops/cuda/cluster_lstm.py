@@ -237,9 +237,11 @@ def _forward(
             normed = torch.empty_like(gates)
             moments = torch.empty((T, B, 4), dtype=torch.float32, device=device)
     saved = Saved(entering, gates, cells, fresh, w_hh, w_ih, normed, moments)
-    shared = _shared_arguments(call, args)
+    # Copies in the layout that the kernel reads; they must live until it is launched.
+    shared, h0, gx = _shared_arguments(call, args), _wide(args.h0), gx.contiguous()
+    tokens = None if args.tokens is None else args.tokens.contiguous()
     arguments = _Forward(
-        **shared, whh=w_hh, gx=gx.contiguous(), tokens=args.tokens, h0=_wide(args.h0), V=len(gx),
+        **shared, whh=w_hh, gx=gx, tokens=tokens, h0=h0, V=len(gx),
         first=entering, y=entering[1:], hT=hT, cT=cT, gates=gates, cells=cells, fresh=fresh,
         normed=normed, moments=moments,
     )  # fmt: skip
@@ -264,10 +266,10 @@ def _backward(
     if norm_size:
         dproduct = torch.empty_like(dgates)
         dnorm = torch.empty((clusters, 8, H, 6), dtype=torch.float32, device=device)
-    shared = _shared_arguments(call, args)
+    shared, dhT, dcT = _shared_arguments(call, args), _wide(dhT), _wide(dcT)
     arguments = _Backward(
         **shared, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
-        dhT=_wide(dhT), dcT=_wide(dcT), dgates=dgates, dh0=dh0, dc0=dc0, normed=saved.normed,
+        dhT=dhT, dcT=dcT, dgates=dgates, dh0=dh0, dc0=dc0, normed=saved.normed,
         moments=saved.moments, dproduct=dproduct, dnorm=dnorm,
     )  # fmt: skip
     variant = _variant(call, args, norm_size, saves=True)
@@ -347,7 +349,9 @@ def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
         gamma = _gates_last(args.gamma_hh, torch.float32)
     return {
         "T": call.T, "B": call.B, "keep_h": keep_h, "keep_c": keep_c, "p_h": p_h, "p_c": p_c,
-        "c0": _wide(args.c0), "mask": _wide(args.mask), "begins": args.begins, "ends": args.ends,
+        "c0": _wide(args.c0), "mask": _wide(args.mask),
+        "begins": None if args.begins is None else args.begins.contiguous(),
+        "ends": None if args.ends is None else args.ends.contiguous(),
         "seed": args.seed, "gamma_hh": gamma, "gamma_c": _wide(args.gamma_c),
         "beta_c": _wide(args.beta_c),
     }  # fmt: skip

@@ -546,7 +546,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #endif
       z[s][0] *= gamma.x; z[s][1] *= gamma.y; z[s][2] *= gamma.z; z[s][3] *= gamma.w;
       k[s] = cell_of(s, z[s]);
-      share(1, s, k[s].fresh, k[s].fresh * k[s].fresh);
+      const float v = unit < REAL ? k[s].fresh : 0.f;  // of a padded unit, sigmoid(0) is not 0
+      share(1, s, v, v * v);
     }
 #pragma unroll
     for (int s = 0; s < NS; ++s) {

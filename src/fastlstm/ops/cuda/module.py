@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from fastlstm.errors import KernelError
 from fastlstm.ops.cuda.compiler import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every GPU with clusters runs; more must be allowed by name."""
@@ -65,29 +66,33 @@ class CudaKernel:
         self._threads, self._cluster, self._shared_bytes = threads, cluster, shared_bytes
         major, minor = torch.cuda.get_device_capability(device)
         image = compiled(name, macros, f"sm_{major}{minor}")
-        self._enter()
-        module = _checked(driver.cuModuleLoadData(image))
-        self._function = _checked(driver.cuModuleGetFunction(module, entry.encode()))
-        kind = driver.CUfunction_attribute
-        given = {kind.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
-        if cluster > _PORTABLE_CLUSTER:
-            given[kind.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
-        for attribute, value in given.items():
-            _checked(driver.cuFuncSetAttribute(self._function, attribute, value))
+        with self._entered():
+            module = _checked(driver.cuModuleLoadData(image))
+            self._function = _checked(driver.cuModuleGetFunction(module, entry.encode()))
+            kind = driver.CUfunction_attribute
+            given = {kind.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared_bytes}
+            if cluster > _PORTABLE_CLUSTER:
+                given[kind.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED] = 1
+            for attribute, value in given.items():
+                _checked(driver.cuFuncSetAttribute(self._function, attribute, value))
 
     def max_clusters(self) -> int:
         """Returns how many clusters this GPU runs at a time; 0 where it cannot run one."""
-        self._enter()
-        status, number = self._driver.cuOccupancyMaxActiveClusters(self._function, self._config(1))
+        with self._entered():
+            status, number = self._driver.cuOccupancyMaxActiveClusters(
+                self._function, self._config(1)
+            )
         return 0 if int(status) else int(number)
 
     def launch(self, clusters: int, arguments: ctypes.Structure) -> None:
         """Launches so many clusters, or blocks, on the current stream."""
-        self._enter()
+        if clusters == 0:
+            return
         config = self._config(clusters)
         config.hStream = torch.cuda.current_stream(self._device).cuda_stream
         pointers = np.array([ctypes.addressof(arguments)], np.uint64)
-        _checked(self._driver.cuLaunchKernelEx(config, self._function, pointers.ctypes.data, 0))
+        with self._entered():
+            _checked(self._driver.cuLaunchKernelEx(config, self._function, pointers.ctypes.data, 0))
 
     def _config(self, clusters: int) -> Any:
         driver = self._driver
@@ -103,12 +108,20 @@ class CudaKernel:
             config.attrs, config.numAttrs = [attribute], 1
         return config
 
-    def _enter(self) -> None:
-        """Makes torch's context current: a thread that has not used the GPU yet has none."""
-        current = _checked(self._driver.cuCtxGetCurrent())
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Makes torch's context of this device current: a thread that has not used the GPU yet has
+        none, one that uses another GPU gets its own back."""
+        before = int(_checked(self._driver.cuCtxGetCurrent()))
         context = _primary_context(self._device)
-        if int(current) != int(context):
+        is_other = before != int(context)
+        if is_other:
             _checked(self._driver.cuCtxSetCurrent(context))
+        try:
+            yield
+        finally:
+            if is_other and before:
+                _checked(self._driver.cuCtxSetCurrent(before))
 
 
 def driver_bindings() -> Any:
