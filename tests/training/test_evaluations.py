@@ -33,6 +33,17 @@ def test_every_so_many_steps_once_each() -> None:
     assert schedule.left(Progress(step=35)) == 6
 
 
+def test_no_evaluation_is_beside_another() -> None:
+    schedule, progress = EvaluationSchedule(100, 16, BUDGET), Progress(step=154)
+    assert schedule.is_due(progress, 0.5, 50.0), "the first of a budget, half-way through"
+    progress.evaluated_step, progress.evaluations = 194, 1
+    progress.step = 200
+    assert not schedule.is_due(progress, 0.6, 60.0), "6 steps after the last"
+    progress.step = 300
+    assert not schedule.is_due(progress, 0.98, 98.0), "6 steps before the one that ends the run"
+    assert schedule.is_due(progress, 0.8, 80.0)
+
+
 def test_slots_are_spread_evenly_over_the_run() -> None:
     schedule, progress, due = EvaluationSchedule(None, 4, STEPS), Progress(), []
     for progress.step in range(101):

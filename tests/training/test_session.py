@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ class Clock:
     def thread_time(self) -> float:
         return self.own_s
 
+    process_time = thread_time
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -44,6 +47,17 @@ def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
     run = RunDirectory(path / "run")
     run.create()
     return RunSession(run, [events.append])
+
+
+@pytest.mark.parametrize(("budget_s", "is_said"), [(60.0, True), (100.0, False), (None, False)])
+def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_said(
+    clock: Clock, budget_s: float | None, is_said: bool
+) -> None:
+    session = RunSession(None, [])
+    clock.wall_s, clock.own_s = clock.wall_s + 9, clock.own_s + 6
+    plan: Any = SimpleNamespace(stop_criterion=SimpleNamespace(budget_s=budget_s))
+    text = "set-up took 9.0 s of the budget of 60 s; this process computed for 6.0 s of it and"
+    assert session._notes_on_setup(plan) == ([f"{text} waited for the rest"] if is_said else [])
 
 
 def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Clock) -> None:

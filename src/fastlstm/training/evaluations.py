@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fastlstm.training.schedule import StopCriterion
@@ -59,6 +60,8 @@ class EvaluationSchedule:
             return False
         is_late = progress.evaluations == 0 and self.stop_criterion.budget_s is not None
         if self.every is not None:
+            if self._is_beside_another(progress, done):
+                return False
             return progress.step % self.every == 0 or (is_late and done >= _FIRST)
         if self.slot(done) <= progress.slot:
             return False
@@ -66,6 +69,19 @@ class EvaluationSchedule:
             return True
         spent_s = progress.spent.get("evaluations", 0.0)
         return spent_s <= SPREAD_SHARE * (elapsed_s - progress.setup_s)
+
+    def _is_beside_another(self, progress: Progress, done: float) -> bool:
+        """Whether a tenth of the interval or less lies between this step and the last evaluation,
+        or the one that ends the run."""
+        assert self.every is not None
+        if progress.evaluated_step >= 0 and self._is_beside(progress.step, progress.evaluated_step):
+            return True
+        last = progress.step / done if 0.0 < done < 1.0 else math.inf
+        return self._is_beside(round(last) if math.isfinite(last) else last, progress.step)
+
+    def _is_beside(self, later: float, earlier: float) -> bool:
+        assert self.every is not None
+        return 0 < later - earlier <= self.every / 10
 
     def left(self, progress: Progress) -> int:
         """Returns how many evaluations are still to come, about."""

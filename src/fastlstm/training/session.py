@@ -54,6 +54,8 @@ _REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
 _MAX_BUSY = 3.0
 _SHOW_EVERY_S = 0.5
+_MAX_SETUP = 0.1
+"""Share of a budget that set-up takes without a word."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class RunSession(EventHub):
         self.left_behind: list[Checkpoint] = []
         self.started = time.perf_counter() if started is None else started
         self._mark = time.perf_counter(), time.thread_time()
+        self._own_s = time.process_time()
 
     @contextmanager
     def start(
@@ -302,8 +305,17 @@ class RunSession(EventHub):
     ) -> None:
         """Emits the `start` event, with what `about` adds to it, then the notes."""
         self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
-        for note in (*self.notes, *cut_rounds(plan)):
+        for note in (*self.notes, *self._notes_on_setup(plan), *cut_rounds(plan)):
             self.say("info", note)
+
+    def _notes_on_setup(self, plan: TrainingPlan) -> list[str]:
+        """Returns what to say of a set-up that takes much of a budget."""
+        budget_s = plan.stop_criterion.budget_s
+        wall_s, own_s = time.perf_counter() - self.started, time.process_time() - self._own_s
+        if budget_s is None or wall_s <= _MAX_SETUP * budget_s:
+            return []
+        text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s; this process computed"
+        return [f"{text} for {min(own_s, wall_s):.1f} s of it and waited for the rest"]
 
     def _run_path(self) -> str | None:
         return None if self.run is None else str(self.run.path)
