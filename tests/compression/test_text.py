@@ -488,7 +488,7 @@ def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
     class Reserve(Callback):
         def on_begin(self, trainer: Any) -> None:
             seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
-            self.tokens = (seconds[0] - seconds[1]) / 4  # of two models beside the source
+            self.tokens = round((seconds[0] - seconds[1]) / 4, 6)  # of two models beside the source
 
     for limit in (64, text_model.MAX_SCORED):
         monkeypatch.setattr(text_model, "MAX_SCORED", limit)

@@ -60,9 +60,10 @@ class EvaluationSchedule:
             return False
         is_late = progress.evaluations == 0 and self.stop_criterion.budget_s is not None
         if self.every is not None:
-            if self._is_beside_another(progress, done):
-                return False
-            return progress.step % self.every == 0 or (is_late and done >= _FIRST)
+            is_periodic = progress.step % self.every == 0
+            if is_periodic and not self._is_beside_another(progress, done):
+                return True
+            return is_late and done >= _FIRST
         if self.slot(done) <= progress.slot:
             return False
         if self.stop_criterion.budget_s is None:
