@@ -124,8 +124,7 @@ class GpuDecoder(Decoder):
         self._lay_out({n: torch.from_numpy(np.array(w)) for n, w in as_floats(weights).items()})
         threads = 32 if config.vocab_size <= _FEW_TOKENS else 256
         macros = {"OPERAND": list(DTYPES).index(weight_format), "THREADS": threads}
-        number = self._device.index
-        number = torch.cuda.current_device() if number is None else number
+        number = self._bias.get_device()
         self._cell = CudaKernel("decode", "cell", macros, number, _CELL_THREADS)
         self._choose = CudaKernel("decode", "choose", macros, number, threads)
         self._limit = SIZES[-1]
