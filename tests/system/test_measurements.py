@@ -108,3 +108,18 @@ def test_missing_cpu_time_means_that_the_machine_was_busy(
         pass
     assert (timer.wall_s, timer.cpu_share) == pytest.approx((wall_s, share))
     assert timer.was_busy(0.9) is is_busy
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_machine_is_busy_where_this_process_gets_too_little_cpu_time(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    shares = list[float]()
+
+    def was_busy(_: object, min_share: float) -> bool:
+        shares.append(min_share)
+        return is_busy
+
+    monkeypatch.setattr(measurements.CpuTimer, "was_busy", was_busy)
+    assert measurements.is_machine_busy(1) is is_busy
+    assert 0.5 < shares[0] < 1.0

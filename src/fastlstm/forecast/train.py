@@ -50,6 +50,7 @@ from fastlstm.training.precision import (
     pass_seconds,
     require_fast_kernels,
 )
+from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
 from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
@@ -220,9 +221,15 @@ class _Session(RunSession):
         """Returns the options, with the size that suits the budget."""
         if not can_choose_size(config, self.chosen, device):
             return config
-        config, why = choose_size(config, dataset, split, self.started, device, self.chosen)
-        self.notes.append(why)
-        return config
+
+        def make() -> ChosenPlan:
+            sized, why = choose_size(config, dataset, split, self.started, device, self.chosen)
+            return ChosenPlan(changes(config, sized), why)
+
+        data = {"table": dataset.key, "chosen": sorted(self.chosen)}
+        plan = remembered_plan(config, data, device, make)
+        self.notes.append(plan.why)
+        return dataclasses.replace(config, **plan.changes)
 
     def _prepare(
         self,

@@ -20,6 +20,7 @@ from fastlstm.system import environment, storage
 _FORMAT = 1
 _SHORT_S = 0.01
 """CPU time is counted too coarsely for blocks shorter than this."""
+_PROBE_S, _PROBE_ROWS, _PROBE_UNITS, _QUIET_SHARE = 0.1, 256, 512, 0.85
 
 
 def directory() -> Path:
@@ -81,6 +82,22 @@ class CpuTimer:
     def was_busy(self, min_share: float) -> bool:
         """Returns whether `cpu_share` was below `min_share`; False for blocks under 10 ms."""
         return self.wall_s > _SHORT_S and self.cpu_share < min_share
+
+
+def is_machine_busy(threads: int) -> bool:
+    """Returns whether other processes take CPU time from this one; computes for 0.1 s.
+
+    Args:
+        threads: of torch.
+    """
+    import torch
+
+    x, weight = torch.zeros(_PROBE_ROWS, _PROBE_UNITS), torch.zeros(_PROBE_UNITS, _PROBE_UNITS)
+    until_s = time.perf_counter() + _PROBE_S
+    with CpuTimer(threads) as timer:
+        while time.perf_counter() < until_s:
+            torch.mm(x, weight)
+    return timer.was_busy(_QUIET_SHARE)
 
 
 def _path(kind: str, of: Mapping[str, object]) -> Path:

@@ -171,16 +171,21 @@ class SizePlan:
         about = f"the budget is best used by {best.name}: {rate}"
         return best, about + (f"; bits/char predicted of others: {text}" if text else "")
 
-    def precision(self, best: Candidate, asked: str) -> PrecisionChoice:
+    def precision(
+        self, best: Candidate, asked: str, first: PrecisionChoice | None = None
+    ) -> PrecisionChoice:
         """Returns the precision of a candidate, with the seconds of its steps, in words.
 
         Args:
             best: the candidate that was chosen.
             asked: what the options said.
+            first: the choice for the first size, where the plan kept it.
         """
         config = best.config
         tokens = config.batch_size * (config.seq_length or LONG)
         step_s = tokens / best.tokens_per_s if best.tokens_per_s else 0.0
+        if first is not None:
+            return replace(first, step_s=step_s)
         rates = {c.config.precision: c.tokens_per_s for c in self._tried if _is_like(c, best)}
         why = "as asked"
         if asked == "auto":

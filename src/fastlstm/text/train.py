@@ -30,6 +30,7 @@ from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import built
 from fastlstm.system.storage import encode_json
+from fastlstm.text.budget_plan import budget_plan
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
@@ -59,21 +60,7 @@ from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
 from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
-from fastlstm.text.plan import (
-    LONG,
-    fit_batch,
-    fitted,
-    open_batches,
-    resolve,
-    tokens_of_budget,
-)
-from fastlstm.text.size_plan import (
-    EMBED_SIZES,
-    FIRST_SIZE,
-    SizePlan,
-    can_choose_size,
-    step_seconds,
-)
+from fastlstm.text.plan import LONG, fitted, open_batches, resolve
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
 from fastlstm.training.agreement import require_same_options
@@ -82,15 +69,9 @@ from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import MAY_CHANGE, chosen_names
 from fastlstm.training.plan import TrainingPlan
-from fastlstm.training.precision import (
-    PrecisionChoice,
-    autocast,
-    choose_precision,
-    pass_seconds,
-    require_fast_kernels,
-)
+from fastlstm.training.precision import PrecisionChoice, autocast, require_fast_kernels
+from fastlstm.training.remembered_plan import ChosenPlan
 from fastlstm.training.rescued_state import left_behind
-from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 
@@ -260,21 +241,20 @@ class TextSession(RunSession):
         texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        config, choice = self._with_size(start, splits, text.tokenizer)
+        chosen, precision = self._plan(start, splits.train, text.tokenizer)
+        config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
-        precision = choice or _precision(config, model, device, splits.train, text.tokenizer)
-        budget_tokens = tokens_of_budget(config, precision, self.started)
         model.strict_kernels = config.strict_kernels
         config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
         if checkpoint is None:
-            config, notes = fitted(config, budget_tokens, len(splits.train))
+            config, notes = fitted(config, chosen.tokens, len(splits.train))
         check_pipeline(config, sizes.num_layers, device, self.world.size)
         shards = self.shards(config)
         loader = TextLoader(open_batches(config, splits.train, shards), self.loader_stop)
         self.set_weights(model, texts, config)
         lengths = len(splits.train), len(splits.valid), loader.steps_per_epoch, model.num_parameters
-        config, reasons = resolve(config, precision.name, budget_tokens, device, *lengths)
+        config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type)
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, sizes, self.world)]
@@ -302,28 +282,17 @@ class TextSession(RunSession):
         self.world.shared((result.last.detail, task.tested))
         return Run(self.run.path, result.last.detail, task.tested)
 
-    def _with_size(
-        self, start: Start[TrainConfig], splits: Splits, tokenizer: Tokenizer
-    ) -> tuple[TrainConfig, PrecisionChoice | None]:
-        """Returns the options, with the size, batch and optimizer that suit the budget, and the
-        precision where it was chosen with them."""
-        config, device, chosen = start.options, start.device, self.chosen
-        if chosen is None or start.checkpoint is not None or self._first_model is not None:
-            return config, None
-        if not can_choose_size(config, chosen, device, len(splits.train)):
-            return config, None
-        first = config
-        if device.type == "cpu":
-            first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
-            model = LanguageModel(first.model_config(tokenizer.vocab_size, 0.0))
-            name = _precision(first, model, device, splits.train, tokenizer).name
-            first = replace(config, precision=name)
-        plan = SizePlan(first, chosen, splits.train, tokenizer, self.started, device)
-        best, why = plan.choose()
-        self.notes.append(f"{why} (steps measured earlier)" if plan.is_recalled else why)
-        if device.type == "cpu":
-            return replace(best.config, precision=config.precision), None
-        return best.config, plan.precision(best, config.precision)
+    def _plan(
+        self, start: Start[TrainConfig], ids: Ids, tokenizer: Tokenizer
+    ) -> tuple[ChosenPlan, PrecisionChoice]:
+        """Returns the precision and, where a budget chooses them, size, batch and optimizer."""
+        is_new = start.checkpoint is None
+        given = self.chosen if is_new and self._first_model is None else None
+        plan, precision = budget_plan(
+            start.options, given, ids, tokenizer, start.device, self.started, is_new=is_new
+        )
+        self.notes += [plan.why] if plan.why else []
+        return plan, precision
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         """Gives the model the weights that training starts from."""
@@ -443,58 +412,12 @@ def _about(
     }
 
 
-def _precision(
-    config: TrainConfig, model: LanguageModel, device: torch.device, ids: Ids, tokenizer: Tokenizer
-) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates on the real model: passes on a
-    CPU, whole steps on a GPU, where the host may take longer to start kernels than they run."""
-    shape = (config.seq_length or LONG, config.batch_size)
-    about: dict[str, Any] = {"model": model.config.to_dict(), "batch": list(shape)}
-    if device.type == "cuda":
-        return _gpu_precision(config, device, about, ids, tokenizer)
-    tokens = torch.zeros(shape, dtype=torch.long, device=device)
-
-    def forward() -> torch.Tensor:
-        state = model.initial_state(config.batch_size, device=device)
-        return model.loss(tokens, tokens, state)[0]
-
-    return choose_precision(
-        config.precision, device, about, lambda name: pass_seconds(model, forward, name, device)
-    )
-
-
 def _layer_call(config: TrainConfig, device: torch.device) -> LSTMCall:
     """Returns the call of the last layer of a training step, before the text is known."""
     sizes = config.model_config(1 << 20, 0.0)
     H, T = sizes.rnn_size, config.seq_length or LONG
     options = CellOptions.of(config)
     return LSTMCall(T, config.batch_size, H, H, torch.float32, device.type, True, options=options)
-
-
-def _gpu_precision(
-    config: TrainConfig,
-    device: torch.device,
-    about: dict[str, Any],
-    ids: Ids,
-    tokenizer: Tokenizer,
-) -> PrecisionChoice:
-    fitting, _ = fit_batch(replace(config, seq_length=config.seq_length or LONG), len(ids))
-    passes = fitting.accumulate
-    # A batch that a short text has made smaller reads fewer tokens in about the same time.
-    share = config.batch_size * (config.seq_length or LONG) / fitting.batch_size
-    share /= fitting.seq_length or LONG
-
-    def seconds(name: Any) -> float:
-        timed = replace(fitting, precision=name)
-        return share * step_seconds(timed, ids, tokenizer, device) / passes
-
-    is_open = config.precision == "auto"
-    is_open |= config.dropout is None and StopCriterion.of(config, 1).budget_s is not None
-    names = ("optimizer", "accumulate", "ema", "memory_limit_gb")
-    about |= {name: getattr(config, name) for name in names}
-    return choose_precision(
-        config.precision, device, about, seconds if is_open else None, timed="step"
-    )
 
 
 def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:

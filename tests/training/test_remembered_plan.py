@@ -1,0 +1,99 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastlstm.system import measurements
+from fastlstm.text.config import TrainConfig
+from fastlstm.training.precision import PrecisionChoice
+from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
+
+CPU = torch.device("cpu")
+CONFIG = TrainConfig(budget="30s")
+PLAN = ChosenPlan({"rnn_size": 96}, "96 units", PrecisionChoice("bf16", "faster", 0.5), 1e6)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path))
+    load(monkeypatch, is_busy=False)
+
+
+def load(monkeypatch: pytest.MonkeyPatch, is_busy: bool) -> None:
+    monkeypatch.setattr(measurements, "is_machine_busy", lambda _: is_busy)
+
+
+def planned(config: TrainConfig = CONFIG, size: int = 96, **data: Any) -> tuple[ChosenPlan, bool]:
+    """Returns a plan, and whether it was made now."""
+    made = list[bool]()
+
+    def make() -> ChosenPlan:
+        made.append(True)
+        return replace(PLAN, changes={"rnn_size": size})
+
+    return remembered_plan(config, data, CPU, make), bool(made)
+
+
+def test_a_plan_is_made_once() -> None:
+    assert planned() == (PLAN, True)
+    again, is_made = planned(size=128)
+    assert not is_made
+    assert again == replace(PLAN, why="96 units (planned earlier)")
+
+
+@pytest.mark.parametrize(
+    ("config", "data"),
+    [
+        (replace(CONFIG, budget="31s"), {}),
+        (replace(CONFIG, batch_size=8), {}),
+        (replace(CONFIG, ema=0.9), {}),
+        (CONFIG, {"tokens": 7}),
+    ],
+)
+def test_other_options_or_data_have_a_plan_of_their_own(config: TrainConfig, data: Any) -> None:
+    planned()
+    assert planned(config, **data)[1]
+
+
+def test_another_seed_has_the_same_plan() -> None:
+    planned()
+    assert not planned(replace(CONFIG, seed=3))[1]
+
+
+def test_a_run_without_a_budget_keeps_no_plan() -> None:
+    config = replace(CONFIG, budget=None, steps=5)
+    assert [planned(config)[1] for _ in range(2)] == [True, True]
+
+
+def test_a_plan_of_a_busy_machine_holds_until_the_machine_is_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load(monkeypatch, is_busy=True)
+    assert [planned()[1] for _ in range(3)] == [True, False, False]
+    load(monkeypatch, is_busy=False)
+    assert planned(size=128)[0].changes == {"rnn_size": 128}
+    load(monkeypatch, is_busy=True)
+    assert not planned()[1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tokens": "many"}, {"tokens": float("nan")}, {"changes": {"rnn_size": -3}},
+        {"changes": {"colour": 1}}, {"changes": None}, {"precision": {"name": "fp8", "why": ""}},
+        {"precision": 7}, {"why": 3}, {"tokens": None},
+    ],
+)  # fmt: skip
+def test_a_damaged_plan_is_made_again(damage: dict[str, Any]) -> None:
+    planned()
+    (path,) = measurements.directory().iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "value": {**content["value"], **damage}}))
+    assert planned()[1]
+
+
+def test_changes_are_the_options_that_differ() -> None:
+    assert changes(CONFIG, replace(CONFIG, rnn_size=64, seed=0)) == {"rnn_size": 64}
