@@ -140,7 +140,7 @@ def test_the_end_names_report_and_tensorboard(events: list[Any]) -> None:
 def test_the_parts_of_the_time_are_shown_and_add_up(events: list[Any]) -> None:
     spent = {"setup": 3.0, "evaluations": 2.0, "report": 1.5}
     text = plain({**events[-1], "train_s": 114.2, "spent_s": spent, "elapsed_s": 121.3})
-    parts = "setup 3.0 s, steps 114.2 s, evaluations 2.0 s, report 1.5 s, other 0.6 s"
+    parts = "setup 3.0 s (2 %), steps 114.2 s, evaluations 2.0 s, report 1.5 s, other 0.6 s"
     assert f"time: 2:01 total, {parts}\n" in text
 
 

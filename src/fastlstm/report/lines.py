@@ -397,7 +397,7 @@ _SHOWN_AS = {"judging": "testing"}
 
 
 def spent_text(end: Event) -> str:
-    """Returns what the time went into: ``setup 9.8 s, steps 21.3 s …``; it adds up to all."""
+    """Returns what the time went into: ``setup 9.8 s (11 %), steps 71.3 s …``; adds up to all."""
     spent, elapsed = end.get("spent_s"), number(end, "elapsed_s")
     if not isinstance(spent, dict) or elapsed is None:
         return ""
@@ -405,7 +405,8 @@ def spent_text(end: Event) -> str:
     parts = {name: s for name in known if (s := number(known, name)) is not None}
     parts["other"] = max(elapsed - sum(parts.values()), 0.0)
     shown = {_SHOWN_AS.get(name, visible(name)): s for name, s in parts.items() if s >= 0.05}
-    return joined([f"{name} {s:.1f} s" for name, s in shown.items()])
+    share = f" ({100 * parts.get('setup', 0.0) / max(elapsed, 1e-3):.0f} %)"
+    return joined([f"{n} {s:.1f} s{share if n == 'setup' else ''}" for n, s in shown.items()])
 
 
 def end_notes(end: Event) -> list[str]:
