@@ -114,7 +114,8 @@ def test_the_end_of_a_run() -> None:
     assert rows["test"] == "1.7500 bits/char, perplexity 3.36, 500 of 1,000 tokens"
     assert rows["trained"] == "123,456,789 steps, 987,654,321 tokens, peak memory 2.00 GB"
     assert rows["time"] == (
-        "2:01 total, setup 2.0 s (2 %), steps 114.2 s, evaluations 1.5 s, testing 2.0 s, other 1.6 s"
+        "2:01 total, setup 2.0 s (2 %), steps 114.2 s, evaluations 1.5 s, testing 2.0 s,"
+        " other 1.6 s"
     )
     rate = 987_654_321 / 114.2
     share = f"{100 * rate * 8_250_000 / 1e14:.0f}%"
