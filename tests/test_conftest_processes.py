@@ -19,7 +19,7 @@ import pytest
 )
 def test_the_suite_runs_with_the_instruction_set_asked_for(isa: str, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", *arguments, __file__]
-    environment = {**os.environ, "FASTLSTM_ISA": isa}
+    environment = {**os.environ, "FASTLSTM_ISA": isa, "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "instruction set: scalar, of oneDNN: SSE41\n" in done.stdout
 

@@ -36,7 +36,14 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("waiting", "others", "is_told"),
-    [(0.6, 0.5, True), (0.6, None, True), (0.6, 0.0, False), (0.1, 0.5, False), (None, 0.5, False)],
+    [
+        (0.6, 0.5, True),
+        (0.6, None, True),
+        (19.7, 0.5, True),
+        (0.6, 0.0, False),
+        (0.1, 0.5, False),
+        (None, 0.5, False),
+    ],
 )
 def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
     waiting: float | None,
@@ -55,5 +62,6 @@ def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
     fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **options)
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     told = [e["text"] for e in events if "wait for a core" in str(e.get("text"))]
-    begin = "other processes use the CPU: 0.6 of 2 threads wait for a core; "
+    shown = f"{min(waiting or 0.0, 2):.1f} of 2 threads wait for a core"
+    begin = f"other processes use the CPU: {shown}; "
     assert told == [begin + "end them for full speed, or give the run --threads 1"] * is_told

@@ -61,6 +61,7 @@ class MachineEvents:
             return
         self._is_told = True
         threads = torch.get_num_threads()
+        waiting = min(waiting, float(threads))  # a process may have other threads that wait
         fewer = threads_with_cores(threads, waiting)
         advice = "end them for full speed"
         advice += f", or give the run --threads {fewer}" if fewer < threads else ""
