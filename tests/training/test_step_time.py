@@ -65,7 +65,7 @@ def test_steps_after_a_pause_find_no_batches_made_ahead() -> None:
 
 def test_a_turn_of_a_variant_waits_for_the_loader() -> None:
     task = slow_task()
-    variant = Variant("", EXACT, {}, trainer_of(task), 1, steps_of(trainer_of(task)), step_s=0.01)
+    variant = Variant("", EXACT, {}, trainer_of(task), 1, steps_of(trainer_of(task)))
     with task.loader:
         assert variant.turn(0.03) * task.step_units > BATCH_S / 2
 

@@ -33,7 +33,14 @@ from fastlstm.tuning.op_times import OpTime, _by_name, _with_roof, _write_trace,
 from fastlstm.tuning.profile import Profile, Profiled, Profiler
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
 from fastlstm.tuning.turns import Candidate, Timed
-from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant, candidates, steps_of
+from fastlstm.tuning.variants import (
+    CHANGES_LEARNING,
+    EXACT,
+    SAME_QUALITY,
+    Variant,
+    candidates,
+    steps_of,
+)
 from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
@@ -144,13 +151,77 @@ def test_a_gain_that_noise_hides_is_no_healthy_run():
     profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
     lines = dict(rows(profile, {}, None))
     assert lines["verdict"].startswith("undecided: ")
-    assert "threads: +200 % speed, but the interval reaches 0" in lines["not advised"]
+    assert lines["not advised"] == (
+        "threads: +200 % speed (-30 to 900 %), too unsure for a verdict"
+    )
     assert lines["noise"] == "other processes used 86 % of the cores; repeat on an idle machine"
     assert profile.to_dict()["is_undecided"] is True
-    small = replace(profile, verdicts=(replace(noisy, gain=0.04),), others=0.05)
+    small = replace(
+        profile, verdicts=(replace(noisy, gain=0.02, low=-0.01, high=0.06),), others=0.05
+    )
     lines = dict(rows(small, {}, None))
     assert "healthy" in lines["verdict"]
     assert not {"noise", "not advised"} & set(lines)
+
+
+@pytest.mark.parametrize(
+    ("gain", "low", "high", "is_undecided"),
+    [
+        (-0.23, -1.0, math.inf, True),  # two slow pairs: no interval
+        (-0.1, -0.4, 0.35, True),
+        (0.04, -0.3, 9.0, True),
+        (0.06, -0.01, 0.07, True),  # "nothing above 5 %" would be false
+        (-0.1, -0.4, 0.04, False),
+        (0.03, 0.0, 0.07, False),  # as exact as it gets
+        (0.2, 0.1, 0.4, False),  # recommended
+    ],
+)
+def test_a_run_is_healthy_only_where_gains_above_5_percent_are_excluded(
+    gain, low, high, is_undecided
+):
+    verdict = Verdict("threads", 0.1, gain, low, high, "same quality expected", {"threads": 2})
+    found = Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, None, {})
+    assert found.is_undecided is is_undecided
+    lines = dict(rows(found, {}, None))
+    assert lines.get("verdict", "").startswith("undecided") is is_undecided
+    assert ("too unsure" in lines.get("not advised", "")) is is_undecided
+
+
+def test_more_threads_beside_others_are_undecided():
+    """The run had one thread, a neighbour of equal priority the other core: it was healthy."""
+    options = SimpleNamespace(threads=1)
+    trainer = SimpleNamespace(
+        task=SimpleNamespace(unit="tokens"), plan=SimpleNamespace(options=options)
+    )
+    for threads, waits, is_held_back in ((2, 0.9, True), (2, 0.12, False), (1, 0.9, False)):
+        two = Variant("threads", SAME_QUALITY, {"threads": threads}, None, threads, lambda: 1)
+        two.waits = [waits, waits]
+        timed = Timed(two, Candidate(variant), [1.0] * 6, [1.3] * 6)
+        verdict = profile._verdict(trainer, timed, 1.0, 1.0, 1)
+        assert verdict.is_held_back is verdict.is_undecided is is_held_back
+        faster = profile._verdict(trainer, replace(timed, other=[0.7] * 6), 1.0, 1.0, 1)
+        assert faster.is_recommended
+        assert not faster.is_undecided
+        lines = dict(rows(Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, 0.6, {}), {}, None))
+        assert lines["verdict"].startswith("undecided" if is_held_back else "nothing above 5 %")
+        assert ("waited for cores" in lines.get("not advised", "")) is is_held_back
+
+
+def test_only_what_speed_decides_is_undecided():
+    noisy = Verdict("batch size", 0.1, 0.3, -0.3, 0.9, CHANGES_LEARNING)
+    assert not noisy.is_undecided  # faster or not, its quality is not known
+    assert not replace(noisy, quality_gain=-0.2, quality_low=-0.4).is_undecided
+    assert replace(noisy, quality_gain=0.3, quality_low=-0.3).is_undecided  # a table: its speed
+    assert replace(noisy, axis="output-rank").is_undecided  # tune is to try it, if it is faster
+    assert not replace(noisy, effect=EXACT, is_in_steps=False).is_undecided
+
+
+def test_a_change_that_is_not_worth_it_hides_no_undecided_one_of_its_cause():
+    sure = Verdict("threads", 0.0, -0.1, -0.12, -0.08, EXACT, {"threads": 1})
+    unsure = Verdict("threads", 0.0, -0.2, -0.6, 0.7, EXACT, {"threads": 4})
+    gains = Verdict("threads", 0.0, 0.2, 0.15, 0.25, EXACT, {"threads": 3})
+    assert ranked([sure, unsure]) == ranked([unsure, sure]) == [unsure]
+    assert ranked([gains, sure, replace(unsure, gain=0.3)]) == [gains]
 
 
 def test_what_tune_is_to_try_comes_after_what_surely_pays():
@@ -580,6 +651,27 @@ def test_what_is_recommended_first_has_the_gain_of_a_second_measurement(monkeypa
         now = time.perf_counter()
         found, _ = profile._verdicts_by_turns(None, makers, [], verdict_on, now, seconds)
         assert {v.cause: round(v.gain, 3) for v in found} == {"threads": gain, "precision": 0.4}
+
+
+def test_the_best_undecided_change_is_timed_alone(monkeypatch):
+    """Half of the time was left, and the run was said to be healthy after two slow turns."""
+    two, candidate = variant(), Candidate(variant)
+    slow, fast = Timed(two, candidate, [1.0] * 2, [1.3] * 2), Timed(
+        two, candidate, [1.0] * 6, [1.0 / 1.5] * 6
+    )  # fmt: skip
+    monkeypatch.setattr(profile, "time_in_turns", lambda *_: ([slow], []))
+    monkeypatch.setattr(profile, "time_until", lambda *_: fast)
+    often = Verdict("evaluation", 0.1, 0.2, 0.2, 0.2, EXACT, {"eval_every": 9}, "", False)
+
+    def verdict_on(timed):
+        return of_pairs(timed.variant, timed.base, timed.other, "tokens")
+
+    for others in ([], [often]):  # one by accounting leaves the time to those of turns
+        found, _ = profile._verdicts_by_turns(
+            None, [candidate], others, verdict_on, time.perf_counter(), 60.0
+        )
+        assert found[-1].gain == pytest.approx(0.5)
+        assert found[-1].is_recommended
 
 
 def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypatch):

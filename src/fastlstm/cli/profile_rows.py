@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from fastlstm.tuning.verdicts import Verdict
 
 _NUM_OPS = 14
-_UNDECIDED = "undecided: a change may gain more than 10 %, or it is noise; give a longer --measure"
+_UNDECIDED = (
+    "undecided: a change may gain more than 5 %; "
+    "give a longer --measure, or repeat on an idle machine"
+)
 _UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
 _MIN_OTHERS = 0.1
 
@@ -91,11 +94,13 @@ def _nothing_sure(profile: Profile) -> str:
 
 
 def _not_advised(verdict: Verdict) -> str:
+    if verdict.is_undecided:
+        reason = "its threads waited for cores that other processes had"
+        reason = reason if verdict.is_held_back else "too unsure for a verdict"
+        return f"{verdict.cause}: {gain_text(verdict)}, {reason}"
     text = f"{verdict.cause}: {100 * verdict.gain:+.0f} % speed, "
     if verdict.quality_low is not None:
         return f"{text}but the run is not expected to reach the same quality sooner"
-    if verdict.may_be_noise:
-        return f"{text}but the interval reaches 0: it may be noise"
     return f"{text}but it changes learning, and what the run ends at is not known"
 
 

@@ -35,7 +35,7 @@ def profile_cards(run: Path) -> str:
         for place, verdict in enumerate(chosen[:_MAX_CARDS])
     ]
     if not cards and found.get("is_undecided") is True:
-        return '<p class="quiet">undecided: a change may gain more than 10 %, or it is noise.</p>'
+        return '<p class="quiet">undecided: a change may gain more than 5 %.</p>'
     if not cards:
         return '<p class="quiet">nothing above 5 %, this run is healthy.</p>'
     return f'<div class="verdicts">{"".join(cards)}</div>'

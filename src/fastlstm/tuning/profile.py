@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 _FIRST_TURNS = 3
 _RANKING_SHARE, _LATE_SHARE = 0.5, 1.2
-"""Of the time: for all variants, the rest is for the one that is recommended first; and for those
-that seem to gain and have too few pairs for an interval."""
+"""Of the time: for all variants, the rest is for the one that is timed alone; and for those that
+have too few pairs for an interval."""
 _LONG_TURN_S, _ALONE_S = 0.25, 4.0
-"""Of the one that is recommended first: seconds of its turns, and of all of them at least."""
+"""Of the one that is timed alone: seconds of its turns, and of all of them at least."""
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
 _AXES = {"output layer": "output-rank"}
@@ -92,8 +92,8 @@ class Profile:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether nothing is recommended, but a change may gain much: the noise hides it."""
-        return not self.recommended and any(verdict.may_be_noise for verdict in self.verdicts)
+        """Whether nothing is recommended, but other processes forbid the verdict on a change."""
+        return not self.recommended and any(verdict.is_undecided for verdict in self.verdicts)
 
     @property
     def to_try(self) -> list[Verdict]:
@@ -182,7 +182,7 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
         makers.insert(0, without_loader(trainer))
 
     def verdict_on(timed: Timed) -> Verdict:
-        return _verdict(trainer, timed, units_per_s, step_share)
+        return _verdict(trainer, timed, units_per_s, step_share, base.threads)
 
     try:
         verdicts, not_timed = _verdicts_by_turns(
@@ -202,8 +202,8 @@ def _verdicts_by_turns(
     base: Variant, makers: list[Candidate], others: list[Verdict],
     verdict_on: Callable[[Timed], Verdict], started: float, seconds: float,
 ) -> tuple[list[Verdict], list[str]]:  # fmt: skip
-    """Times all variants, then the one that is recommended first alone, whose gain is that of the
-    second measurement: the first one had it chosen.
+    """Times all variants, then one alone, whose gain is that of the second measurement: the first
+    one had it chosen. It is the one that is recommended first, else the best undecided one.
 
     Args:
         base: the run as it is.
@@ -220,9 +220,9 @@ def _verdicts_by_turns(
     ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds
     timed, not_timed = time_in_turns(base, makers, ranked_at, rng, TURN_S, late)
     found = [verdict_on(each) for each in timed]
-    first = ranked([*others, *found])[0]
+    first = next((v for v in ranked(found) if v.is_recommended or v.is_undecided), None)
     place = next((number for number, verdict in enumerate(found) if verdict is first), None)
-    if place is not None and first.is_recommended and time.perf_counter() < end:
+    if place is not None and time.perf_counter() < end:
 
         def is_enough(again: Timed) -> bool:
             verdict = verdict_on(again)
@@ -270,10 +270,16 @@ def _shares(step_phases: dict[str, float], between: Between, step_s: float) -> d
     return shares
 
 
-def _verdict(trainer: Trainer, timed: Timed, units_per_s: float, step_share: float) -> Verdict:
+def _verdict(
+    trainer: Trainer, timed: Timed, units_per_s: float, step_share: float, threads: int
+) -> Verdict:
     """Returns the verdict on a variant; if it changes learning, with the time to equal quality."""
     unit = trainer.task.unit
-    verdict = of_pairs(timed.variant, timed.base, timed.other, unit, step_share)
+    variant = timed.variant
+    assert isinstance(variant, Variant)
+    verdict = of_pairs(variant, timed.base, timed.other, unit, step_share)
+    if variant.threads > threads and variant.is_held_back:
+        verdict = replace(verdict, is_held_back=True)
     if verdict.effect != CHANGES_LEARNING:
         return verdict
     ratios = 1.0 + verdict.gain, 1.0 + verdict.low

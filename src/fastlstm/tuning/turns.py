@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from fastlstm.errors import FastLSTMError
+from fastlstm.tuning.paired_times import MIN_PAIRS, estimate
 
 TURN_S = 0.15
-_MIN_PAIRS, _MAX_PAIRS = 6, 16
-"""Fewer pairs give no interval; more say little that is new."""
+_MAX_PAIRS = 16
+"""More pairs say little that is new."""
 _MAX_PAIRS_OF_ONE = 48
 """Of a variant that is timed alone."""
 _LATE_SHARE = 0.5
-"""Of the planned time, what variants that gain may take beyond it to have an interval."""
+"""Of the planned time, what variants may take beyond it to have an interval."""
 _WORTH_GOING_ON = 1.05
-"""Speed over that of the base from which the next value of the same option is tried."""
+"""Speed over that of the base from which the next value of the same option is tried, and below
+which a variant that surely stays there has no more turns."""
 
 
 class Change(Protocol):
@@ -92,16 +96,15 @@ class Timed:
         return statistics.median(base / other for base, other in pairs)
 
     def is_over(self) -> bool:
-        """Returns whether more turns would change nothing: it is slower in all of two pairs, or in
-        most of four."""
-        if len(self.base) >= _MAX_PAIRS:
-            return True
-        if self.candidate.may_be_slower:
-            return False
-        ratios = [base / other for base, other in zip(self.base, self.other, strict=True)]
-        return (len(ratios) >= 2 and max(ratios) < 0.97) or (
-            len(ratios) >= 4 and statistics.median(ratios) < 1.0
-        )
+        """Returns whether more turns would change nothing: the interval excludes a gain.
+
+        A few slow pairs exclude none: what else runs slows threads for seconds.
+        """
+        count = len(self.base)
+        if count < MIN_PAIRS or self.candidate.may_be_slower:
+            return count >= _MAX_PAIRS
+        found = estimate(np.array(self.other), np.array(self.base), np.arange(count))
+        return count >= _MAX_PAIRS or found.high < _WORTH_GOING_ON
 
 
 def time_in_turns(
@@ -115,14 +118,14 @@ def time_in_turns(
     """Returns the times of all variants beside those of the base, and why some were not timed.
 
     In each round every variant has one turn. Two variants of random order have a turn of the base
-    between them, which both are compared with. A variant that is clearly slower is left out of
+    between them, which both are compared with. A variant that surely gains nothing is left out of
     further rounds.
 
     Args:
         base: what the variants are compared with.
         candidates: what makes the variants.
-        end: of the measurement, as `time.perf_counter`. Variants that seem to gain and have too few
-            pairs for an interval go on.
+        end: of the measurement, as `time.perf_counter`. Variants that have too few pairs for an
+            interval go on.
         rng: draws the order.
         turn_s: seconds of a turn.
         late: end of these; default is half as long again.
@@ -145,7 +148,7 @@ def time_in_turns(
             following = timed.candidate.then
             if len(timed.base) == 2 and following and timed.ratio > _WORTH_GOING_ON and now < end:
                 waiting.append(following)
-            if timed.is_over() or now > late or (now > end and not _needs_more(timed)):
+            if timed.is_over() or now > late or (now > end and len(timed.base) >= MIN_PAIRS):
                 live.remove(timed)
                 found.append(timed)
                 timed.variant.close()
@@ -172,7 +175,7 @@ def time_until(
     """
     timed = Timed(_warmed_up(candidate), candidate)
     try:
-        while len(timed.base) < _MIN_PAIRS or not (
+        while len(timed.base) < MIN_PAIRS or not (
             time.perf_counter() > end or len(timed.base) >= _MAX_PAIRS_OF_ONE or is_enough(timed)
         ):
             _round(base, [timed], rng, turn_s)
@@ -189,11 +192,6 @@ def _warmed_up(candidate: Candidate) -> TimedVariant:
         variant.close()
         raise
     return variant
-
-
-def _needs_more(timed: Timed) -> bool:
-    is_promising = timed.candidate.may_be_slower or timed.ratio > _WORTH_GOING_ON
-    return len(timed.base) < _MIN_PAIRS and is_promising
 
 
 def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s: float) -> None:

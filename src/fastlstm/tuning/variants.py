@@ -6,13 +6,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system import hardware
+from fastlstm.system.machine_usage import CORE_WAIT, MachineUsage
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import LONG
 from fastlstm.text.task import TextTask
@@ -44,6 +45,7 @@ class Variant:
         threads: of torch.
         step: takes one step and returns its units.
         step_s: seconds of one step, about.
+        waits: its threads that had no core, in the mean of each turn.
     """
 
     cause: str
@@ -53,6 +55,12 @@ class Variant:
     threads: int
     step: Callable[[], int]
     step_s: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether its threads waited for cores that other processes had."""
+        return bool(self.waits) and statistics.fmean(self.waits) > CORE_WAIT
 
     def warm_up(self, count: int = 2) -> None:
         """Takes steps that do not count; the last one says how long a step takes."""
@@ -73,6 +81,7 @@ class Variant:
         Args:
             seconds: of the turn, about; at least one step is taken.
         """
+        usage = MachineUsage()
         if (before := torch.get_num_threads()) != self.threads:
             torch.set_num_threads(self.threads)
             if before > hardware.cores():
@@ -80,11 +89,13 @@ class Variant:
                 hardware.native().note_core_wait(0.0, self.threads)
             self.step()  # threads that have slept take up to 10 ms to get a core
         self._prepare()
-        times = list[float]()
-        for _ in range(max(1, round(seconds / max(self.step_s, 1e-6)))):
+        times, end = list[float](), time.perf_counter() + seconds
+        while not times or time.perf_counter() < end:
             started = time.perf_counter()
             units = self.step()
             times.append((time.perf_counter() - started) / units)
+        if (waiting := usage.read().get("waiting_threads")) is not None:
+            self.waits.append(waiting)
         return statistics.fmean(settled(times))
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ class Verdict:
             expected to reach what it ends at, and at least; None where nothing is known.
         command_prefix: goes before the command that makes the change.
         axis: of `fastlstm tune`, which finds out what a change of learning ends at.
+        is_held_back: whether other processes had the cores of the threads that it adds.
     """
 
     cause: str
@@ -66,6 +67,7 @@ class Verdict:
     quality_low: float | None = None
     command_prefix: str = ""
     axis: str = ""
+    is_held_back: bool = False
 
     @property
     def is_recommended(self) -> bool:
@@ -81,13 +83,19 @@ class Verdict:
         return (
             not (self.is_recommended or self.is_to_try)
             and self.is_in_steps
-            and self.gain > MIN_MENTIONED
+            and (self.gain > MIN_MENTIONED or self.is_undecided)
         )
 
     @property
-    def may_be_noise(self) -> bool:
-        """Whether only the interval of the gain, which reaches 0, speaks against it."""
-        return self.is_mentioned and self.quality_low is None and not self._is_surely_faster
+    def is_undecided(self) -> bool:
+        """Whether other processes forbid a verdict by speed: they had the cores, or their noise
+        makes the interval too wide to exclude a gain of 5 %."""
+        if self.is_recommended or self.is_to_try or not self.is_in_steps:
+            return False
+        if self.effect == CHANGES_LEARNING and not self.axis and self.quality_gain != self.gain:
+            return False
+        is_wide = self.gain >= MIN_GAIN or not is_known(self.low, self.high)
+        return self.is_held_back or (self.high >= MIN_GAIN and is_wide)
 
     @property
     def is_to_try(self) -> bool:
@@ -167,22 +175,22 @@ def _pairs_text(found: Estimate) -> str:
 
 
 def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verdict]:
-    """Returns the best verdict of each cause: recommended ones first, then those that
-    `fastlstm tune` is to try, each by what they are worth.
+    """Returns the best verdict of each cause, an undecided one before one that is not worth it:
+    recommended ones first, then those that `fastlstm tune` is to try, each by what they are worth.
 
     Args:
         verdicts: on all variants.
         last: effects whose verdicts come after the others.
     """
-    best = dict[str, Verdict]()
-    for verdict in verdicts:
-        known = best.get(verdict.cause)
-        if known is None or verdict.worth > known.worth:
-            best[verdict.cause] = verdict
+    best = {v.cause: v for v in sorted(verdicts, key=_standing)}
     return sorted(
         best.values(),
         key=lambda v: (not v.is_recommended, not v.is_to_try, v.effect in last, -v.worth),
     )
+
+
+def _standing(verdict: Verdict) -> tuple[bool, bool, float]:
+    return verdict.is_recommended, verdict.is_undecided, verdict.worth
 
 
 def training_seconds(trainer: Trainer, step_s: float) -> float:
