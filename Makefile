@@ -45,9 +45,10 @@ install: .venv/.made  ## the environment with fastlstm in it
 test: .venv/.dev  ## the whole test suite; with CPU=avx2 as on such a CPU
 	$(PY) -m pytest $(XDIST) $(if $(CPU),--cpu=$(CPU))
 
-test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones and without oneDNN
+test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones, the narrowest without oneDNN
 	@cpus=$$(env -u FASTLSTM_ISA PYTHONPATH=tests $(PY) -c '$(NARROWER)') || exit 1; \
-	for as in $$(printf -- '--cpu=%s ' $$cpus) --no-onednn; do \
+	for cpu in $$cpus; do \
+		as="--cpu=$$cpu"; [ $$cpu != scalar ] || as="$$as --no-onednn"; \
 		echo "the tests marked isa, $$as"; \
 		$(PY) -m pytest -q $(XDIST) -m isa $$as $$($(ISA_TESTS)) || exit 1; \
 	done

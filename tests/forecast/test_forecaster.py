@@ -18,8 +18,6 @@ from fastlstm.forecast.backtest import backtest
 from fastlstm.forecast.data.error_measures import QuantileScores
 from series_frames import START, long_table
 
-pytestmark = pytest.mark.isa
-
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 16, "steps": 60, "dropout": 0.0,
     "learning_rate": 0.01, "split": "60/20/20",
@@ -44,6 +42,7 @@ def fitted() -> Forecaster:
     return Forecaster(**QUICK).fit(waves())
 
 
+@pytest.mark.isa
 def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     found = fitted.backtest()
     assert set(found) == {"forecaster", "naive", "seasonal_naive"}
@@ -56,6 +55,7 @@ def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     assert scaled * std**2 == pytest.approx(found["forecaster"]["mse"], rel=1e-3)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize(
     "given",
     [
@@ -73,6 +73,7 @@ def test_other_networks_learn_waves_and_are_kept(tmp_path: Path, given: dict[str
     assert Forecaster.load(tmp_path).predict(waves(noise=0.0)).equals(model.predict())
 
 
+@pytest.mark.isa
 def test_backtest_is_what_predict_gives_from_each_origin(fitted: Forecaster) -> None:
     """Judged by hand: the forecast of the table cut at an origin, against what came."""
     table = waves()
@@ -123,6 +124,7 @@ def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
     assert np.all(np.abs(level - [0, 10, 20]) < 3)
 
 
+@pytest.mark.isa
 def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
     table = fitted.predict_quantiles(quantiles=np.array([0.025, 0.5, 0.975]))
     assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
@@ -198,6 +200,7 @@ def test_what_is_known_ahead_and_static_and_named_is_used() -> None:
     assert model.backtest()["forecaster"]["mse"] > 0
 
 
+@pytest.mark.isa
 def test_values_may_be_missing() -> None:
     table = waves(120)
     y = table["y"].to_numpy().copy()
@@ -208,6 +211,7 @@ def test_values_may_be_missing() -> None:
     assert np.isfinite(model.backtest()["forecaster"]["mse"])
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("same_random_numbers")
 def test_the_same_seed_gives_the_same_forecaster() -> None:
     table = waves(120)
@@ -219,6 +223,7 @@ def test_the_same_seed_gives_the_same_forecaster() -> None:
     assert not first.predict().equals(other.predict())
 
 
+@pytest.mark.isa
 def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
     fitted.save(tmp_path / "run")
     again = Forecaster.load(tmp_path / "run")

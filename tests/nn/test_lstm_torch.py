@@ -96,7 +96,6 @@ def test_compile_without_a_break(backend, has_lengths, strict, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
-@pytest.mark.isa
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_graphs_have_one_node_per_layer_and_direction():
     graphs = []
@@ -177,7 +176,6 @@ def test_functional_gradients_are_torchs():
         torch.func.grad(loss)(dict(layer.named_parameters()), x)
 
 
-@pytest.mark.isa
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_torchscript_trace_holds_the_weights():
     layer = fastlstm.LSTM(I, H)
@@ -238,19 +236,16 @@ def sequence_arguments(
     return (*present_tensors(args), options.text, is_bf16, keep)
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("call", CALLS)
 def test_opcheck(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call]))
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("call", [name for name in CALLS if CALLS[name].get("keep", True)])
 def test_opcheck_with_gradients(call):
     torch.library.opcheck(lstm_sequence, sequence_arguments(**CALLS[call], requires_grad=True))
 
 
-@pytest.mark.isa
 def test_the_shape_rule_knows_the_layout_of_gradients():
     """`batch_first` gives transposed rows; a compiler trusts the strides it is told."""
     tensors, present, options, *rest = sequence_arguments()
@@ -261,7 +256,6 @@ def test_the_shape_rule_knows_the_layout_of_gradients():
     torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
 
 
-@pytest.mark.isa
 def test_no_gradient_of_what_kept_nothing():
     y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
     with pytest.raises(KernelError, match="keep=False"):

@@ -16,8 +16,6 @@ from fastlstm.sequence import estimators
 from fastlstm.sequence.data import Sequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 
-pytestmark = pytest.mark.isa
-
 QUICK: dict[str, Any] = {
     "hidden_size": 16, "embed_size": 8, "epochs": 25, "learning_rate": 0.02, "held_out": 0.2,
 }  # fmt: skip
@@ -38,6 +36,7 @@ def first_values(X: Any) -> NDArray[np.float64]:
 # learning ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize(
     "given", [{}, {"bidirectional": True}, {"pooling": "mean", "bidirectional": True}]
 )
@@ -53,6 +52,7 @@ def test_the_first_value_of_sequences_of_many_lengths_is_learned(given: dict[str
     assert model.score(X[200:], y[200:]) == pytest.approx(1 - residual, rel=1e-4)
 
 
+@pytest.mark.isa
 @pytest.mark.usefixtures("same_random_numbers")
 def test_the_same_seed_gives_the_same_network() -> None:
     X = walks(60)
@@ -64,6 +64,7 @@ def test_the_same_seed_gives_the_same_network() -> None:
     assert not np.array_equal(found[0], found[2])
 
 
+@pytest.mark.isa
 def test_several_numbers_are_answered_each_in_its_units() -> None:
     X = np.random.default_rng(0).normal(size=(200, 6, 2)).astype(np.float32)
     y = np.stack([X[:, -1, 0] * 1e4, X[:, -1, 1] * 1e-3 + 7, np.full(200, 3.0)], 1)
@@ -91,6 +92,7 @@ def test_labels_of_any_kind_are_learned(labels: tuple[Any, Any]) -> None:
     assert [model.classes_[n] for n in shares.argmax(1)] == found.tolist()
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("labels", [np.array(["z", "a", "b"]), np.array([2, 0, 1], np.int16)])
 def test_labels_of_an_array_come_back_as_they_were(labels: NDArray[Any]) -> None:
     X = walks(60)
@@ -186,6 +188,7 @@ def test_answers_and_values_far_from_0_are_as_exact_as_near_it() -> None:
 # sequences ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -207,6 +210,7 @@ def test_padding_changes_nothing(pooling: Any, bidirectional: bool, num_layers: 
         assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.isa
 def test_both_ways_reads_both_ends() -> None:
     """Of one step on, the last state of the second direction is that at the first step."""
     torch.manual_seed(0)
@@ -355,6 +359,7 @@ def test_settings_are_scikit_learns() -> None:
         model.set_params(size=1)
 
 
+@pytest.mark.isa
 @pytest.mark.parametrize("answer", [7.0, 7.1, 1e9 / 3])
 def test_an_answer_that_never_changes_is_met(answer: float) -> None:
     x, y = np.random.default_rng(0).normal(size=(60, 5, 2)), np.full(60, answer)
