@@ -81,7 +81,7 @@ def text_resumed(folder: Path) -> None:
 
 
 def text_rolled_back(folder: Path) -> None:
-    with bad_gradients(13, 17):  # the first three are passes for timing
+    with bad_gradients(10, 14):
         text(folder)
 
 
