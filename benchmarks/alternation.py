@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +49,15 @@ class Worker:
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def required(name: str) -> Iterator[None]:
+    """The worker's side: a library that a candidate needs and is missing ends it with one line."""
+    try:
+        yield
+    except ImportError as error:
+        sys.exit(f"{name}: {error}")
 
 
 def serve(step: Callable[[], object]) -> None:

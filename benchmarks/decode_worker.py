@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from alternation import serve
+from alternation import required, serve
 
 Weights = dict[str, np.ndarray]
 PROMPT = 1
@@ -172,7 +172,8 @@ LOOPS = {
 def main() -> None:
     name, path, count = sys.argv[1:4]
     library, *options = name.split()
-    run = LOOPS[library](dict(np.load(path)), options)
+    with required(name):
+        run = LOOPS[library](dict(np.load(path)), options)
     characters = int(count)
     run(max(2, characters // 10))
     serve(lambda: run(characters))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,10 @@ def main() -> None:
     sizes = (options.horizon, options.input, options.train_rows, options.seconds)
     worker = str(Path(__file__).parent / "forecast_peer_worker.py")
     command = [options.peer_python, worker, options.table, *map(str, sizes)]
-    lines = subprocess.check_output(command, text=True).splitlines()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{options.peer_python} did not run neuralforecast's LSTM; nothing was measured")
+    lines = done.stdout.splitlines()
     peer = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
     ours = own(options.table, *sizes)
     best_s, best_step, best = min(peer["curve"], key=lambda point: point[2])

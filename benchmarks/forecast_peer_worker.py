@@ -13,9 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from neuralforecast import NeuralForecast
-from neuralforecast.models import LSTM
-from pytorch_lightning.callbacks import Callback
+
+try:
+    from neuralforecast import NeuralForecast
+    from neuralforecast.models import LSTM
+    from pytorch_lightning.callbacks import Callback
+except ImportError as error:
+    sys.exit(f"neuralforecast: {error}")
 
 VALIDATION_EVERY = 50
 

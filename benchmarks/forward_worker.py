@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from alternation import serve
+from alternation import required, serve
 
 if TYPE_CHECKING:
     import onnx
@@ -97,7 +97,8 @@ def main() -> None:
     name, path, threads = sys.argv[1:]
     with np.load(path) as file:
         arrays = dict(file)
-    step = CANDIDATES[name](arrays, int(threads))
+    with required(name):
+        step = CANDIDATES[name](arrays, int(threads))
     want, limit = arrays["y"].astype(np.float64), LIMITS[name.rsplit(maxsplit=1)[1]]
     distance = np.linalg.norm(step() - want) / np.linalg.norm(want)
     if not distance <= limit:

@@ -74,6 +74,9 @@ def main() -> None:
     parser.add_argument("--weights", default="fp16")
     parser.add_argument("--cpu", action="store_true", help="measure the CPU decoder, too")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no NVIDIA GPU that torch can use: nothing was measured")
+        return
     torch.manual_seed(0)
     sizes = options.vocab, min(128, options.units), options.units
     model = LanguageModel(ModelConfig(*sizes, num_layers=options.layers)).eval()

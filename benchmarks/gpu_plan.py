@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _SHOWN = 40
+_NO_GPU = "no NVIDIA GPU that torch can use: nothing was measured"
 
 
 def run(path: str, budget: str, options: list[str]) -> dict[str, Any]:
@@ -63,6 +64,9 @@ def profile_setup(path: str, budget: str, options: list[str]) -> None:
     import torch
 
     print(f"import torch: {time.perf_counter() - began:.2f} s")
+    if not torch.cuda.is_available():
+        print(_NO_GPU)
+        return
     began = time.perf_counter()
     torch.zeros(1, device="cuda")
     print(f"CUDA context: {time.perf_counter() - began:.2f} s")
@@ -98,11 +102,17 @@ def main() -> None:
     if arguments.profile:
         profile_setup(arguments.files[0], arguments.budget, options)
         return
+    import torch
     from machine import results_folder
 
+    if not torch.cuda.is_available():
+        print(_NO_GPU)
+        return
     for path in arguments.files:
         row = run(path, arguments.budget, options)
         print(json.dumps(row, indent=1), flush=True)
+        if "error" in row:
+            sys.exit(f"{path}: train ended with status {row['code']}, which is not stored")
         with (results_folder() / "gpu_plan.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from alternation import serve
+from alternation import required, serve
 from shapes import Shape, V
 
 Step = Callable[[], object]
@@ -110,7 +110,8 @@ CANDIDATES: dict[str, Callable[[Shape], Step]] = {
 
 def main() -> None:
     name, *sizes = sys.argv[1:]
-    step = CANDIDATES[name](Shape(*map(int, sizes)))
+    with required(name):
+        step = CANDIDATES[name](Shape(*map(int, sizes)))
     step()
     step()
     serve(step)

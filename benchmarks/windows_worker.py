@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from alternation import serve
+from alternation import required, serve
 
 ROWS, COLUMNS, LENGTH, BATCH = 200_000, 5, 50, 64
 BATCHES = {
@@ -80,7 +80,8 @@ def batches(name: str, data: np.ndarray) -> Iterator[Any]:
 def main() -> None:
     name = sys.argv[1]
     rng = np.random.default_rng(0)
-    source = batches(name, rng.normal(size=(ROWS, COLUMNS)).astype(np.float32))
+    with required(name):
+        source = batches(name, rng.normal(size=(ROWS, COLUMNS)).astype(np.float32))
     next(source)
 
     def step() -> None:
