@@ -18,11 +18,13 @@ from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, Stopped
 from fastlstm.forecast import backtest, forecast_table, table_evaluation
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.fingerprint import fingerprint
 from fastlstm.forecast.table_parts import forecast_part
+from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.parts import Part
 from forecast_server import QUICK, waves
 
@@ -173,6 +175,16 @@ def test_parts_of_something_else_are_refused(
         path.rename(Path("parts", path.name))
     assert main(["merge", "parts", "--out", "all.csv"]) == 2
     assert "part-00001-of-00002 was made of another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["forecast", "evaluate"])
+def test_a_part_of_a_run_without_a_model_is_refused(
+    made: tuple[Path, Path], verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped):
+        train_forecaster(made[1], ForecastConfig(**QUICK), out="stopped", stop=lambda: True)
+    assert main([verb, "stopped", str(made[1]), "--out", "parts", "--shard", "0/2"]) == 2
+    assert "stopped has no model yet: training ended before its first" in capsys.readouterr().err
 
 
 def test_parts_of_two_numbers_are_not_mixed(

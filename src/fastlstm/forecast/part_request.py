@@ -8,7 +8,7 @@ from typing import Any
 
 import fastlstm
 from fastlstm.forecast.data.table_files import require_files, signature_of
-from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.find_run import published_run
 from fastlstm.system.cache import make_key
 
 
@@ -23,7 +23,7 @@ def request_key(run: str | Path, tables: Sequence[str], options: Mapping[str, An
         tables: paths or URLs.
         options: JSON values.
     """
-    manifest, _ = RunDirectory(run).read_published(())
+    manifest, _ = published_run(run).read_published(())
     model = {name: record.sha256 for name, record in manifest.files.items()}
     files = [signature_of(file) for table in tables for file in require_files(table) or ()]
     return make_key("part", fastlstm.__version__, model, files, dict(options))
