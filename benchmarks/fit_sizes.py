@@ -113,6 +113,9 @@ def told(found: Iterable[tuple[float, float]]) -> None:
         next(own for name, own in errors.items() if times < DISTANCES[name]).append(off - 1)
     everything = list(itertools.chain(*errors.values()))
     for name, own in {**errors, "all": everything}.items():
+        if not own:
+            print(f"  {name}: no predictions")
+            continue
         off = 100 * np.array(own)
         print(
             f"  {name}: {len(off)} predictions, error {np.sqrt((off**2).mean()):.2f}"
