@@ -135,7 +135,8 @@ def run(options: Any, fields: dict[str, Any], seconds: float | None, path: Path)
         row |= {name: scores["forecaster"][name] for name in ("mse", "mae")}
         row["naive_mse"] = scores["seasonal_naive"]["mse"]
     keep(path, row)
-    print(f"{fields}: {row['valid_loss']:.4f}, mse {row.get('mse', 0):.4f}", flush=True)
+    tested = "" if options.no_test else f", mse {row['mse']:.4f}"
+    print(f"{fields}: {row['valid_loss']:.4f}{tested}", flush=True)
 
 
 if __name__ == "__main__":
