@@ -46,7 +46,7 @@ began = time.perf_counter()
 model = Forecaster(
     horizon=60, input_size=480, target=[f"y{c}" for c in range(5)], budget="2m",
     observers=[
-        lambda event: print(f"  {event['windows_per_s']:,.0f} windows/s, loss {event['loss']:.4f},"
+        lambda event: print(f"  {event['units_per_s']:,.0f} windows/s, loss {event['loss']:.4f},"
                             f" input wait {event['input_wait_share']:.2%}")
         if event["event"] == "step" and event["step"] % 50 < 5
         else None
