@@ -33,7 +33,8 @@ def training(seconds):
     if found := recommended():
         options = ", ".join(f"{name} {value}" for name, value in found[0]["options"].items())
         predicted = f"{found[0]['gain']:+.0%} predicted"
-        models["profiled"] = "profile", f"{options} ({predicted})".replace("_", " ")
+        what = options or found[0]["cause"]  # an instruction set is no option
+        models["profiled"] = "profile", f"{what} ({predicted})".replace("_", " ")
     else:
         yield "profile", "recommends nothing", "", "", "", ""
     best = "{rnn_size} units, batch {batch_size}, {optimizer}"
@@ -75,5 +76,5 @@ if sys.argv[1] == "command":
 else:
     heads = "step", "what it did", "measured", "before", "after", "gain"
     for cells in [heads, *training(sys.argv[2]), *using()]:
-        print("{:<10}{:<33}{:<21}{:>11}{:>11}{:>13}".format(*cells).rstrip())
+        print("{:<10}{:<34}{:<21}{:>11}{:>11}{:>13}".format(*cells).rstrip())
     sys.stdout.writelines(f"note: {note}\n" for note in notes())
