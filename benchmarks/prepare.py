@@ -62,7 +62,7 @@ def observe(event):
 found = train_forecaster(sys.argv[1], config, observers=[observe])
 done = found.fitted
 print(json.dumps({"rows": found.dataset.table.num_rows, "start_s": starts[0],
-                  "windows": done.windows, "train_s": done.train_s, "seconds": done.seconds,
+                  "windows": done.units, "train_s": done.train_s, "seconds": done.seconds,
                   "input_wait_share": done.input_wait_share, "peak_anonymous_bytes": peak}))
 """
 
