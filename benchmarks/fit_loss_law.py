@@ -24,6 +24,8 @@ def main() -> None:
     cases = cases_of(Path(sys.argv[1]))
     groups = sorted({case[0] for case in cases})
     print(f"{len(cases)} cases of {len(groups)} tables and horizons")
+    if len(groups) < 2:
+        sys.exit("too few: runs of S, 2 S and 4 S steps of two tables or horizons are needed")
     for kept in (0.0, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9):
         errors = [error(case, kept) for case in cases]
         print(f"  kept {kept:.2f}: rms {100 * np.sqrt(np.mean(np.square(errors))):.2f} %,"
