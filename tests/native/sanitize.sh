@@ -32,7 +32,7 @@ for sanitizer; do
   [ "$sanitizer" = none ] || common="$common -fsanitize=$sanitizer"
   case $sanitizer in *undefined*) common="$common -fno-sanitize-recover=all" ;; esac
   rm -f "$folder"/*.o
-  for source in threads crowding dispatch features lstm_scalar decode_dispatch decode_scalar; do
+  for source in threads crowding dispatch features decode_dispatch kernels_scalar; do
     $CXX $common $definitions -I$csrc -c "$csrc/cpu/$source.cpp" -o "$folder/$source.o"
   done
   for source in decode_stream windows job_queue; do
@@ -40,10 +40,7 @@ for sanitizer; do
   done
   for isa in $isas; do
     eval "flags=\$$isa"
-    for part in lstm decode; do
-      source="$csrc/cpu/${part}_$isa.cpp"
-      [ ! -f "$source" ] || $CXX $common $flags -I$csrc -c "$source" -o "$folder/${part}_$isa.o"
-    done
+    $CXX $common $flags -I$csrc -c "$csrc/cpu/kernels_$isa.cpp" -o "$folder/kernels_$isa.o"
   done
   echo "-fsanitize=$sanitizer:"
   for program in sanitize sanitize_decode sanitize_windows; do

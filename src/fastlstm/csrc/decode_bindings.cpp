@@ -110,7 +110,7 @@ DecodeLayer layer(const DecodeMatrix& input, const DecodeMatrix& recurrent, Addr
           pointer<const float>(beta)};
 }
 
-const DecodeKernels& kernels(const std::string& isa, int format) {
+const DecodeKernels& decode_kernels(const std::string& isa, int format) {
   const DecodeKernels* found = nullptr;
   if (format >= 0 && format <= 3) {
     found = find_decode_kernels(isa.c_str(), static_cast<WeightFormat>(format));
@@ -119,9 +119,9 @@ const DecodeKernels& kernels(const std::string& isa, int format) {
   return *found;
 }
 
-void pack(const DecodeKernels& k, int threads, Address w, Address codes, Address scales,
-          int64_t columns, int64_t inner, bool is_gates, Address strips, Address factors,
-          Address corrections) {
+void pack_matrix(const DecodeKernels& k, int threads, Address w, Address codes, Address scales,
+                 int64_t columns, int64_t inner, bool is_gates, Address strips, Address factors,
+                 Address corrections) {
   const DecodePackArgs args{pointer<const float>(w),
                             pointer<const int8_t>(codes),
                             pointer<const float>(scales),
@@ -189,9 +189,9 @@ void bind_decode(nb::module_& m) {
                               bool is_gates) { return k.matrix_bytes(columns, inner, is_gates); })
       .def("padded_columns", [](const DecodeKernels& k, int64_t columns,
                                 bool is_gates) { return k.padded_columns(columns, is_gates); })
-      .def("pack", &pack)
+      .def("pack", &pack_matrix)
       .def("read_gb_s", &read_gb_s, "threads"_a, "bytes"_a, "rounds"_a);
-  m.def("decode_kernels", &kernels, "isa"_a, "format"_a, nb::rv_policy::reference);
+  m.def("decode_kernels", &decode_kernels, "isa"_a, "format"_a, nb::rv_policy::reference);
   nb::class_<DecodeMatrix>(m, "DecodeMatrix")
       .def(nb::new_(&matrix), "strips"_a = 0, "factors"_a = 0, "corrections"_a = 0, "starts"_a = 0,
            "indices"_a = 0);

@@ -270,7 +270,7 @@ class DecodeLoop {
   }
 
   // Has row `at` read `token` in the coming step.
-  void read_next(int64_t at, int32_t token) {
+  __attribute__((noinline)) void read_next(int64_t at, int32_t token) {
     DecodeRow& row = g_.rows[at];
     if (token < 0 || token >= m_.V) {
       row.status = RowStatus::bad_token;
@@ -295,7 +295,7 @@ class DecodeLoop {
   }
 
   // A row that is not finite ends, whether or not a product meets the place.
-  void check_finite(int64_t at, const float* values, int64_t size) {
+  __attribute__((noinline)) void check_finite(int64_t at, const float* values, int64_t size) {
     Vec zeros{};
     for (int64_t k = 0; k < size; k += kLanes) {
       zeros += load_part<Float32>(values + k, size - k) * 0.0f;
@@ -304,7 +304,7 @@ class DecodeLoop {
   }
 
   // Makes the values of a row an operand.
-  void set_input(int64_t at, int64_t size) {
+  __attribute__((noinline)) void set_input(int64_t at, int64_t size) {
     const float* const value = s_.value(at);
     check_finite(at, value, size);
     float rate = 1.0f;

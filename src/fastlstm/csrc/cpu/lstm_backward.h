@@ -92,7 +92,9 @@ void backward_step(const BackwardArgs& g, const Sizes<Format>& n, const Backward
       g.dy == nullptr ? nullptr : static_cast<const Element*>(g.dy) + t * g.B * g.H;
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   const bool has_zoneout = rule.has_zoneout(), is_last = t == g.T - 1;
-  const auto cell = [&](int64_t b, int64_t strip, int strips, const float* sums) {
+  // Not inlined: three places call it.
+  const auto cell = [&](int64_t b, int64_t strip, int strips,
+                        const float* sums) __attribute__((noinline)) {
     for (int q = 0; q < strips; ++q) {
       const int64_t k = (strip + q) * kLanes;
       const int64_t count = g.H - k;
@@ -247,6 +249,18 @@ void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, const
   }
 }
 
+// What weight_gradient is to do beside, if anything: one type, so that it is compiled once.
+template <typename Format>
+struct SumsByToken {
+  void operator()(const RowChunk& chunk, int64_t group) const {
+    if (is_wanted) sum_by_token(g, s, is_compensated, gates, chunk, group);
+  }
+  const BackwardArgs& g;
+  const BackwardScratch<Format>& s;
+  const GateMatrix<const typename Format::Element>& gates;
+  bool is_wanted, is_compensated;
+};
+
 template <typename Format>
 void clear_table(const BackwardScratch<Format>& s, bool is_compensated, Range units) {
   const int64_t values = s.d_table.rows * s.d_table.kGroup;
@@ -280,9 +294,7 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   const bool has_tokens = g.input.tokens != nullptr;
   const Range units = part_of({0, n.units}, me.index, me.count);
   if (has_tokens) clear_table(s, shard.is_compensated, units);
-  const auto beside = [&](const RowChunk& chunk, int64_t group) {
-    if (has_tokens) sum_by_token(g, s, shard.is_compensated, gates, chunk, group);
-  };
+  const SumsByToken<Format> beside{g, s, gates, has_tokens, shard.is_compensated};
   if (count > 0) {
     weight_gradient(factors, count, 0, s.width, shard.rows, shard.turn, g.H, gates, n, s.gradient,
                     engine, me, beside);
@@ -310,7 +322,8 @@ void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, num_rows,
                                                          n.units};
   weight_gradient(factors, count, round_up(g.H, kLanes), s.width, ShardRows(num_rows), shard.turn,
-                  g.H, table, n, s.gradient, engine, me, [](const RowChunk&, int64_t) {});
+                  g.H, table, n, s.gradient, engine, me,
+                  SumsByToken<Format>{g, s, table, false, false});
 }
 
 // The state: row r is y of the step before.

@@ -119,7 +119,7 @@ FASTLSTM_INLINE Vec output_before(const ForwardArgs& g, int64_t t, int64_t b, in
 }
 
 // One step of one thread: gates = projected input + state * w_hh, then the cell.
-template <typename Format, bool kKeep, typename Engine, typename Cell>
+template <typename Format, typename Engine, typename Cell>
 void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                   const ForwardScratch<Format>& s, const Share& my, Engine& engine, int64_t t,
                   const Cell& cell, float* cells, float* new_cells) {
@@ -164,7 +164,7 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              }
              Float32::store(new_cells + k * g.B + b * kLanes, c);
              store_part<Format>(y + b * g.H + k, out, count);
-             if constexpr (kKeep) {
+             if (g.gates != nullptr) {
                Element* const kept = gates.at(t / s.steps, u, first_row + b);
                Format::stream(kept, i);
                Format::stream(kept + kLanes, f);
@@ -173,6 +173,15 @@ void forward_step(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWei
              }
            });
 }
+
+// A type and not a lambda, so that project_input is compiled once for all cells.
+template <typename Format>
+struct AddBias {
+  FASTLSTM_INLINE void operator()(int64_t, int64_t u, Vec (&sum)[4]) const {
+    for (int q = 0; q < 4; ++q) sum[q] += Float32::load(w.bias + (4 * u + q) * kLanes);
+  }
+  const ForwardWeights<Format>& w;
+};
 
 // Rows of the input times w_ih for the units of one thread; finish(row, group, sums) completes
 // the four sums of a group before they are stored.
@@ -233,7 +242,7 @@ void finish_forward(const ForwardArgs& g, const float* cells, const Share& my) {
   }
 }
 
-template <typename Format, typename Engine, typename Cell, bool kKeep>
+template <typename Format, typename Engine, typename Cell>
 void forward_loop(const ForwardArgs& g, Member me) {
   using Element = typename Format::Element;
   FlushDenormals flush;
@@ -244,10 +253,8 @@ void forward_loop(const ForwardArgs& g, Member me) {
   const Share my(me, n.units, g.B, n.gates * n.state_inner * int64_t{sizeof(Element)});
   const Cell cell(g.cell_call);
   const bool is_dense = g.input.tokens == nullptr;
-  float* cells = kKeep ? g.cells : s.cells;
-  const auto add_bias = [&](int64_t, int64_t u, Vec(&sum)[4]) {
-    for (int q = 0; q < 4; ++q) sum[q] += Float32::load(w.bias + (4 * u + q) * kLanes);
-  };
+  const AddBias<Format> add_bias{w};
+  float* cells = g.gates == nullptr ? s.cells : g.cells;
   start_forward(g, n, s, cells, my);
   if (!is_dense) {
     const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
@@ -256,8 +263,8 @@ void forward_loop(const ForwardArgs& g, Member me) {
   me.barrier->wait(me.count);
   for (int64_t t = 0; t < g.T; ++t) {
     if (is_dense && t % s.steps == 0) project_chunk(g, n, w, s, my, engine, t, add_bias);
-    float* const new_cells = kKeep ? cells + g.B * n.hidden : cells;
-    forward_step<Format, kKeep>(g, n, w, s, my, engine, t, cell, cells, new_cells);
+    float* const new_cells = g.gates == nullptr ? cells : cells + g.B * n.hidden;
+    forward_step(g, n, w, s, my, engine, t, cell, cells, new_cells);
     cells = new_cells;
     if (!my.is_alone) me.barrier->wait(me.count);
   }

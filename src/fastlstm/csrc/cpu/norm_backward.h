@@ -111,7 +111,8 @@ void norm_backward_outputs(const BackwardArgs& g, const Sizes<Format>& n,
   const bool has_lengths = g.begins != nullptr || g.ends != nullptr;
   const bool has_carry = has_lengths || step.cell.has_zoneout();
   const bool is_last = step.t == g.T - 1;
-  const auto one = [&](int64_t b, int64_t u, const float* sums) {
+  // Not inlined: two places call it.
+  const auto one = [&](int64_t b, int64_t u, const float* sums) __attribute__((noinline)) {
     const int64_t k = u * kLanes, count = g.H - k, at = step.t * g.B + b;
     Vec dh{};
     if (!is_last) {
@@ -275,7 +276,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                            const GateMatrix<const typename Format::Element>& d_ih, Engine& engine,
                            Member me) {
   using F = Factor<Format>;
-  const auto none = [](const RowChunk&, int64_t) {};
+  const SumsByToken<Format> none{g, s, d_hh, false, false};
   const Range units = part_of({0, n.units}, me.index, me.count);
   for (int64_t u = units.begin; u < units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;

@@ -63,7 +63,8 @@ void norm_products(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWe
            });
 }
 
-// Gates and new cells from the normalised products.
+// Gates and new cells from the normalised products. With a branch in the place of kKeep, what is
+// kept would decide which products GCC fuses with a sum, and so the last bit.
 template <typename Format, bool kKeep, typename Cell>
 void norm_gates(const ForwardArgs& g, const Sizes<Format>& n, const ForwardWeights<Format>& w,
                 const ForwardScratch<Format>& s, const NormForwardScratch<Format>& ns,
@@ -152,7 +153,7 @@ void norm_outputs(const ForwardArgs& g, const ForwardScratch<Format>& s,
   }
 }
 
-template <typename Format, typename Engine, bool kKeep>
+template <typename Format, typename Engine>
 void norm_forward_loop(const ForwardArgs& g, Member me) {
   FlushDenormals flush;
   Engine engine;
@@ -166,7 +167,8 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
   const auto add_moments = [&](int64_t row, int64_t u, Vec(&sum)[4]) {
     add_group(sum, g.H - u * kLanes, ns.partial_ih, u, row);
   };
-  float* cells = kKeep ? g.cells : s.cells;
+  const bool keeps = g.gates != nullptr;
+  float* cells = keeps ? g.cells : s.cells;
   start_forward(g, n, s, cells, my);
   if (tokens != nullptr) {
     const Range rows = part_of({0, g.input.num_rows}, me.index, me.count, Engine::kRows);
@@ -181,13 +183,17 @@ void norm_forward_loop(const ForwardArgs& g, Member me) {
     me.barrier->wait(me.count);
     if (has_projected) merge_groups<4>(ns.partial_ih, min_of(s.steps, g.T - t) * g.B, g.H, ns.ih);
     merge_groups<4>(ns.partial_hh, g.B, g.H, ns.hh);
-    float* const new_cells = kKeep ? cells + g.B * n.hidden : cells;
-    norm_gates<Format, kKeep>(g, n, w, s, ns, my, cell, t, cells, new_cells);
+    float* const new_cells = keeps ? cells + g.B * n.hidden : cells;
+    if (keeps) {
+      norm_gates<Format, true>(g, n, w, s, ns, my, cell, t, cells, new_cells);
+    } else {
+      norm_gates<Format, false>(g, n, w, s, ns, my, cell, t, cells, new_cells);
+    }
     cells = new_cells;
     me.barrier->wait(me.count);
     merge_groups<1>(ns.partial_c, g.B, g.H, ns.c);
     norm_outputs(g, s, ns, my, cell, t);
-    if (kKeep && me.index == 0) {
+    if (keeps && me.index == 0) {
       const KeptMoments kept(g.cell_call->moments, g.T, g.B);
       for (int64_t b = 0; b < g.B; ++b) {
         const int64_t input = tokens ? tokens[t * g.B + b] : t % s.steps * g.B + b;
@@ -211,23 +217,14 @@ int64_t forward_workspace(const ForwardArgs& g) {
   return s.bytes + NormForwardScratch<Format>(nullptr, g, n, s, 0).bytes;
 }
 
-template <typename Format, typename Engine, bool kKeep>
-void forward_as(const ForwardArgs& g, Member me) {
-  if (g.cell_call == nullptr) {
-    forward_loop<Format, Engine, PlainCell<Format>, kKeep>(g, me);
-  } else if (g.cell_call->gamma_hh == nullptr) {
-    forward_loop<Format, Engine, GeneralCell<Format>, kKeep>(g, me);
-  } else {
-    norm_forward_loop<Format, Engine, kKeep>(g, me);
-  }
-}
-
 template <typename Format, typename Engine>
 void forward(const ForwardArgs& g, Member me) {
-  if (g.gates != nullptr) {
-    forward_as<Format, Engine, true>(g, me);
+  if (g.cell_call == nullptr) {
+    forward_loop<Format, Engine, PlainCell<Format>>(g, me);
+  } else if (g.cell_call->gamma_hh == nullptr) {
+    forward_loop<Format, Engine, GeneralCell<Format>>(g, me);
   } else {
-    forward_as<Format, Engine, false>(g, me);
+    norm_forward_loop<Format, Engine>(g, me);
   }
 }
 

@@ -8,8 +8,10 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__x86_64__)
+#include <emmintrin.h>
 #endif
 
 #define FASTLSTM_INLINE inline __attribute__((always_inline))

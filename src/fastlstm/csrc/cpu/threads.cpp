@@ -19,7 +19,7 @@
 #include <unistd.h>
 #endif
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <xmmintrin.h>
 #endif
 
 namespace fastlstm {

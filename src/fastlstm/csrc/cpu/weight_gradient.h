@@ -275,7 +275,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
                      const ShardRows& rows, Turn turn, int64_t H,
                      const GateMatrix<const typename Format::Element>& gates,
                      const Sizes<Format>& n, char* scratch, Engine& engine, Member me,
-                     Beside&& beside) {
+                     const Beside& beside) {
   const GradientScratch<Format> s(scratch, width, n, me);
   constexpr int64_t kChunk = GradientScratch<Format>::kChunk;
   constexpr int64_t kStride = GradientScratch<Format>::kStride;

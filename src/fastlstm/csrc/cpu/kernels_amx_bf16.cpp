@@ -3,9 +3,15 @@
 
 #include "cpu/decode_table.h"
 #include "cpu/gemm_amx.h"
+#include "cpu/lstm_table.h"
 #include "cpu/quantized_amx.h"
 
 namespace fastlstm {
+
+const Kernels& lstm_bf16__amx_bf16() {
+  using namespace amx_bf16;
+  return kernel_table<Bfloat16, TileEngine>("amx_bf16");
+}
 
 const DecodeKernels& decode_bf16__amx_bf16() {
   using namespace amx_bf16;
