@@ -54,10 +54,15 @@ def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_said(
     clock: Clock, budget_s: float | None, is_said: bool
 ) -> None:
     session = RunSession(None, [])
-    clock.wall_s, clock.own_s = clock.wall_s + 9, clock.own_s + 6
+    with session.part_of_setup("the plan"):
+        clock.wall_s, clock.own_s = clock.wall_s + 7, clock.own_s + 6
+    clock.wall_s += 2
     plan: Any = SimpleNamespace(stop_criterion=SimpleNamespace(budget_s=budget_s))
-    text = "set-up took 9.0 s of the budget of 60 s; this process computed for 6.0 s of it and"
-    assert session._notes_on_setup(plan) == ([f"{text} waited for the rest"] if is_said else [])
+    text = "set-up took 9.0 s of the budget of 60 s: the plan 7.0 s, the rest 2.0 s"
+    waited = "this process computed for 6.0 s of it and waited otherwise"
+    assert session._notes_on_setup(plan) == ([f"{text}; {waited}"] if is_said else [])
+    clock.own_s += 3
+    assert session._notes_on_setup(plan) == ([text] if is_said else [])
 
 
 def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Clock) -> None:

@@ -175,11 +175,13 @@ class _Session(RunSession):
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
-        dataset = self._prepare(frame, config, checkpoint, base)
+        with self.part_of_setup("the table"):
+            dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
         if base is None and checkpoint is None:
-            config = self._with_size(config, dataset, split, device)
+            with self.part_of_setup("the plan"):
+                config = self._with_size(config, dataset, split, device)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -187,7 +189,8 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        stored, choice = _with_precision(stored, dataset, split, device)
+        with self.part_of_setup("the precision"):
+            stored, choice = _with_precision(stored, dataset, split, device)
         config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)

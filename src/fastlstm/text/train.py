@@ -238,10 +238,12 @@ class TextSession(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         assert self.run is not None
         require_fast_kernels(config, _layer_call(config, device))
-        texts = self._prepare(source, config, checkpoint)
+        with self.part_of_setup("the text"):
+            texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        chosen, precision = self._plan(start, splits.train, text.tokenizer)
+        with self.part_of_setup("the plan"):
+            chosen, precision = self._plan(start, splits.train, text.tokenizer)
         config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)

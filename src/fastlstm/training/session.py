@@ -56,6 +56,8 @@ _MAX_BUSY = 3.0
 _SHOW_EVERY_S = 0.5
 _MAX_SETUP = 0.1
 """Share of a budget that set-up takes without a word."""
+_LEAST_PART_S, _QUIET_SHARE = 0.1, 0.8
+"""Of a set-up: seconds of a part that is named, and share that a quiet machine computes."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,14 @@ class RunSession(EventHub):
         self.started = time.perf_counter() if started is None else started
         self._mark = time.perf_counter(), time.thread_time()
         self._own_s = time.process_time()
+        self._setup_parts: dict[str, float] = {}
+
+    @contextmanager
+    def part_of_setup(self, name: str) -> Iterator[None]:
+        """Counts the time of the block as a part of the set-up, which a long set-up names."""
+        began = time.perf_counter()
+        yield
+        self._setup_parts[name] = time.perf_counter() - began
 
     @contextmanager
     def start(
@@ -314,8 +324,12 @@ class RunSession(EventHub):
         wall_s, own_s = time.perf_counter() - self.started, time.process_time() - self._own_s
         if budget_s is None or wall_s <= _MAX_SETUP * budget_s:
             return []
-        text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s; this process computed"
-        return [f"{text} for {min(own_s, wall_s):.1f} s of it and waited for the rest"]
+        parts = {**self._setup_parts, "the rest": wall_s - sum(self._setup_parts.values())}
+        shown = ", ".join(f"{name} {s:.1f} s" for name, s in parts.items() if s >= _LEAST_PART_S)
+        text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s: {shown}"
+        if own_s < _QUIET_SHARE * wall_s:
+            text += f"; this process computed for {own_s:.1f} s of it and waited otherwise"
+        return [text]
 
     def _run_path(self) -> str | None:
         return None if self.run is None else str(self.run.path)
@@ -334,7 +348,8 @@ class RunSession(EventHub):
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
         """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event."""
         threads, size = torch.get_num_threads(), self.world.size
-        ceilings = measured_ceilings(precision, threads, device=device)
+        with self.part_of_setup("the ceiling"):
+            ceilings = measured_ceilings(precision, threads, device=device)
         shape = "x".join(map(str, GEMM_SHAPE))
         how = f"{ceilings.gemm_by}, {shape} in {ceiling_dtype(precision, device)}"
         how += f", {counted(threads, 'thread')}" if device == "cpu" else " on the GPU"
