@@ -47,8 +47,8 @@ test: .venv/.dev  ## the whole test suite; with CPU=avx2 as on such a CPU
 
 test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones, the narrowest without oneDNN
 	@cpus=$$(env -u FASTLSTM_ISA PYTHONPATH=tests $(PY) -c '$(NARROWER)') || exit 1; \
-	for cpu in $$cpus; do \
-		as="--cpu=$$cpu"; [ $$cpu != scalar ] || as="$$as --no-onednn"; \
+	for cpu in $${cpus:-own}; do \
+		case $$cpu in own) as=--no-onednn;; scalar) as="--cpu=scalar --no-onednn";; *) as="--cpu=$$cpu";; esac; \
 		echo "the tests marked isa, $$as"; \
 		$(PY) -m pytest -q $(XDIST) -m isa $$as $$($(ISA_TESTS)) || exit 1; \
 	done

@@ -116,7 +116,8 @@ def test_a_machine_is_busy_where_this_process_gets_too_little_cpu_time(
 ) -> None:
     shares = list[float]()
 
-    def was_busy(_: object, min_share: float) -> bool:
+    def was_busy(timer: measurements.CpuTimer, min_share: float) -> bool:
+        assert timer.cpu_share > 0.0
         shares.append(min_share)
         return is_busy
 

@@ -26,7 +26,10 @@ def load(monkeypatch: pytest.MonkeyPatch, is_busy: bool) -> None:
     monkeypatch.setattr(measurements, "is_machine_busy", lambda _: is_busy)
 
 
-def planned(config: TrainConfig = CONFIG, size: int = 96, **data: Any) -> tuple[ChosenPlan, bool]:
+def planned(
+    config: TrainConfig = CONFIG, size: int = 96, left_s: float = 25.0, device: Any = CPU,
+    **data: Any,
+) -> tuple[ChosenPlan, bool]:  # fmt: skip
     """Returns a plan, and whether it was made now."""
     made = list[bool]()
 
@@ -34,7 +37,7 @@ def planned(config: TrainConfig = CONFIG, size: int = 96, **data: Any) -> tuple[
         made.append(True)
         return replace(PLAN, changes={"rnn_size": size})
 
-    return remembered_plan(config, data, CPU, make), bool(made)
+    return remembered_plan(config, data, device, left_s, make), bool(made)
 
 
 def test_a_plan_is_made_once() -> None:
@@ -79,12 +82,27 @@ def test_a_plan_of_a_busy_machine_holds_until_the_machine_is_quiet(
     assert not planned()[1]
 
 
+def test_a_plan_is_made_anew_where_clearly_more_time_is_left() -> None:
+    """The first run of a text may spend most of its budget on encoding it."""
+    planned(left_s=5.0)
+    assert not planned(left_s=6.0)[1]
+    assert planned(left_s=25.0)[1]
+    assert not planned(left_s=30.0)[1]
+
+
+def test_a_plan_for_a_gpu_is_not_kept() -> None:
+    assert [planned(device=torch.device("cuda"))[1] for _ in range(2)] == [True, True]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        {"tokens": "many"}, {"tokens": float("nan")}, {"changes": {"rnn_size": -3}},
-        {"changes": {"colour": 1}}, {"changes": None}, {"precision": {"name": "fp8", "why": ""}},
-        {"precision": 7}, {"why": 3}, {"tokens": None},
+        {"tokens": "many"}, {"tokens": -1.0}, {"tokens": 10**400}, {"tokens": None},
+        {"changes": {"rnn_size": -3}}, {"changes": {"colour": 1}}, {"changes": None},
+        {"changes": {"steps": 5}}, {"changes": []},
+        {"precision": {"name": "fp8", "why": ""}}, {"precision": {"name": "auto", "why": ""}},
+        {"precision": {"name": "fp16", "why": ""}}, {"precision": {"name": "bf16", "why": 1}},
+        {"precision": 7}, {"precision": {}}, {"why": 3}, {"is_busy": None}, {"left_s": "long"},
     ],
 )  # fmt: skip
 def test_a_damaged_plan_is_made_again(damage: dict[str, Any]) -> None:

@@ -181,7 +181,10 @@ def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pair
 
 
 def with_steps(
-    monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float], waiting: float | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Sequence[float],
+    waiting: float | None = None,
+    others: float | None = None,
 ) -> Variant:
     """Returns a variant whose steps take so long; so many of its threads wait for a core."""
     clock, steps = SimpleNamespace(now=0.0), iter(seconds)
@@ -190,7 +193,8 @@ def with_steps(
         clock.now += next(steps)
         return 1
 
-    found = {} if waiting is None else {"waiting_threads": waiting}
+    known = {"waiting_threads": waiting, "others_share": others}
+    found = {name: value for name, value in known.items() if value is not None}
     usage = SimpleNamespace(read=lambda: found)
     monkeypatch.setattr(variants, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(variants, "MachineUsage", lambda: usage)
@@ -212,10 +216,22 @@ def test_slow_steps_of_a_warm_up_make_no_turn_short(monkeypatch):
     assert variant.turn(0.95) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("waiting", "is_held_back"), [(None, False), (0.12, False), (0.9, True)])
-def test_threads_that_wait_for_cores_hold_a_variant_back(monkeypatch, waiting, is_held_back):
-    """0.12 of two threads wait beside processes of nice 19, 0.9 beside those of equal priority."""
-    variant = with_steps(monkeypatch, [0.1] * 8, waiting)
+@pytest.mark.parametrize(
+    ("waiting", "others", "is_held_back"),
+    [
+        (None, 0.5, False),
+        (0.12, 0.5, False),
+        (0.9, 0.5, True),
+        (0.9, None, True),
+        (0.9, 0.0, False),
+    ],
+)
+def test_threads_that_wait_for_cores_hold_a_variant_back(
+    monkeypatch, waiting, others, is_held_back
+):
+    """0.12 of two threads wait beside processes of nice 19, 0.9 beside those of equal priority;
+    where nobody else computes, the threads of a run share the cores."""
+    variant = with_steps(monkeypatch, [0.1] * 8, waiting, others)
     variant.turn(0.35)
     variant.turn(0.35)
     assert variant.is_held_back is is_held_back

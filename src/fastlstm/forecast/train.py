@@ -230,7 +230,9 @@ class _Session(RunSession):
             return ChosenPlan(changes(config, sized), why)
 
         data = {"table": dataset.key, "chosen": sorted(self.chosen)}
-        plan = remembered_plan(config, data, device, make)
+        budget_s = StopCriterion.of(config, 1).budget_s or 0.0
+        left_s = budget_s - (time.perf_counter() - self.started)
+        plan = remembered_plan(config, data, device, left_s, make)
         self.notes.append(plan.why)
         return dataclasses.replace(config, **plan.changes)
 

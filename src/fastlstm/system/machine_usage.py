@@ -15,6 +15,8 @@ CORE_WAIT = 0.25
 
 Two training threads: 0.05 alone, 0.6 beside one busy process on two cores.
 """
+LEAST_OTHERS = 0.03
+"""Share of all cores that other processes use, below which a run's own threads share them."""
 _LEAST_S = 0.05
 """Of a shorter time no share is known: processor time is counted in steps of 10 ms."""
 

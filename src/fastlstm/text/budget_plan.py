@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.plan import LONG, fit_batch, tokens_of_budget
+from fastlstm.text.plan import LONG, fit_batch, tokens_of_budget, training_s
 from fastlstm.text.size_plan import (
     EMBED_SIZES,
     FIRST_SIZE,
@@ -65,7 +65,10 @@ def budget_plan(
         "vocabulary": tokenizer.vocab_size,
         "chosen": None if chosen is None else sorted(chosen),
     }
-    plan = remembered_plan(config, data, device, make) if is_new else make()
+    left_s = training_s(config, started)
+    plan = remembered_plan(config, data, device, left_s, make) if is_new else make()
+    if plan.precision is None:  # a damaged file
+        plan = make()
     assert plan.precision is not None
     allow_tf32(plan.precision.name)
     return plan, plan.precision
@@ -114,14 +117,14 @@ def _precision(
         return choose_precision(
             config.precision, device, about, step_s if is_open else None, timed="step"
         )
-    with random_numbers_kept(device):
-        model = LanguageModel(sizes)
-    tokens = torch.zeros(shape, dtype=torch.long)
-
-    def forward() -> torch.Tensor:
-        return model.loss(tokens, tokens, model.initial_state(config.batch_size))[0]
 
     def pass_s(name: str) -> float:
+        with random_numbers_kept(device):
+            model, tokens = LanguageModel(sizes), torch.zeros(shape, dtype=torch.long)
+
+        def forward() -> torch.Tensor:
+            return model.loss(tokens, tokens, model.initial_state(config.batch_size))[0]
+
         return pass_seconds(model, forward, name, device)
 
     return choose_precision(config.precision, device, about, pass_s if is_open else None)

@@ -10,15 +10,18 @@ import torch
 
 from fastlstm.errors import counted
 from fastlstm.system.gpu_usage import gpu_usage
-from fastlstm.system.machine_usage import CORE_WAIT, MachineUsage, threads_with_cores
+from fastlstm.system.machine_usage import (
+    CORE_WAIT,
+    LEAST_OTHERS,
+    MachineUsage,
+    threads_with_cores,
+)
 from fastlstm.training.task import Watch
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 INTERVAL_S = 10.0
-_LEAST_OTHERS = 0.03
-"""Share of all cores that other processes use, below which a run's own threads share them."""
 
 
 class MachineEvents:
@@ -57,7 +60,7 @@ class MachineEvents:
 
     def _tell_of_waits(self, waiting: float, others_share: float) -> None:
         """Says once that steps wait for threads without a core, where others have the cores."""
-        if waiting <= CORE_WAIT or others_share < _LEAST_OTHERS or self._is_told:
+        if waiting <= CORE_WAIT or others_share < LEAST_OTHERS or self._is_told:
             return
         self._is_told = True
         threads = torch.get_num_threads()

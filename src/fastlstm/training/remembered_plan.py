@@ -10,15 +10,21 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from fastlstm.system import hardware, measurements
-from fastlstm.system.fields import Precision
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.precision import PrecisionChoice
 from fastlstm.training.schedule import StopCriterion
+
+_PLANNED = frozenset(
+    {"rnn_size", "num_layers", "embed_size", "batch_size", "seq_length", "optimizer", "hidden_size"}
+)
+"""Options that a plan chooses."""
+_MORE_TIME = 1.25
+"""Times the seconds that were left for training, from which a plan is made anew."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +54,22 @@ def remembered_plan(
     options: TrainingOptions,
     data: Mapping[str, object],
     device: torch.device,
+    left_s: float,
     make: Callable[[], ChosenPlan],
 ) -> ChosenPlan:
     """Returns the plan of an earlier run with the same options on this machine, else a new one.
 
-    A plan that was made on a busy machine is made anew once the machine is quiet.
+    A plan is made anew once the machine is quiet, if it was busy, and where clearly more of the
+    budget is left than there was. Plans for a GPU are not kept: what fits its memory changes.
 
     Args:
         options: of the run; a run without a budget plans nothing that is worth keeping.
         data: the sizes that the plan depends on.
         device: of the run.
+        left_s: seconds of the budget that are left for training.
         make: times steps and chooses.
     """
-    if StopCriterion.of(options, 1).budget_s is None:
+    if StopCriterion.of(options, 1).budget_s is None or device.type != "cpu":
         return make()
     threads = torch.get_num_threads()
     of = {
@@ -68,29 +77,34 @@ def remembered_plan(
         **data,
         "options": {**dataclasses.asdict(options), "seed": 0},
     }
-    known = measurements.recall("plan", of)
-    plan = None if known is None else _decoded(known, options)
-
-    def is_busy() -> bool:  # while a GPU computes, the cores are idle
-        return device.type == "cpu" and measurements.is_machine_busy(threads)
-
-    if known is not None and plan is not None and (not known.get("is_busy") or is_busy()):
+    known = measurements.recall("plan", of) or {}
+    plan, was_busy = _decoded(known, options, left_s), known.get("is_busy", False)
+    is_busy = (plan is None or was_busy) and measurements.is_machine_busy(threads)
+    if plan is not None and is_busy == was_busy:
         return plan
     plan = make()
-    measurements.remember("plan", of, {**dataclasses.asdict(plan), "is_busy": is_busy()})
+    is_busy |= measurements.is_machine_busy(threads)
+    value = {**dataclasses.asdict(plan), "is_busy": is_busy, "left_s": left_s}
+    measurements.remember("plan", of, value)
     return plan
 
 
-def _decoded(value: Mapping[str, Any], options: TrainingOptions) -> ChosenPlan | None:
-    """Returns a plan that was stored for these options, or None if its file is damaged."""
+def _decoded(
+    value: Mapping[str, Any], options: TrainingOptions, left_s: float
+) -> ChosenPlan | None:
+    """Returns a plan that was stored for these options; None if there is clearly more time now, or
+    if its file is damaged."""
     try:
-        precision = value["precision"] and PrecisionChoice(**value["precision"])
-        tokens, why = float(value["tokens"]), value["why"]
-        dataclasses.replace(options, **value["changes"])
-        is_valid = 0 <= tokens < math.inf and isinstance(why, str)
+        choice, changes, why = value["precision"], value["changes"], value["why"]
+        precision = None if choice is None else PrecisionChoice(**choice)
+        tokens, enough_s = float(value["tokens"]), _MORE_TIME * float(value["left_s"])
+        dataclasses.replace(options, **changes)
+        is_valid = 0 <= tokens < math.inf and isinstance(why, str) and changes.keys() <= _PLANNED
+        is_valid &= isinstance(value["is_busy"], bool) and left_s <= enough_s
         if precision is not None:
-            is_valid &= precision.name in get_args(Precision) and 0 <= precision.step_s < math.inf
-    except (KeyError, TypeError, ValueError):
+            is_valid &= precision.name in ("fp32", "bf16") and isinstance(precision.why, str)
+            is_valid &= 0 <= precision.step_s < math.inf
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         return None
     told = f"{why} (planned earlier)" if why else ""
-    return ChosenPlan(value["changes"], told, precision, tokens) if is_valid else None
+    return ChosenPlan(changes, told, precision, tokens) if is_valid else None

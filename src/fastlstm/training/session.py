@@ -326,7 +326,8 @@ class RunSession(EventHub):
             return []
         parts = {**self._setup_parts, "the rest": wall_s - sum(self._setup_parts.values())}
         shown = ", ".join(f"{name} {s:.1f} s" for name, s in parts.items() if s >= _LEAST_PART_S)
-        text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s: {shown}"
+        text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s"
+        text += f": {shown}" if shown else ""
         if own_s < _QUIET_SHARE * wall_s:
             text += f"; this process computed for {own_s:.1f} s of it and waited otherwise"
         return [text]
