@@ -57,11 +57,17 @@ def test_the_first_signal_is_passed_on_and_one_right_after_it_is_the_same(tmp_pa
     assert logging.root.manager.disable == logging.NOTSET
 
 
+def stopped(worker: subprocess.Popen[bytes]) -> None:
+    """Stops a process, and waits for that: a SIGTERM that is pending beside SIGSTOP comes first."""
+    worker.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def test_the_second_signal_kills_what_still_saves(tmp_path, worker, exits, monkeypatch):
     signals, place = StopSignals(tmp_path / "place" / "code"), tmp_path / "place"
     place.mkdir()
     monkeypatch.setattr(stop_signals, "ONE_SIGNAL_S", 0.0)
-    worker.send_signal(signal.SIGSTOP)
+    stopped(worker)
     with signals.handled():
         signal.raise_signal(signal.SIGTERM)
         assert worker.poll() is None
@@ -82,7 +88,7 @@ def test_a_second_sighup_kills_nothing_and_an_ignored_one_stops_nothing(
         signal.raise_signal(signal.SIGHUP)
         assert signals.number == 0
     signal.signal(signal.SIGHUP, before)
-    worker.send_signal(signal.SIGSTOP)
+    stopped(worker)
     with signals.handled():
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)  # `os._exit` would raise

@@ -175,13 +175,11 @@ class _Session(RunSession):
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
-        with self.part_of_setup("the table"):
-            dataset = self._prepare(frame, config, checkpoint, base)
+        dataset = self._prepare(frame, config, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
         if base is None and checkpoint is None:
-            with self.part_of_setup("the plan"):
-                config = self._with_size(config, dataset, split, device)
+            config = self._with_size(config, dataset, split, device)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -189,8 +187,7 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        with self.part_of_setup("the precision"):
-            stored, choice = _with_precision(stored, dataset, split, device)
+        stored, choice = _with_precision(stored, dataset, split, device)
         config = stored.config
         inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
         shards = self.shards(config)
@@ -232,7 +229,8 @@ class _Session(RunSession):
         data = {"table": dataset.key, "chosen": sorted(self.chosen)}
         budget_s = StopCriterion.of(config, 1).budget_s or 0.0
         left_s = budget_s - (time.perf_counter() - self.started)
-        plan = remembered_plan(config, data, device, left_s, make)
+        with self.part_of_setup("the plan"):
+            plan = remembered_plan(config, data, device, left_s, make)
         self.notes.append(plan.why)
         return dataclasses.replace(config, **plan.changes)
 
@@ -243,14 +241,15 @@ class _Session(RunSession):
         checkpoint: Checkpoint | None,
         base: StoredForecaster | None,
     ) -> SeriesDataset:
-        dataset = prepare(
-            frame,
-            config,
-            lambda done, total: self.emit(
-                {"event": "prepare", "done_bytes": done, "total_bytes": total}
-            ),
-            like=None if base is None else base.schema.timeline,
-        )
+        with self.part_of_setup("the table"):
+            dataset = prepare(
+                frame,
+                config,
+                lambda done, total: self.emit(
+                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
+                ),
+                like=None if base is None else base.schema.timeline,
+            )
         for name in dataset.roles.target:
             if name in dataset.constant:
                 raise DataError(

@@ -238,12 +238,10 @@ class TextSession(RunSession):
         config, device, checkpoint = start.options, start.device, start.checkpoint
         assert self.run is not None
         require_fast_kernels(config, _layer_call(config, device))
-        with self.part_of_setup("the text"):
-            texts = self._prepare(source, config, checkpoint)
+        texts = self._prepare(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        with self.part_of_setup("the plan"):
-            chosen, precision = self._plan(start, splits.train, text.tokenizer)
+        chosen, precision = self._plan(start, splits.train, text.tokenizer)
         config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
@@ -290,9 +288,10 @@ class TextSession(RunSession):
         """Returns the precision and, where a budget chooses them, size, batch and optimizer."""
         is_new = start.checkpoint is None
         given = self.chosen if is_new and self._first_model is None else None
-        plan, precision = budget_plan(
-            start.options, given, ids, tokenizer, start.device, self.started, is_new=is_new
-        )
+        with self.part_of_setup("the plan"):
+            plan, precision = budget_plan(
+                start.options, given, ids, tokenizer, start.device, self.started, is_new=is_new
+            )
         self.notes += [plan.why] if plan.why else []
         return plan, precision
 
@@ -371,17 +370,18 @@ class TextSession(RunSession):
         unknown: UnknownPolicy,
         train_share: float = 1.0,
     ) -> TextDataset:
-        return prepare_text(
-            source,
-            **{name: getattr(config, name) for name in ("vocab", "vocab_size", *READING)},
-            train_share=train_share,
-            tokenizer=tokenizer,
-            unknown=unknown,
-            on_progress=lambda done, total: self.emit(
-                {"event": "prepare", "done_bytes": done, "total_bytes": total}
-            ),
-            should_stop=self.stop,
-        )
+        with self.part_of_setup("the text"):
+            return prepare_text(
+                source,
+                **{name: getattr(config, name) for name in ("vocab", "vocab_size", *READING)},
+                train_share=train_share,
+                tokenizer=tokenizer,
+                unknown=unknown,
+                on_progress=lambda done, total: self.emit(
+                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
+                ),
+                should_stop=self.stop,
+            )
 
 
 def _callbacks(

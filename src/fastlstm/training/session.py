@@ -124,7 +124,8 @@ class RunSession(EventHub):
         """Counts the time of the block as a part of the set-up, which a long set-up names."""
         began = time.perf_counter()
         yield
-        self._setup_parts[name] = time.perf_counter() - began
+        spent_s = self._setup_parts.get(name, 0.0) + time.perf_counter() - began
+        self._setup_parts[name] = spent_s
 
     @contextmanager
     def start(
