@@ -16,6 +16,7 @@ from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
 from fastlstm.text.quality_law import relative_bits
 from fastlstm.text.size_plan import Candidate, SizePlan, can_choose_size, step_seconds
+from fastlstm.training.precision import PrecisionChoice
 from recorded_gpu import use_gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -260,6 +261,24 @@ def test_the_same_command_chooses_the_same_on_a_busy_machine(monkeypatch, data, 
         sizes.append((plan.changes, plan.tokens))
     assert sizes[0] == sizes[1]
     assert plan.why.endswith("(planned earlier)")
+
+
+@pytest.mark.parametrize(
+    ("why", "size", "told"),
+    [
+        ("2x faster here: 1 ms a pass in bf16", 256, "2x faster here: 1 ms a pass in bf16"),
+        ("1 ms in bf16", 384, "1 ms in bf16, with 256 units"),
+        ("as asked", 384, "as asked"),
+        ("this CPU has no bf16 instructions", 96, "this CPU has no bf16 instructions"),
+    ],
+)
+def test_a_precision_that_was_timed_with_another_size_says_so(data, why, size, told):
+    ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
+    plan = SizePlan(CONFIG, (), ids, data.tokenizer, time.perf_counter())
+    best = Candidate(replace(CONFIG, rnn_size=size), 1e5, 2.0)
+    choice = plan.precision(best, "auto", PrecisionChoice("bf16", why, 9.0))
+    assert (choice.name, choice.why) == ("bf16", told)
+    assert choice.step_s == pytest.approx(32 * 128 / 1e5)
 
 
 def test_the_law_fits_the_recorded_runs():

@@ -185,8 +185,8 @@ class SizePlan:
         tokens = config.batch_size * (config.seq_length or LONG)
         step_s = tokens / best.tokens_per_s if best.tokens_per_s else 0.0
         if first is not None:
-            is_other = config.rnn_size != self._first
-            why = f"{first.why}, with {self._first} units" if is_other else first.why
+            is_of_other = " ms" in first.why and config.rnn_size != self._first
+            why = f"{first.why}, with {self._first} units" if is_of_other else first.why
             return replace(first, why=why, step_s=step_s)
         rates = {c.config.precision: c.tokens_per_s for c in self._tried if _is_like(c, best)}
         why = "as asked"
