@@ -18,7 +18,8 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 DEV_LIST := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
 NARROWER := import recorded_cpus; print(*recorded_cpus.narrower())
-# The files with tests marked isa: collecting all the others takes longer than these tests.
+# The files with tests marked isa: collecting all the others takes longer than these tests. Each CPU has one process:
+# several would load torch and collect in each, which takes as long as the tests.
 ISA_TESTS := grep -rl --include='test_*.py' 'mark\.isa' tests
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/fastlstm/csrc/*.* src/fastlstm/csrc/*/*.*)
 
@@ -47,11 +48,11 @@ test: .venv/.dev  ## the whole test suite; with CPU=avx2 as on such a CPU
 
 test-isa: .venv/.dev  ## the tests that depend on the CPU, as on narrower ones, the narrowest without oneDNN
 	@cpus=$$(env -u FASTLSTM_ISA PYTHONPATH=tests $(PY) -c '$(NARROWER)') || exit 1; \
-	for cpu in $${cpus:-own}; do \
-		case $$cpu in own) as=--no-onednn;; scalar) as="--cpu=scalar --no-onednn";; *) as="--cpu=$$cpu";; esac; \
-		echo "the tests marked isa, $$as"; \
-		$(PY) -m pytest -q $(XDIST) -m isa $$as $$($(ISA_TESTS)) || exit 1; \
-	done
+	tests=$$($(ISA_TESTS)); export tests; \
+	printf '%s\n' $${cpus:-own} | xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -I CPU sh -c ' \
+		case CPU in own) as=--no-onednn;; scalar) as="--cpu=scalar --no-onednn";; *) as=--cpu=CPU;; esac; \
+		said=$$($(PY) -m pytest -q -p no:cacheprovider -m isa $$as $$tests 2>&1); status=$$?; \
+		printf "the tests marked isa, %s\n%s\n" "$$as" "$$said"; exit $$status'
 
 gpu: .venv/.dev  ## the tests and measurements that need an NVIDIA GPU; without one it says so
 	$(PY) benchmarks/gpu.py
