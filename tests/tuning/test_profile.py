@@ -711,3 +711,9 @@ def test_the_kernels_of_a_gpu_are_not_counted_beside_their_operations(monkeypatc
         for key, (kind, us) in times.items()
     ]
     assert [(op.name, op.share) for op in _by_name(events, 1, trainer)] == [("aten::mm", 1.0)]
+
+
+def test_operations_are_recorded_again_where_torch_returns_none(monkeypatch):
+    answers = iter([[], ["an operation"]])
+    monkeypatch.setattr(op_times, "_recorded", lambda *_: next(answers))
+    assert op_times.op_times(None) == ["an operation"]

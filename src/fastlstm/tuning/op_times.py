@@ -20,8 +20,8 @@ from fastlstm.system.storage import open_regular
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_STEPS, _LONG_S = 3, 2.0
-"""Steps that are recorded; fewer where they take this long."""
+_STEPS, _LONG_S, _TRIES = 3, 2.0, 3
+"""Steps that are recorded, fewer where they take this long; recordings until torch returns one."""
 _KERNELS = {
     "fastlstm::lstm": "LSTM forward",
     "fastlstm::lstm_backward": "LSTM backward",
@@ -71,6 +71,13 @@ def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
         StorageError: the file cannot be written.
     """
     environment.quiet_profiler()
+    found = list[OpTime]()
+    for _ in range(_TRIES):  # on a busy machine torch's profiler sometimes returns nothing
+        found = found or _recorded(trainer, trace)
+    return found
+
+
+def _recorded(trainer: Trainer, trace: Path | None) -> list[OpTime]:
     steps, began = 0, time.perf_counter()
     activities = [torch.profiler.ProfilerActivity.CPU]
     if trainer.plan.device.type == "cuda":
