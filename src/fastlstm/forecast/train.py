@@ -360,11 +360,11 @@ def _options_from(
     Raises:
         ConfigError: an option that belongs to the network or its columns was changed.
     """
-    new, old = dataclasses.asdict(config), dataclasses.asdict(start.given)
-    changed = {name: value for name, value in new.items() if value != old[name]}
+    changed = changes(start.given, config)
     for name in sorted(changed.keys() - _MAY_DIFFER):
+        before = getattr(start.given, name)
         raise ConfigError(
-            f"{name} is {changed[name]!r} and was {old[name]!r} at fit: partial_fit continues"
+            f"{name} is {changed[name]!r} and was {before!r} at fit: partial_fit continues"
             f" with that network; set {name} back, or call fit"
         )
     resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))

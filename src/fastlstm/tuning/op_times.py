@@ -71,10 +71,10 @@ def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
         StorageError: the file cannot be written.
     """
     environment.quiet_profiler()
-    found = list[OpTime]()
     for _ in range(_TRIES):  # on a busy machine torch's profiler sometimes returns nothing
-        found = found or _recorded(trainer, trace)
-    return found
+        if found := _recorded(trainer, trace):
+            return found
+    return []
 
 
 def _recorded(trainer: Trainer, trace: Path | None) -> list[OpTime]:
