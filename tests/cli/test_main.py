@@ -175,7 +175,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     error = capsys.readouterr().err
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
-        " generate, serve, forecast, compress, export, import, evaluate, merge, fanout, prepare,"
+        " generate, serve, forecast, compress, export, import, evaluate, fanout, prepare,"
         " profile, predict, scale, tune, watch, publish, ab, monitor, compare, info\n"
     )
 

@@ -51,7 +51,7 @@ from running_server import SETTINGS, Running
 QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 32, "steps": 10, "dropout": 0.1,
     "learning_rate": 0.01, "split": "60/20/20", "evaluations": 2, "tensorboard": False,
-    "batch_size": 16, "threads": 1,
+    "batch_size": 16, "threads": 1, "linear": False,
 }  # fmt: skip
 ROLES: dict[str, Any] = {
     "past": ["temp", "sky"], "future": ["price", "kind"], "static": ["size", "place"],
@@ -61,12 +61,12 @@ TRAIN: dict[str, Any] = {"steps": 10, "tensorboard": False, "observers": (), "th
 KINDS: dict[str, dict[str, Any]] = {
     "point": {},
     "everything": ROLES,
-    "quantiles": {**ROLES, "output": "quantiles"},
+    "quantiles": {**ROLES, "output": "quantiles", "linear": True},
     "bands": {"output": "quantiles"},
     "student_t": {"output": "student_t", "num_layers": 2},
     "counts": {"output": "negative_binomial"},
     "both_ways": {"bidirectional": True, "num_layers": 2},
-    "step_by_step": {"decoder": "autoregressive"},
+    "step_by_step": {"decoder": "autoregressive", "linear": True},
     "streams": {"tbptt": 12, "batch_size": 2},
 }
 
@@ -331,7 +331,9 @@ def inputs_of(
 ) -> list[dict[str, Any]]:
     """Returns the tensors of a request for the steps after one series."""
     names = table["unique_id"][0].as_py()
-    tables = {"past": table.slice(len(table) - 24), "future": table, "static": table.slice(0, 1)}
+    first = table.slice(0, 1)
+    tables = {"past": table.slice(len(table) - 24), "future": table, "static": first}
+    tables["series"] = first
     if future is not None:
         tables["future"] = future.filter(pc.field("unique_id") == names)
     tensors = []
@@ -343,7 +345,7 @@ def inputs_of(
             values = [[rows[name][k].as_py() for name in wanted] for k in range(len(rows))]
             array = np.array(values, dtype=object if suffix else np.float32)
             if wanted:
-                shaped = array if group == "static" else array[None]
+                shaped = array if group in ("static", "series") else array[None]
                 tensors.append(tensor_of(f"{group}{suffix}", shaped, kind))
     return tensors
 
@@ -718,7 +720,7 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         stored = read_forecaster(source(folder, kind))
         model = Forecaster.load(source(folder, kind))
         dataset = prepare(folder / f"{kind}.parquet", stored.config, like=stored.schema.timeline)
-        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+        inputs = apply_schema(dataset, stored)
         split = split_table(dataset.table, dataset.frequency, stored.config.split)
         sizes = stored.network.config
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)

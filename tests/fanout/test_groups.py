@@ -15,7 +15,7 @@ from fastlstm.errors import DataError
 from fastlstm.fanout import groups as groups_module
 from fastlstm.fanout.groups import GroupedTable, directory_names
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.records import open_records
+from fastlstm.forecast.data.opening import open_records
 from odd_names import NAMES
 from series_frames import long_table
 

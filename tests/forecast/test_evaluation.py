@@ -80,7 +80,7 @@ def test_an_example_is_past_forecast_and_actual_values(model: Forecaster) -> Non
     assert len(example["past"]) == L
     assert len(example["times"]) == L + h
     first = (np.datetime64(example["times"][0]) - np.datetime64(START)) // np.timedelta64(1, "h")
-    y = model.dataset_.table.values[:, 0] + model.dataset_.table.origin[0]
+    y = model.dataset_.table.values[:, 0] + model.dataset_.table.origin[0, 0]
     np.testing.assert_allclose(example["past"] + example["actual"], y[first : first + L + h], 1e-4)
     assert all(a <= b for a, b in zip(example["low"], example["high"], strict=True))
 

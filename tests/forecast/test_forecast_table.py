@@ -40,7 +40,7 @@ def test_values_are_those_of_the_last_window_in_the_units_of_the_table(model: Fo
     scaled, _ = next(forecast(model.network_, model._inputs, cut))
     shorter = prepare(long_rows(model, 120 - h), ForecastConfig(target=("y",)))
     found = Forecasts(model.stored_, shorter, model._table(long_rows(model, 120 - h))[1]).table()
-    std, mean = model.stored_.scaler.std[0], model.stored_.scaler.mean[0]
+    mean, std = (scale[:, :1] for scale in model._inputs.scales(np.arange(3)))
     expected = scaled[..., 0, 0].numpy() * std + mean
     np.testing.assert_allclose(found["y"].to_numpy().reshape(3, h), expected, rtol=1e-5)
 

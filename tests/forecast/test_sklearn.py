@@ -55,7 +55,9 @@ def test_it_is_cloned_and_searched_over() -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GridSearchCV, TimeSeriesSplit
 
-    model = Forecaster(**{**TINY, "input_size": 12, "patch": 6, "steps": 60, "target": ["0"]})
+    model = Forecaster(
+        **{**TINY, "input_size": 12, "patch": 6, "steps": 60, "target": ["0"], "linear": False}
+    )
     copy = clone(model)
     assert copy is not model
     assert copy.get_params() == model.get_params()

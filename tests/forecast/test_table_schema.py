@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import Scaler
+from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.table_schema import (
     TableSchema,
     apply_schema,
@@ -44,7 +46,11 @@ def applied(frame: pa.Table | SeriesDataset, may_miss: bool = False) -> Any:
     fitted = dataset(table())
     other = frame if isinstance(frame, SeriesDataset) else dataset(frame)
     scaler = Scaler(np.array([1.0, 2.0, 0.0]), np.array([2.0, 4.0, 1.0]))
-    return apply_schema(other, TableSchema.of(fitted, may_miss), scaler, static_scale(fitted))
+    stored = SimpleNamespace(
+        schema=TableSchema.of(fitted, may_miss), scaler=scaler,
+        static_scale=static_scale(fitted), series=None,
+    )  # fmt: skip
+    return apply_schema(other, stored)  # type: ignore[arg-type]
 
 
 def slower(frame: pa.Table) -> pa.Table:
@@ -90,7 +96,7 @@ def test_windows_are_scaled_and_names_renumbered() -> None:
     windows = applied(other)
     assert windows.renumbered[2].tolist() == [2.0, 0.0]
     assert applied(table()).renumbered == {}
-    values, statics = next(windows.read(np.array([0]), 2))
+    values, statics = next(windows.read(np.array([0]), ForecasterConfig(1, 1, 1, 2, patch=1)))
     np.testing.assert_allclose(values[0, :, 0], (other["y"].to_numpy()[:2] - 1) / 2, rtol=1e-5)
     assert values[0, :, 2].tolist() == [2.0, 0.0]
     assert statics.tolist() == [[pytest.approx((2.0 - 5.0) / np.std([2.0, 4.0, 9.0]))]]

@@ -516,7 +516,8 @@ def test_fit_and_train_end_early_and_short_runs_of_other_commands_do_not(
 ) -> None:
     options = {**QUICK, "steps": None, "eval_every": 2, "budget": "100s"}
     loss_rises(monkeypatch)
-    assert Forecaster(**options).fit(path).fitted_.steps == 14
+    with pytest.warns(UserWarning, match="ended after 14 steps"):
+        assert Forecaster(**options).fit(path).fitted_.steps == 14
     loss_rises(monkeypatch)
     assert train_forecaster(path, ForecastConfig(**options)).fitted.steps == 40
     given: dict[str, Any] = {}

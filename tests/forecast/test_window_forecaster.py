@@ -37,7 +37,8 @@ def ends_of(model: WindowForecaster) -> np.ndarray:
 def test_windows_are_forecast_as_their_table_is(
     model: Forecaster, windows: WindowForecaster
 ) -> None:
-    forecasts = windows.run(ends_of(windows).astype(np.float32))
+    numbers = np.arange(3, dtype=np.float32)[:, None]
+    forecasts = windows.run(ends_of(windows).astype(np.float32), statics=numbers)
     expected = model.predict()["y"].to_numpy().reshape(3, h, 1)
     np.testing.assert_allclose(forecasts.values(), expected, rtol=1e-4)
     table = model.predict_quantiles(quantiles=(0.1, 0.9))
@@ -94,9 +95,10 @@ def test_future_and_static_values_count(tmp_path: Path) -> None:
 
     values = block(past, "past", 120)[:, -L:]
     future, statics = block(ahead, "future", h), block(past, "static", 120)[:, 0]
+    statics = np.concatenate([statics, np.arange(3, dtype=np.float32)[:, None]], 1)
     found = windows.run(values, future, statics).values()[..., 0]
     np.testing.assert_allclose(found, expected["y"].to_numpy().reshape(3, h), rtol=1e-4, atol=1e-4)
-    other = windows.run(values, future, statics + np.array([3, 0], np.float32)).values()[..., 0]
+    other = windows.run(values, future, statics + np.array([3, 0, 0], np.float32)).values()[..., 0]
     assert np.abs(other - found).max() > 1e-4
 
 
@@ -104,7 +106,10 @@ def test_large_numbers_of_a_narrow_range_are_float64(model: Forecaster) -> None:
     assert WindowForecaster(model.stored_, "a").dtype == np.float32
     shift = np.array([1e9, 0.0])  # of one column only
     scaler = Scaler(model.stored_.scaler.mean + shift, model.stored_.scaler.std)
-    stored = dataclasses.replace(model.stored_, scaler=scaler)
+    series = model.stored_.series
+    assert series is not None
+    series = dataclasses.replace(series, mean=series.mean + 1e9)
+    stored = dataclasses.replace(model.stored_, scaler=scaler, series=series)
     large = WindowForecaster(stored, "b")
     assert large.dtype == np.float64
     forecasts = large.run(ends_of(large).astype(np.float64) + shift).values()

@@ -1,4 +1,4 @@
-"""Files of object stores, on fsspec's store in memory; tests/campaigns/score_parts.py uses S3."""
+"""Files of object stores, on fsspec's store in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from fastlstm.errors import DataError, StorageError
 from fastlstm.system import object_store
-from fastlstm.system.folder import open_folder, write_whole
 from fastlstm.system.object_store import is_url, open_store, remote_files, store_error
+from fastlstm.system.whole_file import write_whole
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")
@@ -120,18 +120,7 @@ def test_a_pyarrow_without_s3_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     object_store._store.cache_clear()
 
 
-def test_folders_are_alike_on_a_disk_and_in_a_store(store: Any, tmp_path: Any) -> None:
-    for place in (str(tmp_path / "new"), "memory://parts/new/"):
-        folder = open_folder(place)
-        assert folder.names() == []
-        assert folder.digest("a") is None
-        found = folder.write("a", lambda file: [file.write(b"one"), file.write(b"two")])
-        assert found == folder.digest("a")
-        assert found[0] == 6
-        assert folder.names() == ["a"]
-        assert folder.open("a").read() == b"onetwo"
-        assert folder.place("a") == place.rstrip("/") + "/a"
-    write_whole("memory://parts/b.csv", lambda file: file.write(b"x"))
-    assert store.cat("/parts/b.csv") == b"x"
-    write_whole(str(tmp_path / "b.csv"), lambda file: file.write(b"x"))
-    assert (tmp_path / "b.csv").read_bytes() == b"x"
+def test_a_file_is_written_to_a_disk_and_to_a_store(store: Any, tmp_path: Any) -> None:
+    for place in ("memory://new/b.csv", str(tmp_path / "new" / "b.csv")):
+        write_whole(place, lambda file: [file.write(b"one"), file.write(b"two")])
+    assert store.cat("/new/b.csv") == (tmp_path / "new" / "b.csv").read_bytes() == b"onetwo"

@@ -34,6 +34,7 @@ class Option:
         help: one sentence without the default.
         group: heading it is listed under.
         is_repeatable: may be given several times; the value is a list.
+        is_list: may be given several times; the values are joined by commas.
         is_switch: takes no value; present means true.
         value: name of the value in help; by default it depends on the type.
     """
@@ -44,6 +45,7 @@ class Option:
     help: str
     group: str = "options"
     is_repeatable: bool = False
+    is_list: bool = False
     is_switch: bool = False
     value: str = ""
 

@@ -13,15 +13,13 @@ from fastlstm.cli.inputs import (
     refuse_runs,
     refuse_swapped,
     require_run,
-    require_tables,
     warn_of_table,
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, device_option, json_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import Parsed, parse
-from fastlstm.cli.shard import SHARD_OPTION, Shard
-from fastlstm.errors import EXIT_OK, DataError, Setting, UsageError, counted
+from fastlstm.errors import EXIT_OK, DataError, Setting, counted
 from fastlstm.report.terminal import short_count
 from fastlstm.text.config import PARTS
 from fastlstm.text.data.sources import open_source
@@ -87,16 +85,11 @@ TABLE_COMMAND = Command(
         Option("stride", int, 1, "rows between forecast origins"),
         Option("season", int | None, None, "period of the seasonal naive forecast, in steps"),
         Option("scaled", bool, False, "errors in deviations of the training rows", is_switch=True),
-        device_option("auto is a GPU for 64 windows or more; with --shard the CPU"),
-        SHARD_OPTION,
-        Option("out", str | None, None, "with --shard: the directory of all parts", value="DIR"),
+        device_option("auto is a GPU for 64 windows or more"),
         json_option(),
         *READ_OPTIONS,
     ),
-    examples=(
-        "fastlstm evaluate runs/etth1 ETTh1.csv --scaled",
-        "fastlstm evaluate runs/sales s3://shop/sales/ --shard 3/64 --out parts",
-    ),
+    examples=("fastlstm evaluate runs/etth1 ETTh1.csv --scaled",),
 )
 
 
@@ -108,12 +101,9 @@ def run(argv: list[str]) -> int:
     refuse_swapped("evaluate", path, data)
     if command is COMMAND:
         facts, rows = _text_figures(parsed, path, *data)
-    elif parsed["shard"] is not None:
-        _evaluate_part(parsed, path, data)
-        return EXIT_OK
     else:
         facts = _table_figures(parsed, path, data)
-        rows = table_rows(facts)
+        rows = _table_rows(facts)
     print_result(facts, rows, parsed["json"])
     return EXIT_OK
 
@@ -203,47 +193,21 @@ def _unknown_rows(result: Evaluation, vocab_size: int) -> list[Row]:
 
 
 def _table_figures(parsed: Parsed, path: str, data: list[str]) -> dict[str, Any]:
-    if parsed["out"] is not None:
-        raise UsageError("--out is the directory of parts; give --shard I/N with it")
     model = open_forecaster(parsed, data)
-    facts = _table_facts(parsed, path, data)
-    scores = model.backtest(facts["split"], frame=one_or_many(data), **_settings(parsed))
-    return {**facts, "scores": scores}
+    split, settings = parsed["split"], {n: parsed[n] for n in ("stride", "season", "scaled")}
+    found = model.evaluation(split, frame=one_or_many(data), **settings)
+    facts = {"run": path, "data": data, "split": split, **settings, "scores": found.figures}
+    return {**facts, "series": found.worst_series()}
 
 
-def _settings(parsed: Parsed) -> dict[str, Any]:
-    return {name: parsed[name] for name in ("stride", "season", "scaled")}
-
-
-def _table_facts(parsed: Parsed, path: str, data: list[str]) -> dict[str, Any]:
-    return {"run": path, "data": data, "split": parsed["split"], **_settings(parsed)}
-
-
-def table_rows(facts: dict[str, Any]) -> list[Row]:
+def _table_rows(facts: dict[str, Any]) -> list[Row]:
     """Returns what is shown of the figures of a forecaster on a table."""
-    from fastlstm.report.lines import score_text
+    from fastlstm.report.lines import score_text, series_rows
 
     units = "deviations of the training rows" if facts["scaled"] else "units of the table"
     return [
         ("run", facts["run"]),
         ("data", f"{', '.join(facts['data'])}, {facts['split']} split, in {units}"),
         *((name.replace("_", " "), score_text(v)) for name, v in facts["scores"].items()),
+        *series_rows(facts["series"]),
     ]
-
-
-def _evaluate_part(parsed: Parsed, path: str, data: list[str]) -> None:
-    require_run(path, "forecaster")
-    require_tables(data)
-    facts = _table_facts(parsed, path, data)
-    shard = Shard(parsed, data, {"split": facts["split"], **_settings(parsed)})
-    if shard.is_done():
-        return
-    model = open_forecaster(parsed, data)
-
-    from fastlstm.forecast.table_parts import evaluate_part
-
-    stored = evaluate_part(
-        model, one_or_many(data), shard.part, shard.directory, facts["split"],
-        **_settings(parsed), facts={"request": shard.request, "shown": list(facts.items())},
-    )  # fmt: skip
-    shard.show(stored)

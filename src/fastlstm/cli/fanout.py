@@ -120,7 +120,7 @@ def _store(
     """Returns the groups of a directory; divides the table where it is new."""
     from fastlstm.fanout.groups import GroupedTable
     from fastlstm.fanout.store import CONFIG, TABLES, FanoutStore
-    from fastlstm.forecast.data.records import open_records
+    from fastlstm.forecast.data.opening import open_records
 
     records, by = open_records(one_or_many(parsed.positionals)), parsed["by"]
     options = {name: getattr(config, name) for name in sorted(names)} | {"threads": threads}

@@ -10,22 +10,18 @@ from fastlstm.cli.inputs import (
     one_or_many,
     open_forecaster,
     refuse_swapped,
-    require_run,
-    require_tables,
 )
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.cli.parser import parse
-from fastlstm.cli.shard import FORECAST_SUFFIXES, SHARD_OPTION, Shard
 from fastlstm.errors import EXIT_OK, ConfigError, counted
-from fastlstm.system.folder import write_whole
 from fastlstm.system.object_store import is_url
+from fastlstm.system.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastlstm.cli.parser import Parsed
     from fastlstm.forecast.forecast_table import Forecasts
 
+_SUFFIXES = (".parquet", ".csv", ".arrow")
+"""Of the files that forecasts are written to: forecast_file.SUFFIXES, without loading pyarrow."""
 
 COMMAND = Command(
     verb="forecast",
@@ -50,13 +46,12 @@ COMMAND = Command(
             "a table with the future covariates of the steps to forecast",
             value="FILE",
         ),
-        device_option("auto is a GPU for 64 windows or more; with --shard the CPU"),
-        SHARD_OPTION,
+        device_option("auto is a GPU for 64 windows or more"),
         *READ_OPTIONS,
     ),
     examples=(
         "fastlstm forecast runs/etth1 ETTh1.csv --out pred.parquet",
-        "fastlstm forecast runs/sales s3://shop/sales/ --out parts --shard 3/64",
+        "fastlstm forecast runs/sales s3://shop/sales/ --out s3://shop/next.parquet",
         "fastlstm forecast runs/sales sales.csv --future plan.csv --quantiles 0.1,0.9",
     ),
 )
@@ -70,43 +65,19 @@ def run(argv: list[str]) -> int:
     levels = levels_of(parsed["quantiles"])
     tables = data if future is None else [*data, future]
     refuse_swapped("forecast", path, data)
-    if parsed["shard"] is not None:
-        return _forecast_part(parsed, tables, levels)
-    suffix = ".csv" if out is None else suffix_of(out)
+    suffix = ".csv" if out is None else _suffix_of(out)
     model = open_forecaster(parsed, tables)
     _write(model.forecasts(one_or_many(data), levels, future), out, suffix)
     return EXIT_OK
 
 
-def _forecast_part(parsed: Parsed, tables: list[str], levels: tuple[float, ...]) -> int:
-    path, *data = parsed.positionals
-    require_run(path, "forecaster")
-    require_tables(tables)
-    options = {"quantiles": list(levels), "future": parsed["future"] is not None}
-    shard = Shard(parsed, tables, options)
-    if shard.is_done():
-        return EXIT_OK
-    model = open_forecaster(parsed, tables)
-
-    from fastlstm.forecast.table_parts import forecast_part
-
-    stored = forecast_part(
-        model, one_or_many(data), shard.part, shard.directory, levels, parsed["future"],
-        facts={"request": shard.request},
-    )  # fmt: skip
-    shard.show(stored)
-    return EXIT_OK
-
-
-def suffix_of(out: str) -> str:
+def _suffix_of(out: str) -> str:
     """Returns the kind of file that --out names. Raises ConfigError for another one."""
     name = out.partition("?")[0] if is_url(out) else out
-    for suffix in FORECAST_SUFFIXES:
+    for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return suffix
-    raise ConfigError(
-        f"--out is {out!r}, expected a file name ending in {', '.join(FORECAST_SUFFIXES)}"
-    )
+    raise ConfigError(f"--out is {out!r}, expected a file name ending in {', '.join(_SUFFIXES)}")
 
 
 def _write(forecasts: Forecasts, out: str | None, suffix: str) -> None:
@@ -123,9 +94,4 @@ def _write(forecasts: Forecasts, out: str | None, suffix: str) -> None:
         produce(pa.PythonFile(sys.stdout.buffer, mode="w"))
         return
     write_whole(out, produce)
-    show_written(out, forecasts.num_rows, schema.names)
-
-
-def show_written(out: str, num_rows: int, columns: Sequence[str]) -> None:
-    """Prints what a file of forecasts holds."""
-    print(f"{out}: {counted(num_rows, 'row')} of {', '.join(columns)}")
+    print(f"{out}: {counted(forecasts.num_rows, 'row')} of {', '.join(schema.names)}")

@@ -80,9 +80,8 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    is_part = parsed["shard"] is not None  # parts of one table must be rounded alike
-    device: Device = "cpu" if is_part and parsed["device"] == "auto" else parsed["device"]
-    model = Forecaster.load(path, device=device, **given_options(parsed, READ_OPTIONS))
+    reading = given_options(parsed, READ_OPTIONS)
+    model = Forecaster.load(path, device=parsed["device"], **reading)
     compression = model.stored_.compression
     if compression is not None and compression.note:
         say(f"note: {compression.note}")

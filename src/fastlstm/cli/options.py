@@ -14,7 +14,8 @@ from fastlstm.text.config import TrainConfig
 
 _MACHINE = "device precision threads shards wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
-    "data": "vocab vocab_size text_field keep_crlf invalid_utf8 split valid test cache_dir",
+    "data": "vocab vocab_size text_field missing_text keep_crlf encoding invalid_utf8 split valid"
+    " test cache_dir",
     "model": "preset rnn_size num_layers embed_size dropout dropout_kind weight_drop output_norm"
     " residual tie_weights output_rank initializer",
     "cell": " ".join(OPTION_NAMES),
@@ -27,7 +28,8 @@ _TABLE_GROUPS = {
     "forecast": "horizon input_size patch split",
     "columns": "target time series past future static categorical ignore",
     "table": " ".join((*READING, "cache_dir")),
-    "model": "hidden_size num_layers channels decoder bidirectional normalize dropout output loss",
+    "model": "hidden_size num_layers channels linear decoder bidirectional normalize dropout output"
+    " loss",
     "training": "budget steps epochs patience evaluations batch_size accumulate tbptt balance"
     " optimizer learning_rate weight_decay warmup cooldown grad_clip ema seed",
     "machine": _MACHINE,
@@ -71,7 +73,7 @@ def _as_flag(option: Option) -> Option:
         return dataclasses.replace(option, default=None)
     if get_origin(unwrap_optional(option.type)) is not tuple:
         return option
-    return dataclasses.replace(option, type=str | None, default=None)
+    return dataclasses.replace(option, type=str | None, default=None, is_list=True)
 
 
 TEXT_OPTIONS = _fields(TrainConfig, _TEXT_GROUPS)

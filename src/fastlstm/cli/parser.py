@@ -100,9 +100,11 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
             raise UsageError(
                 f"{option.flag} is {text!r}, expected {expected(option.type)}"
             ) from None
-        values[option.name] = (
-            [*values.get(option.name, ()), value] if option.is_repeatable else value
-        )
+        if option.is_repeatable:
+            value = [*values.get(option.name, ()), value]
+        elif option.is_list and values.get(option.name) and value:
+            value = f"{values[option.name]},{value}"
+        values[option.name] = value
     return Parsed(command, arguments.positionals, values)
 
 

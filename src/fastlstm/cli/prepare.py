@@ -10,15 +10,13 @@ from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.options import TABLE_OPTIONS, TABLES, given_options, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
-from fastlstm.cli.shard import SHARD_OPTION, part_of, show_part
-from fastlstm.errors import EXIT_OK, UsageError, counted, in_flags
+from fastlstm.errors import EXIT_OK, counted, in_flags
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from fastlstm.cli.parser import Parsed
     from fastlstm.forecast.data.dataset import SeriesDataset
     from fastlstm.forecast.data.preparation import Progress
 
@@ -31,13 +29,10 @@ COMMAND = Command(
     options=(
         *TABLE_OPTIONS,
         Option("dtype", Dtype, "auto", "data type of the stored values", "table"),
-        SHARD_OPTION,
-        Option("out", str | None, None, "the directory or URL of all parts", value="DIR"),
         json_option(),
     ),
     examples=(
         "fastlstm prepare ETTh1.csv",
-        "fastlstm prepare s3://shop/sales/ --shard 3/64 --out s3://shop/parts",
         "fastlstm prepare sales/ --target units --series store --gaps fill",
     ),
 )
@@ -47,39 +42,15 @@ def run(argv: list[str]) -> int:
     """Prepares, showing progress on a terminal; returns the exit code."""
     parsed = parse(COMMAND, argv)
     config = built(ForecastConfig, given_options(parsed, TABLE_OPTIONS), "command line")
-    if parsed["shard"] is not None:
-        return _prepare_part(parsed, config)
-    if parsed["out"] is not None:
-        raise UsageError("--out is the directory of parts; give --shard I/N with it")
 
     from fastlstm.forecast.data.preparation import prepare
 
     require_tables(parsed.positionals)
     tables, dtype = one_or_many(parsed.positionals), parsed["dtype"]
-    show_prepared(lambda show: prepare(tables, config, show, dtype), parsed["json"])
+    with _progress(parsed["json"]) as show:
+        dataset = prepare(tables, config, show, dtype)
+    print_result(*_described(dataset), parsed["json"])
     return EXIT_OK
-
-
-def _prepare_part(parsed: Parsed, config: ForecastConfig) -> int:
-    part, directory = part_of(parsed)
-    if parsed["json"]:
-        raise UsageError("--json describes a table, which fastlstm merge joins; leave it out here")
-    require_tables(parsed.positionals)
-
-    from fastlstm.forecast.prepared_parts import prepare_part
-
-    tables = one_or_many(parsed.positionals)
-    with _progress(use_json=False) as show:
-        stored = prepare_part(tables, config, part, directory, parsed["dtype"], show)
-    show_part(directory, part, stored)
-    return EXIT_OK
-
-
-def show_prepared(make: Callable[[Progress], SeriesDataset], use_json: bool) -> None:
-    """Prepares with `make`, showing progress on a terminal, and prints what the table holds."""
-    with _progress(use_json) as show:
-        dataset = make(show)
-    print_result(*_described(dataset), use_json)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> Comp
             measuring.notes.append("the intervals are those of the source, not calibrated anew")
         else:
             dataset = prepare(table, source.config, like=source.schema.timeline)
-            inputs = apply_schema(dataset, source.schema, source.scaler, source.static_scale)
+            inputs = apply_schema(dataset, source)
             split = split_table(dataset.table, dataset.frequency, source.config.split)
             is_of_table = is_own_table(dataset, split, source)
             valid = measuring.begin(

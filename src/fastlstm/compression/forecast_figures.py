@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastlstm.compression.report import Change, ModelFigures, OutputErrors
 from fastlstm.compression.statistics import MIN_BLOCKS, bootstrap_interval
 from fastlstm.errors import DataError
-from fastlstm.forecast.calibration import quantiles_of, spread
+from fastlstm.forecast.calibration import quantiles_of
 from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
@@ -109,16 +109,18 @@ def block_errors(
 ) -> BlockErrors:
     """Returns the errors of a forecaster; from `limit_s` seconds on it leaves blocks out."""
     network, started = stored.network, time.perf_counter()
-    L, h, C = network.config.input_size, network.config.horizon, network.config.num_targets
+    L, C = network.config.input_size, network.config.num_targets
     has_crps, means = stored.config.output != "point", list[dict[str, float]]()
     num_values: list[int] = []
     for number, rows in enumerate(blocks):
         is_late = limit_s is not None and time.perf_counter() - started > limit_s
         if is_late and number >= MIN_BLOCKS:
             break
-        values, statics = next(inputs.read(rows, L + h, len(rows)))
+        values, statics = next(inputs.read(rows, network.config, len(rows)))
         parameters, target = network(values, statics), values[:, L:, :C].numpy()
-        wide, scores = spread(values, network.config), QuantileScores((), INTERVALS, has_crps)
+        places = inputs.places(inputs.table.segments.of_rows(rows))
+        wide = stored.calibration.width(values, network.config, places)
+        scores = QuantileScores((), INTERVALS, has_crps)
         quantiles = quantiles_of(
             network.output, parameters, wide, stored.calibration, scores.levels
         )
@@ -174,7 +176,7 @@ def output_errors(
     """Returns how far the forecasts moved, in deviations of the training rows."""
     sizes, distances, compared = source.network.config, [], 0
     for rows in blocks[: _COMPARED // _BLOCK]:
-        values, statics = next(inputs.read(rows, sizes.input_size + sizes.horizon, len(rows)))
+        values, statics = next(inputs.read(rows, sizes, len(rows)))
         answers = [s.network.output.center(s.network(values, statics)) for s in (source, result)]
         distances.append((answers[1] - answers[0]).double().flatten())
         compared += len(rows)

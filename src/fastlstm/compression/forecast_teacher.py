@@ -36,6 +36,9 @@ def read_teacher(path: str, student: StoredForecaster) -> StoredForecaster:
     for which in ("mean", "std"):
         if not np.array_equal(getattr(teacher.scaler, which), getattr(student.scaler, which)):
             raise _unfit(path, "was trained on another table: it scales the columns differently")
+    theirs, ours = (s.series and s.series.to_json() for s in (teacher, student))
+    if theirs != ours:
+        raise _unfit(path, "was trained on other series: it scales them differently")
     return teacher
 
 

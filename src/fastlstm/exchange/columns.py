@@ -51,9 +51,15 @@ def scaled(
 
 
 def unscaled(
-    g: GraphBuilder, values: Value, mean: NDArray[np.float64], std: NDArray[np.float64]
+    g: GraphBuilder,
+    values: Value,
+    mean: Any,
+    std: Any,
 ) -> Value:
-    """Returns targets in the table's units; mean and std are broadcast to them."""
+    """Returns targets in the table's units; mean and std, arrays or values of the graph, are
+    broadcast to them."""
+    if not isinstance(mean, np.ndarray):
+        return g.binary("add", g.binary("mul", values, std), mean)
     if (std != 1).any():
         values = g.binary("mul", values, g.constant(std.astype(np.float32)))
     for part in reversed(_split(mean)):

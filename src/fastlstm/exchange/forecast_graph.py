@@ -14,10 +14,11 @@ import numpy as np
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.columns import Columns, Features, repeated, scaled
-from fastlstm.exchange.forecast_levels import patch_levels, window_level
-from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels
+from fastlstm.exchange.forecast_levels import patch_levels, present_mean, window_level
+from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels, moved
 from fastlstm.exchange.graph import GraphBuilder
 from fastlstm.exchange.lstm_layers import LSTMStack, State, lstm_layers
+from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.window_forecaster import float64_columns
 from fastlstm.runs.weight_formats import as_floats
 
@@ -111,6 +112,9 @@ class _Forecaster:
         past = scaled(g, raw, scaler.mean, scaler.std)
         targets = Columns(*(g.slice(part, -1, 0, C) for part in past))
         covariates = Columns(*(g.slice(part, -1, C, columns) for part in past))
+        unit = None
+        if self._stored.series is not None:  # a window does not say of which series it is
+            targets, unit = self._of_windows(g.slice(raw, -1, 0, C))
         static = None
         if raw_static is not None:
             values = scaled(g, raw_static, *self._stored.static_scale.T)
@@ -123,14 +127,32 @@ class _Forecaster:
             at = window_level(g, config, self._network.output.counts, targets)
         is_there = targets.is_there if config.has_missing else None
         state, last = self._read(at.inputs, is_there, features, static, None)
+        linear = self._linear(at.inputs) if config.linear else None
         if config.decoder == "autoregressive":
-            decoded = self._autoregressive(queries, state, raw, ahead, static)
+            decoded = self._autoregressive(queries, state, raw, ahead, static, linear)
         else:
             decoded = self._decode(queries, *self._states(state, last))
         decoded = g.slice(decoded, 1, 0, h)
-        add_outputs(g, self._stored, decoded, at, targets, levels)
+        if linear is not None:
+            decoded = moved(g, config.output, decoded, linear)
+        add_outputs(g, self._stored, decoded, at, targets, levels, unit)
         g.graph.metadata.update(self._metadata(levels))
         return g.graph
+
+    def _of_windows(self, raw: Value) -> tuple[Columns, tuple[Value, Value]]:
+        """Returns targets in units of their window, and its mean and deviation `(B, 1, C)`; as
+        `forecast.data.series_scale.scale_of_windows`."""
+        g, C = self._g, self._config.num_targets
+        plain = scaled(g, raw, np.zeros(C), np.ones(C))
+        mean = present_mean(g, plain)
+        offsets = g.where(plain.is_there, g.binary("sub", plain.values, mean), 0.0)
+        square = g.binary("mul", offsets, offsets)
+        variance = present_mean(g, plain._replace(values=square))
+        level = g.unary("sqrt", g.binary("mul", mean, mean))
+        level = g.where(g.binary("equal", level, 0.0), g.constant(np.float32(1.0)), level)
+        least = g.binary("mul", level, CONSTANT)
+        std = g.binary("maximum", g.unary("sqrt", variance), least)
+        return plain._replace(values=g.binary("div", offsets, std)), (mean, std)
 
     def _read(
         self,
@@ -168,6 +190,12 @@ class _Forecaster:
             x = g.reshape(whole, (n, rows, d))
         y, state = lstm_layers(g, x, self._stack, state)
         return state, g.slice(y, 0, n - 1, n)
+
+    def _linear(self, targets: Value) -> Value:
+        """Returns the linear forecast `(B, h, C)` of normalised targets `(B, L, C)`."""
+        g = self._g
+        rows = g.linear(g.transpose(targets, (0, 2, 1)), "linear_weight", "linear_bias")
+        return g.transpose(rows, (0, 2, 1))
 
     def _states(self, state: State, last: Value) -> tuple[Value, Value]:
         """Returns what is decoded from, h and c `(B * channels, H)`."""
@@ -220,7 +248,13 @@ class _Forecaster:
         return g.reshape(g.transpose(decoded, (1, 0, 3, 2, 4)), ("B", m * s, C, each))
 
     def _autoregressive(
-        self, queries: Value, state: State, raw: Value, ahead: Value | None, static: Value | None
+        self,
+        queries: Value,
+        state: State,
+        raw: Value,
+        ahead: Value | None,
+        static: Value | None,
+        linear: Value | None,
     ) -> Value:
         """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next."""
         g, config, s = self._g, self._config, self._config.patch
@@ -229,6 +263,8 @@ class _Forecaster:
         for k in range(self._network.num_patches):
             if k:
                 own = center(g, config.output, decoded[-1])
+                if linear is not None:
+                    own = g.binary("add", own, g.slice(linear, 1, (k - 1) * s, k * s))
                 rows = None if features is None else g.slice(features, 1, (k - 1) * s, k * s)
                 state, _ = self._read(own, None, rows, static, state)
             query = g.slice(queries, 0, k, k + 1)

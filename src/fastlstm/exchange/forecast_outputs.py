@@ -44,6 +44,15 @@ def center(
     return g.binary("add", point, 1e-6) if is_counts else point
 
 
+def moved(g: GraphBuilder, output: OutputKind, parameters: Value, offset: Value) -> Value:
+    """Returns a network's numbers `(B, h, C, ·)` of values plus an offset `(B, h, C)`."""
+    offset = g.reshape(offset, (*offset.shape, 1))
+    if output != "student_t":
+        return g.binary("add", parameters, offset)
+    degrees, location, width = (g.slice(parameters, -1, k, k + 1) for k in range(3))
+    return g.concat([degrees, g.binary("add", location, offset), width], -1)
+
+
 def _parameter(g: GraphBuilder, parameters: Value, at: int) -> Value:
     return g.reshape(g.slice(parameters, -1, at, at + 1), parameters.shape[:-1])
 
@@ -61,6 +70,7 @@ def add_outputs(
     normalised: Levels,
     targets: Columns,
     levels: Sequence[float],
+    unit: tuple[Value, Value] | None,
 ) -> None:
     """Adds the outputs in the table's units.
 
@@ -71,9 +81,11 @@ def add_outputs(
         normalised: how the targets were.
         targets: in units of their deviation.
         levels: of the quantiles, none for points alone.
+        unit: mean and deviation of the targets of each window, `(B, 1, C)`; None: the scaler's.
     """
     config, C = stored.network.config, stored.network.config.num_targets
-    mean, std = stored.scaler.mean[:C], stored.scaler.std[:C]
+    of_all = stored.scaler.mean[:C], stored.scaler.std[:C]
+    mean, std = unit or of_all
     scale, shift = normalised.scale, normalised.shift
     unknown = None if config.has_missing else _nan_if_missing(g, targets, config.channels)
 
@@ -86,7 +98,8 @@ def add_outputs(
         degrees = g.unary("softplus", _parameter(g, parameters, 0))
         output("degrees_of_freedom", g.binary("add", degrees, 2.0))
         width = _restored(g, g.unary("softplus", _parameter(g, parameters, 2)), scale, None)
-        output("scale", unscaled(g, g.binary("add", width, 1e-6), 0 * mean, std))
+        none = g.constant(np.float32(0.0)) if unit else np.zeros(C)
+        output("scale", unscaled(g, g.binary("add", width, 1e-6), none, std))
     if config.output == "negative_binomial":
         dispersion = g.unary("softplus", _parameter(g, parameters, 1))
         output("dispersion", g.binary("add", dispersion, 1e-4))
@@ -95,7 +108,8 @@ def add_outputs(
         base = _at_calibrated_levels(g, _restored(g, parameters, scale, shift), config.output)
         residuals = stored.calibration.residuals.cpu().numpy()
         quantiles = _calibrated(g, base, _spread(g, targets), residuals, levels)
-        quantiles = unscaled(g, quantiles, mean[:, None], std[:, None])
+        of_windows = unit and [g.reshape(value, ("B", 1, C, 1)) for value in unit]
+        quantiles = unscaled(g, quantiles, *(of_windows or (s[:, None] for s in of_all)))
         if unknown is not None:
             unknown = g.reshape(unknown, (*unknown.shape, 1))
             quantiles = g.binary("add", quantiles, unknown)

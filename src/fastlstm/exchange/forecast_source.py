@@ -86,7 +86,10 @@ class ForecastSource:
         output = self._stored.network.output
         if isinstance(output, StudentT):
             degrees, _, scale = output.read(forecasts.parameters)
-            outputs |= {"degrees_of_freedom": degrees.numpy(), "scale": scale.numpy() * self._std}
+            outputs |= {
+                "degrees_of_freedom": degrees.numpy(),
+                "scale": scale.numpy() * forecasts.std[:, None],
+            }
         if isinstance(output, NegativeBinomial):
             outputs["dispersion"] = forecasts.parameters[..., 1].numpy()
         return outputs

@@ -18,11 +18,12 @@ from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.csv_records import csv_delimiter
 from fastlstm.forecast.data.ingest import without_views
 from fastlstm.forecast.data.names import Names, canonical, without_nan
 from fastlstm.forecast.data.preparation import role_request
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, csv_delimiter
+from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.roles import find_roles, listed
 from fastlstm.system import storage
 

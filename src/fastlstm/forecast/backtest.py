@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.forecast.calibration import LEVELS, quantiles_of, spread
+from fastlstm.forecast.calibration import LEVELS, quantiles_of
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepErrors
+from fastlstm.forecast.data.error_measures import QuantileScores, Scores, SeriesErrors, StepErrors
 from fastlstm.forecast.data.naive import SeasonalNaive
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 
+Floats = NDArray[np.float64]
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
 
@@ -30,6 +31,7 @@ def backtest(
     naive_error: NDArray[np.float64] | None = None,
     is_scaled: bool = False,
     by_step: Mapping[str, StepErrors] | None = None,
+    by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, Scores]:
     """Returns the errors of the forecasts of the windows that begin at `rows`.
@@ -45,6 +47,7 @@ def backtest(
         naive_error: of `seasonal_error`, for MASE.
         is_scaled: report errors in standard deviations of the training rows.
         by_step: also receives the errors, by name of the forecasts.
+        by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
         should_continue: called with the windows evaluated so far; False skips the rest.
 
     Returns:
@@ -56,42 +59,49 @@ def backtest(
     """
     network, config = stored.network, stored.network.config
     L, h, C = config.input_size, config.horizon, config.num_targets
-    mean, std = inputs.scaler.mean[:C], inputs.scaler.std[:C]
-    unit, shift = (np.ones_like(std), 0.0) if is_scaled else (std, mean)
-    center = mean - inputs.table.origin[:C]  # mean of rows without their origin
-    scores = {name: Scores() for name in ("forecaster", "naive", "seasonal_naive")}
+    scores = {name: Scores(C) for name in ("forecaster", "naive", "seasonal_naive")}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
-    segments, done = inputs.table.segments, 0
-    size = windows_at_once(config, quantiles)
-    if should_continue is not None:
-        size = min(size, 64)
-    for values, statics in inputs.read(rows, L + h, size):
+    segments, calibration, done = inputs.table.segments, stored.calibration, 0
+    size = windows_at_once(config, quantiles) if should_continue is None else 64
+    for values, statics in inputs.read(rows, config, size):
         origins = rows[done : done + len(values)] + L
+        parts = segments.of_rows(origins - 1)
+        series = segments.series[parts]
+        mean, std = (scale[:, None, :C] for scale in inputs.scales(parts))
+        unit, shift, level = _units(mean, std, is_scaled)
+        # mean of rows without their origin
+        center = mean - inputs.table.origins(series)[:, None, :C]
         done += len(values)
         parameters, target = network.answers(values, statics), values[:, L:, :C].numpy()
-        at_levels = quantiles_of(
-            network.output, parameters, spread(values, config), stored.calibration, quantiles.levels
-        )
-        quantiles.add(at_levels.numpy(), target, unit)
-        scale = None
-        if naive_error is not None:
-            series = segments.series[segments.of_rows(origins - 1)]
-            scale = naive_error[series][:, None] * (unit / std)
-        naive = (last.forecast(origins, h) - center) / std
+        wide = calibration.width(values, config, inputs.places(parts))
+        found = quantiles_of(network.output, parameters, wide, calibration, quantiles.levels)
+        quantiles.add(found.numpy(), target, unit)
+        scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
+        naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
         answers = {
             "forecaster": network.output.center(parameters).numpy(),
             "naive": np.nan_to_num(naive),
-            "seasonal_naive": np.nan_to_num((seasonal.forecast(origins, h) - center) / std),
+            "seasonal_naive": np.nan_to_num(of_season),
         }
         plain = {name: answer * unit + shift for name, answer in answers.items()}
-        for name, errors in (by_step or {}).items():
-            errors.add(plain[name], target * unit + shift)
+        actual = target * unit + shift
+        for name, of_steps in (by_step or {}).items():
+            of_steps.add(plain[name], actual)
+        if by_series is not None:
+            by_series.add(series, plain["forecaster"], plain["seasonal_naive"], actual)
         for name, score in scores.items():
-            score.add(plain[name], target * unit + shift, plain["naive"], scale)
+            score.add(plain[name], actual, plain["naive"], scale, unit, level)
             score.num_without_past += int((np.isnan(naive) & ~np.isnan(target)).sum())
         if should_continue is not None and not should_continue(done):
             break
     return scores
+
+
+def _units(mean: Floats, std: Floats, is_scaled: bool) -> tuple[Floats, Floats, Floats]:
+    """Returns the unit of the figures, what is added to values in it, and where their 0 is."""
+    if is_scaled:
+        return np.ones_like(std), np.zeros_like(mean), mean / std
+    return std, mean, np.zeros_like(mean)
 
 
 def windows_at_once(config: ForecasterConfig, quantiles: QuantileScores) -> int:

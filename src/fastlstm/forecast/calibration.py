@@ -24,6 +24,8 @@ LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.99
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
 """Network outputs held at once, 64 MB."""
+_PRIOR_WINDOWS = 2
+_LEAST_NOISE = 1e-3
 MIN_SPREAD = 0.05
 """In standard deviations: a constant window may start to move."""
 
@@ -41,16 +43,37 @@ class Calibration:
     a central interval covers a further exchangeable value at least at its level for any n. If n is
     too small for a level, its quantile is infinite.
 
+    Series of one spread may be smooth or noisy, so residuals are also in units of each series' own
+    mean error, as far as it is known.
+
     Attributes:
-        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `spread`.
+        residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `width`.
+        noise: mean error of each series over that of all, ``(S, C)``; None: 1.
     """
 
     residuals: Tensor
+    noise: Tensor | None = None
 
     @staticmethod
     def none(config: ForecasterConfig) -> Calibration:
         """Returns a calibration without shifts, for an untrained network."""
         return Calibration(torch.zeros(len(LEVELS), config.horizon, config.num_targets))
+
+    def width(
+        self, values: Tensor, config: ForecasterConfig, places: NDArray[np.int64] | None
+    ) -> Tensor:
+        """Returns what the errors of windows are measured in, ``(B, C)``.
+
+        Args:
+            values: the windows, scaled.
+            config: of the network.
+            places: number at fit of each window's series, -1 if it is unknown; or None.
+        """
+        wide = spread(values, config)
+        if self.noise is None or places is None:
+            return wide
+        at = torch.from_numpy(places)
+        return wide * torch.where(at[:, None] < 0, 1.0, self.noise[at])
 
     def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
@@ -113,25 +136,57 @@ def calibrate(
     if not output.is_calibrated:
         return Calibration.none(config)
     limit = min(_MAX_WINDOWS, max(1, _MAX_VALUES // (h * C * output.num_parameters)))
-    answers, targets, spreads = [], [], []
+    answers, targets, spreads, places = [], [], [], []
     rows, done, size = valid.rows(limit), 0, 256
     if should_continue is not None:
         rows, size = spread_out(rows), 64
-    for values, statics in inputs.read(rows, config.input_size + h, size):
+    for values, statics in inputs.read(rows, config, size):
         answers.append(network(values, statics))
         targets.append(values[:, config.input_size :, :C].clone())
         spreads.append(spread(values, config))
+        segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
+        places.append(inputs.places(segments))
         done += len(values)
         if show is not None:
             show(done, len(rows))
         if should_continue is not None and not should_continue(done):
             break
     answer, target, wide = torch.cat(answers), torch.cat(targets), torch.cat(spreads)
+    noise = None
+    if inputs.series is not None:
+        error = (output.center(answer) - target).abs() / wide[:, None]
+        at, num_series = np.concatenate([p for p in places if p is not None]), len(inputs.series[0])
+        noise = _noise(error, at, num_series)
+        wide = wide * noise[torch.from_numpy(at)]
     residuals = []
     for t in range(h):  # step by step, to bound memory
         base = output.quantiles(answer[:, t], LEVELS)
         residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
-    return Calibration(torch.stack(residuals, 1))
+    return Calibration(torch.stack(residuals, 1), noise)
+
+
+def _noise(errors: Tensor, places: NDArray[np.int64], num_series: int) -> Tensor:
+    """Returns the mean error of each series over that of all, ``(S, C)``.
+
+    One of few windows is drawn to 1, as if it had `_PRIOR_WINDOWS` more of the mean of all.
+
+    Args:
+        errors: above 0, NaN where missing, shape ``(N, h, C)``.
+        places: series of each window, ``(N,)``.
+        num_series: S.
+    """
+    is_there = ~errors.isnan()
+    count, total = (
+        torch.zeros(num_series, errors.shape[2], dtype=torch.float64).index_add_(
+            0, torch.from_numpy(places), values.double().sum(1)
+        )
+        for values in (is_there, errors.nan_to_num(0.0))
+    )
+    mean = total.sum(0) / count.sum(0).clamp(min=1)
+    prior = _PRIOR_WINDOWS * errors.shape[1]
+    of_series = (total + prior * mean) / (count + prior)
+    noise = torch.where(mean > 0, of_series / mean.clamp(min=1e-300), 1.0)
+    return noise.clamp(min=_LEAST_NOISE).float()
 
 
 def conformal(errors: Tensor) -> Tensor:
@@ -172,8 +227,11 @@ def answer(
     statics: Tensor | None,
     calibration: Calibration | None = None,
     levels: Sequence[float] = (),
+    places: NDArray[np.int64] | None = None,
 ) -> Tensor:
     """Returns forecasts of windows, ``(B, h, C, 1)``, or quantiles, ``(B, h, C, len(levels))``.
+
+    `places` are the numbers at fit of their series; see `Calibration.width`.
 
     Raises:
         ConfigError: a level outside those calibrated.
@@ -181,9 +239,8 @@ def answer(
     parameters = network.answers(values, statics)
     if calibration is None or len(levels) == 0:
         return network.output.center(parameters)[..., None]
-    return quantiles_of(
-        network.output, parameters, spread(values, network.config), calibration, levels
-    )
+    wide = calibration.width(values, network.config, places)
+    return quantiles_of(network.output, parameters, wide, calibration, levels)
 
 
 def require_numbers(name: str, levels: Sequence[float]) -> None:
@@ -236,7 +293,10 @@ def forecast(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields `answer` for the windows that begin at `rows`, ``size`` at a time, and actual values
     ``(B, h, C)``."""
-    config = network.config
-    for values, statics in inputs.read(rows, config.input_size + config.horizon, size):
+    config, done = network.config, 0
+    for values, statics in inputs.read(rows, config, size):
+        segments = inputs.table.segments.of_rows(rows[done : done + len(values)])
+        done += len(values)
         target = values[:, config.input_size :, : config.num_targets]
-        yield answer(network, values, statics, calibration, levels), target
+        places = inputs.places(segments)
+        yield answer(network, values, statics, calibration, levels, places), target

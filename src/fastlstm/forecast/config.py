@@ -22,7 +22,11 @@ Disorder = Literal["error", "sort"]
 Duplicates = Literal["error", "first", "last"]
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
-READING = ("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format")
+READING = (
+    *("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format", "tz", "snap"),
+    *("delimiter", "decimal", "thousands", "encoding", "header", "skip_rows", "skip_footer"),
+    *("skip_headers", "na", "look", "wide"),
+)
 """Options of reading a table; each table may have its own."""
 
 
@@ -33,7 +37,8 @@ class ForecastConfig(TrainingOptions):
     Attributes:
         horizon: number of steps to forecast.
         target: columns to forecast; default y, or all numeric columns of a single series.
-        time: column of timestamps; default ds, date … or the only one with times.
+        time: column of timestamps; default ds, date … or the only one with times. Several with
+            commas between them are joined: Date,Time.
         series: column with the name of the series; default unique_id if there is one.
         past: past covariates, unknown in the future; default all other numeric columns.
         future: future covariates, known in advance.
@@ -46,6 +51,21 @@ class ForecastConfig(TrainingOptions):
         missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9.
         keep_value: numbers that look like codes of missing values and are not.
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970.
+        tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
+            autumn is read in order.
+        snap: round times to multiples of a duration, such as 1h.
+        delimiter: between the columns of a CSV; default the most frequent of , ; tab | in its
+            header.
+        decimal: decimal mark of a CSV.
+        thousands: mark between groups of three digits of a CSV; default none.
+        encoding: of a CSV, such as cp1252 or gb18030.
+        header: the first line of a CSV names its columns; else their names are 1, 2 ….
+        skip_rows: lines of a CSV before its header.
+        skip_footer: lines at the end of a CSV that are no rows.
+        skip_headers: leave out lines of a CSV that repeat its header.
+        na: more texts of a CSV that mean a missing value.
+        look: refuse a CSV whose first and last 1,000 lines look like another format.
+        wide: a column for each time or for each series, instead of a row for each of both.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
         input_size: past steps that the model reads; default up to 720, as the data allows.
@@ -53,6 +73,8 @@ class ForecastConfig(TrainingOptions):
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
         channels: shared runs each target through one network by itself, joint all together.
+        linear: a linear path beside the LSTM, whose weights are ridge regression on lags; default
+            for a single target.
         decoder: direct forecasts all patches at once; autoregressive one by one, each from the
             forecasts before it.
         bidirectional: read the input in both directions (direct decoder only).
@@ -87,6 +109,19 @@ class ForecastConfig(TrainingOptions):
     missing_value: Numbers = ()
     keep_value: Numbers = ()
     time_format: str | None = None
+    tz: str | None = None
+    snap: str | None = None
+    delimiter: str | None = None
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    header: bool = True
+    skip_rows: int = 0
+    skip_footer: int = 0
+    skip_headers: bool = False
+    na: Names = ()
+    look: bool = True
+    wide: bool = False
     cache_dir: str | None = None
     split: str = "70/10/20"
 
@@ -95,6 +130,7 @@ class ForecastConfig(TrainingOptions):
     hidden_size: int = 256
     num_layers: int = 1
     channels: Channels = "shared"
+    linear: bool | None = None
     decoder: Decoder = "direct"
     bidirectional: bool = False
     normalize: Normalize = "last"
@@ -135,6 +171,7 @@ class ForecastConfig(TrainingOptions):
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     **BOUNDS,
+    **dict.fromkeys(("skip_rows", "skip_footer"), (0, 10**6)),
     **dict.fromkeys(("horizon", "input_size", "patch", "tbptt", "evaluations"), (1, 10**6)),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),

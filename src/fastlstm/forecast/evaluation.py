@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,12 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.error_measures import QuantileScores, Scores, StepErrors
+from fastlstm.forecast.data.error_measures import (
+    QuantileScores,
+    Scores,
+    SeriesErrors,
+    StepErrors,
+)
 from fastlstm.forecast.data.naive import seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
@@ -26,6 +32,7 @@ MAX_WINDOWS = 20_000
 INTERVALS = (0.8, 0.95)
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
 _EXAMPLES = 4
+_MAX_SERIES = 20
 _MIN_PAST = 48
 """Least number of past steps shown with a forecast, if the network reads so many."""
 
@@ -39,6 +46,7 @@ def evaluate_forecasts(
     quantiles: QuantileScores,
     is_scaled: bool = False,
     by_step: Mapping[str, StepErrors] | None = None,
+    by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Returns the errors of the windows that begin at `rows`, by forecast; see `backtest`."""
@@ -46,7 +54,7 @@ def evaluate_forecasts(
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     errors = backtest(
         stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
-        should_continue=should_continue,
+        by_series=by_series, should_continue=should_continue,
     )  # fmt: skip
     return figures_of(errors, quantiles)
 
@@ -97,9 +105,10 @@ def evaluation_events(
     curve = QuantileScores((), _CURVE)
     compared = ("forecaster", "seasonal_naive")
     by_step = {name: StepErrors(sizes.horizon, sizes.num_targets) for name in compared}
+    by_series = SeriesErrors(len(dataset.series), sizes.num_targets)
     scores = evaluate_forecasts(
         stored, inputs, split, spread_out(rows), season, curve, by_step=by_step,
-        should_continue=count,
+        by_series=by_series, should_continue=count,
     )  # fmt: skip
     for interval in set(_CURVE) - set(INTERVALS):  # for the curve only
         scores["forecaster"].pop(f"coverage_{100 * interval:g}", None)
@@ -107,6 +116,7 @@ def evaluation_events(
         "event": "test",
         "scores": scores,
         "targets": _target_errors(dataset.roles.target, by_step, sizes.horizon),
+        "series": TableEvaluation(scores, by_series, dataset).worst_series(),
         "windows": num_done,
         "of_windows": len(index),
         "season": season,
@@ -141,6 +151,48 @@ def _target_errors(
     ]
 
 
+@dataclass(frozen=True)
+class TableEvaluation:
+    """The errors of forecasts of a part of a table.
+
+    Attributes:
+        figures: by forecast, of all series; see `Forecaster.backtest`.
+    """
+
+    figures: dict[str, dict[str, float]]
+    _errors: SeriesErrors
+    _dataset: SeriesDataset
+
+    def by_series(self) -> list[dict[str, Any]]:
+        """Returns series, target, num_values, mae, seasonal_naive_mae and ratio (mae over it; None
+        beside 0) of every series and target with values, the largest ratio first."""
+        count, own, naive = self._errors.result()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(own == naive, 1.0, own / naive)
+        places = np.argwhere(count > 0)
+        order = np.argsort(-ratio[tuple(places.T)], kind="stable")
+        return [
+            {
+                "series": self._dataset.series[series],
+                "target": self._dataset.roles.target[target],
+                "num_values": int(count[series, target]),
+                "mae": float(own[series, target]),
+                "seasonal_naive_mae": float(naive[series, target]),
+                "ratio": float(ratio[series, target]) if naive[series, target] else None,
+            }
+            for series, target in places[order].tolist()
+        ]
+
+    def worst_series(self) -> dict[str, Any]:
+        """Returns the first rows of `by_series`, how many rows there are, and of how many the ratio
+        is above 1; {} for a table of one series."""
+        if len(self._dataset.series) == 1:
+            return {}
+        rows = self.by_series()
+        num_worse = sum(row["mae"] > row["seasonal_naive_mae"] for row in rows)
+        return {"num_compared": len(rows), "num_worse": num_worse, "worst": rows[:_MAX_SERIES]}
+
+
 def _times(dataset: SeriesDataset, rows: range) -> list[str] | None:
     """Returns the times of consecutive rows as ISO 8601; None if rows are counted."""
     if not dataset.has_clock:
@@ -158,19 +210,22 @@ def _examples(
     stored: StoredForecaster, dataset: SeriesDataset, inputs: ScaledWindows, rows: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
     """Returns an event per window: its past, forecast and actual values of one target."""
-    sizes, scaler = stored.network.config, stored.scaler
+    sizes = stored.network.config
     shown = min(sizes.input_size, max(_MIN_PAST, 2 * sizes.horizon))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
-    past = past + dataset.table.origin  # as float64
+    segments = dataset.table.segments.of_rows(rows)
+    series = dataset.table.segments.series[segments]
+    past = past + dataset.table.origins(series)[:, None]  # as float64
+    shape = len(rows), len(dataset.table.columns)
+    mean, std = (np.broadcast_to(scale, shape) for scale in inputs.scales(segments))
     center, actual = next(forecast(stored.network, inputs, rows))
     ends, _ = next(forecast(stored.network, inputs, rows, stored.calibration, (0.1, 0.9)))
     curves = {"center": center[..., 0], "low": ends[..., 0], "high": ends[..., 1], "actual": actual}
     zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
-    series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     events = []
     for n, row in enumerate(rows.tolist()):
         c, first = n % sizes.num_targets, row + sizes.input_size
-        std, mean = float(scaler.std[c]), float(scaler.mean[c])
+        unit, shift = float(std[n, c]), float(mean[n, c])
         events.append(
             {
                 "event": "forecast",
@@ -179,7 +234,7 @@ def _examples(
                 "times": _times(dataset, range(first - shown, first + sizes.horizon)),
                 "time_zone": zone,
                 "past": past[n, :, c].tolist(),
-                **{k: (v[n, :, c].double() * std + mean).tolist() for k, v in curves.items()},
+                **{k: (v[n, :, c].double() * unit + shift).tolist() for k, v in curves.items()},
             }
         )
     return events

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import FormatError
 from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.series_scale import SeriesScale
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.model.config import ForecasterConfig
@@ -61,6 +62,8 @@ class StoredForecaster:
         given: the configuration as the user gave it.
         network: trained.
         scaler: of the columns.
+        series: level and spread of the targets of every series; None for one series, and for
+            counts: then `scaler` has those of the targets.
         calibration: of its intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
         schema: of its table.
@@ -77,6 +80,7 @@ class StoredForecaster:
     schema: TableSchema
     key: str
     compression: Compression | None = None
+    series: SeriesScale | None = None
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some of the quantiles are infinite, else None.
@@ -112,6 +116,10 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
         "std": stored.scaler.std.tolist(),
         "static": stored.static_scale.tolist(),
     }
+    if stored.series is not None:
+        noise = stored.calibration.noise
+        own = {} if noise is None else {"noise": noise.tolist()}
+        scales["series"] = stored.series.to_json() | own
     schema = {
         "columns": stored.schema.columns,
         "frequency": stored.schema.frequency.to_json(),
@@ -199,10 +207,18 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
     with checked_values(path / SCALER_FILE):
         scales = json_object(files[SCALER_FILE], path / SCALER_FILE, _MAX_JSON_BYTES)
         scaler, static = _scales(scales, sizes)
+        series = None
+        if "series" in scales:
+            series = SeriesScale.from_json(scales["series"], sizes.num_targets)
+            if "noise" in scales["series"]:
+                noise = _numbers(scales["series"]["noise"], series.mean.shape, "noise", True)
+                calibration = dataclasses.replace(
+                    calibration, noise=torch.from_numpy(noise.astype(np.float32))
+                )
     # The cache is that of the machine it was trained on.
     resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
     return StoredForecaster(
-        resolved, given, network, scaler, calibration, static, schema, key, compression
+        resolved, given, network, scaler, calibration, static, schema, key, compression, series
     )
 
 

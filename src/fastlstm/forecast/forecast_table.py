@@ -21,8 +21,6 @@ from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
 
 SERIES_AT_ONCE = 256
-"""Series of a block. The last bits of a forecast may depend on those it is computed with, so that
-whoever computes a block computes the same one."""
 _SECOND_US = 1_000_000
 
 
@@ -37,8 +35,6 @@ class Forecasts:
         future: future covariates, if any.
 
     Attributes:
-        num_series: series forecast.
-        num_blocks: blocks of `SERIES_AT_ONCE` of them, the last of fewer.
         num_rows: rows of all blocks.
         schema: Arrow's, of every block.
 
@@ -61,9 +57,7 @@ class Forecasts:
         segments, sizes = dataset.table.segments, stored.network.config
         self._last = np.flatnonzero(np.diff(segments.series, append=-1))
         _refuse_short(dataset, self._last, segments.num_rows[self._last], sizes.input_size)
-        self.num_series = len(self._last)
-        self.num_blocks = -(-self.num_series // SERIES_AT_ONCE)
-        self.num_rows = self.num_series * sizes.horizon
+        self.num_rows = len(self._last) * sizes.horizon
         self._names = pa.array(list(dataset.series))
         no_answers = torch.empty(0, sizes.horizon, sizes.num_targets, len(quantiles) or 1)
         self.schema = self._table(self._last[:0], no_answers).schema
@@ -76,16 +70,13 @@ class Forecasts:
         is_whole = (starts[self._last] % _SECOND_US == 0).all() and step % _SECOND_US == 0
         return self.dataset.has_clock and bool(is_whole)
 
-    def blocks(self, first: int = 0, end: int | None = None) -> Iterator[pa.Table]:
-        """Yields the rows of the blocks ``first .. end - 1``, a table each; default all.
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yields the rows of `SERIES_AT_ONCE` series at a time, a table each.
 
         Raises:
             DataError: future covariates are missing.
         """
-        segments = self._last[first * SERIES_AT_ONCE :]
-        segments = segments[: None if end is None else (end - first) * SERIES_AT_ONCE]
-        if not len(segments):  # of a part without blocks
-            return
+        segments = self._last
         known = self._known(segments)
         for begin in range(0, len(segments), SERIES_AT_ONCE):
             part = slice(begin, begin + SERIES_AT_ONCE)
@@ -94,7 +85,7 @@ class Forecasts:
 
     def table(self) -> pa.Table:
         """Returns all rows as one table."""
-        return pa.concat_tables(self.blocks()) if self.num_blocks else self.schema.empty_table()
+        return pa.concat_tables(self.blocks())
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""
@@ -112,13 +103,16 @@ class Forecasts:
         """Returns scaled forecasts ``(N, h, C, levels)`` of the windows that end the segments."""
         stored, table, sizes = self.stored, self.dataset.table, self.stored.network.config
         ends = table.segments.first_rows[segments] + table.segments.num_rows[segments]
-        past = read_windows(table, ends - sizes.input_size, sizes.input_size)
+        rows = ends - sizes.input_size
+        past = read_windows(table, rows, sizes.input_size)
+        self._inputs.add_level(past, rows, sizes)
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
         values, statics = self._inputs.prepare(torch.cat([past, empty], 1), segments)
         if known is not None:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
-        return answer(stored.network, values, statics, stored.calibration, self.quantiles)
+        places = self._inputs.places(segments)
+        return answer(stored.network, values, statics, stored.calibration, self.quantiles, places)
 
     def _table(self, segments: NDArray[np.int64], answers: Tensor) -> pa.Table:
         """Returns a row per series and step."""
@@ -129,7 +123,8 @@ class Forecasts:
             table[roles.series] = self._names.take(pa.array(np.repeat(series, horizon)))
         times = _times_ahead(dataset, segments, horizon)
         table["step" if roles.time is None else roles.time] = _as_times(dataset, times)
-        columns = _columns(self.stored, answers, roles.target, self.quantiles)
+        scales = self._inputs.scales(segments)
+        columns = _columns(scales, answers, roles.target, self.quantiles)
         for column, values in columns.items():
             table[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.table(table)
@@ -167,14 +162,16 @@ def _times_ahead(
 
 
 def _columns(
-    stored: StoredForecaster, answers: Tensor, targets: Sequence[str], quantiles: Sequence[float]
+    scales: tuple[NDArray[np.float64], ...],
+    answers: Tensor,
+    targets: Sequence[str],
+    quantiles: Sequence[float],
 ) -> dict[str, NDArray[np.float64]]:
     """Returns forecasts or their quantiles in the table's units, by column name."""
-    num = len(targets)
-    scaler = stored.scaler
+    num, (mean, std) = len(targets), scales
     columns: dict[str, NDArray[np.float64]] = {}
     for number, name in enumerate([f"-q{level:g}" for level in quantiles] or [""]):
-        values = answers[..., number].numpy() * scaler.std[:num] + scaler.mean[:num]
+        values = answers[..., number].numpy() * std[:, None, :num] + mean[:, None, :num]
         columns |= {f"{target}{name}": values[..., c] for c, target in enumerate(targets)}
     return columns
 

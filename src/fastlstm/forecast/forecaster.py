@@ -12,21 +12,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, DataError, Setting, kind_of_value
+from fastlstm.errors import ConfigError, DataError, Setting, counted, kind_of_value
 from fastlstm.estimator import Estimator, show_warning, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
-from fastlstm.forecast.data.error_measures import QuantileScores
+from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.window_index import WindowIndex
+from fastlstm.forecast.evaluation import INTERVALS, TableEvaluation, evaluate_forecasts
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.table_evaluation import TableEvaluation
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.events import checked_observers
@@ -101,7 +101,7 @@ class Forecaster(Estimator[StoredForecaster]):
         processes.
 
         Args:
-            frame: see `fastlstm.forecast.data.records.open_records`.
+            frame: see `fastlstm.forecast.data.opening.open_records`.
             y: not used; scikit-learn passes it.
             out: a run directory, written as by ``fastlstm train``: checkpoints, metrics.jsonl,
                 report.html; SIGTERM and Ctrl-C save the state first. None writes nothing.
@@ -149,6 +149,10 @@ class Forecaster(Estimator[StoredForecaster]):
                 frame, config, out=out, resume=resume, given=dataclasses.asdict(config),
                 observers=observers, callbacks=callbacks, stop=stop, start=start, ends_early=True,
             )  # fmt: skip
+        _warn_of_repairs(trained.dataset)
+        if config.steps is None and config.epochs is None and trained.fitted.steps < _FEW_STEPS:
+            steps = counted(trained.fitted.steps, "step")
+            warnings.warn(f"training ended after {steps}: {trained.fitted.reason}", stacklevel=3)
         self._came = kind_of(frame)
         if isinstance(frame, np.ndarray):
             self.n_features_in_ = 1 if frame.ndim == 1 else frame.shape[1]  # scikit-learn asks
@@ -219,7 +223,8 @@ class Forecaster(Estimator[StoredForecaster]):
         target = stored.schema.columns[: stored.network.config.num_targets]
         config = dataclasses.replace(stored.config, target=target)
         dataset = prepare(frame, config, like=stored.schema.timeline)
-        return dataset, apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+        _warn_of_repairs(dataset)
+        return dataset, apply_schema(dataset, stored)
 
     def _ahead(self, future: Any, dataset: SeriesDataset) -> SeriesDataset | None:
         config = self._fitted().config
@@ -274,7 +279,7 @@ class Forecaster(Estimator[StoredForecaster]):
             num_without_scale of them, whose series is constant from season to season in its
             training rows, or has none. Either count is left out if 0.
         """
-        return self.evaluation(part, stride, season, scaled, frame, quantiles).sums().figures()
+        return self.evaluation(part, stride, season, scaled, frame, quantiles).figures
 
     def evaluation(
         self,
@@ -285,7 +290,7 @@ class Forecaster(Estimator[StoredForecaster]):
         frame: Any = None,
         quantiles: Sequence[float] = (),
     ) -> TableEvaluation:
-        """Returns what `backtest` computes, to be computed block by block."""
+        """Returns what `backtest` does, and the errors of every series and target."""
         _require_part(part)
         for name, value in (("stride", stride), ("season", season)):
             if value is not None and not (is_whole(value) and value >= 1):
@@ -293,11 +298,13 @@ class Forecaster(Estimator[StoredForecaster]):
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         split, windows = self._windows(dataset, part, stride)
-        season = season or season_of(dataset)
         self._place(len(windows))
-        return TableEvaluation(
-            self._fitted(), dataset, inputs, split, windows, season, quantiles, scaled
-        )
+        by_series = SeriesErrors(len(dataset.series), len(dataset.roles.target))
+        figures = evaluate_forecasts(
+            self._fitted(), inputs, split, windows.rows(), season or season_of(dataset),
+            QuantileScores(quantiles, INTERVALS), scaled, by_series=by_series,
+        )  # fmt: skip
+        return TableEvaluation(figures, by_series, dataset)
 
     def coverage(
         self,
@@ -390,6 +397,12 @@ class Forecaster(Estimator[StoredForecaster]):
         return model
 
 
+def _warn_of_repairs(dataset: SeriesDataset) -> None:
+    """Warns of rows that were changed, as the command line notes them."""
+    for text in dataset.repairs:
+        warnings.warn(f"{dataset.name}: {text}", stacklevel=4)
+
+
 def _require_part(part: Any) -> None:
     if not isinstance(part, str) or part not in ("train", "valid", "test"):
         shown = repr(part) if isinstance(part, str | int) else kind_of_value(part)
@@ -409,6 +422,7 @@ def _config(options: dict[str, Any]) -> ForecastConfig:
     return ForecastConfig(**options)
 
 
+_FEW_STEPS = 20
 _FEWEST_WINDOWS = 64
 """Windows from which "auto" takes a GPU."""
 _COLUMN_LISTS = ("target", "past", "future", "static", "categorical", "ignore")

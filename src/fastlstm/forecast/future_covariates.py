@@ -48,7 +48,9 @@ def future_covariates(
                 f" {counted(times.shape[1], 'row')} after the end of every series"
             )
         places[n] = rows[at]
-    rows_ahead = read_windows(future.table, places.reshape(-1), 1).numpy() + future.table.origin
+    table, rows = future.table, places.reshape(-1)
+    origins = table.origins(table.segments.series[table.segments.of_rows(rows)])
+    rows_ahead = read_windows(table, rows, 1).numpy() + origins[:, None]
     values: NDArray[np.float64] = rows_ahead.reshape(*times.shape, -1)
     if not schema.may_miss and np.isnan(values).any():
         place = int(np.flatnonzero(np.isnan(values).any((0, 1)))[0])

@@ -17,6 +17,7 @@ from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.ridge import MAX_LAGS
 
 PATCHES = (48, 24, 12, 8, 6, 4, 3, 2, 1)
 """Time steps per LSTM step that fit most tables, longest first."""
@@ -52,7 +53,11 @@ def choose_architecture(
     input_size, patch = _sizes(config, usual if usual > 3 * config.horizon else longest)
     num_names = {name: len(dataset.categories[name]) for name in roles.categorical}
     names = {f.name for f in fields(ForecasterConfig)}
-    chosen = {"input_size": input_size, "patch": patch, "stateful": config.tbptt is not None}
+    is_stateful = config.tbptt is not None
+    chosen = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
+    is_wanted = len(roles.target) == 1 if config.linear is None else config.linear
+    is_linear = is_wanted and not is_stateful and config.output != "negative_binomial"
+    chosen["linear"] = is_linear and input_size <= MAX_LAGS
     return ForecasterConfig(
         num_targets=len(roles.target),
         num_past=len(roles.past),

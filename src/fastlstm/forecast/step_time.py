@@ -48,7 +48,7 @@ def step_seconds(
     allow_tf32(config.precision)
     with random_numbers_kept(device):
         network = copy.deepcopy(stored.network).to(device)
-        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+        inputs = apply_schema(dataset, stored)
         loader = training_loader(config, network.config, dataset.table, split, None)
         sizes = network.config
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from fastlstm.errors import DataError, counted, nearest_hint
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency, Timeline
+
+if TYPE_CHECKING:
+    from fastlstm.forecast.files import StoredForecaster
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,14 @@ class TableSchema:
         )  # fmt: skip
 
 
-def apply_schema(
-    dataset: SeriesDataset, schema: TableSchema, scaler: Scaler, scale: NDArray[np.float64]
-) -> ScaledWindows:
+def apply_schema(dataset: SeriesDataset, stored: StoredForecaster) -> ScaledWindows:
     """Returns a table's windows, scaled and with categories numbered as at fit.
 
     Raises:
         DataError: other columns, frequency or time zone, unknown categories, or missing values if
             there were none at fit.
     """
-    name, columns = dataset.name, dataset.table.columns
+    name, columns, schema = dataset.name, dataset.table.columns, stored.schema
     if missing := [column for column in schema.columns if column not in columns]:
         raise DataError(
             f"{name} has no column '{missing[0]}', which this forecaster was fitted on"
@@ -93,7 +93,13 @@ def apply_schema(
         for name, at_fit in numbers.items()
         if name in columns and (at_fit != np.arange(len(at_fit))).any()
     }
-    return ScaledWindows(dataset.table, scaler, statics_of(dataset, scale, numbers), renumbered)
+    return ScaledWindows(
+        dataset.table,
+        stored.scaler,
+        statics_of(dataset, stored.static_scale, numbers),
+        renumbered,
+        None if stored.series is None else stored.series.of(dataset.table, dataset.series),
+    )
 
 
 def numbers_at_fit(name: str, dataset: SeriesDataset, schema: TableSchema) -> NDArray[np.float32]:

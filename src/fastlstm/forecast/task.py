@@ -212,8 +212,7 @@ class ForecastTask(Task):
         own = rows[blocks.start * EVALUATION_BATCH : blocks.stop * EVALUATION_BATCH]
         self.model.eval()
         sums, done = list[tuple[float, int]](), 0
-        length = config.input_size + config.horizon
-        for values, statics in self._inputs.read(own, length, EVALUATION_BATCH):
+        for values, statics in self._inputs.read(own, config, EVALUATION_BATCH):
             if stop is not None and stop():
                 raise Stopped("stopped while evaluating")
             values = values.to(self._device)

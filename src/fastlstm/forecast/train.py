@@ -24,8 +24,11 @@ from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
+from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import StoredForecaster, read_options
+from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
+from fastlstm.forecast.ridge import fit_ridge
 from fastlstm.forecast.size_plan import can_choose_size, choose_size
 from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.table_schema import apply_schema
@@ -103,7 +106,7 @@ def train_forecaster(
     """Trains a forecaster on a table.
 
     Args:
-        frame: a path, a frame or an array; see `fastlstm.forecast.data.records.open_records`.
+        frame: a path, a frame or an array; see `fastlstm.forecast.data.opening.open_records`.
         config: the options.
         out: the run directory; None keeps nothing on disk.
         resume: continue if `out` holds a checkpoint, else start.
@@ -189,10 +192,12 @@ class _Session(RunSession):
         network, sizes = stored.network.to(device), stored.network.config
         stored, choice = _with_precision(stored, dataset, split, device)
         config = stored.config
-        inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
-        shards = self.shards(config)
-        loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, shards)
+        inputs = apply_schema(dataset, stored)
+        shards, of = self.shards(config), (config, sizes, dataset.table, split)
+        loader = training_loader(*of, self.loader_stop, shards)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
+        if base is None and checkpoint is None:
+            self._set_linear(network, inputs, split, valid)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
@@ -206,14 +211,24 @@ class _Session(RunSession):
         self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
-            about |= _about(task, stored, dataset)
-            self.announce(task, plan, checkpoint, about)
+            self.announce(task, plan, checkpoint, about | _about(task, stored, dataset))
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            own = [RiseStopping()] if self.ends_early and _may_rise(config, stop_criterion) else []
+            own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
+
+    def _set_linear(
+        self, network: ForecastNetwork, inputs: ScaledWindows, split: Split, valid: WindowIndex
+    ) -> None:
+        """Sets the linear path to ridge regression."""
+        sizes = network.config
+        if not sizes.linear:
+            return
+        with self.part_of_setup("the linear path"):
+            train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
+            network.set_linear(*fit_ridge(network, inputs, train, valid))
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
@@ -282,7 +297,7 @@ def _follow(world: World, frame: Any) -> Trained:
             )
     own = set_up(config, world)
     split = split_table(dataset.table, dataset.frequency, config.split)
-    inputs = apply_schema(dataset, stored.schema, stored.scaler, stored.static_scale)
+    inputs = apply_schema(dataset, stored)
     loader = training_loader(config, sizes, dataset.table, split, None, own.shards)
     valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
     closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)

@@ -9,6 +9,7 @@ import torch
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.series_scale import SeriesScale
 from fastlstm.forecast.data.splits import Scaler, Split, fit_scaler
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.network import ForecastNetwork
@@ -27,9 +28,14 @@ def untrained_forecaster(
     torch.default_generator.manual_seed(config.seed)
     network = ForecastNetwork(sizes)
     network.lstm.strict = config.strict_kernels
+    scaler, series = fitted_scaler(config, dataset, split), None
+    if len(dataset.series) > 1 and not network.output.counts:
+        of_all = scaler.mean[: sizes.num_targets], scaler.std[: sizes.num_targets]
+        series = SeriesScale.fit(dataset.table, dataset.series, split.train_ends, of_all)
     return StoredForecaster(
-        config, given, network, fitted_scaler(config, dataset, split), Calibration.none(sizes),
+        config, given, network, scaler, Calibration.none(sizes),
         static_scale(dataset), TableSchema.of(dataset, sizes.has_missing), dataset.key,
+        series=series,
     )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.forecast.calibration import quantiles_of, spread
+from fastlstm.forecast.calibration import quantiles_of
 from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.system.devices import check_device
 from fastlstm.system.fields import Device
@@ -63,6 +64,7 @@ class WindowForecaster:
         past: columns of the input rows: targets, past and future covariates.
         future: future covariates.
         static: columns with one value per series.
+        series: the column of series with the names that were there at fit; none for one series.
         note: about the format of the weights, or None.
         may_miss: values of past and future may be NaN; static values always may.
         frequency: of the rows, such as "1 hour".
@@ -82,6 +84,11 @@ class WindowForecaster:
         self.past = self._columns(columns)
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
+        known = () if stored.series is None else stored.series.names
+        names = ("unique_id",) if known else ()
+        self.series = Columns(
+            names, {n: dict(zip(known, range(len(known)), strict=True)) for n in names}
+        )
         self.dtype = np.dtype(np.float32)
         if float64_columns(stored):
             self.dtype = np.dtype(np.float64)
@@ -112,22 +119,42 @@ class WindowForecaster:
         Args:
             past: shape ``(B, L, columns)``, in the table's units, of `dtype`; names as numbers.
             future: shape ``(B, h, future columns)``, or None without any.
-            statics: shape ``(B, S)``, or None without any.
+            statics: shape ``(B, S)``, or None without any; of several series may end with the
+                number of each, NaN for one that was not there at fit.
         """
         stored, config = self._stored, self._stored.network.config
-        mean, std = (torch.from_numpy(a) for a in (stored.scaler.mean, stored.scaler.std))
+        mean, std, places = stored.scaler.mean[None], stored.scaler.std[None], None
+        if statics is not None and statics.shape[1] > config.num_static:
+            places = np.nan_to_num(statics[:, -1], nan=-1).astype(np.int64)
+            statics = statics[:, :-1] if config.num_static else None
+        if stored.series is not None:
+            targets = past[..., : config.num_targets].astype(np.float64)
+            own = stored.series.of_windows(targets, places)
+            mean, std = (
+                np.concatenate([scale, np.repeat(rest[:, scale.shape[1] :], len(past), 0)], 1)
+                for scale, rest in zip(own, (mean, std), strict=True)
+            )
         length = self.input_size + self.horizon
         values = torch.full((len(past), length, past.shape[2]), math.nan, dtype=torch.float64)
         values[:, : self.input_size] = torch.from_numpy(past)
         if future is not None:
             first = past.shape[2] - config.num_future
             values[:, self.input_size :, first:] = torch.from_numpy(future)
-        scaled, static = ((values - mean) / std).float(), None
+        center, unit = (torch.from_numpy(scale)[:, None] for scale in (mean, std))
+        scaled, static = ((values - center) / unit).float(), None
         if statics is not None:
-            center, deviation = torch.from_numpy(stored.static_scale).T
-            static = ((torch.from_numpy(statics) - center) / deviation).float()
+            middle, deviation = torch.from_numpy(stored.static_scale).T
+            static = ((torch.from_numpy(statics) - middle) / deviation).float()
         parameters = stored.network.answers(scaled, static)
-        return Forecasts(stored, parameters, spread(scaled, config), self.dtype)
+        C = config.num_targets
+        return Forecasts(
+            stored,
+            parameters,
+            stored.calibration.width(scaled, config, places),
+            self.dtype,
+            mean[:, :C],
+            std[:, :C],
+        )
 
 
 @dataclass(frozen=True)
@@ -139,17 +166,24 @@ class Forecasts:
         parameters: network output, shape ``(B, h, C, num_parameters)``.
         spread: of each window, shape ``(B, C)``, scaled.
         dtype: of the results.
+        mean: of the targets, shape ``(B, C)`` or ``(1, C)``.
+        std: their spread, of the same shape.
     """
 
     stored: StoredForecaster
     parameters: Tensor
     spread: Tensor
     dtype: np.dtype[np.floating]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
 
     def part(self, first: int, count: int) -> Forecasts:
         """Returns the forecasts of `count` windows from `first` on."""
         rows = slice(first, first + count)
-        return Forecasts(self.stored, self.parameters[rows], self.spread[rows], self.dtype)
+        mean, std = (s if len(s) == 1 else s[rows] for s in (self.mean, self.std))
+        return Forecasts(
+            self.stored, self.parameters[rows], self.spread[rows], self.dtype, mean, std
+        )
 
     def values(self) -> Floats:
         """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
@@ -166,9 +200,9 @@ class Forecasts:
         return self._unscaled(scaled)
 
     def _unscaled(self, scaled: Tensor) -> Floats:
-        num, scaler = scaled.shape[-2], self.stored.scaler
+        mean, std = (scale[:, None, :, None] for scale in (self.mean, self.std))
         with np.errstate(over="ignore", invalid="ignore"):
-            plain = scaled.numpy() * scaler.std[:num, None] + scaler.mean[:num, None]
+            plain = scaled.numpy() * std + mean
             return plain.astype(self.dtype)
 
 
@@ -177,7 +211,12 @@ def float64_columns(stored: StoredForecaster) -> list[str]:
     columns = np.stack([stored.scaler.mean, stored.scaler.std], 1)
     mean, std = np.concatenate([columns, stored.static_scale]).T
     names = [*stored.schema.columns, *stored.config.static]
-    return [names[place] for place in np.flatnonzero(needs_float64(mean, std))]
+    is_large = needs_float64(mean, std)
+    if (series := stored.series) is not None:
+        is_varied = series.std > 2 * CONSTANT * np.abs(series.mean)
+        of_series = needs_float64(series.mean, series.std) & is_varied
+        is_large[: series.mean.shape[1]] = of_series.any(0)
+    return [names[place] for place in np.flatnonzero(is_large)]
 
 
 def needs_float64(mean: NDArray[np.float64], std: NDArray[np.float64]) -> NDArray[np.bool_]:

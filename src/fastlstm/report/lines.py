@@ -38,6 +38,7 @@ def joined(parts: list[str], separator: str = ", ") -> str:
     return separator.join(part for part in parts if part)
 
 
+_MAX_NAMED = 5
 _COUNTED = "no time column: rows are counted"
 
 
@@ -310,7 +311,21 @@ def test_rows(event: Event) -> list[Row]:
     ]
     if rows and number(event, "windows") is not None:
         rows.insert(0, ("test", f"{windows_text(event)}, errors in units of the table"))
-    return rows
+    return rows + series_rows(_part_of(event, "series"))
+
+
+def series_rows(series: Event) -> list[Row]:
+    """Returns a row that names series which are forecast worse than by the seasonal naive one."""
+    num, of = number(series, "num_worse") or 0, number(series, "num_compared") or 0
+    if not num:
+        return []
+    named = [
+        f"{visible(str(row['series']))} ({visible(row['target'])}) {row['mae']:.4g} for"
+        f" {row['seasonal_naive_mae']:.4g}"
+        for row in series["worst"][: min(int(num), _MAX_NAMED)]
+    ]
+    text = f"{num:,.0f} of {of:,.0f} series by MAE: {', '.join(named)}"
+    return [("worse than seasonal naive", text + (", …" if num > _MAX_NAMED else ""))]
 
 
 def windows_text(event: Event) -> str:

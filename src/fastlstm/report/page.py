@@ -160,7 +160,7 @@ def _test(history: History) -> str:
     )
     heads = ["", *(name_text(name) for name in names)]
     table = _table(heads, rows, best)
-    return f"<h2>Test set</h2>\n{_note(note)}\n{table}{_targets(test)}"
+    return f"<h2>Test set</h2>\n{_note(note)}\n{table}{_targets(test)}{_series(test)}"
 
 
 def _targets(test: Event) -> str:
@@ -181,6 +181,27 @@ def _targets(test: Event) -> str:
         "Each target in its own unit; the columns on the right are the MAE by steps ahead."
     )
     return f"\n<h3>By target</h3>\n{note}\n{_table(heads, rows)}"
+
+
+def _series(test: Event) -> str:
+    """The series with the largest errors beside those of the seasonal naive forecast."""
+    series = test.get("series")
+    if not isinstance(series, dict) or not series.get("worst"):
+        return ""
+    figures = ("num_values", "mae", "seasonal_naive_mae")
+    rows = [
+        [name_text(str(row["series"])), name_text(row["target"])]
+        + [figure_text(row, name, score_form(name)) for name in figures]
+        + [figure_text(row, "ratio", ".2f")]
+        for row in series["worst"]
+    ]
+    heads = ["series", "target", "num_values", "mae", "seasonal naive_mae", "mae / naive"]
+    note = _note(
+        f"{series['num_worse']:,} of {series['num_compared']:,} are forecast worse than by the"
+        f" seasonal naive forecast (mae / naive above 1: 0.8 is an error 20 % below it). The"
+        f" {len(rows)} with the largest ratio:"
+    )
+    return f"\n<h3>By series</h3>\n{note}\n{_table(heads, rows)}"
 
 
 def _steps_text(part: Event) -> str:

@@ -28,8 +28,19 @@ OPTIONS_OF_TABLES = frozenset(
     {
         *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
         *("duplicates", "evaluations", "future", "gaps", "hidden_size", "horizon", "ignore"),
-        *("input_size", "keep_value", "loss", "missing_value", "normalize", "output", "past"),
-        *("patch", "series", "static", "target", "tbptt", "time", "time_format"),
+        *(
+            "input_size",
+            "keep_value",
+            "linear",
+            "loss",
+            "missing_value",
+            "normalize",
+            "output",
+            "past",
+        ),
+        *("patch", "series", "static", "target", "tbptt", "time", "time_format", "tz", "snap"),
+        *("delimiter", "decimal", "thousands", "header", "skip_rows", "skip_footer"),
+        *("skip_headers", "na", "look", "wide"),
     }
 )
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
@@ -161,6 +172,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         text_field: field with the text in JSON-lines sources.
         keep_crlf: keep CRLF line ends instead of converting them to LF.
         invalid_utf8: error stops at the first invalid byte; replace substitutes U+FFFD.
+        encoding: of the text, such as cp1252 or gb18030.
+        missing_text: JSON lines without a text are an error, or skipped and counted.
         split: train/validation/test shares of the text in percent, contiguous; of its characters
             for BPE, else of its tokens.
         valid: validation text, in any form that SOURCE takes; default is a share of SOURCE, which
@@ -206,6 +219,8 @@ class TrainConfig(TrainingOptions, CellOptions):
     text_field: str = "text"
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
+    encoding: str = "utf-8"
+    missing_text: Literal["error", "skip"] = "error"
     split: str = "90/5/5"
     valid: str | None = None
     test: str | None = None
@@ -319,6 +334,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     **CHOICES,
     "vocab": get_args(Vocab),
     "invalid_utf8": ("error", "replace"),
+    "missing_text": ("error", "skip"),
     "preset": get_args(Preset),
     "dropout_kind": ("variational", "plain"),
     "initializer": get_args(Initializer),

@@ -88,7 +88,8 @@ def windows(dataset: SeriesDataset) -> dict[str, list[tuple[Any, NDArray[np.floa
     }
     table, segments = dataset.table, dataset.table.segments
     rows = index_windows(table, LENGTH).rows()
-    values = read_windows(table, rows, LENGTH).numpy() + table.origin
+    origins = table.origins(segments.series[segments.of_rows(rows)])
+    values = read_windows(table, rows, LENGTH).numpy() + origins[:, None]
     for row, segment, window in zip(rows, segments.of_rows(rows), values, strict=True):
         place = int(row - segments.first_rows[segment])
         time = dataset.frequency.after(int(segments.start_times[segment]), place + 1)[-1]

@@ -53,16 +53,45 @@ def test_whole_numbers_within_int16_are_short(values: list[float], is_short: boo
     ],
 )
 def test_sentinels_far_from_all_other_values(values: list[float], far: list[float]) -> None:
-    assert stats(values).far_sentinels() == far
+    assert list(stats(values).far_values()) == far
+
+
+NOISE = np.random.default_rng(0).normal(20, 3, 500).tolist()
+
+
+@pytest.mark.parametrize(
+    ("codes", "far"),
+    [
+        ([-200.0, -200.0], [-200.0]),
+        ([-200.0], []),  # once: may be a value
+        ([-3.0, -3.0, -3.0], [-3.0]),  # the only negative one, whole, and not near
+        ([-0.5, -0.5], []),
+        ([500.0, 500.0, 500.0], [500.0]),
+        ([500.0, 500.0], []),
+        ([0.0, 0.0, 0.0], []),  # nothing was sold
+    ],
+)
+def test_a_repeated_value_far_from_all_others_may_be_a_code(
+    codes: list[float], far: list[float]
+) -> None:
+    batches = [NOISE[:100], codes[:1], NOISE[100:], codes[1:]]
+    assert list(stats(*batches).far_values()) == far
+    assert list(stats(*reversed(batches)).far_values()) == far
+    assert list(stats(*batches, kept=tuple(codes)).far_values()) == []
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0] * 9, [1.0, 2.0, 5.0] * 9, [-1.0, 0.0, 1.0] * 9])
+def test_levels_are_no_codes(values: list[float]) -> None:
+    assert stats(values).far_values() == {}
 
 
 def test_declared_values_are_no_sentinels() -> None:
-    assert stats([1.0, -9999.0], kept=(-9999.0,)).far_sentinels() == []
+    assert stats([1.0, -9999.0], kept=(-9999.0,)).far_values() == {}
 
 
 def test_a_sentinel_near_the_others_is_one_to_ask_about() -> None:
     column = stats([-6000.0, 9000.0, -9999.0])
-    assert column.far_sentinels() == []
+    assert column.far_values() == {}
     assert column.near_sentinels() == [-9999.0]
 
 

@@ -12,6 +12,7 @@ from fastlstm.forecast.data.ingest import Codes, TableIngest, without_views
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import FrameRecords
 from fastlstm.forecast.data.roles import Roles
+from fastlstm.forecast.data.time_reader import Clock
 
 
 def ingested(
@@ -28,7 +29,7 @@ def ingested(
     problems = Problems("t")
     batches = records._table.to_batches(max_chunksize=2)
     records.batches = lambda types: iter([b.select(list(types)) for b in batches])  # type: ignore
-    found = TableIngest(work, records, roles, problems, None, Codes(missing), None, {})
+    found = TableIngest(work, records, roles, problems, Clock(), Codes(missing), None, {})
     found.run(None)
     problems.raise_all()
     return found

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fastlstm.forecast.data import naive
-from fastlstm.forecast.data.naive import SeasonalNaive, seasonal_error
+from fastlstm.forecast.data.naive import SeasonalNaive, last_present, seasonal_error
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
 
 pd = pytest.importorskip("pandas")
@@ -105,15 +105,13 @@ def test_the_error_is_that_of_the_training_rows_of_each_series(
     np.testing.assert_allclose(seasonal_error(source, ends, 2, 4), whole)
 
 
-def test_the_error_of_some_series_has_the_bits_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naive, "_BLOCK_ROWS", 16)
-    lengths = [13, 30, 7, 41, 22]
-    sizes = 10.0 ** np.random.default_rng(0).integers(-9, 9, sum(lengths))  # sums are rounded
-    rows = (with_missing(sum(lengths), 0.2) * sizes).astype(np.float32)
-    source = table(rows[:, None], [0, 1, 1, 2, 3], lengths)
-    ends = source.segments.first_rows + source.segments.num_rows
-    whole = seasonal_error(source, ends, 1, 3)
-    for low in range(4):
-        for high in range(low, 4):
-            some = seasonal_error(source, ends, 1, 3, (low, high))
-            np.testing.assert_array_equal(some[low : high + 1], whole[low : high + 1])
+def test_the_last_present_value_may_be_blocks_and_segments_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(naive, "_BLOCK_ROWS", 4)
+    y = np.full((30, 2), np.nan, dtype=np.float32)
+    y[1], y[3, 0], y[12] = (1, 2), 5, (7, 8)
+    source = table(y, [0, 0, 1], [5, 7, 18])
+    assert last_present(source, 11, 2).tolist() == [5, 2]
+    assert last_present(source, 29, 2).tolist() == [7, 8]
+    assert np.isnan(last_present(source, 12, 2)).all()  # the first row of the second series

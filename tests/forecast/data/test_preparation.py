@@ -114,7 +114,7 @@ def test_what_is_no_count_is_refused_with_its_row(value: float, shown: str) -> N
 def test_counts_far_from_zero_and_covariates_are_no_errors() -> None:
     y = 2.0**30 + np.arange(150) % 5  # stored minus an origin
     dataset = past(y=y, temp=np.full(150, -0.5) + np.arange(150) / 300)
-    assert dataset.table.origin[0] != 0
+    assert dataset.table.origin[0, 0] != 0
     require_counts(dataset)
     with pytest.raises(DataError, match="target 'y' is -1"):
         require_counts(past(y=-y))

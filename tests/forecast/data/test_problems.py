@@ -8,6 +8,7 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, DataErrors
+from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.roles import RoleRequest
@@ -25,7 +26,7 @@ def table(path: Path, days: list[int]) -> Path:
 
 def problems(path: Path, **roles: tuple[str, ...]) -> tuple[str, ...]:
     with pytest.raises(DataErrors) as caught:
-        prepare_table(path, PrepareOptions(RoleRequest(**roles)))
+        prepare_table(path, PrepareOptions(RoleRequest(**roles), csv=CsvFormat(look=False)))
     return tuple(map(str, caught.value.args))
 
 

@@ -15,7 +15,7 @@ from pyarrow import ipc
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
-from fastlstm.forecast.data.records import open_records
+from fastlstm.forecast.data.opening import open_records
 from fastlstm.forecast.data.roles import RoleRequest
 
 ROWS = 600

@@ -7,8 +7,9 @@ import torch
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.table import Segments, Table, table_from_array
+from fastlstm.forecast.model.config import ForecasterConfig
 
-ORIGIN = np.array([1e9, 0.0])
+ORIGIN = np.array([[1e9, 0.0]])
 MEAN, STD = np.array([1e9 + 3, 0.0]), np.array([2.0, 1.0])
 
 
@@ -51,7 +52,7 @@ def test_categories_have_their_numbers_at_fit_and_missing_ones_stay_missing() ->
 def test_windows_are_read_in_the_given_order(size: int, sizes: list[int]) -> None:
     statics = np.array([[0.0], [1.0]], dtype=np.float32)
     windows = ScaledWindows(table(), Scaler(MEAN, STD), statics)
-    parts = list(windows.read(np.array([8, 0, 4]), 2, size))
+    parts = list(windows.read(np.array([8, 0, 4]), ForecasterConfig(1, 1, patch=1), size))
     assert [len(values) for values, _ in parts] == sizes
     values = torch.cat([values for values, _ in parts])
     assert (2 * values[..., 0] + 3).tolist() == [[8, 9], [0, 1], [4, 5]]

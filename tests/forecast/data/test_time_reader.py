@@ -12,8 +12,9 @@ import pytest
 from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
-from fastlstm.errors import DataError
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.roles import RoleRequest
@@ -384,4 +385,53 @@ def test_column_names_that_are_not_utf_8_are_refused_in_one_line(tmp_path: Path)
     path = tmp_path / "a.csv"
     path.write_bytes("ds,größe\n1,1.5\n2,2.5\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"names are not UTF-8 .*; save the file as UTF-8"):
-        prepared(path)
+        prepared(path, csv=CsvFormat(look=False))
+
+
+# clocks, intervals, jitter ------------------------------------------------------------------------
+
+
+def test_local_times_get_their_zone_and_the_hour_that_comes_twice_its_order(tmp_path: Path) -> None:
+    utc = pandas.date_range("2024-10-26", periods=72, freq="h", tz="UTC")
+    local = utc.tz_convert("Europe/Berlin").tz_localize(None)
+    for names in (None, ["a", "b"]):
+        columns = frame(local)
+        if names is not None:
+            columns = pandas.concat([columns.assign(unique_id=name) for name in names])
+        columns.to_csv(tmp_path / "a.csv", index=False)
+        found = prepared(tmp_path / "a.csv", tz="Europe/Berlin")
+        assert str(found.frequency) == "1 hour"
+        assert len(found.table.segments) == len(names or "a")
+        start = np.datetime64("2024-10-26", "us").astype(np.int64)
+        assert (found.table.segments.start_times == start).all()
+        assert found.time_zone == "Europe/Berlin"
+
+
+def test_a_local_time_that_the_clocks_skip_is_refused(tmp_path: Path) -> None:
+    hours = pandas.date_range("2024-03-31", periods=6, freq="h")
+    with pytest.raises(DataError, match="row 3 has 2024-03-31 02:00:00, which the clocks of Eur"):
+        prepared(frame(hours), tz="Europe/Berlin")
+    with pytest.raises(ConfigError, match="tz='Moon/Base' is a time zone that this system does"):
+        prepared(frame(hours), tz="Moon/Base")
+
+
+def test_times_are_rounded_to_a_duration(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hours = pandas.date_range("2024-01-01", periods=50, freq="h")
+    jittered = hours + pandas.to_timedelta(rng.integers(-300, 300, 50), unit="s")
+    with pytest.raises(DataError, match="no regular frequency"):
+        prepared(frame(jittered))
+    found = prepared(frame(jittered), snap="1h")
+    assert (str(found.frequency), len(found.table.segments)) == ("1 hour", 1)
+    assert any("rounded to the nearest 1 hour" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("form", [None, "%d.%m.%Y %H:%M"])
+def test_of_an_interval_the_start_is_the_time(form: str | None, tmp_path: Path) -> None:
+    show = form or "%Y-%m-%d %H:%M"
+    hours = pandas.date_range("2024-01-01", periods=30, freq="h")
+    texts = [f"{t.strftime(show)} - {(t + hours.freq).strftime(show)}" for t in hours]
+    found = prepared(frame(texts), time_format=form)
+    assert str(found.frequency) == "1 hour"
+    assert found.table.segments.start_times[0] == hours[0].value // 1000
+    assert any("are intervals: their starts are used" in note for note in found.notes)

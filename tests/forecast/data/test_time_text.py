@@ -12,6 +12,7 @@ import pytest
 
 from fastlstm.errors import DataError, in_flags
 from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.time_text import look_like_times, micro_of_floats, read_times
@@ -97,18 +98,20 @@ def test_what_is_no_time_is_refused(bad: str, form: str | None, message: str) ->
 
 
 @pytest.mark.parametrize(
-    ("written", "forms"),
+    ("written", "others"),
     [
-        ("%d/%m/%Y", ["'%d/%m/%Y'", "'%m/%d/%Y'"]),
-        ("%m-%d-%y %H:%M", ["'%d-%m-%y %H:%M'", "'%m-%d-%y %H:%M'"]),
-        ("%d.%m.%Y %H:%M:%S", ["'%d.%m.%Y %H:%M:%S'", "'%m.%d.%Y %H:%M:%S'"]),
+        ("%d/%m/%Y", "%m/%d/%Y"),
+        ("%m-%d-%y %H:%M", "%d-%m-%y %H:%M"),
+        ("%d.%m.%Y %H:%M:%S", "%m.%d.%Y %H:%M:%S"),
     ],
 )
-def test_day_or_month_first_is_asked_for(written: str, forms: list[str]) -> None:
+def test_day_or_month_first_is_seen_or_asked_for(written: str, others: str) -> None:
     rows = pa.table({"date": [f"{t:{written}}" for t in DAYS], "y": np.arange(60.0)})
-    with pytest.raises(DataError, match="day or month may come first") as caught:
+    with pytest.raises(DataError, match=rf"; give time_format='{written}'$"):
         prepared(rows)
-    assert all(form in str(caught.value) for form in forms)
+    with pytest.raises(DataError, match="day or month may come first") as caught:
+        prepared(rows.slice(0, 10))
+    assert all(repr(form) in str(caught.value) for form in (written, others))
 
 
 @pytest.mark.parametrize(("unit", "per_s"), [("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
@@ -146,7 +149,7 @@ def test_a_name_may_be_na_and_a_number_may_not(tmp_path: Path) -> None:
 def test_a_text_far_down_is_named_and_not_the_gaps_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastlstm.forecast.data.records._CSV_BLOCK_BYTES", 1024)
+    monkeypatch.setattr("fastlstm.forecast.data.csv_records._BLOCK_BYTES", 1024)
     rows = [f"{k},{'oops' if k == 399 else 'NA' if k > 390 else k % 9}" for k in range(400)]
     (tmp_path / "a.csv").write_text("\n".join(["t,y", *rows]) + "\n")
     with pytest.raises(DataError, match="column 'y' has the text 'oops' in row 400"):
@@ -226,7 +229,7 @@ def test_texts_that_look_like_times_are_refused(form: str, tmp_path: Path) -> No
     texts = [f"{time:{form}}" for time in HOURS]
     for source in (table(tmp_path / "a.csv", texts, "when,y"), *frames({"when": texts})):
         with pytest.raises(DataError) as refused:
-            prepared(source)
+            prepared(source, csv=CsvFormat(look=False))
         assert str(refused.value).endswith(
             f"column 'when' looks like times ({texts[0]!r}) but is not read as the time column:"
             " give time='when' with, for example, time_format='%d.%m.%Y %H:%M', or ignore=['when']"

@@ -81,6 +81,17 @@ def test_a_month_ends_on_its_last_day() -> None:
     np.testing.assert_array_equal(frequency.after(int(expected[0]), 3), expected)
 
 
+@pytest.mark.parametrize("february", ["28", "29"])
+def test_months_go_by_a_day_that_short_ones_lack(february: str) -> None:
+    found = times("2024-01-30", f"2024-02-{february}", "2024-03-30", "2024-04-30", "2024-05-30")
+    monthly = frequency_of(found)
+    assert monthly == Frequency(1, "months", month_day=30)
+    assert monthly.fits(found, np.ones(4, dtype=np.bool_))
+    assert Frequency.from_json(monthly.to_json()) == monthly
+    after = monthly.after(int(times("2025-01-30")[0]), 4)
+    assert (after == times("2025-01-30", "2025-02-28", "2025-03-30", "2025-04-30")).all()
+
+
 def test_business_days_skip_the_weekend() -> None:
     expected = times("2024-01-05 09:00", "2024-01-08 09:00", "2024-01-09 09:00")
     np.testing.assert_array_equal(BUSINESS_DAYS.after(int(expected[0]), 3), expected)

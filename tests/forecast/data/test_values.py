@@ -68,7 +68,7 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
         caught.value
     )
     missing = configured(table, missing_value=codes)
-    rows = missing.table.rows(0, 150)[:, 0] + missing.table.origin[0]
+    rows = missing.table.rows(0, 150)[:, 0] + missing.table.origin[0, 0]
     assert np.flatnonzero(np.isnan(rows)).tolist() == list(range(len(codes)))
     kept = configured(table, keep_value=named)
     np.testing.assert_allclose(kept.table.rows(0, len(codes))[:, 0], codes, rtol=1e-6)
@@ -205,9 +205,9 @@ def test_a_smaller_dtype_holds_what_is_left_of_a_level(dtype: Any) -> None:
 
 def test_what_needs_no_origin_has_none() -> None:
     values = {"y": np.arange(150.0) + 0.5, "temp": np.full(150, 7.0)}
-    assert prepared(long_table(**values)).table.origin.tolist() == [0, 0]
+    assert prepared(long_table(**values)).table.origin.tolist() == [[0, 0]]
     constant = prepared(long_table(temp=np.full(150, 1e9 + 1)))
-    assert constant.table.origin.tolist() == [0, 1e9 + 1]
+    assert constant.table.origin.tolist() == [[0, 1e9 + 1]]
     assert constant.constant == ("temp",)
 
 

@@ -59,6 +59,7 @@ def test_a_category_that_comes_after_training_is_forecast_like_the_known_ones(ro
     given: dict[str, Any] = {
         "horizon": 5, "input_size": 10, "patch": 5, "hidden_size": 16, "steps": 150,
         "dropout": 0.0, "learning_rate": 0.01, "split": (140, 30, 30), "normalize": "none",
+        "linear": False,
     }  # fmt: skip
     if role == "static":
         last = table.append_column("place", pa.array(["a"] * rows))

@@ -39,6 +39,11 @@ def infer(server: Running, request: Any) -> httpx.Response:
     return server.client.post(PAST, json=request)
 
 
+def names(*series: str | None) -> Any:
+    """The input that says of which series the windows are."""
+    return tensor("series_names", [[name] for name in series or ("s0", "s1", "s2")], "BYTES")
+
+
 def last_windows() -> Any:
     """The last window of every series, shape (3, L, 2)."""
     return np.stack([past_of(waves(), series, 120, COLUMNS) for series in range(3)])
@@ -57,7 +62,8 @@ def test_metadata(forecasts: Running) -> None:
         assert found["name"] == "waves"
         assert found["versions"] == ["1"]
         assert found["parameters"] == {"input_size": L, "horizon": h, "frequency": "1 hour"}
-        (past,) = found["inputs"]
+        past, series = found["inputs"]
+        assert (series["name"], series["datatype"]) == ("series_names", "BYTES")
         assert past["shape"] == [-1, -1, 2]
         assert past["parameters"]["columns"] == ["y", "temp"]
         assert [one["name"] for one in found["outputs"]] == ["forecast", "quantiles"]
@@ -77,6 +83,7 @@ def test_metadata_of_columns_of_every_role(whole_forecasts: Running) -> None:
         "future_names": ("BYTES", [-1, h, 1], ["kind"]),
         "static": ("FP32", [-1, 1], ["size"]),
         "static_names": ("BYTES", [-1, 1], ["place"]),
+        "series_names": ("BYTES", [-1, 1], ["unique_id"]),
     }
 
 
@@ -85,7 +92,7 @@ def test_metadata_of_columns_of_every_role(whole_forecasts: Running) -> None:
 def test_forecasts_are_the_forecasters(
     forecasts: Running, plain: Forecaster, path: str, nested: bool
 ) -> None:
-    request = {"id": "abc", "inputs": [tensor("past", last_windows(), nested=nested)]}
+    request = {"id": "abc", "inputs": [tensor("past", last_windows(), nested=nested), names()]}
     answer = forecasts.client.post(path, json=request)
     own = plain.predict()["y"].to_numpy().reshape(3, h, 1)
     np.testing.assert_allclose(output(answer), own, rtol=1e-5, atol=1e-5)
@@ -99,15 +106,17 @@ def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
     model = Forecaster(**QUICK, target="high", past=["y"]).fit(table)
     server = serve(model=load_window_forecaster(save(model, tmp_path)))
     described = server.client.get("/v2/models/waves").json()
-    assert {one["datatype"] for one in described["inputs"] + described["outputs"]} == {"FP64"}
+    found = [one["datatype"] for one in described["inputs"] + described["outputs"]]
+    assert found == ["FP64", "BYTES", "FP64", "FP64"]
     past = np.stack([past_of(table, series, 120, ("high", "y")) for series in range(3)])
     own = model.predict()["high"].to_numpy().reshape(3, h, 1)
     asked = {"name": "past", "shape": [3, L, 2], "datatype": "FP64"}
-    (found,) = infer(server, {"inputs": [{**asked, "data": past.tolist()}]}).json()["outputs"]
+    request = {"inputs": [{**asked, "data": past.tolist()}, names()]}
+    (found,) = infer(server, request).json()["outputs"]
     assert found["datatype"] == "FP64"
     np.testing.assert_allclose(np.reshape(found["data"], found["shape"]), own, rtol=0, atol=1e-4)
     asked["parameters"] = {"binary_data_size": past.nbytes}
-    request = {"inputs": [asked], "parameters": {"binary_data_output": True}}
+    request = {"inputs": [asked, names()], "parameters": {"binary_data_output": True}}
     answer = server.client.post(PAST, **binary(request, past.astype("<f8").tobytes()))
     size = int(answer.headers["inference-header-content-length"])
     again = np.frombuffer(answer.content[size:], "<f8").reshape(own.shape)
@@ -131,7 +140,9 @@ def test_a_static_number_far_from_zero_is_float64(tmp_path: Path) -> None:
 
 def test_quantiles_are_the_forecasters(forecasts: Running, plain: Forecaster) -> None:
     levels = [0.05, 0.5, 0.975]
-    answer = infer(forecasts, body(last_windows(), quantiles=levels))
+    request = body(last_windows(), quantiles=levels)
+    request["inputs"].append(names())
+    answer = infer(forecasts, request)
     own = plain.predict_quantiles(quantiles=levels)
     own = np.stack([own[f"y-q{q:g}"].to_numpy().reshape(3, h, 1) for q in levels], -1)
     np.testing.assert_allclose(output(answer, "quantiles"), own, rtol=1e-5, atol=1e-5)
@@ -168,6 +179,7 @@ def everything_request(series: int, end: int) -> list[Any]:
         tensor("future_names", ahead_of("kind")[None], "BYTES"),
         tensor("static", [[static["size"]]]),
         tensor("static_names", [[static["place"]]], "BYTES"),
+        names(f"s{series}"),
     ]
 
 
@@ -179,11 +191,13 @@ def test_columns_of_every_role(
     inputs = everything_request(series, end)
     assert any(value is None for value in inputs[0]["data"])  # some are missing
     found = output(infer(whole_forecasts, {"inputs": inputs}))
-    ((values, statics),) = whole._inputs.read(np.array([series * 120 + end - L]), L + h)
+    ((values, statics),) = whole._inputs.read(
+        np.array([series * 120 + end - L]), whole.network_.config
+    )
     with torch.no_grad():
         center = whole.network_.output.center(whole.network_(values, statics)).numpy()
-    num, scaler = center.shape[-1], whole.stored_.scaler
-    own = center * scaler.std[:num] + scaler.mean[:num]
+    mean, std = (scale[:, :1] for scale in whole._inputs.scales(np.array([series])))
+    own = center * std + mean
     np.testing.assert_allclose(found, own, rtol=1e-5, atol=1e-5)
 
 

@@ -51,6 +51,6 @@ def test_the_document_describes_the_model(whole_forecasts: Running) -> None:
     request = document["components"]["schemas"]["Request"]
     listed = request["properties"]["inputs"]["items"]["anyOf"]
     assert [one["properties"]["name"]["const"] for one in listed] == [
-        *("past", "past_names", "future", "future_names", "static", "static_names"),
+        *("past", "past_names", "future", "future_names", "static", "static_names", "series_names"),
     ]
     assert not [path for path in document["paths"] if path.startswith("/v1")]

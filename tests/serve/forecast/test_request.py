@@ -36,7 +36,8 @@ def refused(model: WindowForecaster, request: Any) -> str:
 
 
 def test_what_the_model_takes_and_gives_is_listed(plain_model: WindowForecaster) -> None:
-    (past,) = input_specs(plain_model).values()
+    past, series = input_specs(plain_model).values()
+    assert (series.name, series.datatype, series.shape) == ("series_names", "BYTES", (-1, 1))
     assert (past.name, past.datatype, past.shape) == ("past", "FP32", (-1, -1, 2))
     assert past.columns == plain_model.past.names
     outputs = output_specs(plain_model)
@@ -51,7 +52,8 @@ def test_a_plain_request_has_its_rows_and_the_forecast(plain_model: WindowForeca
     np.testing.assert_array_equal(request.past, VALUES)
     assert request.outputs == {"forecast": False}
     assert (request.id, request.levels, request.step, request.timeout_s) == (None, (), None, None)
-    assert request.future is request.statics is None
+    assert request.future is None
+    assert np.isnan(request.statics).all()  # of which series they are was not said
     assert request.rows_note == ""
 
 

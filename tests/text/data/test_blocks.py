@@ -15,7 +15,7 @@ from fastlstm.text.data.blocks import (
     BlockReader,
     TextRules,
     character_cut,
-    find_invalid_utf8,
+    find_invalid_byte,
     refuse_binary,
     token_cut,
 )
@@ -156,7 +156,9 @@ def test_json_lines_join_their_texts(tmp_path: Path) -> None:
         ('{"text": ', "line 2: invalid JSON"),
         ("[1]", "line 2: expected a JSON object, got list"),
         ('{"body": "x", "id": 1}', "no field 'text'; its fields: body, id.*text_field="),
-        ('{"text": 3}', "field 'text' is int, expected a string"),
+        ('{"text": 3}', "field 'text' is an int, expected a string$"),
+        ('{"text": null}', "field 'text' is None, expected.*missing_text='skip'"),
+        ('{"body": "x"}', "no field 'text'.*missing_text='skip'"),
         (r'{"text": "\ud800"}', "an unpaired surrogate"),
         (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
         ("[" * 100_000, "line 2: invalid JSON"),
@@ -173,6 +175,20 @@ def test_json_lines_replace_what_is_no_character(tmp_path: Path) -> None:
     assert text == "a\ufffdb\nc\ufffd"
 
 
+def test_lines_without_a_text_can_be_left_out(tmp_path: Path) -> None:
+    documents = jsonl(tmp_path, '{"text": "a"}', '{"id": 9}', '{"text": null}', '{"text": ""}')
+    reader = BlockReader(documents, TextRules(missing_text="skip"))
+    assert b"".join(reader) == b"a"
+    assert reader.repairs["skipped"] == 2
+
+
+@pytest.mark.parametrize("block_bytes", [3, 1 << 18])
+def test_utf_16_is_read_in_blocks(tmp_path: Path, block_bytes: int) -> None:
+    text = "a naïve — 他走进了\n" * 9
+    documents = in_memory(text.encode("utf-16"))
+    assert read(documents, TextRules(encoding="utf-16"), block_bytes).decode() == text
+
+
 def test_another_text_field(tmp_path: Path) -> None:
     assert read(jsonl(tmp_path, '{"body": "x"}'), TextRules(text_field="body")) == b"x"
 
@@ -182,7 +198,7 @@ def test_another_text_field(tmp_path: Path) -> None:
     [
         (b"MZ\x00", "a NUL at byte 2.*vocab='byte'"),
         (bytes(range(1, 7)) * 9, "54 control bytes"),
-        ("hi".encode("utf-16"), "iconv -f utf-16"),
+        ("hi".encode("utf-16"), "encoding='utf-16'"),
     ],
 )
 def test_binary_is_refused(head: bytes, message: str) -> None:
@@ -230,5 +246,5 @@ def test_a_run_without_a_safe_cut_is_held_to_its_end(monkeypatch: pytest.MonkeyP
 def test_the_first_bad_byte_is_found(bad: bytes, at: int) -> None:
     good = BOM + b"x\r\n" * (at // 3) + b"x" * (at % 3)
     documents = in_memory("fein ä".encode(), good + bad, b"\xff")
-    assert find_invalid_utf8(documents) == ("doc1", len(good))
-    assert find_invalid_utf8(documents[:1]) is None
+    assert find_invalid_byte(documents) == (documents[1], len(good))
+    assert find_invalid_byte(documents[:1]) is None

@@ -171,7 +171,24 @@ def test_invalid_utf8_can_be_replaced_or_taken_as_bytes(book: Path, cache: Path)
     book.write_bytes(b"na\xefve" * 99)
     replaced = prepare(book, cache, invalid_utf8="replace")
     assert replaced.tokenizer.decode(replaced.ids) == "na\ufffdve" * 99
+    assert any(note.startswith("99 invalid bytes") for note in replaced.notes)
+    assert prepare(book, cache, invalid_utf8="replace").notes == replaced.notes
     assert bytes(prepare(book, cache, vocab="byte").ids) == b"na\xefve" * 99
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [("gb18030", "他走进了房间，窗外下着雨。\n"), ("cp1252", "Größe und Maß, façade, “naïve”\n")],
+)
+def test_another_encoding_is_named_and_read(
+    encoding: str, text: str, book: Path, cache: Path
+) -> None:
+    book.write_bytes((text * 200).encode(encoding))
+    with pytest.raises(DataError, match=f"it looks like {encoding}: pass encoding='{encoding}'"):
+        prepare(book, cache)
+    found = prepare(book, cache, encoding=encoding)
+    assert found.tokenizer.decode(found.ids) == text * 200
+    assert found.notes == ()
 
 
 def test_ten_characters_are_too_few_to_split(cache: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +15,48 @@ _SENTINELS = (
 )
 """Numbers that many files use for "no value"."""
 _CODES = {float(read): s for s in _SENTINELS for read in (s, np.float32(s))}
+_NEAR = 0.5
+"""Distance over the range of the others up to which a value is one of them."""
+_FEW_LEVELS = 10
+"""Range of whole numbers below which they may be levels, such as 0, 1 and 5."""
 _MAX_RATIO = 1024
 """Largest magnitude over range at which float32 still keeps 14 bits of the range."""
+
+
+@dataclass
+class _End:
+    """The smallest value of a column, or of the negated values, and the values next to it.
+
+    Attributes:
+        sign: -1 for the negated values.
+        value: the smallest.
+        count: its number of rows; not counted once `next` is near.
+        next: the smallest of the others.
+        highest: the largest of all.
+    """
+
+    sign: int = 1
+    value: float = float("inf")
+    count: int = 0
+    next: float = float("inf")
+    highest: float = float("-inf")
+
+    def add(self, values: NDArray[np.floating], low: float, high: float) -> None:
+        """Adds a batch with its smallest and largest value."""
+        self.highest = max(self.highest, high)
+        if low > self.value:
+            self.next = min(self.next, low)
+            return
+        if low < self.value:
+            self.value, self.count, self.next = low, 0, self.value
+        is_near = self.next - self.value <= _NEAR * (self.highest - self.next)
+        if is_near or low == 0:  # it stays so, and the others need not be searched
+            return
+        others = values[values != self.sign * low]
+        self.count += len(values) - len(others)
+        if len(others):
+            lowest = others.min() if self.sign == 1 else -others.max()
+            self.next = min(self.next, float(lowest))
 
 
 @dataclass
@@ -24,7 +65,7 @@ class ColumnStats:
 
     Attributes:
         kept: sentinels that the user declared to be values.
-        origin: subtracted from values before they are stored.
+        origin: subtracted from values before they are stored; one of each series or of all.
         missing: number of rows without a value.
         low: smallest value, before the origin is subtracted.
         high: largest value.
@@ -32,10 +73,12 @@ class ColumnStats:
         sentinels: number of rows by sentinel.
         is_category: values are numbers of names.
         others: smallest and largest value apart from sentinels.
+        ends: the smallest value, and the smallest of the negated values.
+        range: smallest and largest value as stored.
     """
 
     kept: tuple[float, ...] = ()
-    origin: float = 0.0
+    origin: float | NDArray[np.float64] = 0.0
     missing: int = 0
     low: float = float("inf")
     high: float = float("-inf")
@@ -43,11 +86,22 @@ class ColumnStats:
     sentinels: dict[float, int] = field(default_factory=dict)
     is_category: bool = False
     others: tuple[float, float] = (float("inf"), float("-inf"))
+    range: tuple[float, float] = (float("inf"), float("-inf"))
+    ends: tuple[_End, _End] = field(default_factory=lambda: (_End(), _End(-1)))
 
-    def stored(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Returns values minus the origin as float32; infinite beyond its range."""
+    def stored(
+        self, values: NDArray[np.floating], series: NDArray[np.int32] | None = None
+    ) -> NDArray[np.float32]:
+        """Returns values minus the origin as float32; infinite beyond its range.
+
+        Args:
+            values: shape ``(N,)``.
+            series: number of each value's series; needed for origins of series.
+        """
         with np.errstate(over="ignore"):
-            if self.origin:
+            if isinstance(self.origin, np.ndarray):
+                values = values.astype(np.float64) - self.origin[series]
+            elif self.origin:
                 values = values.astype(np.float64) - self.origin
             return values.astype(np.float32, copy=False)
 
@@ -63,11 +117,19 @@ class ColumnStats:
             return None
         low, high = float(values.min()), float(values.max())
         self.low, self.high = min(self.low, low), max(self.high, high)
+        own = low, high
+        if isinstance(self.origin, np.ndarray):
+            own = float(stored.min()), float(stored.max())
+        elif self.origin:
+            own = low - self.origin, high - self.origin
+        self.range = min(self.range[0], own[0]), max(self.range[1], own[1])
         if self.is_short:
-            fits = low - self.origin > -32768 and high - self.origin < 32768
+            fits = own[0] > -32768 and own[1] < 32768
             self.is_short = fits and bool((stored == np.rint(stored)).all())
         if not self.is_category:
             self._count_sentinels(values, low, high)
+            self.ends[0].add(values, low, high)
+            self.ends[1].add(values, -high, -low)
         return None
 
     def _count_sentinels(self, values: NDArray[np.floating], low: float, high: float) -> None:
@@ -83,8 +145,33 @@ class ColumnStats:
             low, high = float(values[~is_code].min()), float(values[~is_code].max())
         self.others = min(self.others[0], low), max(self.others[1], high)
 
-    def far_sentinels(self) -> list[float]:
-        """Returns the sentinels that are far from all other values, probably codes for "no value".
+    def far_values(self) -> dict[float, int]:
+        """Returns values far from all others, probably codes for "no value", and their rows.
+
+        Those are sentinels, and the smallest or the largest value if it is repeated and farther
+        from the others than twice their range; or if it is the only negative one, a whole number,
+        and farther than half of it.
+        """
+        found = {code: self.sentinels[code] for code in self._far_sentinels()}
+        kept = {float(np.float32(value)) for value in (0.0, *self.kept)}  # 0: nothing was sold
+        for least, end in zip((2, 3), self.ends, strict=True):
+            value, gap, width = end.sign * end.value, end.next - end.value, end.highest - end.next
+            are_levels = self.is_short and width < _FEW_LEVELS
+            if end.count < least or are_levels or width <= 0 or float(np.float32(value)) in kept:
+                continue
+            is_only = end.sign == 1 and value < 0 <= end.next and value % 1 == 0
+            if gap > 2 * width or (is_only and gap > _NEAR * width):
+                found[value] = end.count
+        return found
+
+    def others_than(self, codes: Collection[float]) -> tuple[float, float]:
+        """Returns the smallest and the largest value apart from `codes` and sentinels."""
+        low, high = self.others
+        low = self.ends[0].next if low in codes else low
+        return low, -self.ends[1].next if high in codes else high
+
+    def _far_sentinels(self) -> list[float]:
+        """Returns the sentinels that are far from all other values.
 
         Far means farther than the range of the others and than half the sentinel's magnitude. A
         positive one below 1e20 must also occur at least twice.
@@ -108,13 +195,44 @@ class ColumnStats:
 
         Values around 1e9 with steps of 1 collapse in float32; minus 1e9 they do not.
         """
-        spread = self.high - self.low
-        is_exact = spread == 0 and float(np.float32(self.low)) == self.low
-        is_near_zero = max(abs(self.low), abs(self.high)) <= _MAX_RATIO * spread
-        if self.is_category or self.is_short or self.low > self.high or is_exact or is_near_zero:
+        if self.is_category or self.is_short:
             return 0.0
-        middle = self.low + spread / 2
-        return float(np.rint(middle)) if spread >= 2 else middle
+        return float(best_origins(np.array([self.low]), np.array([self.high]))[0])
+
+
+class SeriesRanges:
+    """The smallest and the largest value of each series in a column."""
+
+    def __init__(self) -> None:
+        self._low, self._high = np.zeros(0), np.zeros(0)
+
+    def add(self, values: NDArray[np.floating], series: NDArray[np.int32], num_series: int) -> None:
+        """Adds a batch, with the number of each value's series; NaN where missing."""
+        more = num_series - len(self._low)
+        self._low = np.append(self._low, np.full(more, np.inf))
+        self._high = np.append(self._high, np.full(more, -np.inf))
+        starts = np.flatnonzero(np.diff(series, prepend=-1))
+        if 8 * len(starts) < len(series):  # runs of one series
+            np.fmin.at(self._low, series[starts], np.fmin.reduceat(values, starts))
+            np.fmax.at(self._high, series[starts], np.fmax.reduceat(values, starts))
+        else:
+            np.fmin.at(self._low, series, values)
+            np.fmax.at(self._high, series, values)
+
+    def best_origins(self) -> NDArray[np.float64]:
+        """Returns the origin of each series; see `ColumnStats.best_origin`."""
+        return best_origins(self._low, self._high)
+
+
+def best_origins(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns origins that keep the digits of values in float32, by their ranges; usually 0."""
+    with np.errstate(invalid="ignore"):
+        spread = high - low
+        is_exact = (spread == 0) & (low.astype(np.float32) == low)
+        is_near_zero = np.maximum(abs(low), abs(high)) <= _MAX_RATIO * spread
+        middle = low + spread / 2
+    origins = np.where(spread >= 2, np.rint(middle), middle)
+    return np.where(is_exact | is_near_zero | (low > high), 0.0, origins)
 
 
 class ColumnMoments:

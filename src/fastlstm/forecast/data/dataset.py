@@ -26,19 +26,24 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.data.arrange import Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
+from fastlstm.forecast.data.csv_look import Asked
+from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.ingest import Codes, TableIngest
+from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, open_records
+from fastlstm.forecast.data.records import Records
+from fastlstm.forecast.data.reshaped import reshaped
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
 from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
+from fastlstm.forecast.data.time_reader import Clock
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.fields import key_fields
 from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _FIRST_FIELDS = frozenset(
     {
         *("roles", "target", "time", "series", "past", "future", "static", "categorical", "ignore"),
@@ -65,6 +70,10 @@ class PrepareOptions:
             whole numbers count such units since 1970.
         codes: numbers that mean "no value", and look-alikes that are values.
         like: timeline of a table that this one must match, or None.
+        csv: format of its CSV files.
+        wide: a column per time or per series; see `reshaped`.
+        tz: time zone of times without one.
+        snap: times are rounded to multiples of this duration.
     """
 
     roles: RoleRequest = field(default_factory=RoleRequest)
@@ -73,6 +82,15 @@ class PrepareOptions:
     time_format: str | None = None
     codes: Codes = field(default_factory=Codes)
     like: Timeline | None = None
+    csv: CsvFormat = field(default_factory=CsvFormat)
+    wide: bool = False
+    tz: str | None = None
+    snap: str | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """How its times are read."""
+        return Clock(self.time_format, self.tz, self.snap)
 
 
 @dataclass(frozen=True)
@@ -89,6 +107,7 @@ class SeriesDataset:
         has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
+        repairs: those of `notes` about rows that were moved, dropped, added or changed.
         name: of the table in messages.
         key: of the cache entry; frames have no entry.
         from_cache: nothing had to be read.
@@ -107,6 +126,7 @@ class SeriesDataset:
     has_missing: bool
     constant: tuple[str, ...]
     notes: tuple[str, ...]
+    repairs: tuple[str, ...]
     name: str
     key: str
     from_cache: bool
@@ -127,7 +147,7 @@ def prepare_table(
     """Reads a table into the cache, or opens it from there.
 
     Args:
-        source: see `fastlstm.forecast.data.records.open_records`.
+        source: see `fastlstm.forecast.data.opening.open_records`.
         options: how to read it.
         cache_dir: default `environment.cache_dir()`.
         on_progress: called with bytes done and the total in bytes, or None.
@@ -143,17 +163,21 @@ def prepare_table(
     """
     started = time.monotonic()
     options = options or PrepareOptions()
-    records = open_records(source)
-    problems = Problems(records.name)
-    with problems.fatal():
-        roles = find_roles(records, options.roles, problems)
+    request = options.roles
+    others = (*request.ignore, *request.categorical, *request.static)
+    asked = Asked(request.time, options.time_format, options.wide, others)
+    records = open_records(source, options.csv, asked)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = records.signature
     key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)
     opened = partial(_open, key=key, name=records.name, started=started)
-    is_cacheable = signature is not None and not problems
-    if is_cacheable and (dataset := opened(cache.path(key), from_cache=True)) is not None:
+    if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
+    look_at(records, asked)
+    records, request = reshaped(records, request, options.wide)
+    problems = Problems(records.name)
+    with problems.fatal():
+        roles = find_roles(records, request, problems)
     with cache.work_directory() as work:
         with problems.fatal():
             _prepare(work, records, roles, options, problems, on_progress)
@@ -175,10 +199,10 @@ def _prepare(
     on_progress: Callable[[int, int | None], None] | None,
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
-    like, form, codes = options.like, options.time_format, options.codes
+    like, codes = options.like, options.codes
 
-    def read(origins: dict[str, float]) -> TableIngest:
-        ingested = TableIngest(work, records, roles, problems, form, codes, like, origins)
+    def read(origins: dict[str, Any]) -> TableIngest:
+        ingested = TableIngest(work, records, roles, problems, options.clock, codes, like, origins)
         ingested.run(on_progress)
         return ingested
 
@@ -186,8 +210,8 @@ def _prepare(
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
     _refuse_sentinels(ingested, codes, records.name, problems)
-    origins = {name: column.best_origin() for name, column in ingested.columns.items()}
-    if any(origins.values()) and not problems:  # far from 0: read again, minus the origin
+    origins = _best_origins(ingested)
+    if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
     notes += ingested.notes
@@ -196,19 +220,39 @@ def _prepare(
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     stored = store_values(work, num_rows, options.dtype, columns, roles.values)
-    notes += [*_time_notes(arrangement, ingested, options.policy), *stored.notes]
+    repairs = [*ingested.repairs, *_repairs(arrangement, options.policy)]
+    notes += [*_time_notes(arrangement, ingested, options.policy), *repairs, *stored.notes]
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
     file = BytesIO()
     np.save(file, np.stack(rows), allow_pickle=False)
     write_file(work / "segments.npy", file.getvalue())
+    own = [ingested.columns[name].origin for name in roles.values]
+    file = BytesIO()
+    np.save(file, np.stack(np.broadcast_arrays(*map(np.atleast_1d, own)), 1), allow_pickle=False)
+    write_file(work / "origins.npy", file.getvalue())
     names = {name: getattr(ingested, name) for name in ("series", "statics", "categories")}
     # Not write_json: the strict reader would refuse the names of a million series.
     write_file(work / "series.json", json.dumps(names).encode("ascii"))
-    write_json(work / "schema.json", _schema(roles, ingested, arrangement, stored, notes))
+    write_json(
+        work / "schema.json",
+        _schema(roles, ingested, arrangement, stored, notes) | {"repairs": repairs},
+    )
     fsync_file(work / "values.bin")
     for path in (ingested.codes, ingested.times):
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+def _best_origins(ingested: TableIngest) -> dict[str, Any]:
+    """Returns the columns far from 0, each with its origin or those of its series."""
+    origins: dict[str, Any] = {}
+    for name, column in ingested.columns.items():
+        if len(ingested.series) > 1 and name in ingested.ranges and not column.is_short:
+            of_series = ingested.ranges[name].best_origins()
+            origins[name] = of_series if np.ptp(of_series) else float(of_series[0])
+        else:
+            origins[name] = column.best_origin()
+    return {name: origin for name, origin in origins.items() if np.any(origin)}
 
 
 def _schema(
@@ -225,7 +269,6 @@ def _schema(
         "num_rows": arrangement.num_rows,
         "scale": stored.scale.tolist(),
         "offset": stored.offset.tolist(),
-        "origin": [columns[name].origin for name in roles.values],
         "frequency": arrangement.frequency.to_json(),
         "time_zone": ingested.time_zone,
         "has_clock": ingested.has_clock and ingested.times is not None,
@@ -251,8 +294,10 @@ def _open_table(
     if rows.dtype != np.int64 or not segments.cover(len(values), num_series):
         return None  # the native code trusts them
     scale, offset = (np.asarray(schema[name], np.float32) for name in ("scale", "offset"))
-    origin = np.asarray(schema["origin"], dtype=np.float64)
-    if {len(scale), len(offset), len(origin)} != {len(columns)}:
+    origin = np.load(directory / "origins.npy", allow_pickle=False)
+    if {len(scale), len(offset), *origin.shape[1:]} != {len(columns)}:
+        return None
+    if origin.dtype != np.float64 or len(origin) not in (1, num_series):
         return None
     return Table(values, columns, segments, scale, offset, origin)
 
@@ -282,6 +327,7 @@ def _open(
             **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
             constant=tuple(schema["constant"]),
             notes=tuple(Message(text, flags=flags) for text, flags in schema["notes"]),
+            repairs=tuple(schema["repairs"]),
             name=name,
             key=key,
             from_cache=from_cache,
@@ -310,7 +356,7 @@ def _column_notes(
             share = column.missing / ingested.num_rows
             rows = counted(column.missing, "row")
             notes.append(f"column '{name}' has missing values in {rows} ({share:.2%})")
-        largest = max(abs(low - column.origin), abs(high - column.origin))
+        largest = max(map(abs, column.range))
         if largest > _EXACT:
             notes.append(
                 f"column '{name}' ranges from {low:g} to {high:g}: float32 keeps seven digits and"
@@ -326,10 +372,10 @@ def _column_notes(
 
 def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems: Problems) -> None:
     for name, column in (ingested.columns | ingested.static_columns).items():
-        if far := column.far_sentinels():
-            low, high = column.others
+        if far := column.far_values():
+            low, high = column.others_than(far)
             what = "row" if name in ingested.columns else "series"
-            count = counted(sum(column.sentinels[code] for code in far), what)
+            count = counted(sum(far.values()), what)
             error = DataError(
                 f"{origin}: column '{name}' is {' and '.join(map(shown, far))} in {count} and"
                 f" between {low:g} and {high:g} in all others, which looks like a code for no"
@@ -353,14 +399,20 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy)
     notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
+    if counts["gaps"] and policy.gaps == "split":
+        notes.append(f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them")
+    return notes
+
+
+def _repairs(arrangement: Arrangement, policy: Policy) -> list[str]:
+    """Returns notes on rows that were moved, dropped or added."""
+    counts, repairs = arrangement.counts, []
     if counts["sorted"]:
-        notes.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
+        repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
-        notes.append(f"duplicate timestamps: kept the {policy.duplicates}, dropped {rows}")
-    gaps = counted(counts["gaps"], "gap")
-    if counts["gaps"] and policy.gaps == "split":
-        notes.append(f"{gaps} in time: windows do not cross them")
-    elif counts["gaps"]:
-        notes.append(f"{gaps} in time: filled with {counted(counts['filled'], 'empty row')}")
-    return notes
+        repairs.append(f"duplicate timestamps: kept the {policy.duplicates}, dropped {rows}")
+    if counts["gaps"] and policy.gaps == "fill":
+        rows = counted(counts["filled"], "empty row")
+        repairs.append(f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}")
+    return repairs

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.forecast.data.exact_sum import ExactSum
-
 Values = NDArray[np.floating]
-_SUMMED = ("mae", "mse", "smape", "naive", "mase")
-_COUNTED = ("num_values", "num_without_past", "num_without_scale")
+_SUMMED = ("mae", "mse", "smape", "mase")
+_RELATIVE = ("own", "naive")
+"""Errors of each target that rel_mae compares."""
 
 
-@dataclass
 class Scores:
     """Errors of point forecasts, summed over batches; missing values are skipped.
 
-    The sums of batches are added exactly: their order does not matter.
+    Args:
+        num_targets: C.
 
     Attributes:
         num_values: values evaluated.
@@ -29,35 +26,47 @@ class Scores:
         num_without_scale: values without a MASE; see `add`.
     """
 
-    num_values: int = 0
-    num_without_past: int = 0
-    num_without_scale: int = 0
-    _sums: dict[str, ExactSum] = field(
-        default_factory=lambda: {name: ExactSum() for name in _SUMMED}
-    )
+    def __init__(self, num_targets: int = 1) -> None:
+        self.num_values, self.num_without_past, self.num_without_scale = 0, 0, 0
+        self._num_targets = num_targets
+        relative = [f"{of}_{target}" for target in range(num_targets) for of in _RELATIVE]
+        self._sums = {name: 0.0 for name in (*_SUMMED, *relative)}
 
     def add(
-        self, forecast: Values, actual: Values, naive: Values, scale: Values | None = None
+        self,
+        forecast: Values,
+        actual: Values,
+        naive: Values,
+        scale: Values | None = None,
+        unit: Values | float = 1.0,
+        level: Values | float = 0.0,
     ) -> None:
         """Adds a batch.
 
         Args:
-            forecast: any shape.
+            forecast: shape ``(…, C)``.
             actual: same shape; NaN where missing.
             naive: naive forecast, same shape.
             scale: for MASE: mean absolute error of the seasonal naive forecast on the training
                 rows of each value's series; broadcast to `actual`. Values with a scale of 0 or NaN
                 have no MASE and are counted.
+            unit: of the values, for rel_mae; broadcast to `actual`.
+            level: added to the values for smape, whose figure depends on where 0 is.
         """
         is_there = ~np.isnan(actual)
         f, a = forecast[is_there].astype(np.float64), actual[is_there].astype(np.float64)
         error = np.abs(f - a)
         self.num_values += len(error)
-        size = np.abs(f) + np.abs(a)
+        zero = np.broadcast_to(level, actual.shape)[is_there]
+        size = np.abs(f + zero) + np.abs(a + zero)
         self._sums["mae"] += float(error.sum())
         self._sums["mse"] += float((error**2).sum())
         self._sums["smape"] += float((2 * error / np.where(size > 0, size, 1)).sum())
-        self._sums["naive"] += float(np.abs(naive[is_there].astype(np.float64) - a).sum())
+        for of, values in zip(_RELATIVE, (forecast, naive), strict=True):
+            errors = np.abs(values.astype(np.float64) - actual) / unit
+            totals = np.nansum(errors.reshape(-1, self._num_targets), 0)
+            for target, total in enumerate(totals.tolist()):
+                self._sums[f"{of}_{target}"] += total
         divisor = np.broadcast_to(np.nan if scale is None else scale, actual.shape)[is_there]
         has_scale = divisor > 0
         self._sums["mase"] += float((error[has_scale] / divisor[has_scale]).sum())
@@ -66,17 +75,21 @@ class Scores:
     def result(self) -> dict[str, float]:
         """Returns num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase.
 
-        rel_mae is the mean absolute error over that of the naive forecast; below 1 is better than
-        naive. mase is the mean of absolute errors, each over the seasonal naive error on the
-        training rows of its series (Hyndman & Koehler 2006). Either is omitted if undefined;
+        rel_mae is the mean absolute error over that of the naive forecast, both in the deviation of
+        each series, and the mean of this over the targets; below 1 is better than naive. mase is
+        the mean of absolute errors, each over the seasonal naive error on the training rows of its
+        series (Hyndman & Koehler 2006). Either is omitted if undefined;
         num_without_past and num_without_scale are omitted if 0.
         """
-        n, sums = max(self.num_values, 1), {name: float(s) for name, s in self._sums.items()}
+        n, sums = max(self.num_values, 1), self._sums
         measures: dict[str, float] = {"num_values": self.num_values}
         measures |= {name: sums[name] / n for name in ("mse", "mae", "smape")}
         measures["rmse"] = measures["mse"] ** 0.5
-        if sums["naive"] > 0:
-            measures["rel_mae"] = sums["mae"] / sums["naive"]
+        pairs = [
+            [sums[f"{of}_{target}"] for of in _RELATIVE] for target in range(self._num_targets)
+        ]
+        if ratios := [own / naive for own, naive in pairs if naive > 0]:
+            measures["rel_mae"] = sum(ratios) / len(ratios)
         if num_scaled := self.num_values - self.num_without_scale:
             measures["mase"] = sums["mase"] / num_scaled
             if self.num_without_scale:
@@ -84,18 +97,6 @@ class Scores:
         if self.num_without_past:
             measures["num_without_past"] = self.num_without_past
         return measures
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns counts and sums as JSON values."""
-        sums = {name: total.to_json() for name, total in self._sums.items()}
-        return {**{name: getattr(self, name) for name in _COUNTED}, "sums": sums}
-
-    def add_json(self, values: Mapping[str, Any]) -> None:
-        """Adds what `to_json` of another returned."""
-        for name in _COUNTED:
-            setattr(self, name, getattr(self, name) + _count_of(values[name]))
-        for name in _SUMMED:
-            self._sums[name] += _sum_of(values["sums"][name])
 
 
 class StepErrors:
@@ -123,6 +124,29 @@ class StepErrors:
         return {"num_values": int(count), "mse": squared / count, "mae": absolute / count}
 
 
+class SeriesErrors:
+    """Errors of each of C targets of S series, and those of another forecast of the same values."""
+
+    def __init__(self, num_series: int, num_targets: int) -> None:
+        self._sums = np.zeros((3, num_series, num_targets))  # values, own and other errors
+
+    def add(
+        self, series: NDArray[np.int64], forecast: Values, other: Values, actual: Values
+    ) -> None:
+        """Adds a batch: numbers of series ``(B,)``, the others ``(B, h, C)``; NaN if missing."""
+        own, others = (np.abs(values.astype(np.float64) - actual) for values in (forecast, other))
+        sums = [(~np.isnan(own)).sum(1), np.nansum(own, 1), np.nansum(others, 1)]
+        for total, part in zip(self._sums, sums, strict=True):
+            np.add.at(total, series, part)
+
+    def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Returns numbers of values, mean absolute errors, and those of the other forecast, each
+        ``(S, C)``; NaN without values."""
+        count, own, other = self._sums
+        with np.errstate(invalid="ignore"):
+            return count, own / count, other / count
+
+
 class QuantileScores:
     """Pinball losses of quantiles and coverage of central intervals, summed over batches.
 
@@ -147,7 +171,7 @@ class QuantileScores:
         self.levels = tuple(sorted({*quantiles, *self._percentiles, *ends}))
         self._inner = [self.levels.index(p) for p in self._percentiles] or slice(None)
         self.num_values = 0
-        self._losses = {level: ExactSum() for level in self.levels}
+        self._losses = dict.fromkeys(self.levels, 0.0)
         self._inside = dict.fromkeys(self._intervals, 0)
 
     def add(self, forecast: Values, actual: Values, scale: Values | float = 1.0) -> None:
@@ -189,38 +213,11 @@ class QuantileScores:
         n = max(self.num_values, 1)
         measures = {}
         if self._percentiles:
-            losses = sum(float(self._losses[p]) for p in self._percentiles)
+            losses = sum(self._losses[p] for p in self._percentiles)
             measures["crps"] = 2 * losses / (n * 100)
         for level in self._quantiles:
-            measures[f"pinball_{level:g}"] = float(self._losses[level]) / n
+            measures[f"pinball_{level:g}"] = self._losses[level] / n
         return measures | {f"coverage_{100 * v:g}": share for v, share in self.coverage().items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns counts and sums as JSON values, in the order of levels and intervals."""
-        losses = [loss.to_json() for loss in self._losses.values()]
-        inside = list(self._inside.values())
-        return {"num_values": self.num_values, "losses": losses, "inside": inside}
-
-    def add_json(self, values: Mapping[str, Any]) -> None:
-        """Adds what `to_json` of one with the same levels and intervals returned."""
-        self.num_values += _count_of(values["num_values"])
-        for level, loss in zip(self.levels, values["losses"], strict=True):
-            self._losses[level] += _sum_of(loss)
-        for interval, inside in zip(self._intervals, values["inside"], strict=True):
-            self._inside[interval] += _count_of(inside)
-
-
-def _count_of(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is not a count")
-    return value
-
-
-def _sum_of(value: Any) -> ExactSum:
-    found = ExactSum.from_json(value)
-    if float(found) < 0:
-        raise ValueError(f"{value!r:.40} is not a sum of errors")
-    return found
 
 
 def _finite(quantiles: Values, inner: slice | list[int]) -> Values:

@@ -6,8 +6,8 @@ of series and categories are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -18,20 +18,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.column_stats import ColumnStats
+from fastlstm.forecast.data.column_stats import ColumnStats, SeriesRanges
 from fastlstm.forecast.data.names import Names, without_nan
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import (
-    NULL_WORDS,
     Records,
     damaged,
     is_text,
     numbers_of,
-    without_null_words,
+    with_nulls,
 )
 from fastlstm.forecast.data.roles import Roles
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.time_reader import EPOCH_UNITS, TimeReader
+from fastlstm.forecast.data.time_reader import EPOCH_UNITS, Clock, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
@@ -58,10 +57,10 @@ class TableIngest:
         records: source of the batches.
         roles: of its columns.
         problems: collects errors of columns, whose values are then stored as missing.
-        time_format: see `TimeReader`.
+        clock: how times are read.
         codes: sentinel values.
         like: timeline of a table that this one must match, or None.
-        origins: subtracted from the values, by column; default 0.
+        origins: subtracted from the values, by column: one, or one of each series; default 0.
 
     Attributes:
         values: file of (N, C) float32.
@@ -70,6 +69,7 @@ class TableIngest:
         num_rows: N.
         is_grouped: the rows of every series are adjacent.
         columns: statistics by column.
+        ranges: of every series, by column; empty without a column of series.
         static_columns: statistics by static column, over one number per series.
         statics: one number per series, by static column; categories as their number.
         series: names of the series in order of first appearance; these and the next after `run`.
@@ -79,6 +79,7 @@ class TableIngest:
         has_clock: times are dates and times; else whole numbers.
         is_wall: times are local times of the zone, else UTC.
         notes: findings about times and names.
+        repairs: notes on times that were changed.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class TableIngest:
         records: Records,
         roles: Roles,
         problems: Problems,
-        time_format: str | None,
+        clock: Clock,
         codes: Codes,
         like: Timeline | None,
-        origins: Mapping[str, float],
+        origins: Mapping[str, float | NDArray[np.float64]],
     ) -> None:
         self._roles, self._records, self._problems = roles, records, problems
         self._name, self._is_parsed = records.name, records.is_parsed
-        self._time_format, self._like = time_format, like
+        self._clock, self._like = clock, like
         self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
         self.values, self.codes = work / "values.f32", work / "codes.i32"
         self.times = None if roles.time is None else work / "times.i64"
@@ -103,6 +104,8 @@ class TableIngest:
             {name: ColumnStats(codes.kept, origins.get(name, 0.0)) for name in names}
             for names in (roles.values, roles.static)
         )
+        numbers = () if roles.series is None else roles.values
+        self.ranges = {n: SeriesRanges() for n in numbers if n not in roles.categorical}
         for name, stats in (self.columns | self.static_columns).items():
             stats.is_category = name in roles.categorical
         self.statics: dict[str, list[float]] = {name: [] for name in roles.static}
@@ -112,11 +115,12 @@ class TableIngest:
         self.time_zone: str | None = None
         self.has_clock, self.is_wall = True, False
         self.notes: list[str] = []
+        self.repairs: list[str] = []
         self._counts: list[int] = []
         self._series = self._names(roles.series)
         self._categories = {name: self._names(name) for name in roles.categorical}
         time, name = roles.time, records.name
-        self._reader = None if time is None else TimeReader(time, name, time_format)
+        self._reader = None if time is None else TimeReader(time, name, clock)
         self._files: dict[Path, FileIO] = {}
 
     def _names(self, column: str | None) -> Names:
@@ -135,34 +139,21 @@ class TableIngest:
         with ExitStack() as files:
             for path in filter(None, (self.values, self.times, self.codes)):
                 self._files[path] = files.enter_context(path.open("wb", buffering=0))
-            for _ in self.batches(on_progress):
-                pass
-        self._finish()
-
-    def batches(
-        self, on_progress: Callable[[int, int | None], None] | None
-    ) -> Generator[pa.RecordBatch, None, None]:
-        """Checks all rows and yields them, a batch at a time, with the times parsed.
-
-        Outside `run` nothing is written, and what needs all rows is not checked. Another ingest of
-        these batches gives what one of the table itself gives.
-        """
-        with Prefetcher(_Batches(self._records, self.types()), depth=2) as prefetcher:
-            while True:
-                try:
+            batches = _Batches(self._records, self._types())
+            with Prefetcher(batches, depth=2) as prefetcher, suppress(StopIteration):
+                while True:
                     batch, done_bytes = prefetcher.next()
-                except StopIteration:
-                    return
-                if batch.num_rows:
-                    yield self._add(batch)
-                if on_progress is not None:
-                    on_progress(done_bytes, self._records.total_bytes)
+                    if batch.num_rows:
+                        self._add(batch)
+                    if on_progress is not None:
+                        on_progress(done_bytes, self._records.total_bytes)
+        self._finish()
 
     def _append(self, path: Path, values: NDArray[Any]) -> None:
         if (file := self._files.get(path)) is not None:
             append(file, np.ascontiguousarray(values).data.cast("B"))
 
-    def types(self) -> dict[str, pa.DataType]:
+    def _types(self) -> dict[str, pa.DataType]:
         """Returns the columns to read, and the types that a CSV's are parsed as."""
         roles, types = self._roles, {}
         kinds = {field.name: field.type for field in self._records.schema}
@@ -174,20 +165,22 @@ class TableIngest:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
                 types[name] = kind if is_kept else pa.float64()
         if roles.time is not None:
-            is_number = self._time_format in (None, *EPOCH_UNITS)
+            is_number = self._clock.format in (None, *EPOCH_UNITS)
             types[roles.time] = kinds[roles.time] if is_number else pa.string()
         if roles.series is not None:  # 007 is not 7
             types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]
         return types
 
-    def _add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _add(self, batch: pa.RecordBatch) -> None:
         num, batch = batch.num_rows, without_views(batch)
         codes = self._codes(batch)
         rows = np.empty((num, len(self._roles.values)), dtype=np.float32)
         for position, name in enumerate(self._roles.values):
             values, stats = self._numbers(name, batch.column(name)), self.columns[name]
-            stored = stats.stored(values)
+            stored = stats.stored(values, codes)
             rows[:, position] = stored
+            if name in self.ranges:
+                self.ranges[name].add(values, codes, len(self._counts))
             infinite = stats.add(values, stored)
             if infinite is not None:
                 self._problems.add(self._infinite(name, infinite), name)
@@ -196,12 +189,9 @@ class TableIngest:
         if self.times is not None and self._reader is not None:
             column = self._without_null_words(batch.column(self._reader.name))
             self._refuse_nulls(column, self._reader.name, "time")
-            times = self._reader.read(column, self.num_rows)
+            times = self._reader.read(column, self.num_rows, codes)
             self._append(self.times, times)
-            place = batch.schema.get_field_index(self._reader.name)
-            batch = batch.set_column(place, self._reader.name, self._reader.parsed(column, times))
         self.num_rows += num
-        return batch
 
     def _infinite(self, name: str, row: int) -> DataError:
         return DataError(
@@ -219,6 +209,7 @@ class TableIngest:
                 self.is_wall = self._reader.finish(self.times, self._like)
             self.time_zone, self.has_clock = self._reader.time_zone, self._reader.has_clock
             self.notes += self._reader.notes()
+            self.repairs += self._reader.repairs()
         named = dict(self._categories)
         if self._roles.series is not None:
             self.series = self._series.plain()
@@ -227,7 +218,7 @@ class TableIngest:
         for column, names in named.items():
             self.notes += names.notes(column)
             plain = map(str, names.plain() if self._is_parsed else ())
-            if words := ", ".join(repr(name) for name in plain if name in NULL_WORDS):
+            if words := ", ".join(repr(name) for name in plain if name in self._records.null_words):
                 self.notes.append(f"column '{column}': {words} is read as a name, not as missing")
         self._series, self._categories = Names(), {}  # of millions of names, once is enough
 
@@ -299,7 +290,7 @@ class TableIngest:
 
     def _without_null_words(self, column: pa.Array) -> pa.Array:
         is_csv_text = self._is_parsed and is_text(column.type)
-        return without_null_words(column) if is_csv_text else column
+        return with_nulls(column, self._records.null_words) if is_csv_text else column
 
     def _add_statics(self, batch: pa.RecordBatch, codes: NDArray[np.int32]) -> None:
         for name, statics in self.statics.items():

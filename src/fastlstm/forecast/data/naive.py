@@ -100,12 +100,32 @@ class _FilledRows:
         return filled[season : season + len(rows)], filled[len(rows) : len(rows) + season]
 
 
+def last_present(table: Table, row: int, num_targets: int) -> NDArray[np.float32]:
+    """Returns the last present values of a series before a row, as stored, ``(C,)``; NaN without.
+
+    Args:
+        table: the rows.
+        row: of the series.
+        num_targets: C, number of leading columns.
+    """
+    series, firsts = table.segments.series, table.segments.first_rows
+    number = series[table.segments.of_rows(np.array([row]))[0]]
+    begin = int(firsts[np.searchsorted(series, number)])
+    found = np.full(num_targets, np.nan, dtype=np.float32)
+    for end in range(row, begin, -_BLOCK_ROWS):
+        block = table.rows(max(begin, end - _BLOCK_ROWS), end)[::-1, :num_targets]
+        first = (~np.isnan(block)).argmax(0)
+        found = np.where(np.isnan(found), block[first, np.arange(num_targets)], found)
+        if not np.isnan(found).any():
+            break
+    return found
+
+
 def seasonal_error(
     table: Table,
     ends: NDArray[np.int64],
     num_targets: int,
     season: int,
-    among: tuple[int, int] | None = None,
 ) -> NDArray[np.float64]:
     """Returns the mean of ``|y[t] - y[t - season]|`` over the training rows of every series.
 
@@ -117,7 +137,6 @@ def seasonal_error(
         ends: end (exclusive) of the training rows of each segment.
         num_targets: C, number of leading columns.
         season: in rows.
-        among: first and last series that are needed; the others are left NaN or wrong.
 
     Returns:
         Shape ``(num_series, C)``; NaN for a series without pairs.
@@ -126,12 +145,7 @@ def seasonal_error(
     num_series = int(segments.series.max()) + 1
     total, count = (np.zeros((num_series, num_targets)) for _ in range(2))
     size = max(_BLOCK_ROWS, season)
-    low, high = (0, num_series - 1) if among is None else among
-    first_row = int(segments.first_rows[np.searchsorted(segments.series, low)])
-    after = int(np.searchsorted(segments.series, high, side="right"))
-    end_row = table.num_rows if after == len(segments) else int(segments.first_rows[after])
-    # The blocks are those of all series, so that the sums of each are rounded alike.
-    for begin in range(first_row // size * size, end_row, size):
+    for begin in range(0, table.num_rows, size):
         first = max(begin - season, 0)
         rows = table.rows(first, begin + size)[:, :num_targets].astype(np.float64)
         numbers = np.arange(first, first + len(rows))

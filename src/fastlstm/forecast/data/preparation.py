@@ -10,6 +10,7 @@ import numpy as np
 from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.data.csv_records import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest
@@ -58,7 +59,11 @@ def prepare_options(
     policy = Policy(config.disorder, config.duplicates, config.gaps)
     codes = Codes(config.missing_value, config.keep_value)
     roles = roles or role_request(config)
-    return PrepareOptions(roles, policy, dtype, config.time_format, codes, like)
+    csv = CsvFormat(**{name: getattr(config, name) for name in CSV_OPTIONS})
+    return PrepareOptions(
+        roles, policy, dtype, config.time_format, codes, like, csv,
+        config.wide, config.tz, config.snap,
+    )  # fmt: skip
 
 
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
@@ -102,7 +107,7 @@ def require_counts(dataset: SeriesDataset) -> None:
     """
     table, names = dataset.table, dataset.roles.target
     for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
-        rows = (table.rows(begin, end) + table.origin)[:, : len(names)]
+        rows = table.whole_rows(begin, end)[:, : len(names)]
         bad = np.argwhere((rows < 0) | (rows != np.floor(rows)) & ~np.isnan(rows))
         if len(bad):
             row, column = bad[0]

@@ -1,8 +1,7 @@
-"""Sources of tables: files and frames, read in batches through Arrow.
+"""Rows of files and frames, read in batches through Arrow.
 
-CSV (also .tsv, .gz, .zst), Parquet, Arrow IPC and .npy files, directories and lists of them, on a
-disk or in an object store;
-pandas, polars and Arrow frames (anything with Arrow's C stream interface), NumPy arrays.
+Parquet, Arrow IPC and .npy files, on a disk or in an object store; pandas, polars and Arrow frames
+(anything with Arrow's C stream interface), NumPy arrays. `csv_records` has CSV.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +21,12 @@ import pyarrow.compute as pc
 from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
-from fastlstm.errors import DataError, Setting, counted, kind_of_value
+from fastlstm.errors import DataError, Setting, kind_of_value
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.table_files import (
-    SUFFIXES,
     TableFile,
     open_input,
-    require_files,
     signature_of,
 )
 from fastlstm.forecast.data.time_text import are_times
@@ -39,21 +35,9 @@ from fastlstm.system.object_store import RemoteFile
 NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 """Texts of a CSV that mean "no value" where numbers or times are expected."""
 
-_OTHER_COLUMNS = re.compile(
-    r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
-)
 _BATCH_ROWS = 1 << 18
 _FIRST_TEXTS = 300
 """Values of a column that are looked at to see what it holds."""
-_CSV_BLOCK_BYTES = 8 << 20
-_DELIMITERS = ",;\t|"
-_NO_ROWS = {
-    "straddling object": f"a line has more than {_CSV_BLOCK_BYTES >> 20} MiB; is it a CSV?",
-    "Empty CSV file or block": "the first line has no column names; is it a CSV?",
-    "out of sync with chunker": "a quoted value spans lines, or a quote is not closed; write every"
-    " row on one line",
-}
-"""Explanations of Arrow's messages."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
@@ -67,6 +51,7 @@ class Records(ABC):
         total_bytes: on disk; None for frames.
         done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
+        null_words: texts that mean "no value" where `is_parsed`.
     """
 
     name: str
@@ -75,6 +60,7 @@ class Records(ABC):
     total_bytes: int | None = None
     done_bytes: int = 0
     is_parsed: bool = False
+    null_words: tuple[str, ...] = NULL_WORDS
 
     @abstractmethod
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
@@ -94,7 +80,7 @@ class Records(ABC):
         kinds = {name: self.schema.field(name).type for name in names}
         batch = next((batch for batch in self.batches(kinds) if len(batch)), None)
         columns = [] if batch is None else batch.slice(0, _FIRST_TEXTS).columns
-        texts = (without_null_words(column.cast(pa.string())) for column in columns)
+        texts = (with_nulls(column.cast(pa.string()), self.null_words) for column in columns)
         return {name: column.drop_null() for name, column in zip(names, texts, strict=False)}
 
     def require_unchanged(self) -> None:
@@ -198,99 +184,6 @@ class ArrowRecords(FileRecords):
             yield source, ipc.open_file(source)
 
 
-class CsvRecords(FileRecords):
-    """A CSV file, plain or compressed; the first line names the columns."""
-
-    is_parsed = True
-
-    def _read_schema(self) -> pa.Schema:
-        self._compression = {".gz": "gzip", ".zst": "zstd"}.get(self.file.suffix)
-        with self._reading(), self._uncompressed() as stream:
-            line = stream.read(1 << 16).split(b"\n", 1)[0].decode("utf-8", "replace")
-        if not line.strip():
-            raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
-        self._delimiter = _delimiter_of(line)
-        self._has_one_column = self._delimiter not in line
-        try:
-            with self._open() as reader:
-                _ = reader.schema.names  # decodes them
-                return reader.schema
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{self.name}: the column names are not UTF-8 ({error.reason} at byte"
-                f" {error.start}); save the file as UTF-8"
-            ) from error
-        except (pa.ArrowException, OSError) as error:
-            raise self._malformed(error) or damaged(self.name, error) from error
-
-    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        row = 0
-        try:
-            with self._open(types) as reader:
-                for batch in reader:
-                    row += batch.num_rows
-                    self.done_bytes = 0 if self._compression else self._stream.tell()
-                    yield _without_empty_texts(batch)
-        except (pa.ArrowException, OSError) as error:
-            raise self._malformed(error) or self._bad_value(types, row, error) from error
-
-    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        source = self._uncompressed()
-        # NA can be a name; see `without_null_words`
-        convert = csv.ConvertOptions(strings_can_be_null=False)
-        if types is not None:
-            convert.column_types, convert.include_columns = dict(types), list(types)
-        return csv.open_csv(
-            source,
-            csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
-            csv.ParseOptions(
-                delimiter=self._delimiter,
-                ignore_empty_lines=not self._has_one_column,  # or an empty line is a value
-            ),
-            convert,
-        )
-
-    def _uncompressed(self) -> Any:
-        self._stream = open_input(self.file)
-        if not self._compression:
-            return self._stream
-        return pa.CompressedInputStream(self._stream, self._compression)
-
-    def _malformed(self, error: Exception) -> DataError | None:
-        """Returns the error for malformed lines, or None if `error` is about something else.
-
-        Parses Arrow's message: threads of Arrow would call a handler in Python even while the
-        process ends.
-        """
-        match = _OTHER_COLUMNS.search(str(error))
-        if match is None:
-            reason = next((text for words, text in _NO_ROWS.items() if words in str(error)), None)
-            return None if reason is None else DataError(f"{self.name}: {reason}")
-        number = "a line" if match[1] is None else f"line {match[1]}"
-        return DataError(
-            f"{self.name}: {number} has {counted(int(match[3]), 'column')}, expected {match[2]}:"
-            f" {match[4][:80]!r}"
-        )
-
-    def _bad_value(self, types: Mapping[str, pa.DataType], row: int, error: Exception) -> DataError:
-        """Finds the value that could not be converted, by reading from `row` on as text."""
-        numbers = [name for name, kind in types.items() if pa.types.is_floating(kind)]
-        try:
-            with self._open(dict.fromkeys(numbers, pa.string())) as reader:
-                done = 0
-                for batch in reader:
-                    if done + batch.num_rows > row:
-                        for name in numbers:
-                            texts = without_null_words(batch.column(name))
-                            numbers_of(texts, self.name, name, done)
-                    done += batch.num_rows
-        except DataError as bad_value:
-            return bad_value
-        except (pa.ArrowException, OSError):
-            pass
-        return damaged(self.name, error)
-
-
 class NumpyRecords(FileRecords):
     """A .npy file of shape (rows,) or (rows, columns); pickles are refused."""
 
@@ -319,11 +212,12 @@ class JoinedRecords(Records):
     """Several files with the same columns, concatenated."""
 
     def __init__(self, parts: Sequence[Records]) -> None:
-        self._parts = parts
+        self.parts = parts
         self.name = f"{parts[0].name} and {len(parts) - 1} more"
         self.signature = [file for part in parts for file in part.signature or ()]
         self.total_bytes = sum(part.total_bytes or 0 for part in parts)
         self.is_parsed = all(part.is_parsed for part in parts)
+        self.null_words = parts[0].null_words
         for part in parts:
             require_distinct(part.schema.names, part.name)
             missing = set(parts[0].schema.names) ^ set(part.schema.names)
@@ -339,12 +233,12 @@ class JoinedRecords(Records):
         self.schema = pa.schema(kinds)
 
     def require_unchanged(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.require_unchanged()
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         done = 0
-        for part in self._parts:
+        for part in self.parts:
             for batch in part.batches(types):
                 self.done_bytes = done + part.done_bytes
                 yield batch
@@ -356,31 +250,6 @@ def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     present = [kind for kind in kinds if not pa.types.is_null(kind)] or list(kinds)
     floating = [kind for kind in present if pa.types.is_floating(kind)]
     return floating[0] if floating and pa.types.is_integer(present[0]) else present[0]
-
-
-_KINDS: dict[str, type[FileRecords]] = {
-    **dict.fromkeys((".csv", ".tsv", ".txt"), CsvRecords),
-    **dict.fromkeys((".csv.gz", ".tsv.gz", ".csv.zst", ".tsv.zst"), CsvRecords),
-    **dict.fromkeys((".parquet", ".pq"), ParquetRecords),
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRecords),
-    ".npy": NumpyRecords,
-}
-
-
-def open_records(source: Any) -> Records:
-    """Opens a source of rows; reads only its columns.
-
-    Args:
-        source: a path, a directory, a glob, a URL, several of them, or a frame (see the module);
-            records are returned as they are.
-
-    Raises:
-        DataError: there is no such file, or no table in it.
-    """
-    if isinstance(source, Records):
-        return source
-    files = require_files(source)
-    return FrameRecords(source) if files is None else joined([open_file(path) for path in files])
 
 
 def joined(files: Sequence[Records]) -> Records:
@@ -401,41 +270,14 @@ def damaged(name: str, error: Exception) -> DataError:
     return DataError(f"{name} cannot be read ({reason}); is it complete?")
 
 
-def csv_delimiter(names: Sequence[str]) -> str:
-    """Returns the delimiter with which `CsvRecords` reads back a header of these names.
-
-    Raises:
-        DataError: there is none.
-    """
-    for delimiter in _DELIMITERS:
-        if _delimiter_of(delimiter.join(names)) == delimiter:
-            return delimiter
-    raise DataError(
-        f"the column names have more of the characters {' '.join(_DELIMITERS[:2])} than a CSV can"
-        " have; rename the columns"
-    )
-
-
-def _delimiter_of(line: str) -> str:
-    return max(_DELIMITERS, key=line.count)
-
-
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
-def without_null_words(column: pa.Array) -> pa.Array:
-    """Returns texts of a CSV with those that mean "no value" (NA, null …) as null."""
-    return pc.if_else(pc.is_in(column, pa.array(NULL_WORDS)), pa.scalar(None, column.type), column)
-
-
-def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    for place, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
-        if is_text(column.type):
-            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-            batch = batch.set_column(place, name, column)
-    return batch
+def with_nulls(column: pa.Array, words: Sequence[str]) -> pa.Array:
+    """Returns texts of a CSV with the `words` that mean "no value" (NA, null …) as null."""
+    return pc.if_else(pc.is_in(column, pa.array(words)), pa.scalar(None, column.type), column)
 
 
 def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.Array:
@@ -468,21 +310,6 @@ def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]
         except pa.ArrowInvalid:
             high = middle
     return low, column[low].as_py()
-
-
-def open_file(file: TableFile) -> Records:
-    """Opens one file of a table; see `open_records`."""
-    if isinstance(file, Path) and not file.is_file():
-        raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
-    for suffix, kind in _KINDS.items():
-        if file.name.lower().endswith(suffix):
-            try:
-                return kind(file)
-            except OSError as error:
-                raise DataError(f"cannot read {file}: {error.strerror}") from error
-            except UnicodeEncodeError as error:
-                raise DataError(f"{file}: the name is not UTF-8; rename the file") from error
-    raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
 
 
 def _arrow_table(frame: Any) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow as pa
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records, is_text, require_distinct
-from fastlstm.forecast.data.time_text import are_times, look_like_times
+from fastlstm.forecast.data.time_text import are_mostly_times, are_times, look_like_times
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -91,7 +92,7 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         DataError: two roles for one column, no target, a missing column of target, time or
             series, too many columns, or texts that look like times in an unknown format.
     """
-    schema, origin, kinds = records.schema, records.name, pa.types
+    schema, origin = records.schema, records.name
     names = schema.names
     if len(names) > _MAX_COLUMNS:
         raise DataError(
@@ -99,15 +100,13 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             " expected a row per time and a column per quantity: is the table transposed?"
         )
     request = _existing(names, request, origin, problems)
-    number_kinds = [kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal]
-    number_kinds += [kinds.is_null]
-    numbers = {field.name for field in schema if any(is_(field.type) for is_ in number_kinds)}
+    numbers = {field.name for field in schema if is_number(field.type)}
     usable_numbers = numbers.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     free = [name for name in free if name != series]
-    time = request.time or _first(TIME_NAMES, free) or _find_time(records, free)
+    time = request.time or _first(TIME_NAMES, free) or find_time(records, free)
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
     if not target and request.has_target:
@@ -138,7 +137,14 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     return roles
 
 
-def _find_time(records: Records, free: Sequence[str]) -> str | None:
+def is_number(kind: pa.DataType) -> bool:
+    """Returns whether a column of this type holds numbers; one without values counts."""
+    kinds = pa.types
+    tests = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal)
+    return kinds.is_null(kind) or any(is_kind(kind) for is_kind in tests)
+
+
+def find_time(records: Records, free: Sequence[str]) -> str | None:
     """Returns the only column of times; refuses texts that may be times but cannot be read."""
     kinds = {name: records.schema.field(name).type for name in free}
     times = [
@@ -147,9 +153,10 @@ def _find_time(records: Records, free: Sequence[str]) -> str | None:
     if len(times) == 1:
         return times[0]
     texts = records.first_texts([name for name, kind in kinds.items() if is_text(kind)])
-    times = times or [name for name, values in texts.items() if are_times(values)]
-    if len(times) == 1:
-        return times[0]
+    for is_time in (are_times, are_mostly_times):  # the row of another text is then refused
+        times = times or [name for name, values in texts.items() if is_time(values)]
+        if len(times) == 1:
+            return times[0]
     for name, values in texts.items():
         if look_like_times(values):
             raise DataError(
@@ -182,7 +189,24 @@ def _no_target(names: Sequence[str], has_numbers: bool, origin: str) -> DataErro
 
 
 def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:
-    return next((name for name in wanted if name in names), None)
+    plain = {name.strip(): name for name in reversed(names)}
+    return next((plain[name] for name in wanted if name in plain), None)
+
+
+def named_columns(name: str, names: Sequence[str]) -> list[str]:
+    """Returns the columns that a user means by a name, a pattern (``temp_*``) or a number from 1.
+
+    Spaces around a name do not count where it remains the only one.
+    """
+    if name in names:
+        return [name]
+    alike = [other for other in names if other.strip() == name.strip()]
+    if len(alike) == 1:
+        return alike
+    if name.isdecimal() and 1 <= int(name) <= len(names):
+        return [names[int(name) - 1]]
+    is_pattern = any(sign in name for sign in "*?[")
+    return [other for other in names if is_pattern and fnmatchcase(other, name)]
 
 
 def _existing(
@@ -191,10 +215,16 @@ def _existing(
     """Returns the request without missing columns, which are reported to `problems`."""
     require_distinct(names, origin)
     missing: dict[str, list[str]] = {}
+    present: dict[str, Any] = {}
     for role in ("target", "time", "series", *_LISTS[1:]):
+        if getattr(request, role) is None:
+            continue
+        found = list[str]()
         for name in _columns(request, role):
-            if name not in names:
+            if not (columns := named_columns(name, names)):
                 missing.setdefault(name, []).append(role)
+            found += [column for column in columns if column not in found]
+        present[role] = tuple(found) if role in _LISTS else next(iter(found), None)
     for name, roles in missing.items():
         problems.add(
             DataError(
@@ -204,11 +234,6 @@ def _existing(
         )
     if {role for roles in missing.values() for role in roles} & {"target", "time", "series"}:
         problems.raise_all()  # the other roles depend on these
-    present: dict[str, Any] = {
-        role: tuple(name for name in _columns(request, role) if name not in missing)
-        for role in _LISTS
-        if getattr(request, role) is not None
-    }
     return replace(request, **present)
 
 

@@ -128,12 +128,13 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
     moments = ColumnMoments(len(table.columns))
     for first, last in _merged(table.segments.first_rows, ends):
         for begin, end in row_blocks(first, last, len(table.columns)):
-            moments.add(table.rows(begin, end))
+            has_many = len(table.origin) > 1
+            moments.add(table.whole_rows(begin, end) if has_many else table.rows(begin, end))
     if moments.center is None:
         raise DataError("the training part has no rows; give more, or another ", Setting("split"))
     mean, variance = moments.result()
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
-    mean += moments.center + table.origin
+    mean += moments.center + (table.origin[0] if len(table.origin) == 1 else 0.0)
     mean[list(categorical)], std[list(categorical)] = 0.0, 1.0
     return Scaler(mean, std)
 

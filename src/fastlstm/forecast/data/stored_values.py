@@ -94,9 +94,7 @@ def store_values(
 
 def _range(column: ColumnStats) -> tuple[float, float]:
     """Returns the smallest and largest stored value; zeros for a column without values."""
-    if column.low > column.high:
-        return 0.0, 0.0
-    return column.low - column.origin, column.high - column.origin
+    return (0.0, 0.0) if column.low > column.high else column.range
 
 
 def _convert(

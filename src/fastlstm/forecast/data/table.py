@@ -105,8 +105,8 @@ class Table:
         segments: cover all rows.
         scale: shape ``(C,)``, float32: an int16 stands for ``value * scale + offset``.
         offset: shape ``(C,)``, float32.
-        origin: shape ``(C,)``, or ``(1,)`` of all columns, float64: subtracted before storage;
-            rows and windows are returned without it.
+        origin: float64, subtracted before storage; rows and windows are returned without it. Shape
+            ``(1, C)``, or ``(S, C)`` with one of each series.
     """
 
     values: NDArray[Any]
@@ -114,7 +114,7 @@ class Table:
     segments: Segments
     scale: NDArray[np.float32]
     offset: NDArray[np.float32]
-    origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
+    origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
 
     @property
     def num_rows(self) -> int:
@@ -128,6 +128,15 @@ class Table:
         rows = stored.astype(np.float32) * self.scale + self.offset
         rows[stored == MISSING_INT16] = np.nan
         return rows
+
+    def origins(self, series: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the origin of the values of some series, ``(N, C)``, or ``(1, C)`` of all."""
+        return self.origin if len(self.origin) == 1 else self.origin[series]
+
+    def whole_rows(self, first: int, last: int) -> NDArray[np.float64]:
+        """Returns rows ``first .. last - 1`` with their origin; missing values are NaN."""
+        of = self.segments.of_rows(np.arange(first, last))
+        return self.rows(first, last) + self.origins(self.segments.series[of])
 
 
 def table_from_array(values: Any) -> Table:

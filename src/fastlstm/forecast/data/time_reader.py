@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Message, Setting
+from fastlstm.errors import ConfigError, DataError, Message, Setting, counted
 from fastlstm.forecast.data.records import first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.time_text import hint_for_time, micro_of_floats, read_times
-from fastlstm.forecast.data.timeline import Timeline, most_frequent, show_time
+from fastlstm.forecast.data.time_text import (
+    hint_for_time,
+    micro_of_floats,
+    read_times,
+    starts_of,
+)
+from fastlstm.forecast.data.timeline import Frequency, Timeline, most_frequent, show_time
+from fastlstm.system.fields import parse_duration
 
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Values of time_format for whole numbers since 1970, and the number of each in a second."""
@@ -26,13 +33,28 @@ _INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
 
 
+@dataclass(frozen=True)
+class Clock:
+    """How times are read.
+
+    Attributes:
+        format: strptime format, or the unit of whole numbers since 1970; None: the year first.
+        zone: time zone of times without one; None leaves them without.
+        snap: duration that times are rounded to multiples of, such as 1h.
+    """
+
+    format: str | None = None
+    zone: str | None = None
+    snap: str | None = None
+
+
 class TimeReader:
     """Reads the times of a table, batch by batch.
 
     Args:
         name: of the column.
         origin: name of the table in messages.
-        time_format: strptime format, or the unit of whole numbers since 1970.
+        clock: how they are read.
 
     Attributes:
         name: of the column.
@@ -40,8 +62,12 @@ class TimeReader:
         has_clock: times are dates and times; else whole numbers.
     """
 
-    def __init__(self, name: str, origin: str, time_format: str | None = None) -> None:
-        self.name, self._origin, self._format = name, origin, time_format
+    def __init__(self, name: str, origin: str, clock: Clock = Clock()) -> None:
+        self.name, self._origin, self._format = name, origin, clock.format
+        self._zone = clock.zone
+        self._snap = 0 if clock.snap is None else round(parse_duration(clock.snap, "snap") * 1e6)
+        self._twice = set[tuple[int, int]]()
+        self._num_moved, self._has_intervals = 0, False
         self._where = f"{origin}: the times in '{name}'"
         self._kind: str | None = None
         self._low, self._high = _INT64.max, _INT64.min
@@ -52,12 +78,15 @@ class TimeReader:
     def has_clock(self) -> bool:
         return self._kind != "whole numbers"
 
-    def read(self, column: pa.Array, first_row: int) -> NDArray[np.int64]:
+    def read(
+        self, column: pa.Array, first_row: int, series: NDArray[np.int32] | None = None
+    ) -> NDArray[np.int64]:
         """Returns the times of a batch, in UTC if they have a zone.
 
         Args:
             column: without nulls.
             first_row: row number of its first entry, from 0.
+            series: number of each row's series; None: all are of one.
 
         Raises:
             DataError: not times, or of another kind than in earlier batches.
@@ -65,6 +94,8 @@ class TimeReader:
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
         column = self._typed(column, first_row)
+        if self._zone is not None and pa.types.is_timestamp(column.type) and not column.type.tz:
+            column = self._zoned(column, first_row, series)
         zone = getattr(column.type, "tz", None)
         if pa.types.is_integer(column.type):
             self._require_kind("whole numbers", first_row)
@@ -75,20 +106,13 @@ class TimeReader:
             self._require_kind("times" if zone is None else "times with a time zone", first_row)
             self.time_zone = self.time_zone or zone
             values = self._micro(column, zone, first_row)
+            if self._snap:
+                near = (values + self._snap // 2) // self._snap * self._snap
+                self._num_moved += int((near != values).sum())
+                values = near
         self._low = min(self._low, int(values.min()))
         self._high = max(self._high, int(values.max()))
         return values
-
-    def parsed(self, column: pa.Array, times: NDArray[np.int64]) -> pa.Array:
-        """Returns a column that reads as the same times and needs no parsing, where there is one.
-
-        Args:
-            column: a batch.
-            times: what `read` returned for it.
-        """
-        if not self.has_clock or self._format in EPOCH_UNITS:
-            return column
-        return pa.array(times).cast(pa.timestamp("us", self.time_zone))
 
     def finish(self, path: Path, like: Timeline | None) -> bool:
         """Converts the times of a zone to local times if these are regular.
@@ -133,9 +157,10 @@ class TimeReader:
         return is_wall
 
     def notes(self) -> list[str]:
-        """Returns a note if whole numbers may be times since 1970."""
+        """Returns a note if times are intervals, or whole numbers that may be times since 1970."""
         if self.has_clock:
-            return []
+            text = f"the times in '{self.name}' are intervals: their starts are used"
+            return [text] if self._has_intervals else []
         low, high = _EPOCH_YEARS
         for unit, per_second in EPOCH_UNITS.items():
             if low * per_second <= self._low and self._high <= high * per_second:
@@ -146,6 +171,11 @@ class TimeReader:
                 )
                 return [Message(note, Setting("time_format", unit))]
         return []
+
+    def repairs(self) -> list[str]:
+        """Returns a note if times were rounded."""
+        moved = counted(self._num_moved, "time")
+        return [f"{moved} rounded to the nearest {Frequency(self._snap)}"] * bool(self._num_moved)
 
     def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
         kind = column.type
@@ -171,6 +201,48 @@ class TimeReader:
                 " for seconds since 1970, give ", Setting("time_format", "s"),
             )  # fmt: skip
         return column
+
+    def _zoned(
+        self, column: pa.Array, first_row: int, series: NDArray[np.int32] | None
+    ) -> pa.Array:
+        """Returns local times with their zone.
+
+        The hour that comes twice when summer time ends: the first of two rows of one series and
+        local time is the earlier one, so rows must be in order.
+        """
+        zone = self._zone
+        try:
+            early, late = (
+                pc.assume_timezone(column, zone, ambiguous=which, nonexistent="raise")
+                for which in ("earliest", "latest")
+            )
+        except pa.ArrowInvalid:
+            try:
+                pc.assume_timezone(
+                    column.slice(0, 1), zone, ambiguous="earliest", nonexistent="latest"
+                )
+                row, value = first_refused(
+                    column, lambda part: pc.assume_timezone(part, zone, ambiguous="earliest")
+                )
+            except pa.ArrowInvalid:
+                raise ConfigError(
+                    Setting("tz", zone), " is a time zone that this system does not know, expected"
+                    " a name such as Europe/Berlin"
+                ) from None  # fmt: skip
+            raise DataError(
+                f"{self._where}: row {first_row + row + 1} has {value}, which the clocks of {zone}"
+                " skip when summer time begins; leave out ", Setting("tz"), " if the times are UTC",
+            ) from None  # fmt: skip
+        is_twice = pc.not_equal(early, late).to_numpy(zero_copy_only=False)
+        if not is_twice.any():
+            return early
+        local = column.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
+        is_later = np.zeros(len(column), dtype=bool)
+        for row in np.flatnonzero(is_twice).tolist():
+            key = (0 if series is None else int(series[row]), int(local[row]))
+            is_later[row] = key in self._twice
+            self._twice.add(key)
+        return pc.if_else(pa.array(is_later), late, early)
 
     def _micro(self, column: pa.Array, zone: str | None, first_row: int) -> NDArray[np.int64]:
         """Returns times as microseconds since 1970."""
@@ -211,11 +283,13 @@ class TimeReader:
         self._kind = kind
 
     def _parsed(self, column: pa.Array, first_row: int) -> pa.Array:
+        if not self._has_intervals and len(column):
+            self._has_intervals = starts_of(column[:1]) != column[:1]
         try:
             return read_times(column, self._format)
         except pa.ArrowInvalid as error:
             row, value = first_refused(column, lambda part: read_times(part, self._format))
-            hint: tuple[object, ...] = hint_for_time(str(value))
+            hint: tuple[object, ...] = hint_for_time(str(value), column)
             if self._format is not None:
                 hint = ("expected the format of ", Setting("time_format", self._format))
             what = f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; "

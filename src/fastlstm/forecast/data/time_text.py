@@ -12,12 +12,21 @@ import pyarrow.compute as pc
 from fastlstm.errors import DataError, Setting
 
 _YEAR_FIRST = (
-    r"^\s*(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})"
-    r"(?:[T ]\s*(?P<hour>\d{1,2}):(?P<minute>\d{2})"
-    r"(?::(?P<second>\d{2})(?P<rest>\.\d{1,6})?)?)?\s*$"
+    r"^\s*(?P<year>\d{4})[-/. ](?P<month>\d{1,2})[-/. ](?P<day>\d{1,2})"
+    r"(?:[T ]\s*(?P<hour>\d{1,2})(?:[:.](?P<minute>\d{2})"
+    r"(?:[:.](?P<second>\d{2})(?P<rest>\.\d{1,6})?)?)?)?\s*$"
 )
-_YEAR_LAST = re.compile(
-    r"\s*\d{1,2}([-/.])\d{1,2}[-/.](\d{2}|\d{4})(?: (\d{1,2}:\d{2}(:\d{2})?))?\s*"
+_FIRST_ROWS = 1000
+"""Times that a format must read to be proposed."""
+_INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
+_DATES = (
+    *("%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%d-%b-%Y", "%d-%B-%Y", "%d-%b-%y"),
+    *("%b-%d-%Y", "%Y-%b-%d", "%Y-%m-%d", "%m-%Y", "%b-%Y", "%B-%Y", "%b-%y", "%Y-%m"),
+)
+_OTHER_DATES = ("%Y%m%d", "%d%m%Y", "%b %d, %Y", "%B %d, %Y", "%a %d %b %Y")
+_CLOCKS = (
+    *("", " %H:%M", " %H:%M:%S", " %H.%M", " %H.%M.%S", " %I:%M %p", " %I:%M:%S %p"),
+    *(", %H:%M", "T%H:%M:%S", " %H"),
 )
 
 _ANY_DATE = (
@@ -31,7 +40,8 @@ _ANY_DATE = (
 
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
-    """Returns texts as timestamps in microseconds, in UTC if they have a zone.
+    """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval its
+    start.
 
     Args:
         column: texts, without nulls.
@@ -42,13 +52,44 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
         DataError: an unsupported format.
     """
     if form is not None:
-        return _by_format(column, form)
+        return _by_format(column if " - " in form else starts_of(column), form)
+    column = starts_of(column)
     for zone in (None, "UTC"):  # with a zone as in 2016-07-01T13:00Z
         try:
             return column.cast(pa.timestamp("us", zone))
         except pa.ArrowInvalid:
             pass
     return _year_first(column)
+
+
+def columns_of_time(names: str) -> list[str]:
+    """Returns the columns that together hold the times: "Date" and "Time" of "Date,Time"."""
+    return [name.strip() for name in names.split(",")]
+
+
+def starts_of(column: pa.Array) -> pa.Array:
+    """Returns the starts of intervals ("00:00 - 01:00"), and other texts as they are."""
+    return pc.replace_substring_regex(column, _INTERVAL, r"\1")
+
+
+def formats_of(texts: pa.Array) -> list[str]:
+    """Returns the strptime formats that read all texts, most likely first: times do not go back."""
+    dates = [form.replace("-", mark) for mark in "-/. " for form in _DATES] + list(_OTHER_DATES)
+    first, found = texts.slice(0, 1), list[tuple[int, str]]()
+    for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
+        try:
+            if _year_of(read_times(first, form)):
+                times = read_times(texts, form)
+                back = np.diff(times.cast(pa.int64()).to_numpy()) < 0
+                found.append((int(back.sum()), form))
+        except pa.ArrowInvalid:
+            continue
+    fewest = min((count for count, _ in found), default=0)
+    return [form for count, form in found if count == fewest]
+
+
+def _year_of(times: pa.Array) -> bool:
+    return bool(1700 <= pc.year(times)[0].as_py() <= 2300)
 
 
 def _year_first(column: pa.Array) -> pa.Array:
@@ -109,24 +150,30 @@ def are_times(texts: pa.Array) -> bool:
         return False
 
 
+def are_mostly_times(texts: pa.Array) -> bool:
+    """Returns whether more than half of the texts can be read as times by themselves."""
+    likely = texts.filter(pc.match_substring_regex(texts, _ANY_DATE))
+    kept = [text for text in likely if are_times(pa.array([text.as_py()]))]
+    return 2 * len(kept) > len(texts)
+
+
 def look_like_times(texts: pa.Array) -> bool:
     """Returns whether all texts look like dates in some form."""
     return len(texts) > 0 and pc.all(pc.match_substring_regex(texts, _ANY_DATE)).as_py()
 
 
-def hint_for_time(value: str) -> tuple[object, ...]:
-    """Returns advice on a text that is not a time, as parts of a message."""
+def hint_for_time(value: str, column: pa.Array) -> tuple[object, ...]:
+    """Returns advice on a text of a column that is not a time, as parts of a message."""
     if re.fullmatch(_YEAR_FIRST, value):
         return ("there is no such day or time of day",)
-    match = _YEAR_LAST.fullmatch(value)
-    if match is None:
-        form = Setting("time_format", "%d.%m.%Y %H:%M")
-        return ("expected 2016-07-01 13:00:00; for another format give, for example, ", form)
-    mark, year = match[1], "%Y" if len(match[2]) == 4 else "%y"
-    clock = "" if match[3] is None else " %H:%M" + (":%S" if match[4] else "")
-    forms = [mark.join([*pair, year]) + clock for pair in (("%d", "%m"), ("%m", "%d"))]
-    day_first, month_first = (Setting("time_format", form) for form in forms)
-    return ("day or month may come first: give ", day_first, " or ", month_first)
+    found = formats_of(column.slice(0, _FIRST_ROWS)) or formats_of(pa.array([value]))
+    forms = [Setting("time_format", form) for form in found]
+    if len(forms) == 1:
+        return ("give ", forms[0])
+    if forms:
+        return ("day or month may come first: give ", forms[0], " or ", forms[1])
+    form = Setting("time_format", "%d.%m.%Y %H:%M")
+    return ("expected 2016-07-01 13:00:00; for another format give, for example, ", form)
 
 
 def micro_of_floats(column: pa.Array, per_unit: float) -> pa.Array:

@@ -28,6 +28,8 @@ _A_DAY, _A_MONTH = np.timedelta64(1, "D"), np.timedelta64(1, "M")
 _LONGEST_STEP = 10**15
 """Limit of a stored frequency: 31 years in microseconds."""
 _Unit = Literal["us", "months", "business_days", "rows"]
+_LAST_EVERYWHERE = 27
+"""The last day, from 0, that every month has."""
 _MONDAY = 3
 """Days from the Monday before 1970-01-01, a Thursday, to it."""
 
@@ -40,11 +42,14 @@ class Frequency:
         step: in `unit`; rows are counted if there are no times.
         unit: us, months, business_days or rows.
         is_month_end: months run from last day to last day.
+        month_day: day of the month, from 1, or the last one of shorter months; 0: that of the first
+            time.
     """
 
     step: int
     unit: _Unit = "us"
     is_month_end: bool = False
+    month_day: int = 0
 
     def __str__(self) -> str:
         if self.unit == "rows":
@@ -74,8 +79,10 @@ class Frequency:
         if self.unit == "months":
             months, (days, is_end) = np.diff(_months(times)), _days_of_month(times)
             is_whole = (months > 0) & (months % self.step == 0) & (np.diff(times % _DAY) == 0)
-            is_alike = is_end[1:] & is_end[:-1] if self.is_month_end else np.diff(days) == 0
-            return np.asarray(is_whole & is_alike)
+            if not (self.is_month_end or self.month_day):
+                return np.asarray(is_whole & (np.diff(days) == 0))
+            is_due = _are_due(days, self.month_day - 1) if self.month_day else is_end
+            return np.asarray(is_whole & is_due[1:] & is_due[:-1])
         return np.asarray(np.diff(times) % self.step == 0)
 
     def fits(self, times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> bool:
@@ -104,24 +111,28 @@ class Frequency:
         months = month + (numbers * self.step).astype("timedelta64[M]")
         days = (months + _A_MONTH).astype("datetime64[D]") - _A_DAY
         if not self.is_month_end:
-            days = np.minimum(months.astype("datetime64[D]") + (day - month), days)
+            offset = np.timedelta64(self.month_day - 1, "D") if self.month_day else day - month
+            days = np.minimum(months.astype("datetime64[D]") + offset, days)
         return np.asarray(days.astype("datetime64[us]").astype(np.int64) + start % _DAY)
 
     @staticmethod
     def from_json(values: Any) -> Frequency:
         """Returns the frequency that `to_json` described; raises ValueError for anything else."""
         keys = {"step", "unit", "is_month_end"}
-        if not isinstance(values, dict) or set(values) != keys:
+        if not isinstance(values, dict) or set(values) not in (keys, keys | {"month_day"}):
             raise ValueError(f"a frequency has {', '.join(sorted(keys))}, got {values!r:.80}")
         is_step = type(values["step"]) is int and 0 < values["step"] <= _LONGEST_STEP
         is_unit = values["unit"] in get_args(_Unit)
-        if not (is_step and is_unit and type(values["is_month_end"]) is bool):
+        day = values.get("month_day", 0)
+        is_day = type(day) is int and 0 <= day <= 31 and type(values["is_month_end"]) is bool
+        if not (is_step and is_unit and is_day):
             raise ValueError(f"{values!r:.80} is not a frequency")
         return Frequency(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
-        return asdict(self)
+        values = asdict(self)
+        return values if self.month_day else {k: values[k] for k in values if k != "month_day"}
 
 
 ROWS = Frequency(1, "rows")
@@ -221,11 +232,19 @@ def find_frequency(
     return Frequency(usual)
 
 
+def _are_due(days: NDArray[np.int64], day: int) -> NDArray[np.bool_]:
+    """Returns which days of the month, from 0, are `day`; of a late one also earlier ones from the
+    28th, as shorter months have them."""
+    return np.asarray((days == day) | ((days >= _LAST_EVERYWHERE) & (days < day)))
+
+
 def _calendar_frequency(times: NDArray[np.int64], is_same: NDArray[np.bool_]) -> Frequency | None:
     """Returns the frequency in months if all times are on one day of the month, or the last."""
     days, is_end = _days_of_month(times)
-    is_month_end = bool(is_end.all())
-    if len(np.unique(times % _DAY)) > 1 or not (is_month_end or len(np.unique(days)) == 1):
+    last, is_month_end = int(days.max()), bool(is_end.all())
+    if len(np.unique(times % _DAY)) > 1 or not (is_month_end or _are_due(days, last).all()):
         return None
     usual = most_frequent(np.diff(_months(times))[is_same])
-    return Frequency(usual, "months", is_month_end) if usual >= 1 else None
+    is_one_day = bool((days == last).all())
+    day = 0 if is_month_end or is_one_day else last + 1
+    return Frequency(usual, "months", is_month_end, day) if usual >= 1 else None

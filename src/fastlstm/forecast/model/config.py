@@ -27,6 +27,7 @@ class ForecasterConfig:
         embed_size: d, width of an embedded patch.
         has_missing: values may be missing; adds a mask to the input.
         stateful: carries state from chunk to chunk (`ForecastNetwork.read_chunk`).
+        linear: a linear path beside the LSTM, with the weights of `forecast.ridge`.
     """
 
     input_size: int
@@ -50,6 +51,7 @@ class ForecasterConfig:
     output: OutputKind = "point"
     loss: Loss = "mae"
     stateful: bool = False
+    linear: bool = False
 
     def __post_init__(self) -> None:
         check_values(self, _BOUNDS, _CHOICES)

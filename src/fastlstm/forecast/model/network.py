@@ -95,6 +95,10 @@ class ForecastNetwork(nn.Module):
         self.cell_hh = Linear(H, 4 * H, bias=False)
         self.dropout = nn.Dropout(config.dropout)
         self.head = Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
+        if config.linear:
+            shapes = (config.horizon, config.input_size), (config.horizon,)
+            zeros = (nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes)
+            self.linear_weight, self.linear_bias = zeros
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,6 +106,9 @@ class ForecastNetwork(nn.Module):
         bound = self.config.hidden_size**-0.5
         for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
             nn.init.uniform_(weight, -bound, bound)
+        if self.config.linear:  # training begins with the linear forecast
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
 
     def forward(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
         """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
@@ -124,20 +131,42 @@ class ForecastNetwork(nn.Module):
             )
         if config.stateful:
             return self.read_chunk(values, statics, origins=1)[0]
-        targets = values[:, :L, :C]
-        is_there = ~targets.isnan() if config.has_missing else None
-        shift, scale = self._level(targets, is_there)
-        targets = (targets - shift[:, None]) / scale[:, None]
+        is_there = ~values[:, :L, :C].isnan() if config.has_missing else None
+        targets, shift, scale = self.normalised(values[:, :L, :C])
+        linear = self.linear(targets) if config.linear else None
         static = None if self.static is None else self.static(self.statics(statics))
         _, state = self._run(targets, is_there, self.past(values[:, :L, C:]), static)
         queries = self._queries(values[:, L:, C + config.num_past :], static)
         if config.decoder == "direct":
             decoded = self._decode(queries, *self._last(state))
         else:
-            decoded = self._decode_autoregressive(queries, state, values[:, L:, C:], static)
+            ahead = values[:, L:, C:]
+            decoded = self._decode_autoregressive(queries, state, ahead, static, linear)
+        decoded = decoded[:, :h]
+        if linear is not None:
+            decoded = self.output.moved(decoded, linear)
         return self.output.restored(
-            decoded[:, :h], scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
+            decoded, scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
         )
+
+    def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 where missing, and what was taken
+        off and what they were divided by, ``(B, C)``."""
+        is_there = ~targets.isnan() if self.config.has_missing else None
+        shift, scale = self._level(targets, is_there)
+        targets = (targets - shift[:, None]) / scale[:, None]
+        return targets if is_there is None else targets.nan_to_num(0.0), shift, scale
+
+    def linear(self, targets: Tensor) -> Tensor:
+        """Returns the linear forecast ``(B, h, C)`` of normalised targets ``(B, L, C)``."""
+        own = F.linear(targets.transpose(1, 2), self.linear_weight, self.linear_bias)
+        return own.transpose(1, 2)
+
+    @torch.no_grad()
+    def set_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Sets the weights of the linear path, ``(h, L)`` and ``(h,)``."""
+        self.linear_weight.copy_(weight)
+        self.linear_bias.copy_(bias)
 
     @torch.no_grad()
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
@@ -335,11 +364,17 @@ class ForecastNetwork(nn.Module):
         return steps
 
     def _decode_autoregressive(
-        self, queries: Tensor, state: tuple[Tensor, Tensor], ahead: Tensor, static: Tensor | None
+        self,
+        queries: Tensor,
+        state: tuple[Tensor, Tensor],
+        ahead: Tensor,
+        static: Tensor | None,
+        linear: Tensor | None,
     ) -> Tensor:
         """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next.
 
-        `state` is that after the input, `ahead` the covariates of the horizon ``(B, h, P + F)``.
+        `state` is that after the input, `ahead` the covariates of the horizon ``(B, h, P + F)``,
+        `linear` the forecast of the linear path ``(B, h, C)``.
         """
         s, config = self.config.patch, self.config
         rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
@@ -349,6 +384,8 @@ class ForecastNetwork(nn.Module):
         for k in range(1, self.num_patches):
             ones = torch.ones_like(decoded[-1][..., 0])
             center = self.output.center(self.output.restored(decoded[-1], ones, 0 * ones))
+            if linear is not None:
+                center = center + linear[:, (k - 1) * s : k * s]
             is_there = ones.bool() if config.has_missing else None
             past = covariates[:, (k - 1) * s : k * s]
             _, state = self._run(center, is_there, past, static, state)

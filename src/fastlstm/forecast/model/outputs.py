@@ -57,6 +57,10 @@ class Output(ABC):
         """Returns the parameters of ``value * scale + shift``; by default all are locations."""
         return parameters * scale[..., None] + shift[..., None]
 
+    def moved(self, parameters: Tensor, offset: Tensor) -> Tensor:
+        """Returns the parameters of ``value + offset``; by default all are locations."""
+        return parameters + offset[..., None]
+
 
 class Point(Output):
     """One number: the median (mae), the mean (mse), or between (huber, beta 0.5)."""
@@ -125,6 +129,10 @@ class StudentT(Output):
             degrees, location, scale, validate_args=False
         ).rsample()
         return values
+
+    def moved(self, parameters: Tensor, offset: Tensor) -> Tensor:
+        degrees, location, width = parameters.unbind(-1)
+        return torch.stack([degrees, location + offset, width], -1)
 
     def restored(self, parameters: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         degrees, location, width = parameters.unbind(-1)

@@ -82,7 +82,8 @@ class InferRequest:
         past: rows in the table's units, names as their numbers, shape ``(B, n, columns)``; n is L,
             in a sequence at most L.
         future: shape ``(B, h, future covariates)``, or None where there are none.
-        statics: shape ``(B, S)``, or None where there are none, or the sequence has them.
+        statics: shape ``(B, S)``, with the number of the series behind them if the model knows
+            several; or None where there are none, or the sequence has them.
         outputs: which to answer, and whether binary.
         levels: of the quantiles.
         step: of a sequence, or None.
@@ -110,6 +111,7 @@ def input_specs(model: WindowForecaster) -> dict[str, TensorSpec]:
         ("past", (-1, -1), model.past, model.may_miss),
         ("future", (-1, model.horizon), model.future, model.may_miss),
         ("static", (-1,), model.static, True),
+        ("series", (-1,), model.series, True),
     ]
     specs, floats = {}, _datatype(model)
     for group, lead, columns, may_miss in groups:
@@ -169,11 +171,18 @@ def parse_request(
         raise _bad(f"{_missing(model.future, 'future')} ahead")
     if model.static.names and statics is None and (step is None or step.starts):
         raise _bad(_missing(model.static, "static"))
-    for name, tensor in (("future", future), ("static", statics)):
+    series = _joined(model.series, "series", inputs)
+    for name, tensor in (("future", future), ("static", statics), ("series", series)):
         if tensor is not None and len(tensor) != len(past):
             windows = counted(len(tensor), "window")
             sent = name if name in inputs else name + _NAMES
             raise _bad(f"'{sent}' has {windows}, 'past' has {len(past)}; send as many")
+    if model.series.names and (step is None or step.starts or statics is not None):
+        unknown = np.full((len(past), 1), np.nan, dtype=past.dtype)
+        parts = [
+            part for part in (statics, unknown if series is None else series) if part is not None
+        ]
+        statics = np.concatenate(parts, 1)
     levels, request_id = values.get("quantiles", ()), request.get("id")
     is_binary = values.get("binary_data_output", False)
     return InferRequest(

@@ -7,13 +7,14 @@ import gzip
 import json
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from io import BufferedIOBase, BufferedReader, BytesIO
 from typing import IO, Any, Literal, cast
 
-from fastlstm.errors import DataError, MissingExtraError, Setting, counted
+from fastlstm.errors import DataError, MissingExtraError, Setting, counted, kind_of_value
 from fastlstm.text.data.sources import Document
 
 BLOCK_BYTES = 1 << 18
@@ -29,7 +30,7 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 
 @dataclass(frozen=True)
 class TextRules:
-    """How raw bytes become text; the last three are options of `TrainConfig`.
+    """How raw bytes become text; the last five are options of `TrainConfig`.
 
     Attributes:
         is_text: bytes must be UTF-8 (for vocabularies char and bpe).
@@ -41,6 +42,13 @@ class TextRules:
     text_field: str = "text"
     keep_crlf: bool = False
     invalid_utf8: Literal["error", "replace"] = "error"
+    encoding: str = "utf-8"
+    missing_text: Literal["error", "skip"] = "error"
+
+    @property
+    def is_recoded(self) -> bool:
+        """Whether the bytes are text that is not UTF-8."""
+        return self.is_text and codecs.lookup(self.encoding).name != "utf-8"
 
 
 class BlockReader:
@@ -48,12 +56,13 @@ class BlockReader:
 
     Attributes:
         consumed: bytes read so far, as on disk.
+        repairs: number of characters "replaced" by U+FFFD, and of documents "skipped".
     """
 
     def __init__(
         self, documents: tuple[Document, ...], rules: TextRules, block_bytes: int = BLOCK_BYTES
     ) -> None:
-        self.consumed = 0
+        self.consumed, self.repairs = 0, Counter[str]()
         self._documents = documents
         self._rules = rules
         self._block_bytes = block_bytes
@@ -106,7 +115,8 @@ class BlockReader:
         stream, position = open_document(document)
         try:
             records = _json_records if document.is_jsonl else _plain_records
-            for is_start, piece in records(stream, document, self._rules, self._block_bytes):
+            read = records(stream, document, self._rules, self._block_bytes, self.repairs)
+            for is_start, piece in read:
                 self.consumed = base + position()
                 if piece:
                     yield is_start, piece
@@ -162,21 +172,30 @@ def _open_zstd(raw: IO[bytes], name: str) -> BufferedIOBase:
 
 
 def _plain_records(
-    stream: BufferedIOBase, document: Document, rules: TextRules, block_bytes: int
+    stream: BufferedIOBase,
+    document: Document,
+    rules: TextRules,
+    block_bytes: int,
+    repairs: Counter[str],
 ) -> Iterator[tuple[bool, bytes]]:
     """Yields one document's text in pieces."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     replaces = rules.is_text and rules.invalid_utf8 == "replace"
+    errors = "replace" if replaces else "strict"
+    decoder = codecs.getincrementaldecoder(rules.encoding)(errors)
     held = b""  # a CR whose LF may come in the next piece
     is_start = True
     head = stream.read(_SNIFF_BYTES)
-    if rules.is_text:
+    if rules.is_text and not rules.is_recoded:
         refuse_binary(head, document.name)
     chunks = _chunks(head.removeprefix(codecs.BOM_UTF8), stream, block_bytes)
     chunk = next(chunks, b"")
     while chunk:
         following = next(chunks, b"")
-        data = decoder.decode(chunk, final=not following).encode() if replaces else chunk
+        data = chunk
+        if replaces or rules.is_recoded:
+            text = decoder.decode(chunk, final=not following)
+            repairs["replaced"] += text.count("\ufffd")
+            data = text.encode()
         if not rules.keep_crlf:
             data = held + data
             held = b"\r" if following and data.endswith(b"\r") else b""
@@ -195,7 +214,11 @@ def _chunks(head: bytes, stream: BufferedIOBase, size: int) -> Iterator[bytes]:
 
 
 def _json_records(
-    stream: BufferedIOBase, document: Document, rules: TextRules, block_bytes: int
+    stream: BufferedIOBase,
+    document: Document,
+    rules: TextRules,
+    block_bytes: int,
+    repairs: Counter[str],
 ) -> Iterator[tuple[bool, bytes]]:
     """Yields the text field of every line."""
     lines = iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
@@ -210,6 +233,9 @@ def _json_records(
             continue
         where = f"{document.name} line {number}"
         text = _json_text(line, where, rules)
+        if text is None:
+            repairs["skipped"] += 1
+            continue
         if not rules.keep_crlf:
             text = text.replace("\r\n", "\n")
         try:
@@ -224,13 +250,15 @@ def _json_records(
             yield True, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _json_text(line: bytes, where: str, rules: TextRules) -> str:
+def _json_text(line: bytes, where: str, rules: TextRules) -> str | None:
+    """Returns the text of a line; None if it has none and such lines are skipped."""
     try:
         errors = "replace" if rules.invalid_utf8 == "replace" else "strict"
-        record = json.loads(line.decode("utf-8", errors))
+        record = json.loads(line.decode(rules.encoding, errors))
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{where}: invalid UTF-8 at byte {error.start} of the line; fix it or pass ",
+            f"{where}: invalid {rules.encoding.upper()} at byte {error.start} of the line; fix it"
+            " or pass ",
             Setting("invalid_utf8", "replace"),
         ) from None
     except (ValueError, RecursionError) as error:
@@ -238,22 +266,29 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str:
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
     name = rules.text_field
+    if rules.missing_text == "skip" and record.get(name) is None:
+        return None
     if name not in record:
         fields = ", ".join(sorted(map(str, record))[:8]) or "none"
         raise DataError(
             f"{where}: no field '{name}'; its fields: {fields}. Name the text with ",
-            Setting("text_field", ...),
-        )
+            Setting("text_field", ...), ", or leave out such lines with ",
+            Setting("missing_text", "skip"),
+        )  # fmt: skip
     text = record[name]
     if not isinstance(text, str):
-        raise DataError(f"{where}: field '{name}' is {type(text).__name__}, expected a string")
+        hint: tuple[object, ...] = ()
+        if text is None:
+            hint = ("; leave out such lines with ", Setting("missing_text", "skip"))
+        what = f"{where}: field '{name}' is {kind_of_value(text)}, expected a string"
+        raise DataError(what, *hint)
     return text
 
 
 def refuse_binary(head: bytes, name: str) -> None:
     """Raises DataError if the first bytes of a document are not text."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{name} is UTF-16, not UTF-8; convert it: iconv -f utf-16 -t utf-8 {name}")
+        raise DataError(f"{name} is UTF-16, not UTF-8; give ", Setting("encoding", "utf-16"))
     controls = len(head) - len(head.translate(None, _CONTROL))
     if b"\x00" in head or controls > 0.1 * len(head):
         has_nul = b"\x00" in head
@@ -315,12 +350,14 @@ def _kind(char: str) -> str:
     return {"L": "letter", "N": "digit"}.get(category[0], "sign")
 
 
-def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None:
-    """Returns (document name, offset of its first invalid byte), reading the documents again."""
+def find_invalid_byte(
+    documents: tuple[Document, ...], encoding: str = "utf-8"
+) -> tuple[Document, int] | None:
+    """Returns a document and the offset of its first invalid byte, reading the documents again."""
     for document in documents:
         if document.is_jsonl:
             continue
-        decoder, offset, chunk = codecs.getincrementaldecoder("utf-8")(), 0, b"\n"
+        decoder, offset, chunk = codecs.getincrementaldecoder(encoding)(), 0, b"\n"
         with closing(open_document(document)[0]) as stream:
             while chunk:
                 chunk = stream.read(BLOCK_BYTES)
@@ -328,6 +365,6 @@ def find_invalid_utf8(documents: tuple[Document, ...]) -> tuple[str, int] | None
                 try:
                     decoder.decode(chunk, final=not chunk)
                 except UnicodeDecodeError as error:
-                    return document.name, offset - held + error.start
+                    return document, offset - held + error.start
                 offset += len(chunk)
     return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting, Stopped
 from fastlstm.system import hardware
+from fastlstm.system.charset import encoding_of
 from fastlstm.system.storage import append, storage_errors
-from fastlstm.text.data.blocks import BLOCK_BYTES, BlockReader, TextRules, find_invalid_utf8
+from fastlstm.text.data.blocks import (
+    BLOCK_BYTES,
+    BlockReader,
+    TextRules,
+    find_invalid_byte,
+    open_document,
+)
 from fastlstm.text.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import Source
 from fastlstm.text.data.tokenizer import Tokenizer, code_points
@@ -26,6 +33,7 @@ from fastlstm.text.data.tokenizer import Tokenizer, code_points
 Result = TypeVar("Result")
 _NUM_CODE_POINTS = 0x110000
 _MAX_WORKERS = 16
+_LOOK_BYTES = 1 << 20
 _LEARN_BLOCK_BYTES = 1 << 15  # the library counts words 30 % faster than in 256 KiB
 
 Progress = Callable[[int, int | None], object]
@@ -41,6 +49,7 @@ class Pass:
         workers: threads; None uses every available core.
         should_stop: polled for every block.
         on_progress: called with bytes read, out of `num_passes` times the source.
+        repairs: what the first pass changed; see `BlockReader`.
     """
 
     source: Source
@@ -50,6 +59,7 @@ class Pass:
     should_stop: Callable[[], bool] | None = None
     on_progress: Progress | None = None
     num_passes: int = 2
+    repairs: Counter[str] = field(default_factory=Counter)
 
     def map(
         self, function: Callable[[bytes], Result], index: int = 0
@@ -77,6 +87,9 @@ class Pass:
                 self.poll(reader.consumed, index)
                 done, future = waiting.popleft()
                 yield done, future.result()
+            if index == 0:
+                self.repairs.clear()
+                self.repairs.update(reader.repairs)
         except UnicodeDecodeError as error:
             raise self._invalid_utf8(error) from None
         finally:
@@ -92,10 +105,19 @@ class Pass:
             self.on_progress(done, total)
 
     def _invalid_utf8(self, error: UnicodeDecodeError) -> DataError:
-        place = find_invalid_utf8(self.source.documents)
-        name, offset = place or (self.source.name, error.start)
+        encoding = self.rules.encoding
+        place = find_invalid_byte(self.source.documents, encoding)
+        name, offset = self.source.name, error.start
+        parts: list[object] = ["convert the file to UTF-8"]
+        if place is not None:
+            document, offset = place
+            name = document.name
+            with closing(open_document(document)[0]) as stream:
+                likely = encoding_of(stream.read(_LOOK_BYTES)) if encoding == "utf-8" else None
+            if likely is not None:
+                parts = ["it looks like ", likely, ": pass ", Setting("encoding", likely)]
         return DataError(
-            f"{name}: invalid UTF-8 at byte {offset}; convert the file to UTF-8, or pass ",
+            f"{name}: invalid {encoding.upper()} at byte {offset}; ", *parts, ", or pass ",
             Setting("invalid_utf8", "replace"), " (writes U+FFFD) or ",
             Setting("vocab", "byte"), " (accepts any bytes)",
         )  # fmt: skip

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -42,7 +42,10 @@ from fastlstm.text.data.tokenizer import (
 )
 
 UnknownPolicy = Literal["refuse", "count"]
-READING = ("text_field", "keep_crlf", "invalid_utf8", "cache_dir")
+READING = (
+    *("text_field", "keep_crlf", "invalid_utf8", "encoding", "missing_text"),
+    "cache_dir",
+)
 """Options of `prepare_text` that a text read later takes from the run."""
 MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
@@ -174,6 +177,8 @@ def prepare_text(
     text_field: str = "text",
     keep_crlf: bool = False,
     invalid_utf8: Literal["error", "replace"] = "error",
+    encoding: str = "utf-8",
+    missing_text: Literal["error", "skip"] = "error",
     cache_dir: str | Path | None = None,
     train_share: float = 0.9,
     tokenizer: Tokenizer | None = None,
@@ -206,7 +211,9 @@ def prepare_text(
     cuts: dict[str, Literal["character", "token", "anywhere"]] = {
         "char": "character", "byte": "anywhere", "bpe": "token",
     }  # fmt: skip
-    rules = TextRules(kind != "byte", cuts[kind], text_field, keep_crlf, invalid_utf8)
+    rules = TextRules(
+        kind != "byte", cuts[kind], text_field, keep_crlf, invalid_utf8, encoding, missing_text
+    )
     opened = source if isinstance(source, Source) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
     work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
@@ -221,9 +228,18 @@ def prepare_text(
         from_cache=from_cache,
         seconds=time.monotonic() - started,
         source=opened.name,
-        notes=opened.notes,
+        notes=(*opened.notes, *_repairs(entry)),
         cache=cache,
     )
+
+
+def _repairs(entry: Entry) -> Iterator[str]:
+    if entry.num_replaced:
+        share = entry.num_replaced / max(entry.num_chars, 1)
+        invalid = counted(entry.num_replaced, "invalid byte")
+        yield f"{invalid} replaced by U+FFFD ({share:.2%} of the text)"
+    if entry.num_skipped:
+        yield f"{counted(entry.num_skipped, 'line')} without a text left out"
 
 
 @dataclass
@@ -268,7 +284,11 @@ class _Job:
         with storage_errors(target, "write"):
             target.mkdir()
         count = write_ids(self.work, tokenizer, scanned, target / "ids.bin")
-        meta = Meta(count, scanned.num_bytes, scanned.num_chars, tokenizer.fingerprint, unknown)
+        repairs = self.work.repairs
+        meta = Meta(
+            count, scanned.num_bytes, scanned.num_chars, tokenizer.fingerprint, unknown,
+            repairs["replaced"], repairs["skipped"],
+        )  # fmt: skip
         key = self._entry_key(scanned.content, tokenizer.fingerprint, bool(unknown))
         entry = self.cache.store(key, target, tokenizer, meta)
         if self.tokenizer is None:

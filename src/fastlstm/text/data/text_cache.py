@@ -23,6 +23,14 @@ class Meta:
     num_chars: int
     fingerprint: str
     unknown: Sequence[tuple[str, int]] = ()
+    num_replaced: int = 0
+    num_skipped: int = 0
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The counts."""
+        sizes = (self.num_tokens, self.num_bytes, self.num_chars)
+        return (*sizes, self.num_replaced, self.num_skipped)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Entry:
         num_chars: its characters.
         unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
             position of each.
+        num_replaced: invalid bytes that became U+FFFD.
+        num_skipped: documents without a text.
     """
 
     ids: Ids
@@ -43,6 +53,8 @@ class Entry:
     num_bytes: int
     num_chars: int
     unknown: tuple[tuple[str, int], ...]
+    num_replaced: int
+    num_skipped: int
 
     @property
     def num_unknown(self) -> int:
@@ -63,7 +75,7 @@ class TextCache(Cache):
             if not is_intact(directory):
                 return None
             meta = Meta(**read_json(directory / "meta.json"))
-            if any(type(n) is not int for n in (meta.num_tokens, meta.num_bytes, meta.num_chars)):
+            if any(type(number) is not int for number in meta.numbers):
                 return None
             tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
             if tokenizer.fingerprint != meta.fingerprint:
@@ -76,7 +88,10 @@ class TextCache(Cache):
             unknown = tuple((char, position) for char, position in meta.unknown)
         except (OSError, FastLSTMError, TypeError, ValueError):
             return None
-        return Entry(ids, tokenizer, key, meta.num_bytes, meta.num_chars, unknown)
+        return Entry(
+            ids, tokenizer, key, meta.num_bytes, meta.num_chars, unknown, meta.num_replaced,
+            meta.num_skipped,
+        )  # fmt: skip
 
     def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
         """Turns a work directory with ids.bin into the entry `key`."""

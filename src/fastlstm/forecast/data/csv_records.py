@@ -1,0 +1,328 @@
+"""CSV files: their format, and their rows through Arrow's parser."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from fastlstm.errors import ConfigError, DataError, Setting, counted
+from fastlstm.forecast.data.records import (
+    NULL_WORDS,
+    FileRecords,
+    damaged,
+    is_text,
+    numbers_of,
+    with_nulls,
+)
+from fastlstm.forecast.data.table_files import TableFile, open_input
+
+DELIMITERS = ",;\t|"
+_BLOCK_BYTES = 8 << 20
+_HEAD_BYTES = 1 << 20
+_SPACES = " \u00a0\u202f"
+"""Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
+_OTHER_COLUMNS = re.compile(
+    r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
+)
+_NO_ROWS = {
+    "straddling object": f"a line has more than {_BLOCK_BYTES >> 20} MiB; is it a CSV?",
+    "Empty CSV file or block": "the first line has no column names; is it a CSV?",
+    "out of sync with chunker": "a quoted value spans lines, or a quote is not closed; write every"
+    " row on one line",
+}
+"""Explanations of Arrow's messages."""
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """How a CSV file is written; each is also an option of `ForecastConfig`.
+
+    Attributes:
+        delimiter: between columns; None: the most frequent of ``, ; tab |`` in the header.
+        decimal: decimal mark.
+        thousands: mark between groups of three digits; "" if there is none.
+        encoding: name of a codec.
+        header: the first line names the columns; else their names are 1, 2, ….
+        skip_rows: lines before the header.
+        skip_footer: lines at the end that are no rows.
+        skip_headers: leave out lines that repeat the header.
+        na: more texts that mean "no value".
+        look: refuse a file that looks like another format; see `csv_look`.
+    """
+
+    delimiter: str | None = None
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    header: bool = True
+    skip_rows: int = 0
+    skip_footer: int = 0
+    skip_headers: bool = False
+    na: tuple[str, ...] = ()
+    look: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "decimal", "thousands"):
+            mark = getattr(self, name)
+            if mark == "\\t":
+                object.__setattr__(self, name, "\t")
+            elif mark and len(mark) != 1:
+                raise ConfigError(Setting(name), f" is {mark!r:.40}, expected one character")
+        marks = [mark for mark in (self.delimiter, self.decimal, self.thousands) if mark]
+        if len(set(marks)) < len(marks) or not self.decimal:
+            raise ConfigError(
+                Setting("delimiter"), ", ", Setting("decimal"), " and ", Setting("thousands"),
+                f" are {', '.join(map(repr, marks))}, expected different characters",
+            )  # fmt: skip
+        try:
+            "".encode(self.encoding)
+        except LookupError:
+            raise ConfigError(
+                Setting("encoding"), f" is {self.encoding!r:.40}, expected the name of a codec,"
+                " such as utf-8, cp1252 or gb18030",
+            ) from None  # fmt: skip
+
+
+CSV_OPTIONS = tuple(field.name for field in fields(CsvFormat))
+
+
+def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
+    """Opens a CSV; returns its bytes on disk, and its text in UTF-8 decompressed."""
+    raw = open_input(file)
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix)
+    text = pa.CompressedInputStream(raw, compression) if compression else raw
+    if codecs.lookup(form.encoding).name != "utf-8":
+        text = pa.transcoding_input_stream(text, form.encoding, "utf-8")
+    return raw, text
+
+
+class CsvRecords(FileRecords):
+    """A CSV file, plain or compressed."""
+
+    is_parsed = True
+
+    def __init__(self, file: TableFile, form: CsvFormat = CsvFormat()) -> None:
+        self.form = form
+        self.null_words = (*NULL_WORDS, *form.na)
+        super().__init__(file)
+
+    def _read_schema(self) -> pa.Schema:
+        form = self.form
+        with self._reading():
+            text = open_text(self.file, form)[1]
+            head = text.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        header = next(islice(head, form.skip_rows, None), b"")
+        line = header.decode("utf-8", "replace")
+        if not line.strip():
+            raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
+        self._header, self.delimiter = header, form.delimiter or delimiter_of(line)
+        self._has_one_column = self.delimiter not in line
+        self._names: list[str] | None = None
+        if not form.header:
+            columns = next(csv.reader([line.rstrip("\r")], delimiter=self.delimiter))
+            self._names = [str(number + 1) for number in range(len(columns))]
+        self._grouped = dict[str, pa.DataType]()
+        try:
+            with self._open() as reader:
+                _ = reader.schema.names  # decodes them
+                return self._without_groups(reader)
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.name}: the column names are not UTF-8 ({error.reason} at byte"
+                f" {error.start}); save the file as UTF-8, or give ", Setting("encoding", "cp1252"),
+                " or another",
+            ) from error  # fmt: skip
+        except (pa.ArrowException, OSError) as error:
+            raise self._malformed(error) or damaged(self.name, error) from error
+
+    def _without_groups(self, reader: Any) -> pa.Schema:
+        """Returns the schema; texts of numbers with a mark of thousands count as numbers."""
+        schema = reader.schema
+        texts = [field.name for field in schema if is_text(field.type)]
+        if not self.form.thousands or not texts:
+            return schema
+        batch = next(iter(reader), None)
+        for name in texts:
+            values = None if batch is None else with_nulls(batch.column(name), self.null_words)
+            if values is not None and values.null_count < len(values) and self._are_grouped(values):
+                self._grouped[name] = pa.float64()
+        kinds = [(f.name, self._grouped.get(f.name, f.type)) for f in schema]
+        return pa.schema(kinds)
+
+    def _are_grouped(self, texts: pa.Array) -> bool:
+        mark, decimal = self._thousands(), re.escape(self.form.decimal)
+        form = rf"^\s*[+-]?(\d{{1,3}}({mark}\d{{3}})+|\d*)({decimal}\d*)?\s*$"
+        return pc.all(pc.match_substring_regex(texts, form)).as_py() is not False
+
+    def _thousands(self) -> str:
+        mark = self.form.thousands
+        return f"[{_SPACES}]" if mark in _SPACES else re.escape(mark)
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        row = 0
+        asked = {n: pa.string() if n in self._grouped else kind for n, kind in types.items()}
+        try:
+            with self._open(asked) as reader:
+                for batch in reader:
+                    is_plain = self._raw is self._text
+                    self.done_bytes = self._raw.tell() if is_plain else 0
+                    yield self._ungrouped(_without_empty_texts(batch), types, row)
+                    row += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise self._malformed(error) or self._bad_value(asked, row, error) from error
+
+    def _ungrouped(
+        self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], row: int
+    ) -> pa.RecordBatch:
+        for name in self._grouped.keys() & types.keys():
+            if is_text(types[name]):
+                continue
+            column = with_nulls(batch.column(name), self.null_words)
+            if self._are_grouped(column):
+                column = pc.replace_substring_regex(column, self._thousands(), "")
+                column = pc.replace_substring(column, self.form.decimal, ".")
+            numbers = numbers_of(column, self.name, name, row)
+            batch = batch.set_column(batch.schema.get_field_index(name), name, numbers)
+        return batch
+
+    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
+        form = self.form
+        self._raw, self._text = open_text(self.file, form)
+        source = self._text
+        if form.skip_footer or form.skip_headers:
+            repeated = self._header if form.skip_headers else None
+            source = pa.PythonFile(_Lines(source, form.skip_footer, repeated), mode="r")
+        # NA can be a name; see `with_nulls`
+        convert = arrow_csv.ConvertOptions(strings_can_be_null=False)
+        convert.null_values, convert.decimal_point = self.null_words, form.decimal
+        if types is not None:
+            convert.column_types, convert.include_columns = dict(types), list(types)
+        return arrow_csv.open_csv(
+            source,
+            arrow_csv.ReadOptions(
+                block_size=_BLOCK_BYTES,
+                skip_rows=form.skip_rows,
+                column_names=self._names,
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=self.delimiter,
+                ignore_empty_lines=not self._has_one_column,  # or an empty line is a value
+            ),
+            convert,
+        )
+
+    def _malformed(self, error: Exception) -> DataError | None:
+        """Returns the error for malformed lines, or None if `error` is about something else.
+
+        Parses Arrow's message: threads of Arrow would call a handler in Python even while the
+        process ends.
+        """
+        match = _OTHER_COLUMNS.search(str(error))
+        if match is None:
+            reason = next((text for words, text in _NO_ROWS.items() if words in str(error)), None)
+            return None if reason is None else DataError(f"{self.name}: {reason}")
+        number = "a line" if match[1] is None else f"line {match[1]}"
+        return DataError(
+            f"{self.name}: {number} has {counted(int(match[3]), 'column')}, expected {match[2]}:"
+            f" {match[4][:80]!r}"
+        )
+
+    def _bad_value(self, types: Mapping[str, pa.DataType], row: int, error: Exception) -> DataError:
+        """Finds the value that could not be converted, by reading from `row` on as text."""
+        numbers = [name for name, kind in types.items() if pa.types.is_floating(kind)]
+        try:
+            with self._open(dict.fromkeys(numbers, pa.string())) as reader:
+                done = 0
+                for batch in reader:
+                    if done + batch.num_rows > row:
+                        for name in numbers:
+                            texts = with_nulls(batch.column(name), self.null_words)
+                            numbers_of(texts, self.name, name, done)
+                    done += batch.num_rows
+        except DataError as bad_value:
+            return bad_value
+        except (pa.ArrowException, OSError):
+            pass
+        return damaged(self.name, error)
+
+
+class _Lines(io.RawIOBase):
+    """The lines of a text without its last ones, and without those that repeat the header."""
+
+    def __init__(self, source: Any, num_last: int, header: bytes | None) -> None:
+        super().__init__()
+        self._source, self._num_last = source, num_last
+        self._repeated = None if header is None else b"\n" + header + b"\n"
+        self._held, self._ready, self._is_first, self._is_done = b"", b"", True, False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while not self._ready and not self._is_done:
+            self._advance()
+        end = len(self._ready) if size < 0 else size
+        part, self._ready = self._ready[:end], self._ready[end:]
+        return part
+
+    def _advance(self) -> None:
+        """Reads a block, and keeps the lines that may be the last ones."""
+        block = self._source.read(_HEAD_BYTES)
+        data, self._is_done = self._held + block, not block
+        if self._is_done:
+            data = data.rstrip(b"\r\n") + b"\n"
+        end = len(data)
+        for _ in range(self._num_last + 1):
+            end = max(data.rfind(b"\n", 0, end), 0)
+        if self._is_done and not self._num_last:
+            end = len(data) - 1
+        if end == 0:
+            self._held = data
+            return
+        ready, self._held = data[: end + 1], data[end + 1 :]
+        if self._repeated is not None:
+            first = ready.find(self._repeated[1:]) if self._is_first else -1
+            begin = -1 if first < 0 else first + len(self._repeated) - 2
+            rest = b"\n" + ready[begin + 1 :]
+            while self._repeated in rest:
+                rest = rest.replace(self._repeated, b"\n")
+            ready = ready[: begin + 1] + rest[1:]
+        self._ready, self._is_first = ready, False
+
+
+def csv_delimiter(names: list[str] | tuple[str, ...]) -> str:
+    """Returns the delimiter with which `CsvRecords` reads back a header of these names.
+
+    Raises:
+        DataError: there is none.
+    """
+    for delimiter in DELIMITERS:
+        if delimiter_of(delimiter.join(names)) == delimiter:
+            return delimiter
+    raise DataError(
+        f"the column names have more of the characters {' '.join(DELIMITERS[:2])} than a CSV can"
+        " have; rename the columns"
+    )
+
+
+def delimiter_of(line: str) -> str:
+    """Returns the most frequent delimiter of a line."""
+    return max(DELIMITERS, key=line.count)
+
+
+def _without_empty_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for place, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        if is_text(column.type):
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+            batch = batch.set_column(place, name, column)
+    return batch

@@ -1,0 +1,79 @@
+"""Opens what a user gives as a table: paths, directories, globs, URLs, frames, arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.csv_look import Asked, require_expected
+from fastlstm.forecast.data.csv_records import CsvFormat, CsvRecords
+from fastlstm.forecast.data.records import (
+    ArrowRecords,
+    FileRecords,
+    FrameRecords,
+    JoinedRecords,
+    NumpyRecords,
+    ParquetRecords,
+    Records,
+    joined,
+)
+from fastlstm.forecast.data.table_files import SUFFIXES, TableFile, require_files
+
+_KINDS: dict[str, type[FileRecords]] = {
+    **dict.fromkeys((".parquet", ".pq"), ParquetRecords),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRecords),
+    ".npy": NumpyRecords,
+}
+
+_MAX_LOOKS = 8
+
+
+def open_records(source: Any, form: CsvFormat | None = None, asked: Asked | None = None) -> Records:
+    """Opens a source of rows; reads only its columns.
+
+    Args:
+        source: a path, a directory, a glob, a URL, several of them, or a frame; records are
+            returned as they are.
+        form: of CSV files.
+        asked: of the table; a CSV without columns that can be read is then looked at.
+
+    Raises:
+        DataError: there is no such file, or no table in it.
+    """
+    if isinstance(source, Records):
+        return source
+    files = require_files(source)
+    if files is None:
+        return FrameRecords(source)
+    return joined([open_file(path, form, asked) for path in files])
+
+
+def look_at(records: Records, asked: Asked) -> None:
+    """Raises DataError if CSV files, of many a few, look like another format than theirs."""
+    files = records.parts if isinstance(records, JoinedRecords) else [records]
+    for part in files[:: -(-len(files) // _MAX_LOOKS)]:
+        if isinstance(part, CsvRecords) and part.form.look:
+            require_expected(part.file, part.form, asked)
+
+
+def open_file(
+    file: TableFile, form: CsvFormat | None = None, asked: Asked | None = None
+) -> Records:
+    """Opens one file of a table; see `open_records`."""
+    if isinstance(file, Path) and not file.is_file():
+        raise DataError(f"{file} is a pipe or a device; save the table to a file: it is read twice")
+    suffix = next((end for end in SUFFIXES if file.name.lower().endswith(end)), None)
+    if suffix is None:
+        raise DataError(f"{file} is not a table; expected a name ending in {', '.join(SUFFIXES)}")
+    form, kind = form or CsvFormat(), _KINDS.get(suffix)
+    try:
+        return CsvRecords(file, form) if kind is None else kind(file)
+    except DataError:
+        if kind is None and form.look and asked is not None:
+            require_expected(file, form, asked)
+        raise
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{file}: the name is not UTF-8; rename the file") from error

@@ -1,0 +1,178 @@
+"""The level and spread of every series of a table, by which its targets are scaled.
+
+Series of very different sizes then count alike, and a small one keeps its digits beside a large
+one: level and spread are taken off in float64, before anything is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.data.table import Table, row_blocks
+
+CONSTANT = 1e-12
+"""Spread over level of a series without any."""
+
+
+@dataclass(frozen=True)
+class SeriesScale:
+    """Level and spread of the targets of series, float64.
+
+    Attributes:
+        names: of the series, as `canonical` has them.
+        mean: shape ``(S, C)``, in the table's units.
+        std: same shape, above 0.
+    """
+
+    names: tuple[str, ...]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+
+    @staticmethod
+    def fit(
+        table: Table,
+        series: Sequence[Any],
+        ends: NDArray[np.int64],
+        default: tuple[NDArray[np.float64], NDArray[np.float64]],
+    ) -> SeriesScale:
+        """Returns means and standard deviations over the training rows of every series.
+
+        A series that is constant there has the spread of all its rows; one that is constant in all
+        of them as good as none.
+
+        Args:
+            table: the rows.
+            series: names, by number.
+            ends: end (exclusive) of the training rows of each segment.
+            default: mean and spread, ``(C,)``, of a series without values in its training rows.
+        """
+        firsts, num = table.segments.first_rows, len(default[0])
+        mean, variance = _moments(table, len(series), num, ends)
+        is_empty, is_flat = np.isnan(mean), variance <= (CONSTANT * mean) ** 2
+        if is_flat.any():
+            every = _moments(table, len(series), num, firsts + table.segments.num_rows)
+            variance = np.where(is_flat, every[1], variance)
+        mean, std = _scales(mean, variance)
+        mean, std = (
+            np.where(is_empty, of_all, own)
+            for of_all, own in zip(default, (mean, std), strict=True)
+        )
+        return SeriesScale(tuple(map(canonical, series)), mean, std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields as JSON values."""
+        return {"names": self.names, "mean": self.mean.tolist(), "std": self.std.tolist()}
+
+    @staticmethod
+    def from_json(values: Any, num_targets: int) -> SeriesScale:
+        """Returns what `to_json` described; raises ValueError if it is invalid."""
+        names = values["names"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("the names of the series are expected to be texts")
+        shape = len(names), num_targets
+        mean, std = (np.asarray(values[name], dtype=np.float64) for name in ("mean", "std"))
+        is_finite = np.isfinite(mean).all() and np.isfinite(std).all()
+        if mean.shape != shape or std.shape != shape or not is_finite or (std <= 0).any():
+            raise ValueError(f"the scales of the series are expected to be {shape} numbers")
+        return SeriesScale(tuple(names), mean, std)
+
+    def of_windows(
+        self, targets: NDArray[np.float64], places: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.float64], ...]:
+        """Returns mean and spread, ``(B, C)``, of windows alone.
+
+        Args:
+            targets: shape ``(B, L, C)``; NaN where missing.
+            places: number of each window's series, -1 of an unknown one, which is scaled by the
+                window; None: all are unknown.
+        """
+        own = scale_of_windows(targets)
+        if places is None:
+            return own
+        is_known = (places >= 0)[:, None]
+        pairs = zip((self.mean, self.std), own, strict=True)
+        return tuple(np.where(is_known, of_fit[places], window) for of_fit, window in pairs)
+
+    def of(self, table: Table, series: Sequence[Any]) -> SeriesOfTable:
+        """Returns mean and spread of the series of another table.
+
+        Those of series that are not known are of all their rows.
+        """
+        numbers = {name: number for number, name in enumerate(self.names)}
+        places = np.array([numbers.get(canonical(name), -1) for name in series], dtype=np.int64)
+        mean, std = self.mean[places], self.std[places]
+        if (is_new := places < 0).any():
+            ends = table.segments.first_rows + table.segments.num_rows
+            default = self.mean.mean(0), self.std.mean(0)
+            own = SeriesScale.fit(table, series, ends, default)
+            mean[is_new], std[is_new] = own.mean[is_new], own.std[is_new]
+        return SeriesOfTable(mean, std, places)
+
+
+class SeriesOfTable(NamedTuple):
+    """The scale of the series of a table.
+
+    Attributes:
+        mean: of the targets, shape ``(S, C)``.
+        std: their spread, of the same shape.
+        places: number of each series at fit; -1 of one that was not there.
+    """
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    places: NDArray[np.int64]
+
+
+def scale_of_windows(targets: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Returns mean and spread, ``(B, C)``, of windows ``(B, L, C)`` of unknown series."""
+    is_there = ~np.isnan(targets)
+    count = np.maximum(is_there.sum(1), 1)
+    mean = np.where(is_there, targets, 0.0).sum(1) / count
+    offsets = np.where(is_there, targets - mean[:, None], 0.0)
+    return _scales(mean, (offsets**2).sum(1) / count)
+
+
+def _scales(
+    mean: NDArray[np.float64], variance: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    mean = np.nan_to_num(mean)
+    level = np.where(mean == 0, 1.0, np.abs(mean))
+    return mean, np.maximum(np.sqrt(np.nan_to_num(variance)), CONSTANT * level)
+
+
+def _moments(
+    table: Table, num_series: int, num_targets: int, ends: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns mean and variance of the rows of every series up to `ends`; NaN without any."""
+    segments, shape = table.segments, (num_series, num_targets)
+    count, total, squares = (np.zeros(shape) for _ in range(3))
+    center = np.full(shape, np.nan)
+    for begin, end in row_blocks(0, table.num_rows, len(table.columns)):
+        of = segments.of_rows(np.arange(begin, end))
+        is_used = np.arange(begin, end) < ends[of]
+        series = segments.series[of][is_used]
+        rows = table.rows(begin, end)[is_used, :num_targets].astype(np.float64)
+        if not len(rows):
+            continue
+        low, num = int(series[0]), int(series[-1] - series[0]) + 1
+        own = slice(low, low + num)
+        for column, values in enumerate(rows.T):
+            here = ~np.isnan(values)
+            which, present = series[here] - low, values[here]
+            unique, first = np.unique(which, return_index=True)
+            centers = center[own, column]
+            centers[unique] = np.where(np.isnan(centers[unique]), present[first], centers[unique])
+            present = present - centers[which]
+            count[own, column] += np.bincount(which, minlength=num)
+            total[own, column] += np.bincount(which, present, num)
+            squares[own, column] += np.bincount(which, present**2, num)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = total / count
+        variance = np.maximum(squares / count - mean**2, 0)
+    return mean + center + table.origins(np.arange(num_series))[:, :num_targets], variance
