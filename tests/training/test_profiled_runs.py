@@ -142,7 +142,7 @@ class Looking(fastlstm.Callback):
     norm = 0.0
 
     def on_gradients(self, trainer: Any) -> None:
-        self.norm = float(sum(p.grad.norm() for p in trainer.model.parameters() if p.requires_grad))
+        self.norm = float(sum(p.grad.norm() for p in trainer.model.parameters()))
 
     def on_update(self, trainer: Any) -> None:
         self.weights = {name: w.clone() for name, w in trainer.model.state_dict().items()}

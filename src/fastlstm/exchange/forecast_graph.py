@@ -19,6 +19,7 @@ from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels
 from fastlstm.exchange.graph import GraphBuilder
 from fastlstm.exchange.lstm_layers import LSTMStack, State, lstm_layers
 from fastlstm.forecast.data.series_scale import CONSTANT
+from fastlstm.forecast.model.network import LINEAR
 from fastlstm.forecast.window_forecaster import float64_columns
 from fastlstm.runs.weight_formats import as_floats
 
@@ -194,6 +195,8 @@ class _Forecaster:
     def _linear(self, targets: Value) -> Value:
         """Returns the linear forecast `(B, h, C)` of normalised targets `(B, L, C)`."""
         g = self._g
+        for name in LINEAR:
+            g.graph.weights[name] = getattr(self._network, name).cpu().numpy()
         rows = g.linear(g.transpose(targets, (0, 2, 1)), "linear_weight", "linear_bias")
         return g.transpose(rows, (0, 2, 1))
 

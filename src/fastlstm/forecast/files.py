@@ -161,6 +161,9 @@ def _config(data: bytes, origin: Path) -> dict[str, Any]:
             f"{origin} is not of a forecaster of format {known[-1]} or older: a text model is"
             " opened by LM.load, another format by the fastlstm that wrote it"
         )
+    with checked_values(origin):
+        for part in ("train", "given"):  # runs from before there was a linear path have none
+            config[part].setdefault("linear", False)
     if version == _FORMAT_OF_SEGMENTS:
         with checked_values(origin):
             for part in ("train", "given", "network"):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.stored_values import described_state, restored_network
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
@@ -149,7 +149,7 @@ def _decoded(
     shapes = {
         _NETWORK + name: tuple(tensor.shape)
         for name, tensor in described.items()
-        if tensor.is_floating_point()
+        if tensor.is_floating_point() and name not in LINEAR
     }
     exact = {_NETWORK + name for name in described} - shapes.keys() | {RESIDUALS}
     others = {name: torch.from_numpy(stored.pop(name)) for name in exact & stored.keys()}

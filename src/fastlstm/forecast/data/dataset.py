@@ -43,7 +43,7 @@ from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.fields import key_fields
 from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 4
 _FIRST_FIELDS = frozenset(
     {
         *("roles", "target", "time", "series", "past", "future", "static", "categorical", "ignore"),

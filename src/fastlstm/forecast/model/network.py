@@ -31,6 +31,9 @@ from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
+LINEAR = ("linear_weight", "linear_bias")
+"""Buffers of the linear path, which training leaves as they are."""
+
 
 class RecurrentState(NamedTuple):
     """The state of a stateful network after a chunk.
@@ -64,6 +67,9 @@ class RecurrentState(NamedTuple):
 class ForecastNetwork(nn.Module):
     """The network of a `config`; `output` is the meaning of its last layer's numbers."""
 
+    linear_weight: Tensor
+    linear_bias: Tensor
+
     def __init__(self, config: ForecasterConfig) -> None:
         super().__init__()
         self.config = config
@@ -96,9 +102,8 @@ class ForecastNetwork(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.head = Linear(H, s * (C // self.num_channels) * self.output.num_parameters)
         if config.linear:
-            shapes = (config.horizon, config.input_size), (config.horizon,)
-            zeros = (nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes)
-            self.linear_weight, self.linear_bias = zeros
+            self.register_buffer("linear_weight", torch.zeros(config.horizon, config.input_size))
+            self.register_buffer("linear_bias", torch.zeros(config.horizon))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -7,9 +7,9 @@ import select
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, Stopped, UnknownCharacterError, counted
 from fastlstm.system import environment
 from fastlstm.system.cache import make_key, release_pages
-from fastlstm.system.fields import parse_split
+from fastlstm.system.fields import key_fields, parse_split
 from fastlstm.system.storage import storage_errors
 from fastlstm.text.data.blocks import BLOCK_BYTES, TextRules
 from fastlstm.text.data.encoding import (
@@ -51,6 +51,8 @@ MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
 _COUNT_BLOCK = 1 << 20
 _SPOOL_BYTES = 1 << 20
+_FIRST_RULES = frozenset({"is_text", "cut", "text_field", "keep_crlf", "invalid_utf8"})
+"""Fields of TextRules in the first version."""
 _RACY_NS = 100_000_000
 """A file changed this recently may change again within one timestamp tick."""
 
@@ -332,17 +334,20 @@ class _Job:
         return entry
 
     def _stat_key(self, signature: list[list[str | int]]) -> str:
-        return make_key("stat", signature, asdict(self.work.rules))
+        return make_key("stat", signature, self._rules())
 
     def _choice_key(self, content: str) -> str:
         learned = (self.vocab_size, self.train_share) if self.kind == "bpe" else None
-        return make_key("vocab", content, asdict(self.work.rules), self.kind, learned)
+        return make_key("vocab", content, self._rules(), self.kind, learned)
 
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
         if self.kind == "bpe":  # "ids" of BPE were divided by tokens
             kind = "ids divided by characters"
-        return make_key(kind, content, asdict(self.work.rules), fingerprint)
+        return make_key(kind, content, self._rules(), fingerprint)
+
+    def _rules(self) -> dict[str, Any]:
+        return key_fields(self.work.rules, _FIRST_RULES)
 
 
 def _spool(work: Pass, directory: Path) -> Source:
