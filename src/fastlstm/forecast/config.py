@@ -25,7 +25,7 @@ Numbers = tuple[float, ...]
 READING = (
     *("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format", "tz", "snap"),
     *("delimiter", "decimal", "thousands", "encoding", "header", "skip_rows", "skip_footer"),
-    *("skip_headers", "na", "look", "wide"),
+    *("skip_below", "skip_headers", "na", "look", "wide"),
 )
 """Options of reading a table; each table may have its own."""
 
@@ -62,6 +62,7 @@ class ForecastConfig(TrainingOptions):
         header: the first line of a CSV names its columns; else their names are 1, 2 ….
         skip_rows: lines of a CSV before its header.
         skip_footer: lines at the end of a CSV that are no rows.
+        skip_below: lines of a CSV below its header that are no rows, such as units.
         skip_headers: leave out lines of a CSV that repeat its header.
         na: more texts of a CSV that mean a missing value.
         look: refuse a CSV whose first and last 1,000 lines look like another format.
@@ -118,6 +119,7 @@ class ForecastConfig(TrainingOptions):
     header: bool = True
     skip_rows: int = 0
     skip_footer: int = 0
+    skip_below: int = 0
     skip_headers: bool = False
     na: Names = ()
     look: bool = True
@@ -171,7 +173,7 @@ class ForecastConfig(TrainingOptions):
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     **BOUNDS,
-    **dict.fromkeys(("skip_rows", "skip_footer"), (0, 10**6)),
+    **dict.fromkeys(("skip_rows", "skip_footer", "skip_below"), (0, 10**6)),
     **dict.fromkeys(("horizon", "input_size", "patch", "tbptt", "evaluations"), (1, 10**6)),
     "hidden_size": (1, 65_536),
     "num_layers": (1, 64),

@@ -40,7 +40,7 @@ OPTIONS_OF_TABLES = frozenset(
         ),
         *("patch", "series", "static", "target", "tbptt", "time", "time_format", "tz", "snap"),
         *("delimiter", "decimal", "thousands", "header", "skip_rows", "skip_footer"),
-        *("skip_headers", "na", "look", "wide"),
+        *("skip_below", "skip_headers", "na", "look", "wide"),
     }
 )
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""

@@ -39,6 +39,7 @@ def footed(lines: list[str], *end: str) -> list[str]:
 
 
 DAY = "{t:%Y-%m-%d}"
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 CASES: dict[str, tuple[list[str], str, int]] = {
     "plain": (["ds,y", *rows(DAY + ",{x}")], "", 60),
     "footer": (
@@ -82,7 +83,7 @@ CASES: dict[str, tuple[list[str], str, int]] = {
     ),
     "decimal comma": (
         ["ds;y", *rows("{t:%d.%m.%Y};{c}")],
-        "--decimal , --time-format %d.%m.%Y",
+        "--decimal , --time ds --time-format %d.%m.%Y",
         60,
     ),
     "quoted decimal comma": (["ds,y", *rows(DAY + ',"{c}"')], "--decimal ,", 60),
@@ -101,13 +102,47 @@ CASES: dict[str, tuple[list[str], str, int]] = {
     "latin letters": (["Tag;Größe", *rows(DAY + ";{n}")], "--encoding ", 60),
     "months by name": (
         ["ds,y", *rows("{t:%d-%b-%Y},{n}")],
-        "--time-format %d-%b-%Y",
+        "--time ds --time-format %d-%b-%Y",
         60,
     ),
     "half days by letters": (
         ["ds,y", *rows("{t:%m/%d/%Y %I:%M %p},{n}", 120, 12)],
-        "--time-format '%m/%d/%Y %I:%M %p'",
+        "--time ds --time-format '%m/%d/%Y %I:%M %p'",
         120,
+    ),
+    "titles as wide as the rows": (
+        ["Sales by month,,", ",,", "Month,a,b", *(f"{m}-{y:02},{y},{y + 1}" for y in range(5, 25)
+         for m in MONTHS), "Total,9,9"],
+        "--skip-rows 2 --skip-footer 1 --time Month --time-format %b-%y",
+        240,
+    ),
+    "lines below the header": (
+        ["Price,Close,High", "Ticker,A,A", "Date,,", *rows(DAY + ",{n},{k}")],
+        "--skip-below 2",
+        60,
+    ),
+    "years below titles": (
+        ["Data Source,x,", "Updated,2024-01-01,", "", "Country,1990,1991,1992,1993,1994",
+         *(f"c{k},1,2,3,4,{k}" for k in range(20))],
+        "--skip-rows 3 --wide --time-format %Y",
+        100,
+    ),
+    "a column per step": (
+        ["id," + ",".join(f"d_{n}" for n in range(1, 41)),
+         *(f"c{k}," + ",".join(str(k + n) for n in range(40)) for k in range(20))],
+        "--wide",
+        800,
+    ),
+    "rows without any value": (
+        ["Date;Time;y;z", *(line.replace(";7;7", ";?;?")
+         for line in rows("{t:%d/%m/%Y};{t:%H:%M:%S};{n};{n}", 600, 1))],
+        "--na '?' --time Date,Time --time-format '%d/%m/%Y %H:%M:%S'",
+        600,
+    ),
+    "columns without a name": (
+        ["ds;y;;", *rows("{t:%d.%m.%Y};{c};;"), ";;;", ";;;"],
+        "--skip-footer 2 --decimal , --time ds --time-format %d.%m.%Y",
+        60,
     ),
 }  # fmt: skip
 
@@ -192,3 +227,18 @@ def test_a_column_per_series_becomes_a_row_for_each(read: Any) -> None:
     dataset = read(["ds,berlin,paris", *rows(DAY + ",{n},{k}")], "--wide")
     assert dataset.series == ("berlin", "paris")
     assert dataset.table.whole_rows(60, 62)[:, 0].tolist() == [1000.0, 1001.0]
+
+
+def test_a_word_far_down_does_not_drop_a_column_of_numbers(read: Any) -> None:
+    lines = ["ds,y,z", *rows(DAY + ",{n},{n}", 3000)]
+    lines[2000] = lines[2000].rpartition(",")[0] + ",?"
+    with pytest.raises(DataError, match=r"column 'z' holds numbers and '\?'; .* give na='\?'"):
+        read(lines, "--target y")
+    assert read(lines, "--target y --na '?'").roles.past == ("z",)
+
+
+def test_an_hour_that_comes_twice_has_the_zone_in_its_message(read: Any) -> None:
+    lines = ["ds,y", *rows("{t:%Y-%m-%d %H:%M},{n}", 60, 1)]
+    lines.insert(30, lines[30])
+    with pytest.raises(DataError, match="if clocks were put back there, give their zone: tz="):
+        read(lines)

@@ -30,6 +30,8 @@ from fastlstm.forecast.data.timeline import (
 from fastlstm.system.storage import allocate
 
 _BLOCK_ROWS = 1 << 20
+_DAY = 86_400_000_000
+"""In microseconds."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ class Arrangement:
                 raise self._fault(
                     first + int(double[0]), "has the same time as the row before",
                     Setting("duplicates", "last"), " (or first)",
+                    *(self._clock_hint if (times[double[0]] % _DAY) else ()),
                 )  # fmt: skip
             num_duplicates += len(double)
         if not num_duplicates:
@@ -220,6 +223,16 @@ class Arrangement:
 
         self._move(self.num_rows - num_duplicates, places)
         self._num_in_series -= gone_in_series
+
+    @property
+    def _clock_hint(self) -> tuple[object, ...]:
+        """Advice on clock times, of which an hour comes twice in autumn."""
+        if not self._in.has_clock or self._in.time_zone is not None:
+            return ()
+        return (
+            "; if clocks were put back there, give their zone: ",
+            Setting("tz", "Europe/Berlin"),
+        )
 
     def _fault(self, row: int, what: str, *cure: object) -> DataError:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])

@@ -31,6 +31,7 @@ class _End:
         sign: -1 for the negated values.
         value: the smallest.
         count: its number of rows; not counted once `next` is near.
+        runs: of such rows, one after the other.
         next: the smallest of the others.
         highest: the largest of all.
     """
@@ -38,6 +39,7 @@ class _End:
     sign: int = 1
     value: float = float("inf")
     count: int = 0
+    runs: int = 0
     next: float = float("inf")
     highest: float = float("-inf")
 
@@ -48,12 +50,14 @@ class _End:
             self.next = min(self.next, low)
             return
         if low < self.value:
-            self.value, self.count, self.next = low, 0, self.value
+            self.value, self.count, self.runs, self.next = low, 0, 0, self.value
         is_near = self.next - self.value <= _NEAR * (self.highest - self.next)
         if is_near or low == 0:  # it stays so, and the others need not be searched
             return
-        others = values[values != self.sign * low]
+        is_it = values == self.sign * low
+        others = values[~is_it]
         self.count += len(values) - len(others)
+        self.runs += int(is_it[0]) + int(np.count_nonzero(is_it[1:] & ~is_it[:-1]))
         if len(others):
             lowest = others.min() if self.sign == 1 else -others.max()
             self.next = min(self.next, float(lowest))
@@ -160,7 +164,8 @@ class ColumnStats:
             if end.count < least or are_levels or width <= 0 or float(np.float32(value)) in kept:
                 continue
             is_only = end.sign == 1 and value < 0 <= end.next and value % 1 == 0
-            if gap > 2 * width or (is_only and gap > _NEAR * width):
+            is_far = gap > 2 * width and end.runs > 1  # one run may be a series of its own
+            if is_far or (is_only and gap > _NEAR * width):
                 found[value] = end.count
         return found
 

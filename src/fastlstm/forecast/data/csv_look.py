@@ -42,6 +42,7 @@ _GROUPS = re.compile(
 _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
 _MONTH = re.compile(r"0?[1-9]|1[0-2]")
+_MONTHS = re.compile(r"[A-Z][a-z]{2,8}[-/ .]\d{2}(\d{2})?|\d{1,2}[-/.]\d{4}|\d{4}[-/.]\d{1,2}")
 _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _PARTS = (("year", "yr"), ("month", "mon", "mo"), ("day", "dy"), ("hour", "hr"))
 """Names of columns that are parts of a time."""
@@ -66,6 +67,8 @@ _PLACEHOLDERS = (
     "missing",
 )
 """Those that are taken so where they occur once."""
+_COUNTED = re.compile(r"([A-Za-z]+[_ ]?)(\d+)")
+_FEWEST_STEPS = 10
 _FEWEST_DATES = 3
 """Columns named by dates from which a table is wide."""
 
@@ -146,7 +149,7 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     width = widths.most_common(1)[0][0]
     is_row = _row_test([row for row in (rows or last) if len(row) == width])
     first = next((k for k, row in enumerate(rows) if is_row(row)), 0)
-    line = next((k for k in range(first) if len(rows[k]) == width), 0)
+    line = _header_line(rows[: first + 1], width)
     names, begin = [cell.strip() for cell in rows[line]], max(first, line + 1)
     has_header = form.header and not _is_row_of_numbers(names, rows[1:], is_row)
     if not has_header:
@@ -156,6 +159,9 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     elif line:
         what = f"a header in line {form.skip_rows + line + 1}"
         found.append((what, (Setting("skip_rows", form.skip_rows + line),)))
+    if has_header and (below := begin - line - 1) > form.skip_below:
+        what = f"{counted(below, 'line')} below the header that are no rows"
+        found.append((what, (Setting("skip_below", below),)))
     if mark != (form.delimiter or delimiter_of(head[line])):
         found.append((f"{_MARKS[mark]} between columns", (Setting("delimiter", mark),)))
     repeats = [k for k in range(begin, len(rows)) if has_header and rows[k] == rows[line]]
@@ -168,7 +174,8 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
         shown = " | ".join("".join(row) for row in (last or rows)[-end:])
         what = f"a footer of {counted(kept, 'line')} ({shown:.60})"
         found.append((what, (Setting("skip_footer", kept),)))
-    body = [row for row in rows[begin:] if len(row) == width == len(names) and is_row(row)]
+    rows = rows[begin : len(rows) - (0 if last else end)]
+    body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
     return _Sample(names, body, found, mark)
 
 
@@ -214,6 +221,8 @@ def _kind(cell: str) -> str:
     if _CLOCK.fullmatch(cell):
         return "clock"
     text = starts_of(pa.array([cell]))
+    if _MONTHS.fullmatch(cell):
+        return "date"
     return "date" if are_times(text) or look_like_times(text) else "text"
 
 
@@ -223,13 +232,13 @@ def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:
         return lambda row: False
     usual = [_usual(column) for column in zip(*rows[-_KINDS:], strict=True)]
     telling = [place for place, kind in enumerate(usual) if kind not in ("text", "")]
-    times = [place for place in telling if usual[place] != "number"]
+    times = [place for place in telling if usual[place] in ("date", "clock")]
 
     def is_row(row: list[str]) -> bool:
         if len(row) != len(usual):
             return False
-        if any(_kind(row[place]) != usual[place] for place in times):
-            return False
+        if times:
+            return all(_kind(row[place]) == usual[place] for place in times)
         kinds = [_kind(row[place]) for place in telling]
         alike = [kind == usual[place] for kind, place in zip(kinds, telling, strict=True) if kind]
         return sum(alike) * 2 >= len(alike) > 0 if telling else any(row)
@@ -256,9 +265,26 @@ def are_dates(names: Sequence[str]) -> bool:
     return len(dates) >= _FEWEST_DATES and 2 * len(dates) > len(names)
 
 
+def numbered(names: Sequence[str]) -> list[str]:
+    """Returns the columns whose names count, such as d_1, d_2 …; none if fewer than ten do."""
+    matches = [match for match in map(_COUNTED.fullmatch, names) if match]
+    numbers = [int(match[2]) for match in matches]
+    starts = {match[1] for match in matches}
+    is_run = len(starts) == 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return [match[0] for match in matches] if is_run and len(numbers) >= _FEWEST_STEPS else []
+
+
 def is_date(name: str) -> bool:
     """Returns whether a column is named by a date or a year."""
     return _kind(name) == "date" or _YEAR.fullmatch(name.strip()) is not None
+
+
+def _header_line(rows: list[list[str]], width: int) -> int:
+    """Returns the line of the column names: the first one with a different name for each column,
+    else the last one of the width of the rows, before the first row; that one if there is none."""
+    before = [k for k in range(len(rows) - 1) if len(rows[k]) == width]
+    whole = [k for k in before if len({cell.strip() for cell in rows[k]} - {""}) == width]
+    return next(iter(whole), before[-1] if before else len(rows) - 1)
 
 
 def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
@@ -296,9 +322,14 @@ def _numbers(sample: _Sample, form: CsvFormat, asked: Asked) -> list[Finding]:
 
 def _times(sample: _Sample, asked: Asked) -> list[Finding]:
     """Looks for columns named by times, for times in several columns, and for their format."""
-    if not asked.wide and are_dates(sample.names):
+    wide: Finding = ("a column for each time", (Setting("wide", True),))
+    if are_dates(sample.names):
         dates = list(filter(is_date, sample.names))
-        return [("a column for each time", (Setting("wide", True),)), *_format(dates, asked)]
+        return [*([] if asked.wide else [wide]), *_format(dates, asked)]
+    if steps := numbered(sample.names):
+        others = {_usual(sample.column(n)[:_KINDS]) for n in sample.names if n not in steps}
+        if others & {"text"} and not others & {"date", "clock"}:
+            return [] if asked.wide else [wide]
     names = _time_columns(sample, asked)
     if asked.wide or not names:
         return []
@@ -308,7 +339,11 @@ def _times(sample: _Sample, asked: Asked) -> list[Finding]:
         found.append((what, (Setting("time", ",".join(names)),)))
     places = [sample.names.index(name) for name in names]
     rows = [[row[place].strip() for place in places] for row in sample.body]
-    return found + _format([" ".join(row) for row in rows if all(row)], asked)
+    form = _format([" ".join(row) for row in rows if all(row)], asked)
+    if form and not found and asked.time is None:
+        what = f"times in the column {names[0]!r}"
+        found.append((what, (Setting("time", names[0]),)))
+    return found + form
 
 
 def _time_columns(sample: _Sample, asked: Asked) -> list[str]:

@@ -29,6 +29,7 @@ from fastlstm.forecast.data.table_files import TableFile, open_input
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
+_UNNAMED = "unnamed "
 _SPACES = " \u00a0\u202f"
 """Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
 _OTHER_COLUMNS = re.compile(
@@ -55,6 +56,7 @@ class CsvFormat:
         header: the first line names the columns; else their names are 1, 2, ….
         skip_rows: lines before the header.
         skip_footer: lines at the end that are no rows.
+        skip_below: lines below the header that are no rows, such as units.
         skip_headers: leave out lines that repeat the header.
         na: more texts that mean "no value".
         look: refuse a file that looks like another format; see `csv_look`.
@@ -67,6 +69,7 @@ class CsvFormat:
     header: bool = True
     skip_rows: int = 0
     skip_footer: int = 0
+    skip_below: int = 0
     skip_headers: bool = False
     na: tuple[str, ...] = ()
     look: bool = True
@@ -127,10 +130,18 @@ class CsvRecords(FileRecords):
             raise DataError(f"{self.name} is empty; expected a line of column names, then rows")
         self._header, self.delimiter = header, form.delimiter or delimiter_of(line)
         self._has_one_column = self.delimiter not in line
+        try:
+            columns = next(csv.reader([line.rstrip("\r")], delimiter=self.delimiter))
+        except csv.Error:  # a name of more than 128 KiB
+            columns = [line]
         self._names: list[str] | None = None
         if not form.header:
-            columns = next(csv.reader([line.rstrip("\r")], delimiter=self.delimiter))
             self._names = [str(number + 1) for number in range(len(columns))]
+        elif columns.count("") > 1 or (columns[-1] == "" and len(columns) > 1):
+            places = range(1, len(columns) + 1)  # an empty first name is of a row counter
+            self._names = [
+                n or (f"unnamed {k}" if k > 1 else "") for k, n in zip(places, columns, strict=True)
+            ]
         self._grouped = dict[str, pa.DataType]()
         try:
             with self._open() as reader:
@@ -147,7 +158,8 @@ class CsvRecords(FileRecords):
 
     def _without_groups(self, reader: Any) -> pa.Schema:
         """Returns the schema; texts of numbers with a mark of thousands count as numbers."""
-        schema = reader.schema
+        kept = [f for f in reader.schema if not _is_unnamed(f) or not pa.types.is_null(f.type)]
+        schema = pa.schema(kept)
         texts = [field.name for field in schema if is_text(field.type)]
         if not self.form.thousands or not texts:
             return schema
@@ -211,7 +223,8 @@ class CsvRecords(FileRecords):
             source,
             arrow_csv.ReadOptions(
                 block_size=_BLOCK_BYTES,
-                skip_rows=form.skip_rows,
+                skip_rows=form.skip_rows + (self._names is not None and form.header),
+                skip_rows_after_names=form.skip_below,
                 column_names=self._names,
             ),
             arrow_csv.ParseOptions(
@@ -254,6 +267,11 @@ class CsvRecords(FileRecords):
         except (pa.ArrowException, OSError):
             pass
         return damaged(self.name, error)
+
+
+def _is_unnamed(field: pa.Field) -> bool:
+    name = str(field.name)
+    return name.startswith(_UNNAMED) and name.removeprefix(_UNNAMED).isdecimal()
 
 
 class _Lines(io.RawIOBase):

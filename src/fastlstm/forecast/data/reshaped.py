@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastlstm.errors import DataError, Setting
-from fastlstm.forecast.data.csv_look import are_dates, is_date
+from fastlstm.forecast.data.csv_look import are_dates, is_date, numbered
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import RoleRequest, find_time, is_number, listed
 from fastlstm.forecast.data.time_text import columns_of_time
@@ -47,7 +47,9 @@ def reshaped(records: Records, request: RoleRequest, wide: bool) -> tuple[Record
     if not wide:
         return records, request
     columns = [name for name in records.schema.names if name not in request.ignore]
-    if are_dates(columns):
+    steps = numbered(columns)
+    others = [name for name in columns if name not in steps]
+    if are_dates(columns) or (steps and (request.time or find_time(records, others)) is None):
         return _by_time(records, request, columns)
     return _by_series(records, request, columns)
 
@@ -101,8 +103,9 @@ def _by_time(
     records: Records, request: RoleRequest, columns: list[str]
 ) -> tuple[Records, RoleRequest]:
     """A row per series and a column per time; the series are named by the columns of text."""
-    times = [name for name in columns if is_date(name)]
-    schema, others = records.schema, [name for name in columns if not is_date(name)]
+    steps = numbered(columns)
+    times = steps or list(filter(is_date, columns))
+    schema, others = records.schema, [name for name in columns if name not in times]
     texts = [name for name in others if is_text(schema.field(name).type)]
     names = columns_of_time(request.series) if request.series else texts or others[:1]
     if missing := [name for name in names if name not in schema.names]:
@@ -112,17 +115,20 @@ def _by_time(
     roles = replace(
         request, series=_SERIES, time=_TIME, target=(_TARGET,), past=(), static=(), ignore=()
     )
-    return _TimeColumns(records, names, times), roles
+    return _TimeColumns(records, names, times, bool(steps)), roles
 
 
 class _TimeColumns(_Reshaped):
     """A row for each series and time of a table with a column for each of the `times`."""
 
-    def __init__(self, records: Records, names: list[str], times: list[str]) -> None:
-        super().__init__(
-            records, [(_SERIES, pa.string()), (_TIME, pa.string()), (_TARGET, pa.float64())]
-        )
+    def __init__(
+        self, records: Records, names: list[str], times: list[str], are_steps: bool
+    ) -> None:
+        kind = pa.int64() if are_steps else pa.string()
+        super().__init__(records, [(_SERIES, pa.string()), (_TIME, kind), (_TARGET, pa.float64())])
         self._names, self._times = names, times
+        own = [int("".join(filter(str.isdecimal, t))) for t in times] if are_steps else times
+        self._labels = pa.array(own, kind)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         schema = self._records.schema
@@ -136,7 +142,7 @@ class _TimeColumns(_Reshaped):
             numbers = _numbers(self._records, batch, self._times, row)
             columns = {
                 _SERIES: pa.DictionaryArray.from_arrays(which, label),
-                _TIME: pa.array(self._times * len(batch), pa.string()),
+                _TIME: self._labels.take(pa.array(np.tile(np.arange(num), len(batch)))),
                 _TARGET: pa.array(numbers.ravel(), from_pandas=True),
             }
             row += len(batch)

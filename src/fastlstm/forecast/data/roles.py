@@ -8,11 +8,17 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, is_text, require_distinct
-from fastlstm.forecast.data.time_text import are_mostly_times, are_times, look_like_times
+from fastlstm.forecast.data.records import Records, is_text, require_distinct, with_nulls
+from fastlstm.forecast.data.time_text import (
+    are_mostly_times,
+    are_times,
+    formats_of,
+    look_like_times,
+)
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -23,8 +29,10 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
+_MAX_WORD = 20
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,8 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
         if past:
             notes.append(f"past covariates: {listed(past)}")
     taken |= set(past)
-    if ignored := [name for name in others if name not in taken]:
+    if ignored := [name for name in others if name not in taken and name not in request.ignore]:
+        _refuse_numbers(records, ignored, problems)
         notes.append(f"ignored columns (not numbers and without a role): {listed(ignored)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
@@ -159,13 +168,44 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
             return times[0]
     for name, values in texts.items():
         if look_like_times(values):
+            form = next(iter(formats_of(values)), "%d.%m.%Y %H:%M")
             raise DataError(
                 f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r}) but"
                 " is not read as the time column: give ", Setting("time", name),
-                " with, for example, ", Setting("time_format", "%d.%m.%Y %H:%M"), ", or ",
+                " with, for example, ", Setting("time_format", form), ", or ",
                 Setting("ignore", [name]),
             )  # fmt: skip
     return None
+
+
+def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) -> None:
+    """Refuses columns of texts most of which are numbers: a word among them made texts of all."""
+    if not records.is_parsed:
+        return
+    names = [name for name in names if is_text(records.schema.field(name).type)]
+    texts = {name: values for name, values in records.first_texts(names).items() if len(values)}
+    for name, values in texts.items():
+        is_number = pc.match_substring_regex(values, _NUMBER)
+        if 2 * pc.sum(is_number).as_py() > len(values):
+            word = _first_word(records, name)
+            problems.add(
+                DataError(
+                    f"{records.name}: column '{name}' holds numbers and {word!r}; if that means no"
+                    " value, give ", Setting("na", word), ", or leave the column out with ",
+                    Setting("ignore", [name]),
+                ),
+                name,
+            )  # fmt: skip
+
+
+def _first_word(records: Records, name: str) -> str:
+    """Returns the first text of a column that is no number."""
+    for batch in records.batches({name: pa.string()}):
+        column = with_nulls(batch.column(name), records.null_words).drop_null()
+        words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
+        if len(words):
+            return str(words[0].as_py())[:_MAX_WORD]
+    return ""
 
 
 def _columns(roles: RoleRequest | Roles, role: str) -> tuple[str, ...]:
