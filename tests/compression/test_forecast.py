@@ -596,6 +596,14 @@ def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_p
     assert report.methods == [f"distilled from {source(folder)}, {sizes}"]
 
 
+def test_a_student_has_the_linear_path_of_its_source(folder: Path, tmp_path: Path) -> None:
+    run = source(folder, "quantiles")
+    compress(run, tmp_path / "student", hidden_size=16, **TRAIN)
+    own, other = (read_forecaster(path).network for path in (tmp_path / "student", run))
+    assert own.linear_weight.abs().max() > 0
+    assert torch.equal(own.linear_weight, other.linear_weight)
+
+
 def test_learning_rates_of_a_chain_are_shares_of_the_first(folder: Path, tmp_path: Path) -> None:
     run = source(folder)  # trained at 0.01
     options: dict[str, Any] = {**TRAIN, "steps": 2}

@@ -16,7 +16,7 @@ from fastlstm.compression.units import without_units
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.train import source_text
 from fastlstm.forecast.untrained import fitted_scaler
 from fastlstm.forecast.weights_file import Compression
@@ -52,8 +52,9 @@ def start_of(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)
             network = ForecastNetwork(dataclasses.replace(sizes, **changes))
-        if not config.is_new_student:
-            network.load_state_dict({**buffers, **weights})
+        linear = {name: buffers[name] for name in LINEAR if name in buffers}
+        own = linear if config.is_new_student else {**buffers, **weights}
+        network.load_state_dict(own, strict=not config.is_new_student)
     resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
     return dataclasses.replace(
         source, config=resolved, given=given, network=network, compression=compression
