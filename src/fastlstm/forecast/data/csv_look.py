@@ -23,13 +23,14 @@ from fastlstm.forecast.data.time_text import (
     are_times,
     columns_of_time,
     formats_of,
-    look_like_times,
-    starts_of,
+    looks_like_time,
 )
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.object_store import RemoteFile
 
 _LINES = 1000
+_CELLS, _FEWEST_LINES = 50_000, 100
+"""Fewer lines of a wide file are looked at."""
 _BYTES = 1 << 20
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _MARKED = re.compile(r"[+-]?(\d{1,3}([.,' \u2019\u00a0\u202f]\d{3})+([.,]\d+)?|\d*,\d+)")
@@ -39,6 +40,7 @@ _GROUPS = re.compile(
     r"|(['\u2019 \u00a0\u202f])\d{3})[\d,.' \u2019\u00a0\u202f]*"
 )
 """Numbers whose mark certainly groups thousands."""
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]|$)")
 _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
 _MONTH = re.compile(r"0?[1-9]|1[0-2]")
@@ -186,16 +188,19 @@ def _lines(file: TableFile, form: CsvFormat) -> tuple[list[str], list[str], str]
     is_whole, is_mapped = not text.read(1), raw is text and not isinstance(file, RemoteFile)
     other = encoding_of(data) if form.encoding == "utf-8" else None
     lines = data.decode(other or "utf-8", "replace").rstrip("\r\n").split("\n")
+    limit = min(_LINES, max(_FEWEST_LINES, _CELLS // (1 + max(map(lines[-1].count, DELIMITERS)))))
     tail: list[str] = []
     if is_whole:
         lines = lines[: len(lines) - form.skip_footer]
-        tail = lines[-_LINES:] if len(lines) > _LINES else []
+        tail = lines if len(lines) > form.skip_rows + limit else []
     elif is_mapped:
         with open_input(file) as stream:
             stream.seek(stream.size() - _BYTES)
             end = stream.read().decode(other or "utf-8", "replace").rstrip("\r\n").split("\n")
-        tail = end[1 : len(end) - form.skip_footer][-_LINES:]
-    head = lines[form.skip_rows : _LINES] if is_whole else lines[form.skip_rows : _LINES][:-1]
+        tail = end[1 : len(end) - form.skip_footer]
+    head, tail = lines[form.skip_rows : form.skip_rows + limit], tail[-limit:]
+    if not is_whole and len(head) < limit:
+        head = head[:-1]  # cut within a line
     clean = [[line.rstrip("\r") for line in part] for part in (head, tail)]
     return clean[0], clean[1], other or form.encoding
 
@@ -220,10 +225,9 @@ def _kind(cell: str) -> str:
         return "number" if cell else ""
     if _CLOCK.fullmatch(cell):
         return "clock"
-    text = starts_of(pa.array([cell]))
-    if _MONTHS.fullmatch(cell):
+    if _ISO.match(cell) or _MONTHS.fullmatch(cell):
         return "date"
-    return "date" if are_times(text) or look_like_times(text) else "text"
+    return "date" if looks_like_time(cell) else "text"
 
 
 def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:

@@ -162,6 +162,13 @@ def look_like_times(texts: pa.Array) -> bool:
     return len(texts) > 0 and pc.all(pc.match_substring_regex(texts, _ANY_DATE)).as_py()
 
 
+def looks_like_time(text: str) -> bool:
+    """Returns whether a text looks like a date in some form, or like an interval of two."""
+    span = re.match(_INTERVAL, text)
+    start = text if span is None else span[1]
+    return re.match(_ANY_DATE, start) is not None or re.match(_YEAR_FIRST, start) is not None
+
+
 def hint_for_time(value: str, column: pa.Array) -> tuple[object, ...]:
     """Returns advice on a text of a column that is not a time, as parts of a message."""
     if re.fullmatch(_YEAR_FIRST, value):
