@@ -234,3 +234,24 @@ def test_counts_may_be_missing() -> None:
     table = counts(120).set_column(2, "y", pa.array(y))
     model = Forecaster(**{**QUICK, "steps": 3}, output="negative_binomial").fit(table)
     assert np.isfinite(model.predict()["y"].to_numpy()).all()
+
+
+def test_smooth_and_noisy_series_have_intervals_of_their_own() -> None:
+    rng, rows = np.random.default_rng(0), 900
+    wave = np.sin(np.arange(rows) * (2 * np.pi / 24))
+    made = {"smooth": wave + 0.05 * rng.normal(size=rows), "noisy": wave + rng.normal(size=rows)}
+    table = long_table(rows, 2, y=np.concatenate(list(made.values())), temp=None)
+    model = Forecaster(**{**QUICK, "steps": 60}).fit(table)
+    noise = model.stored_.calibration.noise
+    assert noise is not None
+    assert noise[1] > 2 * noise[0]
+    part = model._windows(model.dataset_, "test", 1)[1].rows()
+    series = model.dataset_.table.segments.of_rows(part)
+    found = forecast(model.network_, model._inputs, part, model.stored_.calibration, (0.1, 0.9))
+    is_inside = torch.cat([(q[..., 0] <= y) & (y <= q[..., 1]) for q, y in found]).numpy()
+    for number in (0, 1):
+        assert is_inside[series == number].mean() == pytest.approx(0.8, abs=0.08)
+    other = table.set_column(0, "unique_id", pa.array(["s1"] * rows + ["new"] * rows))
+    model.set_params(steps=5).partial_fit(other)  # a series less, and one that is not known
+    assert model.stored_.calibration.noise.shape == (2, 1)  # type: ignore[union-attr]
+    assert np.isfinite(model.predict_quantiles(other)["y-q0.1"].to_numpy()).all()

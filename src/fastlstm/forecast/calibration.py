@@ -72,8 +72,7 @@ class Calibration:
         wide = spread(values, config)
         if self.noise is None or places is None:
             return wide
-        at = torch.from_numpy(places)
-        return wide * torch.where(at[:, None] < 0, 1.0, self.noise[at])
+        return wide * _of_windows(self.noise, places)
 
     def quantiles(self, base: Tensor, wide: Tensor, levels: Sequence[float]) -> Tensor:
         """Returns quantiles ``(B, h, C, len(levels))`` that do not cross.
@@ -155,14 +154,20 @@ def calibrate(
     noise = None
     if inputs.series is not None:
         error = (output.center(answer) - target).abs() / wide[:, None]
-        at, num_series = np.concatenate([p for p in places if p is not None]), len(inputs.series[0])
-        noise = _noise(error, at, num_series)
-        wide = wide * noise[torch.from_numpy(at)]
+        at = np.concatenate([part for part in places if part is not None])
+        noise = _noise(error[at >= 0], at[at >= 0], inputs.series.num_at_fit)
+        wide = wide * _of_windows(noise, at)
     residuals = []
     for t in range(h):  # step by step, to bound memory
         base = output.quantiles(answer[:, t], LEVELS)
         residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
     return Calibration(torch.stack(residuals, 1), noise)
+
+
+def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:
+    """Returns the noise of the series of windows, ``(B, C)``; 1 of unknown ones, of number -1."""
+    at = torch.from_numpy(places)
+    return torch.where(at[:, None] < 0, 1.0, noise[at])
 
 
 def _noise(errors: Tensor, places: NDArray[np.int64], num_series: int) -> Tensor:

@@ -65,7 +65,7 @@ def test_an_unknown_series_has_the_scale_of_its_own_rows(tmp_path: Path) -> None
     ends = known.table.segments.first_rows + 100
     scale = SeriesScale.fit(known.table, known.series, ends, DEFAULT)
     other = table({"new": made["shop"] * 1e-3, "shop": made["shop"]}, tmp_path)
-    mean, std, places = scale.of(other.table, other.series)
+    mean, std, places, _ = scale.of(other.table, other.series)
     assert places.tolist() == [-1, scale.names.index("shop")]
     np.testing.assert_allclose(std[0], 1e-3 * made["shop"].std(), rtol=1e-5)
     assert mean[1] == scale.mean[scale.names.index("shop")]

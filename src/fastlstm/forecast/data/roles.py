@@ -136,7 +136,8 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             notes.append(f"past covariates: {listed(past)}")
     taken |= set(past)
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
-        _refuse_numbers(records, ignored, problems)
+        if request.has_target:
+            _refuse_numbers(records, ignored, problems)
         notes.append(f"ignored columns (not numbers and without a role): {listed(ignored)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,

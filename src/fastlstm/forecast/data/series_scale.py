@@ -112,7 +112,7 @@ class SeriesScale:
             default = self.mean.mean(0), self.std.mean(0)
             own = SeriesScale.fit(table, series, ends, default)
             mean[is_new], std[is_new] = own.mean[is_new], own.std[is_new]
-        return SeriesOfTable(mean, std, places)
+        return SeriesOfTable(mean, std, places, len(self.names))
 
 
 class SeriesOfTable(NamedTuple):
@@ -122,11 +122,13 @@ class SeriesOfTable(NamedTuple):
         mean: of the targets, shape ``(S, C)``.
         std: their spread, of the same shape.
         places: number of each series at fit; -1 of one that was not there.
+        num_at_fit: number of series at fit.
     """
 
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
     places: NDArray[np.int64]
+    num_at_fit: int
 
 
 def scale_of_windows(targets: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
