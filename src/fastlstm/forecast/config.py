@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fastlstm.errors import ConfigError, Setting
+from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat, Names
 from fastlstm.system.fields import Precision, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
 
@@ -20,18 +21,17 @@ Loss = Literal["mae", "mse", "huber"]
 Gaps = Literal["split", "fill"]
 Disorder = Literal["error", "sort"]
 Duplicates = Literal["error", "first", "last"]
-Names = tuple[str, ...]
 Numbers = tuple[float, ...]
 READING = (
     *("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format", "tz", "snap"),
-    *("delimiter", "decimal", "thousands", "encoding", "header", "skip_rows", "skip_footer"),
-    *("skip_below", "skip_headers", "na", "look", "wide"),
+    *CSV_OPTIONS,
+    "wide",
 )
 """Options of reading a table; each table may have its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastConfig(TrainingOptions):
+class ForecastConfig(TrainingOptions, CsvFormat):
     """Options of training a forecaster. `None` means: chosen from the data and reported.
 
     Attributes:
@@ -54,18 +54,6 @@ class ForecastConfig(TrainingOptions):
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
             autumn is read in order.
         snap: round times to multiples of a duration, such as 1h.
-        delimiter: between the columns of a CSV; default the most frequent of , ; tab | in its
-            header.
-        decimal: decimal mark of a CSV.
-        thousands: mark between groups of three digits of a CSV; default none.
-        encoding: of a CSV, such as cp1252 or gb18030.
-        header: the first line of a CSV names its columns; else their names are 1, 2 ….
-        skip_rows: lines of a CSV before its header.
-        skip_footer: lines at the end of a CSV that are no rows.
-        skip_below: lines of a CSV below its header that are no rows, such as units.
-        skip_headers: leave out lines of a CSV that repeat its header.
-        na: more texts of a CSV that mean a missing value.
-        look: refuse a CSV whose first and last 1,000 lines look like another format.
         wide: a column for each time or for each series, instead of a row for each of both.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
@@ -112,17 +100,6 @@ class ForecastConfig(TrainingOptions):
     time_format: str | None = None
     tz: str | None = None
     snap: str | None = None
-    delimiter: str | None = None
-    decimal: str = "."
-    thousands: str = ""
-    encoding: str = "utf-8"
-    header: bool = True
-    skip_rows: int = 0
-    skip_footer: int = 0
-    skip_below: int = 0
-    skip_headers: bool = False
-    na: Names = ()
-    look: bool = True
     wide: bool = False
     cache_dir: str | None = None
     split: str = "70/10/20"
@@ -149,6 +126,7 @@ class ForecastConfig(TrainingOptions):
 
     def __post_init__(self) -> None:
         check_fields(self, _BOUNDS)
+        CsvFormat.__post_init__(self)
         self.check_schedule()
         for field in dataclasses.fields(self):
             read = _READERS.get(str(field.type))

@@ -85,10 +85,9 @@ class WindowForecaster:
         self.future = self._columns(columns[len(columns) - config.num_future :])
         self.static = self._columns(stored.config.static)
         known = () if stored.series is None else stored.series.names
-        names = ("unique_id",) if known else ()
-        self.series = Columns(
-            names, {n: dict(zip(known, range(len(known)), strict=True)) for n in names}
-        )
+        codes = {name: number for number, name in enumerate(known)}
+        column = stored.config.series or "unique_id"
+        self.series = Columns((column,) if known else (), {column: codes} if known else {})
         self.dtype = np.dtype(np.float32)
         if float64_columns(stored):
             self.dtype = np.dtype(np.float64)

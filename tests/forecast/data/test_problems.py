@@ -8,7 +8,7 @@ import pytest
 
 from fastlstm.cli.main import main
 from fastlstm.errors import DataError, DataErrors
-from fastlstm.forecast.data.csv_records import CsvFormat
+from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, prepare_table
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.roles import RoleRequest

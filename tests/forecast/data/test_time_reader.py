@@ -13,8 +13,8 @@ from pyarrow import parquet as pq
 
 from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.roles import RoleRequest

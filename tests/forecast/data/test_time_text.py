@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from fastlstm.errors import DataError, in_flags
+from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.time_text import look_like_times, micro_of_floats, read_times

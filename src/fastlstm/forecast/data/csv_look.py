@@ -16,8 +16,9 @@ from functools import lru_cache
 import pyarrow as pa
 
 from fastlstm.errors import DataError, Message, Setting, counted
-from fastlstm.forecast.data.csv_records import DELIMITERS, CsvFormat, delimiter_of, open_text
-from fastlstm.forecast.data.records import NULL_WORDS
+from fastlstm.forecast.csv_format import CsvFormat
+from fastlstm.forecast.data.csv_records import DELIMITERS, delimiter_of, open_text
+from fastlstm.forecast.data.records import NULL_WORDS, NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import (
     are_times,
@@ -32,7 +33,7 @@ _LINES = 1000
 _CELLS, _FEWEST_LINES = 50_000, 100
 """Fewer lines of a wide file are looked at."""
 _BYTES = 1 << 20
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(NUMBER)
 _MARKED = re.compile(r"[+-]?(\d{1,3}([.,' \u2019\u00a0\u202f]\d{3})+([.,]\d+)?|\d*,\d+)")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+,\d+|0*,\d+|\d{4,},\d+|\d+,(\d{1,2}|\d{4,}))")
 _GROUPS = re.compile(

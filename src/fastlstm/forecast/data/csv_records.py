@@ -7,7 +7,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
@@ -15,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from fastlstm.errors import ConfigError, DataError, Setting, counted
+from fastlstm.errors import DataError, Setting, counted
+from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.records import (
     NULL_WORDS,
     FileRecords,
@@ -44,61 +44,6 @@ _NO_ROWS = {
 """Explanations of Arrow's messages."""
 
 
-@dataclass(frozen=True)
-class CsvFormat:
-    """How a CSV file is written; each is also an option of `ForecastConfig`.
-
-    Attributes:
-        delimiter: between columns; None: the most frequent of ``, ; tab |`` in the header.
-        decimal: decimal mark.
-        thousands: mark between groups of three digits; "" if there is none.
-        encoding: name of a codec.
-        header: the first line names the columns; else their names are 1, 2, ….
-        skip_rows: lines before the header.
-        skip_footer: lines at the end that are no rows.
-        skip_below: lines below the header that are no rows, such as units.
-        skip_headers: leave out lines that repeat the header.
-        na: more texts that mean "no value".
-        look: refuse a file that looks like another format; see `csv_look`.
-    """
-
-    delimiter: str | None = None
-    decimal: str = "."
-    thousands: str = ""
-    encoding: str = "utf-8"
-    header: bool = True
-    skip_rows: int = 0
-    skip_footer: int = 0
-    skip_below: int = 0
-    skip_headers: bool = False
-    na: tuple[str, ...] = ()
-    look: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("delimiter", "decimal", "thousands"):
-            mark = getattr(self, name)
-            if mark == "\\t":
-                object.__setattr__(self, name, "\t")
-            elif mark and len(mark) != 1:
-                raise ConfigError(Setting(name), f" is {mark!r:.40}, expected one character")
-        marks = [mark for mark in (self.delimiter, self.decimal, self.thousands) if mark]
-        if len(set(marks)) < len(marks) or not self.decimal:
-            raise ConfigError(
-                Setting("delimiter"), ", ", Setting("decimal"), " and ", Setting("thousands"),
-                f" are {', '.join(map(repr, marks))}, expected different characters",
-            )  # fmt: skip
-        try:
-            "".encode(self.encoding)
-        except LookupError:
-            raise ConfigError(
-                Setting("encoding"), f" is {self.encoding!r:.40}, expected the name of a codec,"
-                " such as utf-8, cp1252 or gb18030",
-            ) from None  # fmt: skip
-
-
-CSV_OPTIONS = tuple(field.name for field in fields(CsvFormat))
-
-
 def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
     """Opens a CSV; returns its bytes on disk, and its text in UTF-8 decompressed."""
     raw = open_input(file)
@@ -114,7 +59,7 @@ class CsvRecords(FileRecords):
 
     is_parsed = True
 
-    def __init__(self, file: TableFile, form: CsvFormat = CsvFormat()) -> None:
+    def __init__(self, file: TableFile, form: CsvFormat) -> None:
         self.form = form
         self.null_words = (*NULL_WORDS, *form.na)
         super().__init__(file)

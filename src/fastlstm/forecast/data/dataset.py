@@ -24,10 +24,10 @@ from fastlstm.errors import (
     counted,
     in_flags,
 )
+from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
 from fastlstm.forecast.data.csv_look import Asked
-from fastlstm.forecast.data.csv_records import CsvFormat
 from fastlstm.forecast.data.ingest import Codes, TableIngest
 from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import Problems

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.csv_look import Asked, require_expected
-from fastlstm.forecast.data.csv_records import CsvFormat, CsvRecords
+from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.records import (
     ArrowRecords,
     FileRecords,

@@ -9,8 +9,8 @@ import numpy as np
 
 from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.arrange import Policy
-from fastlstm.forecast.data.csv_records import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest

@@ -38,6 +38,8 @@ NULL_WORDS = tuple(csv.ConvertOptions().null_values)
 _BATCH_ROWS = 1 << 18
 _FIRST_TEXTS = 300
 """Values of a column that are looked at to see what it holds."""
+NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+"""A number as Arrow reads it, but for infinities."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 

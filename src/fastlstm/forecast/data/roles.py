@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
-from fastlstm.forecast.data.records import Records, is_text, require_distinct, with_nulls
+from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
 from fastlstm.forecast.data.time_text import (
     are_mostly_times,
     are_times,
@@ -29,7 +29,7 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_NUMBER = rf"^\s*{NUMBER}\s*$"
 _MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
 _MAX_WORD = 20

@@ -1,0 +1,65 @@
+"""How a CSV file is written: options that `ForecastConfig` and the reader of CSV files share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from fastlstm.errors import ConfigError, Setting
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvFormat:
+    """The format of a CSV file.
+
+    Attributes:
+        delimiter: between the columns of a CSV; default the most frequent of , ; tab | in its
+            header.
+        decimal: decimal mark of a CSV.
+        thousands: mark between groups of three digits of a CSV; default none.
+        encoding: of a CSV, such as cp1252 or gb18030.
+        header: the first line of a CSV names its columns; else their names are 1, 2 ….
+        skip_rows: lines of a CSV before its header.
+        skip_footer: lines at the end of a CSV that are no rows.
+        skip_below: lines of a CSV below its header that are no rows, such as units.
+        skip_headers: leave out lines of a CSV that repeat its header.
+        na: more texts of a CSV that mean a missing value.
+        look: refuse a CSV whose first and last 1,000 lines look like another format.
+    """
+
+    delimiter: str | None = None
+    decimal: str = "."
+    thousands: str = ""
+    encoding: str = "utf-8"
+    header: bool = True
+    skip_rows: int = 0
+    skip_footer: int = 0
+    skip_below: int = 0
+    skip_headers: bool = False
+    na: Names = ()
+    look: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "decimal", "thousands"):
+            mark = getattr(self, name)
+            if mark == "\\t":
+                object.__setattr__(self, name, "\t")
+            elif mark and len(mark) != 1:
+                raise ConfigError(Setting(name), f" is {mark!r:.40}, expected one character")
+        marks = [mark for mark in (self.delimiter, self.decimal, self.thousands) if mark]
+        if len(set(marks)) < len(marks) or not self.decimal:
+            raise ConfigError(
+                Setting("delimiter"), ", ", Setting("decimal"), " and ", Setting("thousands"),
+                f" are {', '.join(map(repr, marks))}, expected different characters",
+            )  # fmt: skip
+        try:
+            "".encode(self.encoding)
+        except LookupError:
+            raise ConfigError(
+                Setting("encoding"), f" is {self.encoding!r:.40}, expected the name of a codec,"
+                " such as utf-8, cp1252 or gb18030",
+            ) from None  # fmt: skip
+
+
+CSV_OPTIONS = tuple(field.name for field in fields(CsvFormat))
