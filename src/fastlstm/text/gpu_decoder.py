@@ -38,8 +38,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats of the weights; the kernels know each by its place. Sums and cells are float32."""
 SIZES = (1, 8, 64, 256, 1024, 4096, 16384)
 """Numbers of rows that have graphs; a call runs in the next larger one."""
-_LAUNCHES = 8
-"""Launches whose tokens are read together."""
+_LAUNCHES = 4
+"""Launches whose tokens are read together, while the next ones run."""
 _RUNNING, _PAUSED = 0, 4
 _KNOWS_FIRST, _HAS_MORE = 1 << 30, 1 << 29
 _MAX_TABLE_BYTES = 4 << 30
@@ -338,8 +338,9 @@ class GpuDecoder(Decoder):
         k = STEPS if steps >= STEPS else 1
         tokens, status = self._host[turn], self._host[2 + turn]
         written = rows.written.view(-1)[: k * size]
+        readers = [(s, r) for s, r in zip(part, numbers, strict=True) if s.has_unread]
         for n in range(steps // k):
-            self._give(part, numbers, rows, k)
+            self._give(readers, rows, k)
             graphs[k]()
             at = n * k * size
             tokens[at : at + k * size].copy_(written, non_blocking=True)
@@ -348,12 +349,10 @@ class GpuDecoder(Decoder):
         event.record()
         return event
 
-    def _give(self, part: list[GpuStream], numbers: list[int], rows: Rows, num: int) -> None:
-        """Hands over the tokens that rows are to read in the next launch."""
+    def _give(self, readers: list[tuple[GpuStream, int]], rows: Rows, num: int) -> None:
+        """Hands over the tokens that the rows of some streams are to read in the next launch."""
         flags, given = np.zeros(rows.size, np.int32), None
-        for stream, number in zip(part, numbers, strict=True):
-            if len(stream.unread) == 0:
-                continue
+        for stream, number in readers:
             tokens, knows_first, has_more = stream.next_given(num)
             if len(tokens) > 0:
                 given = np.zeros((rows.size, STEPS), np.int32) if given is None else given

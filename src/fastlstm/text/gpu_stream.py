@@ -136,12 +136,17 @@ class GpuStream(Stream):
             self._record.begin(self.room)
             self._status = None
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are tokens to be read that its row does not have yet."""
+        return len(self.unread) > (1 if self.knows_first else 0)
+
     def next_given(self, num: int) -> tuple[NDArray[Any], bool, bool]:
         """Returns up to `num` tokens that the next launch is to be given; whether the first was
         written before, and whether more remain."""
+        if not self.has_unread:
+            return self.unread[:0], False, False
         knows_first = self.knows_first
-        if knows_first and len(self.unread) == 1:
-            return self.unread[:0], False, False  # the row has it
         last = 1 if self.room == 0 else 0  # it is read when something is to be written after it
         given = self.unread[: min(num, len(self.unread) - last)]
         self.unread = self.unread[len(given) :]

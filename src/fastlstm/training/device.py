@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -47,6 +48,8 @@ def set_up_device(options: TrainingOptions) -> torch.device:
             Setting("memory_limit_gb", limit), f": this GPU ({about.name}) has {total_gb:.1f} GB;"
             " give less, or leave it out",
         )  # fmt: skip
+    gc.collect()  # of earlier runs of this process, which would count
+    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(share, number)
     return device
 

@@ -14,12 +14,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastlstm.ops.cuda.training import StepEnd
+from fastlstm.ops.cuda.weight_gradients import WeightGradients
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.task import even_parts
 
@@ -30,6 +32,8 @@ NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
 """Shapes of batches that have a graph: whole ones, and the last of an epoch."""
 _ALIGNMENT = 256
+_FIRST = -1
+"""Priority of a graph's own stream, before work that runs beside it."""
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
 """Hooks of callbacks that see a step from inside."""
@@ -92,8 +96,8 @@ class Recorder:
             # memory for that ends the process.
             spare = torch.empty(1, device=self._device)
             torch.cuda.empty_cache()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            graph, stream = torch.cuda.CUDAGraph(), _stream(self._device, _FIRST)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 work()
             del spare
         return graph.replay
@@ -122,11 +126,17 @@ class Recorder:
 @contextmanager
 def _ordered_stream(device: torch.device) -> Iterator[None]:
     """A stream that runs after all work before the block, and before all work behind it."""
-    current, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    current, own = torch.cuda.current_stream(device), _stream(device)
     own.wait_stream(current)
     with torch.cuda.stream(own):
         yield
     current.wait_stream(own)
+
+
+@lru_cache
+def _stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """Returns always the same stream: for each one cuBLAS keeps a workspace of 32 MiB."""
+    return torch.cuda.Stream(device, priority)
 
 
 class _Inputs:
@@ -277,9 +287,11 @@ class GraphedStep:
         """Forms the gradients, times the loss scale; returns the mean loss."""
         task, scale, losses = self._trainer.task, self._scale(), []
         parts = even_parts(task.num_rows(batch), self._num_parts)
-        for loss in task.losses(batch, parts):
-            (loss if scale is None else loss * scale).backward()
-            losses.append(loss.detach())
+        with WeightGradients(self._device) as gradients:
+            for loss in task.losses(batch, parts):
+                (loss if scale is None else loss * scale).backward()
+                gradients.add()
+                losses.append(loss.detach())
         return torch.stack(losses).sum()
 
     def _step(self, batch: Any, scalars: Tensor) -> None:

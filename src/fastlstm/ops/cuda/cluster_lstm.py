@@ -20,6 +20,7 @@ from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
 from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
+from fastlstm.ops.cuda.weight_gradients import WeightGradients, active_for
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -121,7 +122,7 @@ class _Backward(Arguments):
     _fields_ = (
         pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
         + _SIZES
-        + pointers("gamma_hh gamma_c beta_c normed moments dproduct dnorm")
+        + pointers("gamma_hh gamma_c beta_c normed moments dproduct dnorm dbias")
     )
 
 
@@ -192,6 +193,8 @@ class _ClusterLSTM(torch.autograd.Function):
         ctx.save_for_backward(*args, *saved)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.norm_size = call, norm_size
+        # Of the thread that calls: the backward pass runs in another one.
+        ctx.beside = active_for([args.w_hh] if norm_size else [args.w_ih, args.w_hh])
         return tuple(out)
 
     @staticmethod
@@ -209,7 +212,7 @@ class _ClusterLSTM(torch.autograd.Function):
                 "a gradient that is itself differentiated (create_graph=True) does not exist of a"
                 " layer norm on a GPU; use backend='reference'"
             )
-        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size)
+        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size, ctx.beside)
         return None, None, dgx, *by_argument(args, gradients, needs)
 
 
@@ -250,10 +253,28 @@ def _forward(
     return LSTMOutput(entering[1:], hT, cT), saved
 
 
-def _backward(
-    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int
-) -> tuple[Tensor | None, Gradients]:
-    """Returns the gradient of the projected rows, where those are given, and all others."""
+class _OfGates(NamedTuple):
+    """What the backward kernel returns, gates innermost.
+
+    Attributes:
+        sums: `(T * B, 4H)` gradients of the sums that enter the gates.
+        product: those of the recurrent product; the same without a layer norm.
+        h0, c0: `(B, H)`; of h0 without the part that passes through w_hh.
+        bias: `(4H,)` gates first, without a layer norm.
+        norms: gradients of gamma_hh, gamma_c, beta_c, or None each.
+    """
+
+    sums: Tensor
+    product: Tensor
+    h0: Tensor
+    c0: Tensor
+    bias: Tensor | None
+    norms: tuple[Tensor | None, ...]
+
+
+def _gate_gradients(
+    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, norm_size: int
+) -> _OfGates:
     T, B, _, H = args.sizes
     dtype, device = call.dtype, args.rows.device
     dy, dhT, dcT = grads
@@ -262,35 +283,64 @@ def _backward(
     dgates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
     dh0, dc0 = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
     clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
-    dproduct, dnorm = dgates, None
+    dproduct, dnorm, dbias = dgates, None, None
     if norm_size:
         dproduct = torch.empty_like(dgates)
         dnorm = torch.empty((clusters, 8, H, 6), dtype=torch.float32, device=device)
+    else:
+        dbias = torch.empty((clusters, 4 * H), dtype=torch.float32, device=device)
     shared, dhT, dcT = _shared_arguments(call, args), _wide(dhT), _wide(dcT)
     arguments = _Backward(
         **shared, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
         dhT=dhT, dcT=dcT, dgates=dgates, dh0=dh0, dc0=dc0, normed=saved.normed,
-        moments=saved.moments, dproduct=dproduct, dnorm=dnorm,
+        moments=saved.moments, dproduct=dproduct, dnorm=dnorm, dbias=dbias,
     )  # fmt: skip
     variant = _variant(call, args, norm_size, saves=True)
     _kernel(variant, groups, "lstm_backward", device.index).launch(clusters, arguments)
-    d, product = dgates.view(T * B, 4 * H), dproduct.view(T * B, 4 * H)
-    dgx = drows = dw_ih = dbias = dw_hh = None
-    if saved.w_ih is None:
-        dgx = d if args.tokens is None else _table_gradient(args, d).to(dtype)
-    else:
-        drows, dw_ih, dbias = _input_gradients(args, d, saved.w_ih, needs)
-    if needs.w_hh:
-        dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
-    dw_ih, dw_hh, dbias = _unpacked_gradients(H, dw_ih, dw_hh, dbias)
-    if needs.h0:
-        dh = dproduct[0].view(B, 4 * H) @ _gates_last(saved.w_hh, dtype)
-        dh0 += dh if args.mask is None else dh * args.mask
     norms: tuple[Tensor | None, ...] = (None, None, None)
     if dnorm is not None:
         of_units = dnorm.sum((0, 1))
         norms = _gates_first(of_units[:, :4].reshape(-1)), of_units[:, 4], of_units[:, 5]
-    return dgx, Gradients(drows, dh0, dc0, dw_ih, dw_hh, dbias, None, *norms)
+    sums, product = dgates.view(T * B, 4 * H), dproduct.view(T * B, 4 * H)
+    return _OfGates(sums, product, dh0, dc0, None if dbias is None else dbias.sum(0), norms)
+
+
+def _backward(
+    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int,
+    beside: WeightGradients | None,
+) -> tuple[Tensor | None, Gradients]:  # fmt: skip
+    """Returns the gradient of the projected rows, where those are given, and all others; without
+    those of w_ih and w_hh, which `beside` has."""
+    T, B, _, H = args.sizes
+    dtype, of_gates = call.dtype, _gate_gradients(call, args, saved, grads, norm_size)
+    d, product = of_gates.sums, of_gates.product
+    dgx = drows = rows = None
+    if saved.w_ih is None:
+        dgx = d if args.tokens is None else _table_gradient(args, d).to(dtype)
+    else:
+        rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
+        d = d if args.tokens is None else _table_gradient(args, d).to(dtype)
+        drows = (d @ saved.w_ih).view_as(args.rows) if needs.rows else None
+
+    def weight_gradients() -> list[Tensor | None]:
+        dw_ih = _product(d.t(), rows) if needs.w_ih and rows is not None else None
+        dw_hh = None
+        if needs.w_hh:
+            dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
+        return _unpacked_gradients(H, dw_ih, dw_hh)
+
+    dw_ih = dw_hh = None
+    if beside is None or not beside.is_open:
+        dw_ih, dw_hh = weight_gradients()
+    else:
+        weights = [args.w_ih, args.w_hh]
+        beside.form(weights, weight_gradients, [d, product, rows, *saved, *args])
+    dh0 = of_gates.h0
+    if needs.h0:
+        dh = product[:B] @ _gates_last(saved.w_hh, dtype)
+        dh0 += dh if args.mask is None else dh * args.mask
+    of_state = dh0, of_gates.c0
+    return dgx, Gradients(drows, *of_state, dw_ih, dw_hh, of_gates.bias, None, *of_gates.norms)
 
 
 def _table_gradient(args: LSTMArgs, d: Tensor) -> Tensor:
@@ -299,23 +349,6 @@ def _table_gradient(args: LSTMArgs, d: Tensor) -> Tensor:
     assert args.tokens is not None
     chosen = d.new_zeros((len(d), args.rows.shape[0])).scatter_(1, args.tokens.reshape(-1, 1), 1)
     return _product(chosen.t(), d)
-
-
-def _input_gradients(
-    args: LSTMArgs, d: Tensor, w_ih: Tensor, needs: LSTMArgs
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Returns the gradients of the rows, and with gates innermost those of w_ih and of each bias;
-    `d` is `(T * B, 4H)`."""
-    rows = args.rows.reshape(-1, args.rows.shape[-1]).to(d.dtype)
-    needs_bias, dbias = needs.b_ih or needs.b_hh, None
-    if args.tokens is not None:
-        table = _table_gradient(args, d)
-        dbias = table.sum(0) if needs_bias else None
-        d = table.to(d.dtype)
-    elif needs_bias:
-        dbias = d.sum(0, dtype=torch.float32)
-    drows = (d @ w_ih).view_as(args.rows) if needs.rows else None
-    return drows, _product(d.t(), rows) if needs.w_ih else None, dbias
 
 
 def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
@@ -375,9 +408,7 @@ class _Weights(Arguments):
 
 
 class _Gradients(Arguments):
-    _fields_ = (
-        *pointers("w_ih w_hh bias to_ih to_hh to_bias"), ("H", ctypes.c_int), ("I", ctypes.c_int)
-    )  # fmt: skip
+    _fields_ = (*pointers("w_ih w_hh to_ih to_hh"), ("H", ctypes.c_int), ("I", ctypes.c_int))
 
 
 @lru_cache
@@ -405,16 +436,13 @@ def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     return to_ih, to_hh, to_bias
 
 
-def _unpacked_gradients(H: int, *gradients: Tensor | None) -> list[Tensor | None]:
-    """Returns float32 gradients of w_ih, w_hh and the biases with gates first."""
-    w_ih, w_hh, bias = gradients
-    given = [t for t in gradients if t is not None]
-    out = [None if t is None else torch.empty_like(t) for t in gradients]
+def _unpacked_gradients(H: int, w_ih: Tensor | None, w_hh: Tensor | None) -> list[Tensor | None]:
+    """Returns float32 gradients of w_ih and w_hh with gates first."""
+    out = [None if t is None else torch.empty_like(t) for t in (w_ih, w_hh)]
+    given = [t for t in (w_ih, w_hh) if t is not None]
     if given:
-        arguments = _Gradients(
-            w_ih=w_ih, w_hh=w_hh, bias=bias, to_ih=out[0], to_hh=out[1], to_bias=out[2],
-            H=H, I=0 if w_ih is None else w_ih.shape[1],
-        )  # fmt: skip
+        I = 0 if w_ih is None else w_ih.shape[1]  # noqa: E741
+        arguments = _Gradients(w_ih=w_ih, w_hh=w_hh, to_ih=out[0], to_hh=out[1], H=H, I=I)
         device = given[0].get_device()
         _weights_kernel("unpack_gradients", torch.bfloat16, device).launch(4 * H, arguments)
     return out

@@ -86,6 +86,7 @@ struct Backward {
   const float4* moments;
   u16* dproduct;       // (T, B, H, 4): gradient of the recurrent product
   float* dnorm;        // (clusters, 8, H, 6): sums of the gradients of gamma_hh, gamma_c, beta_c
+  float* dbias;        // (clusters, 4, H): sums of the gradients of the gates, without NORM
 };
 
 // --- 16-bit numbers ------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ struct Sums {
   __device__ __forceinline__ Sums(unsigned char* at, u32 address, u32 rank_)
       : base(address), rank(rank_), barriers(address + PARTS + ALL), memory(at) {
     if (threadIdx.x == 0) init_barriers(barriers, 2 * NS, CL * 64);
-    to = address_in(base, (threadIdx.x >> 3) & (CL - 1));
+    to = address_in(base, (threadIdx.x >> 2) & (CL - 1));
   }
   // x and y are sums over this warp's units of row n, in the lanes that have `is_first`.
   __device__ __forceinline__ void share(int kind, int s, int n, bool is_first, float x, float y) {
@@ -264,32 +265,41 @@ struct Sums {
     float2* parts = (float2*)(memory + slot * 512);
     if (is_first) parts[(threadIdx.x >> 5) * 8 + n] = make_float2(x, y);
     __syncthreads();
-    if (threadIdx.x < 8 * CL) {
-      const int row = threadIdx.x & 7;
-      float a = 0.f, b = 0.f;
+    if (threadIdx.x < 4 * CL) {  // two rows of each message
+      const float4* pairs = (const float4*)parts + (threadIdx.x & 3);
+      float4 sum = pairs[0];
 #pragma unroll
-      for (int w = 0; w < 8; ++w) {
-        const float2 part = parts[w * 8 + row];
-        a += part.x;
-        b += part.y;
+      for (int w = 1; w < 8; ++w) {
+        const float4 part = pairs[4 * w];
+        sum.x += part.x;
+        sum.y += part.y;
+        sum.z += part.z;
+        sum.w += part.w;
       }
-      const u32 at = PARTS + (slot * CL + rank) * 64 + row * 8;
-      send8(to + at, __float_as_uint(a), __float_as_uint(b), to + PARTS + ALL + 8 * slot);
+      const u32 at = PARTS + (slot * CL + rank) * 64 + (threadIdx.x & 3) * 16;
+      send16(to + at, __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w),
+             to + PARTS + ALL + 8 * slot);
     }
   }
+  // Every fourth of a warp adds the sums of a fourth of the blocks, for each of the rows.
   __device__ __forceinline__ float2 of(int kind, int s, int n, int step, bool is_last) {
-    const u32 slot = kind * NS + s;
+    const u32 slot = kind * NS + s, lane = threadIdx.x & 31;
     await(barriers + 8 * slot, step & 1);
     if (threadIdx.x == 0 && !is_last) expect(barriers + 8 * slot, CL * 64);
-    const float2* all = (const float2*)(memory + PARTS + slot * CL * 64);
-    float a = 0.f, b = 0.f;
+    const float2* all = (const float2*)(memory + PARTS + slot * CL * 64) + (lane >> 3) * (CL / 4) * 8 + (lane & 7);
+    float2 sum = make_float2(0.f, 0.f);
 #pragma unroll
-    for (int k = 0; k < CL; ++k) {
-      const float2 one = all[k * 8 + n];
-      a += one.x;
-      b += one.y;
+    for (int k = 0; k < CL / 4; ++k) {
+      const float2 one = all[k * 8];
+      sum.x += one.x;
+      sum.y += one.y;
     }
-    return make_float2(a, b);
+#pragma unroll
+    for (int step_ = 8; step_ <= 16; step_ <<= 1) {
+      sum.x += __shfl_xor_sync(~0u, sum.x, step_);
+      sum.y += __shfl_xor_sync(~0u, sum.y, step_);
+    }
+    return make_float2(__shfl_sync(~0u, sum.x, n), __shfl_sync(~0u, sum.y, n));
   }
 };
 #define EPSILON 1e-5f
@@ -821,6 +831,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     }
   };
 
+#if !NORM
+  float dbias[4] = {};
+#endif
   for (int it = 0; it < T; ++it) {
     const int t = T - 1 - it;
 #if NORM
@@ -875,6 +888,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
       const float a = activate<ACT>(now_c[s]);
       float d[4];
       gates_of(s, k, a, k.h == 1.f ? k.dc : fmaf(k.dh * high_of(gates[s].y), slope<ACT>(a), k.dc), d);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dbias[e] += d[e];
       const uint2 gradients = make_uint2(pack2(d[0], d[1]), pack2(d[2], d[3]));
       finish(s, it, gradients, gradients);
     }
@@ -883,6 +898,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #if NORM
 #pragma unroll
   for (int e = 0; e < 6; ++e) P.dnorm[(((size_t)(blockIdx.x / CL) * 8 + n) * H + unit) * 6 + e] = dnorm[e];
+#else
+#pragma unroll
+  for (int e = 0; e < 4; ++e)  // lanes that differ in these bits have the 8 rows of a unit
+    for (int step = 4; step <= 16; step <<= 1) dbias[e] += __shfl_xor_sync(~0u, dbias[e], step);
+  if ((lane & 28) == 0)
+    for (int e = 0; e < 4; ++e) P.dbias[((size_t)(blockIdx.x / CL) * 4 + e) * H + unit] = dbias[e];
 #endif
 #pragma unroll
   for (int s = 0; s < NS; ++s)

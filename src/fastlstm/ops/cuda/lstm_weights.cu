@@ -18,11 +18,9 @@ struct Weights {
 };
 struct Gradients {
   const float* w_ih;  // (H, 4, I) or null
-  const float* w_hh;  // (H, 4, H)
-  const float* bias;  // (H, 4) or null
+  const float* w_hh;  // (H, 4, H) or null
   float* to_ih;       // (4, H, I)
   float* to_hh;       // (4, H, H)
-  float* to_bias;     // (4, H)
   int H, I;
 };
 
@@ -52,5 +50,4 @@ extern "C" __global__ void __launch_bounds__(128) unpack_gradients(const Gradien
     for (int k = threadIdx.x; k < P.I; k += blockDim.x) P.to_ih[to * P.I + k] = P.w_ih[from * P.I + k];
   if (P.w_hh)
     for (int k = threadIdx.x; k < P.H; k += blockDim.x) P.to_hh[to * P.H + k] = P.w_hh[from * P.H + k];
-  if (threadIdx.x == 0 && P.bias) P.to_bias[to] = P.bias[from];
 }

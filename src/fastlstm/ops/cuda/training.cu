@@ -39,6 +39,13 @@ __device__ __forceinline__ u16 narrow(float x) {
   return r;
 }
 
+__device__ __forceinline__ float wide_bf16(u16 x) { return __uint_as_float((u32)x << 16); }
+__device__ __forceinline__ u16 narrow_bf16(float x) {
+  u16 r;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
+  return r;
+}
+
 // A warp has a row; sums are taken in one order.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) cross_entropy_forward(const CrossEntropy P) {
   const i64 row = (i64)blockIdx.x * WARPS + (threadIdx.x >> 5);
@@ -148,22 +155,47 @@ struct Muon {
   int K;
 };
 
-// gridDim.x is 4 times the blocks of a gate.
-extern "C" __global__ void __launch_bounds__(256) muon_begin(const Muon P) {
+// V neighbouring values, read and written at once.
+template <typename E, int V> struct __align__(sizeof(E) * V) Pack {
+  E x[V];
+};
+
+// What a thread of a gate does, V values at a time: gridDim.x is 4 times the blocks of a gate.
+template <int V, typename F> __device__ __forceinline__ void each_of_gate(const Muon& P, F work) {
   const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  for (i64 i = ((i64)block * 256 + threadIdx.x) * V; i < P.num; i += (i64)blocks * 256 * V) work(gate * P.num + i, i);
+}
+
+// Whether four neighbours are in one row of a gate, and lie where they can be read at once.
+__device__ __forceinline__ bool is_wide(const Muon& P) {
+  const u64 floats = (u64)P.weight | (u64)P.gradient | (u64)P.momentum | (u64)P.running;
+  return P.K % 4 == 0 && floats % 16 == 0 && ((u64)P.update | (u64)P.direction) % 8 == 0;
+}
+
+template <int V> __device__ __forceinline__ float begin_update(const Muon& P) {
   const float factor = 1.f / *P.inverse;
   float squares = 0.f;
-  for (i64 i = (i64)block * 256 + threadIdx.x; i < P.num; i += (i64)blocks * 256) {
-    const i64 at = gate * P.num + i;
-    const float g = P.gradient[at] * factor, before = P.momentum[at];
-    const float running = before + (1.f - P.decay_momentum) * (g - before);
-    const float update = g + P.decay_momentum * (running - g);
-    P.running[at] = running;
-    u16 r;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(update));
-    P.update[at] = r;
-    squares += update * update;
-  }
+  each_of_gate<V>(P, [&](i64 at, i64) {
+    const Pack<float, V> gradient = *(const Pack<float, V>*)(P.gradient + at);
+    const Pack<float, V> before = *(const Pack<float, V>*)(P.momentum + at);
+    Pack<float, V> running;
+    Pack<u16, V> update;
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      const float g = gradient.x[e] * factor, b = before.x[e], r = b + (1.f - P.decay_momentum) * (g - b);
+      const float u = g + P.decay_momentum * (r - g);
+      running.x[e] = r;
+      update.x[e] = narrow_bf16(u);
+      squares += u * u;
+    }
+    *(Pack<float, V>*)(P.running + at) = running;
+    *(Pack<u16, V>*)(P.update + at) = update;
+  });
+  return squares;
+}
+
+extern "C" __global__ void __launch_bounds__(256) muon_begin(const Muon P) {
+  float squares = is_wide(P) ? begin_update<4>(P) : begin_update<1>(P);
   __shared__ float sums[8];
 #pragma unroll
   for (int step = 16; step > 0; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
@@ -176,27 +208,50 @@ extern "C" __global__ void __launch_bounds__(256) muon_begin(const Muon P) {
   }
 }
 
+template <int V> __device__ __forceinline__ void scale_update(const Muon& P, float factor) {
+  each_of_gate<V>(P, [&](i64 at, i64) {
+    Pack<u16, V> update = *(const Pack<u16, V>*)(P.update + at);
+#pragma unroll
+    for (int e = 0; e < V; ++e) update.x[e] = narrow_bf16(wide_bf16(update.x[e]) * factor);
+    *(Pack<u16, V>*)(P.update + at) = update;
+  });
+}
+
 // Divides each gate's update by its norm, in place.
 extern "C" __global__ void __launch_bounds__(256) muon_normalise(const Muon P) {
-  const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks, block = blockIdx.x % blocks;
+  const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks;
   float sum = 0.f;
-  for (int b = 0; b < blocks; ++b) sum += P.partial[gate * blocks + b];
+  for (int b = threadIdx.x & 31; b < blocks; b += 32) sum += P.partial[gate * blocks + b];
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
   const float factor = 1.f / (P.safety * sqrtf(sum) + 1e-7f);
-  for (i64 i = (i64)block * 256 + threadIdx.x; i < P.num; i += (i64)blocks * 256) {
-    const i64 at = gate * P.num + i;
-    u16 r;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(__uint_as_float((u32)P.update[at] << 16) * factor));
-    P.update[at] = r;
-  }
+  if (is_wide(P)) scale_update<4>(P, factor);
+  else scale_update<1>(P, factor);
+}
+
+template <int V> __device__ __forceinline__ void end_update(const Muon& P) {
+  const float rate = *P.rate, step = rate * P.scale, keep = 1.f - rate * P.weight_decay;
+  const bool is_swapped = P.column_stride != 1;
+  each_of_gate<V>(P, [&](i64 at, i64 i) {
+    Pack<u16, V> direction;
+    if (is_swapped) {
+      const u32 row = (u32)i / (u32)P.K, column = (u32)i % (u32)P.K;
+      const u16* from = P.direction + (at - i) + row * P.row_stride + column * P.column_stride;
+#pragma unroll
+      for (int e = 0; e < V; ++e) direction.x[e] = from[e * P.column_stride];
+    } else {
+      direction = *(const Pack<u16, V>*)(P.direction + at);
+    }
+    Pack<float, V> weight = *(const Pack<float, V>*)(P.weight + at);
+#pragma unroll
+    for (int e = 0; e < V; ++e) weight.x[e] = weight.x[e] * keep - step * wide_bf16(direction.x[e]);
+    *(Pack<float, V>*)(P.weight + at) = weight;
+    *(Pack<float, V>*)(P.momentum + at) = *(const Pack<float, V>*)(P.running + at);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(256) muon_end(const Muon P) {
   if (*P.is_bad != 0.f) return;
-  const int blocks = gridDim.x / 4, gate = blockIdx.x / blocks, block = blockIdx.x % blocks;
-  const float rate = *P.rate, step = rate * P.scale, keep = 1.f - rate * P.weight_decay;
-  for (i64 i = (i64)block * 256 + threadIdx.x; i < P.num; i += (i64)blocks * 256) {
-    const i64 at = gate * P.num + i, from = gate * P.num + (i / P.K) * P.row_stride + (i % P.K) * P.column_stride;
-    P.momentum[at] = P.running[at];
-    P.weight[at] = P.weight[at] * keep - step * __uint_as_float((u32)P.direction[from] << 16);
-  }
+  if (is_wide(P)) end_update<4>(P);
+  else end_update<1>(P);
 }
