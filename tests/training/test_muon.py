@@ -80,3 +80,54 @@ def test_blocks_of_a_batch_have_the_bits_of_blocks_alone():
     blocks = [*torch.randn(4, 1, 160, 96), *torch.randn(3, 1, 160, 160)]
     alone = [orthogonalise(block) for block in blocks]
     assert all(map(torch.equal, Batches().orthogonalised(blocks), alone))
+
+
+class KernelsByTorch:
+    """`MuonStep` for CPUs: the same update by torch's operators."""
+
+    def __init__(
+        self, weight, update, gradient, momentum, inverse, is_bad, rate, decay, weight_decay, safety
+    ):
+        self._tensors = weight, update, gradient, momentum
+        self._scalars = inverse, is_bad, rate, decay, weight_decay, safety
+
+    def begin(self):
+        _, update, gradient, momentum = self._tensors
+        inverse, _, _, decay, _, safety = self._scalars
+        gradient = gradient / inverse
+        self._running = torch.lerp(momentum, gradient, 1 - decay)
+        found = torch.lerp(gradient, self._running, decay).view(update.shape).to(update.dtype)
+        norm = found.float().norm(dim=(-2, -1), keepdim=True)
+        update.copy_(found / (safety * norm + 1e-7))
+
+    def end(self, direction, scale):
+        weight, _, _, momentum = self._tensors
+        _, is_bad, rate, _, weight_decay, _ = self._scalars
+        if not is_bad:
+            momentum.copy_(self._running)
+            weight.mul_(1 - rate * weight_decay)
+            weight.sub_(direction.reshape(weight.shape).float() * (rate * scale))
+
+
+@pytest.mark.parametrize("is_bad", [0.0, 1.0])
+def test_recorded_weights_of_one_shape_move_together_as_they_do_alone(monkeypatch, is_bad):
+    torch.manual_seed(0)
+    shapes = [(48, 12), (48, 5), (48, 12), (48, 12), (48, 5)]
+    weights = [torch.randn(shape) for shape in shapes]
+    gradients = [torch.randn(shape) for shape in shapes]
+    found = []
+    for has_kernels in (False, True):
+        own = [w.clone().requires_grad_() for w in weights]
+        optimizer = Muon(own, lr=torch.tensor(0.1), weight_decay=0.01)
+        for weight, gradient in zip(own, gradients, strict=True):
+            weight.grad = gradient.clone()
+            optimizer.state[weight]["momentum"] = gradient.sin()
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(is_bad), torch.tensor(2.0)
+        monkeypatch.setattr(muon, "_has_kernels", lambda device, value=has_kernels: value)
+        monkeypatch.setattr(muon, "MuonStep", KernelsByTorch)
+        optimizer.step()
+        found.append(own + [optimizer.state[w]["momentum"] for w in own])
+    for mine, want, before in zip(*found[::-1], weights + weights, strict=True):
+        torch.testing.assert_close(mine, want, atol=0.02, rtol=0.02)
+        assert mine.shape == before.shape
+    assert all(torch.equal(a, b) == bool(is_bad) for a, b in zip(found[1], weights, strict=False))

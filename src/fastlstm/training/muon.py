@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
@@ -89,6 +89,10 @@ class Branches:
         stream.wait_stream(current)
         self._streams.append(stream)
         return torch.cuda.stream(stream)
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and refusal(device.index) is None
 
 
 @functools.cache
@@ -177,10 +181,7 @@ class Muon(torch.optim.Optimizer):
             if parameter.grad is not None
         ]
         if moved and isinstance(moved[0][1]["lr"], torch.Tensor):
-            with Branches(moved[0][0].device) as branches:
-                for parameter, group in moved:
-                    with branches.next():
-                        self._step_recorded(parameter, group)
+            self._step_recorded(moved)
             return loss
         running = deque[torch.Tensor]()
         updates = (
@@ -200,23 +201,52 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(direction, alpha=-group["lr"] * scale)
         return loss
 
-    def _step_recorded(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _step_recorded(self, moved: list[tuple[torch.Tensor, dict[str, Any]]]) -> None:
         """An update within a CUDA graph: all stays in its place.
 
         As of torch's fused optimizers, the gradient is divided by the attribute `grad_scale`, and
-        nothing changes where `found_inf` is 1.
+        nothing changes where `found_inf` is 1. Weights of one shape are orthogonalised together.
         """
+        device = moved[0][0].device
+        if not _has_kernels(device):
+            for parameter, group in moved:
+                self._move_recorded(parameter, group)
+            return
+        alike = defaultdict[torch.Size, list[tuple[torch.Tensor, dict[str, Any]]]](list)
+        for parameter, group in moved:
+            alike[parameter.shape].append((parameter, group))
+        with Branches(device) as branches:
+            for (rows, columns), members in alike.items():
+                with branches.next():
+                    H = rows // 4
+                    shape = (4 * len(members), H, columns)
+                    updates = torch.empty(shape, dtype=torch.bfloat16, device=device)
+                    steps = [
+                        self._kernels_of(*member, update)
+                        for member, update in zip(members, updates.split(4), strict=True)
+                    ]
+                    for step in steps:
+                        step.begin()
+                    directions = _orthogonalised(updates).split(4)
+                    for step, direction in zip(steps, directions, strict=True):
+                        step.end(direction, max(1.0, H / columns) ** 0.5)
+
+    def _kernels_of(
+        self, parameter: torch.Tensor, group: dict[str, Any], update: torch.Tensor
+    ) -> MuonStep:
+        found_inf, inverse = self.found_inf, self.grad_scale  # type: ignore[attr-defined]
+        assert parameter.grad is not None
+        return MuonStep(
+            parameter, update, parameter.grad, self.state[parameter]["momentum"], inverse,
+            found_inf, group["lr"], group["momentum"], group["weight_decay"], _SAFETY,
+        )  # fmt: skip
+
+    def _move_recorded(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        """The same by torch's operators, of one weight."""
         found_inf, inverse = self.found_inf, self.grad_scale  # type: ignore[attr-defined]
         kept, rate, decay = self.state[parameter]["momentum"], group["lr"], group["weight_decay"]
         assert parameter.grad is not None
         scale = max(1.0, parameter.shape[0] / 4 / parameter.shape[1]) ** 0.5
-        if parameter.is_cuda and refusal(parameter.get_device()) is None:
-            step = MuonStep(
-                parameter, parameter.grad, kept, inverse, found_inf, rate, group["momentum"],
-                decay, _SAFETY,
-            )  # fmt: skip
-            step.end(_orthogonalised(step.begin()), scale)
-            return
         is_bad, gradient = found_inf != 0, parameter.grad / inverse
         running = torch.lerp(kept, gradient, 1 - group["momentum"])
         update = torch.lerp(gradient, running, group["momentum"])

@@ -257,7 +257,7 @@ struct Sums {
   __device__ __forceinline__ Sums(unsigned char* at, u32 address, u32 rank_)
       : base(address), rank(rank_), barriers(address + PARTS + ALL), memory(at) {
     if (threadIdx.x == 0) init_barriers(barriers, 2 * NS, CL * 64);
-    to = address_in(base, (threadIdx.x >> 2) & (CL - 1));
+    to = address_in(base, (threadIdx.x >> 3) & (CL - 1));
   }
   // x and y are sums over this warp's units of row n, in the lanes that have `is_first`.
   __device__ __forceinline__ void share(int kind, int s, int n, bool is_first, float x, float y) {
@@ -265,41 +265,32 @@ struct Sums {
     float2* parts = (float2*)(memory + slot * 512);
     if (is_first) parts[(threadIdx.x >> 5) * 8 + n] = make_float2(x, y);
     __syncthreads();
-    if (threadIdx.x < 4 * CL) {  // two rows of each message
-      const float4* pairs = (const float4*)parts + (threadIdx.x & 3);
-      float4 sum = pairs[0];
+    if (threadIdx.x < 8 * CL) {
+      const int row = threadIdx.x & 7;
+      float a = 0.f, b = 0.f;
 #pragma unroll
-      for (int w = 1; w < 8; ++w) {
-        const float4 part = pairs[4 * w];
-        sum.x += part.x;
-        sum.y += part.y;
-        sum.z += part.z;
-        sum.w += part.w;
+      for (int w = 0; w < 8; ++w) {
+        const float2 part = parts[w * 8 + row];
+        a += part.x;
+        b += part.y;
       }
-      const u32 at = PARTS + (slot * CL + rank) * 64 + (threadIdx.x & 3) * 16;
-      send16(to + at, __float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z), __float_as_uint(sum.w),
-             to + PARTS + ALL + 8 * slot);
+      const u32 at = PARTS + (slot * CL + rank) * 64 + row * 8;
+      send8(to + at, __float_as_uint(a), __float_as_uint(b), to + PARTS + ALL + 8 * slot);
     }
   }
-  // Every fourth of a warp adds the sums of a fourth of the blocks, for each of the rows.
   __device__ __forceinline__ float2 of(int kind, int s, int n, int step, bool is_last) {
-    const u32 slot = kind * NS + s, lane = threadIdx.x & 31;
+    const u32 slot = kind * NS + s;
     await(barriers + 8 * slot, step & 1);
     if (threadIdx.x == 0 && !is_last) expect(barriers + 8 * slot, CL * 64);
-    const float2* all = (const float2*)(memory + PARTS + slot * CL * 64) + (lane >> 3) * (CL / 4) * 8 + (lane & 7);
-    float2 sum = make_float2(0.f, 0.f);
+    const float2* all = (const float2*)(memory + PARTS + slot * CL * 64);
+    float a = 0.f, b = 0.f;
 #pragma unroll
-    for (int k = 0; k < CL / 4; ++k) {
-      const float2 one = all[k * 8];
-      sum.x += one.x;
-      sum.y += one.y;
+    for (int k = 0; k < CL; ++k) {
+      const float2 one = all[k * 8 + n];
+      a += one.x;
+      b += one.y;
     }
-#pragma unroll
-    for (int step_ = 8; step_ <= 16; step_ <<= 1) {
-      sum.x += __shfl_xor_sync(~0u, sum.x, step_);
-      sum.y += __shfl_xor_sync(~0u, sum.y, step_);
-    }
-    return make_float2(__shfl_sync(~0u, sum.x, n), __shfl_sync(~0u, sum.y, n));
+    return make_float2(a, b);
   }
 };
 #define EPSILON 1e-5f

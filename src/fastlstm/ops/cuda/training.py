@@ -155,6 +155,7 @@ class MuonStep:
 
     Args:
         weight: and what belongs to it.
+        update: `(4, H, K)` bf16, what is orthogonalised; `begin` fills it.
         momentum: changed when the update ends.
         inverse: what the gradient is divided by, a scalar.
         is_bad: 1 where nothing may change.
@@ -165,27 +166,25 @@ class MuonStep:
     """
 
     def __init__(
-        self, weight: Tensor, gradient: Tensor, momentum: Tensor, inverse: Tensor, is_bad: Tensor,
-        rate: Tensor, decay_momentum: float, weight_decay: float, safety: float,
+        self, weight: Tensor, update: Tensor, gradient: Tensor, momentum: Tensor, inverse: Tensor,
+        is_bad: Tensor, rate: Tensor, decay_momentum: float, weight_decay: float, safety: float,
     ) -> None:  # fmt: skip
         self._running, H = torch.empty_like(weight), weight.shape[0] // 4
         num, K = H * weight.shape[1], weight.shape[1]
         self._blocks = 4 * min(64, -(-num // 1024))
         self._partial = torch.empty(self._blocks, device=weight.device)
-        self._update = torch.empty((4, H, K), dtype=torch.bfloat16, device=weight.device)
-        self._kept = weight, gradient, momentum, inverse, is_bad, rate
+        self._kept = weight, update, gradient, momentum, inverse, is_bad, rate
         self._fields = {
             "weight": weight, "gradient": gradient, "momentum": momentum, "running": self._running,
-            "update": self._update, "partial": self._partial, "inverse": inverse, "is_bad": is_bad,
+            "update": update, "partial": self._partial, "inverse": inverse, "is_bad": is_bad,
             "rate": rate, "decay_momentum": decay_momentum, "weight_decay": weight_decay,
             "safety": safety, "num": num, "K": K,
         }  # fmt: skip
 
-    def begin(self) -> Tensor:
-        """Returns what is orthogonalised, `(4, H, K)` bf16, each block divided by its norm."""
+    def begin(self) -> None:
+        """Forms the update, each block divided by its norm."""
         self._launch("muon_begin")
         self._launch("muon_normalise")
-        return self._update
 
     def end(self, direction: Tensor, scale: float) -> None:
         """Takes the step in a direction `(4, H, K)` bf16, `scale` times as long."""
@@ -197,7 +196,7 @@ class MuonStep:
         )  # fmt: skip
 
     def _launch(self, entry: str, **more: object) -> None:
-        device = self._update.get_device()
+        device = self._running.get_device()
         _kernel(entry, torch.bfloat16, device).launch(self._blocks, _Muon(**self._fields, **more))
 
 
