@@ -27,8 +27,9 @@ from pathlib import Path
 
 from machine import describe_machine, results_folder
 
+from fastlstm import LM
 from fastlstm.system import hardware
-from fastlstm.text.loading import load_decoder
+from fastlstm.system.fields import Device
 from fastlstm.text.sampling import Sampling
 
 CHARS = "".join(map(chr, range(32, 127))) + "\n"
@@ -64,12 +65,14 @@ def make_run(path: Path, H: int) -> Path:
     return path
 
 
-def engine_rate(run: Path, weights: str, num_streams: int, threads: int) -> float:
+def engine_rate(
+    run: Path, weights: str | None, num_streams: int, threads: int, device: Device
+) -> float:
     """Tokens per second of the engine alone: no text, no clients."""
-    writer = load_decoder(run, weights)
+    decoder = LM.load(run, weights=weights, device=device).decoder_for(num_streams)
     streams = []
     for k in range(num_streams):
-        stream = writer.decoder.stream()
+        stream = decoder.stream()
         stream.set(Sampling(seed=k))
         stream.feed([0])
         stream.begin(1 << 40)
@@ -77,7 +80,7 @@ def engine_rate(run: Path, weights: str, num_streams: int, threads: int) -> floa
     steps, rates = 64, []
     for number in range(12):
         start_s = time.perf_counter()
-        writer.decoder.run(streams, steps, threads)
+        decoder.run(streams, steps, threads)
         if number >= 2:
             rates.append(num_streams * steps / (time.perf_counter() - start_s))
         for stream in streams:
@@ -211,18 +214,22 @@ def main() -> None:
     parser.add_argument("run", nargs="?")
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--weights", default="int8")
+    parser.add_argument("--weights", help="default: int8, on a GPU fp16")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rnn-size", type=int, default=512)
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
+    if options.weights is None and options.device == "cpu":
+        options.weights = "int8"
     with tempfile.TemporaryDirectory() as folder:
         run = Path(options.run) if options.run else make_run(Path(folder) / "run", options.rnn_size)
         alone = {
-            threads: engine_rate(run, options.weights, options.clients, threads)
+            threads: engine_rate(run, options.weights, options.clients, threads, options.device)
             for threads in sorted({1, hardware.default_threads()})
         }
         port = free_port()
-        flags = ("--weights", options.weights, "--threads", str(options.threads))
+        flags = ("--device", options.device, "--threads", str(options.threads))
+        flags += ("--weights", options.weights) if options.weights else ()
         flags += ("--max-streams", str(max(256, options.clients)))
         process = start_server(run, port, *flags)
         try:
@@ -238,6 +245,7 @@ def main() -> None:
     result = {
         "clients": options.clients,
         "weights": options.weights,
+        "device": options.device,
         "seconds": seconds,
         "engine_tokens_per_s": {str(threads): value for threads, value in alone.items()},
         "client_tokens_per_s": rate,

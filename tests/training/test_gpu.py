@@ -103,5 +103,8 @@ def test_too_little_memory_splits_or_is_one_line(tmp_path: Path) -> None:
         trained(tmp_path, memory_limit_gb=500)
     big = {"rnn_size": 1024, "embed_size": 256, "num_layers": 1, "seq_length": 64, "steps": 2}
     assert trained(tmp_path, batch_size=256, memory_limit_gb=0.6, precision="auto", **big)
+    (tmp_path / "small").mkdir()
     with pytest.raises(fastlstm.FastLSTMError, match="out of GPU memory: this GPU has"):
-        trained(tmp_path, memory_limit_gb=0.1, precision="bf16", **{**big, "rnn_size": 4096})
+        trained(
+            tmp_path / "small", memory_limit_gb=0.1, precision="bf16", **{**big, "rnn_size": 4096}
+        )
