@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from fastlstm.ops.cuda.training import StepEnd
-from fastlstm.ops.cuda.weight_gradients import WeightGradients
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.task import even_parts
 
@@ -32,8 +31,6 @@ NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
 """Shapes of batches that have a graph: whole ones, and the last of an epoch."""
 _ALIGNMENT = 256
-_FIRST = -1
-"""Priority of a graph's own stream, before work that runs beside it."""
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
 """Hooks of callbacks that see a step from inside."""
@@ -96,7 +93,7 @@ class Recorder:
             # memory for that ends the process.
             spare = torch.empty(1, device=self._device)
             torch.cuda.empty_cache()
-            graph, stream = torch.cuda.CUDAGraph(), _stream(self._device, _FIRST)
+            graph, stream = torch.cuda.CUDAGraph(), _stream(self._device)
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 work()
             del spare
@@ -134,9 +131,9 @@ def _ordered_stream(device: torch.device) -> Iterator[None]:
 
 
 @lru_cache
-def _stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+def _stream(device: torch.device) -> torch.cuda.Stream:
     """Returns always the same stream: for each one cuBLAS keeps a workspace of 32 MiB."""
-    return torch.cuda.Stream(device, priority)
+    return torch.cuda.Stream(device)
 
 
 class _Inputs:
@@ -287,11 +284,9 @@ class GraphedStep:
         """Forms the gradients, times the loss scale; returns the mean loss."""
         task, scale, losses = self._trainer.task, self._scale(), []
         parts = even_parts(task.num_rows(batch), self._num_parts)
-        with WeightGradients(self._device) as gradients:
-            for loss in task.losses(batch, parts):
-                (loss if scale is None else loss * scale).backward()
-                gradients.add()
-                losses.append(loss.detach())
+        for loss in task.losses(batch, parts):
+            (loss if scale is None else loss * scale).backward()
+            losses.append(loss.detach())
         return torch.stack(losses).sum()
 
     def _step(self, batch: Any, scalars: Tensor) -> None:

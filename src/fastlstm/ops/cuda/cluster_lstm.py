@@ -20,7 +20,6 @@ from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
 from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
-from fastlstm.ops.cuda.weight_gradients import WeightGradients, active_for
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -193,8 +192,6 @@ class _ClusterLSTM(torch.autograd.Function):
         ctx.save_for_backward(*args, *saved)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.norm_size = call, norm_size
-        # Of the thread that calls: the backward pass runs in another one.
-        ctx.beside = active_for([args.w_hh] if norm_size else [args.w_ih, args.w_hh])
         return tuple(out)
 
     @staticmethod
@@ -212,7 +209,7 @@ class _ClusterLSTM(torch.autograd.Function):
                 "a gradient that is itself differentiated (create_graph=True) does not exist of a"
                 " layer norm on a GPU; use backend='reference'"
             )
-        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size, ctx.beside)
+        dgx, gradients = _backward(call, args, saved, grads, needs, ctx.norm_size)
         return None, None, dgx, *by_argument(args, gradients, needs)
 
 
@@ -306,35 +303,23 @@ def _gate_gradients(
 
 
 def _backward(
-    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int,
-    beside: WeightGradients | None,
-) -> tuple[Tensor | None, Gradients]:  # fmt: skip
-    """Returns the gradient of the projected rows, where those are given, and all others; without
-    those of w_ih and w_hh, which `beside` has."""
+    call: LSTMCall, args: LSTMArgs, saved: Saved, grads: Any, needs: LSTMArgs, norm_size: int
+) -> tuple[Tensor | None, Gradients]:
+    """Returns the gradient of the projected rows, where those are given, and all others."""
     T, B, _, H = args.sizes
     dtype, of_gates = call.dtype, _gate_gradients(call, args, saved, grads, norm_size)
     d, product = of_gates.sums, of_gates.product
-    dgx = drows = rows = None
+    dgx = drows = dw_ih = dw_hh = None
     if saved.w_ih is None:
         dgx = d if args.tokens is None else _table_gradient(args, d).to(dtype)
     else:
         rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
         d = d if args.tokens is None else _table_gradient(args, d).to(dtype)
         drows = (d @ saved.w_ih).view_as(args.rows) if needs.rows else None
-
-    def weight_gradients() -> list[Tensor | None]:
-        dw_ih = _product(d.t(), rows) if needs.w_ih and rows is not None else None
-        dw_hh = None
-        if needs.w_hh:
-            dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
-        return _unpacked_gradients(H, dw_ih, dw_hh)
-
-    dw_ih = dw_hh = None
-    if beside is None or not beside.is_open:
-        dw_ih, dw_hh = weight_gradients()
-    else:
-        weights = [args.w_ih, args.w_hh]
-        beside.form(weights, weight_gradients, [d, product, rows, *saved, *args])
+        dw_ih = _product(d.t(), rows) if needs.w_ih else None
+    if needs.w_hh:
+        dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
+    dw_ih, dw_hh = _unpacked_gradients(H, dw_ih, dw_hh)
     dh0 = of_gates.h0
     if needs.h0:
         dh = product[:B] @ _gates_last(saved.w_hh, dtype)
