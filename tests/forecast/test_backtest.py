@@ -96,6 +96,52 @@ def quantiles_of(model: Forecaster, rows: NDArray[np.int64], levels: list[float]
     return found * std[..., None] + mean[..., None]
 
 
+def ridge_of(y: NDArray[np.float32], origins: list[tuple[int, int]]) -> NDArray[np.float64]:
+    """Forecasts by ridge regression on differences to the last value, scaled by series; the penalty
+    of least absolute error on the validation windows."""
+    mean, std = (f(y[:, :TRAIN].astype(np.float64), 1) for f in (np.mean, np.std))
+    scaled = (y - mean[:, None]) / std[:, None]
+
+    def parts(windows: list[tuple[int, int]]) -> tuple[Any, Any, Any]:
+        x = np.array([scaled[s, o - INPUT : o] for s, o in windows])
+        ahead = np.array([scaled[s, o : o + HORIZON] for s, o in windows])
+        return x - x[:, -1:], ahead - x[:, -1:], x[:, -1:]
+
+    cut = TRAIN + VALID
+    x, ahead, _ = parts([(s, o) for s in range(len(y)) for o in range(INPUT, TRAIN - HORIZON + 1)])
+    valid = [(s, o) for s in range(len(y)) for o in range(TRAIN, cut - HORIZON + 1)]
+    x_valid, ahead_valid, _ = parts(valid)
+    center, ahead_center = x.mean(0), ahead.mean(0)
+    squares = (x - center).T @ (x - center) / len(x)
+    products = (x - center).T @ (ahead - ahead_center) / len(x)
+    found = []
+    for k in range(-6, 3):
+        penalty = 10.0**k * np.trace(squares) / INPUT * np.eye(INPUT)
+        weight = np.linalg.solve(squares + penalty, products)
+        bias = ahead_center - center @ weight
+        found.append((np.abs(x_valid @ weight + bias - ahead_valid).sum(), k, weight, bias))
+    _, _, weight, bias = min(found, key=lambda each: each[0])
+    x, _, last = parts(origins)
+    numbers = [s for s, _ in origins]
+    return (x @ weight + bias + last) * std[numbers, None] + mean[numbers, None]
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_the_ridge_is_that_of_its_definition(linear: bool) -> None:
+    y = values(0.0)
+    model = Forecaster(**QUICK, output="point", linear=linear).fit(table(y))
+    found, origins = model.backtest(season=SEASON)["ridge"], windows_of(y)
+    error = np.abs(ridge_of(y, origins) - naive_of(y, origins)["actual"])
+    assert found["mae"] == pytest.approx(error.mean(), rel=1e-3)
+
+
+def test_without_training_windows_there_is_no_ridge() -> None:
+    y = values(0.0)
+    model = Forecaster(**QUICK, output="point", linear=False).fit(table(y))
+    short = table(y[:, -INPUT - 2 * HORIZON - 20 :])
+    assert "ridge" not in model.set_params(split=(20, 8)).backtest(frame=short)
+
+
 @pytest.mark.parametrize("missing", [0.0, 0.5])
 @pytest.mark.parametrize("output", ["point", "quantiles", "student_t", "negative_binomial"])
 def test_every_figure_is_the_one_of_its_definition(missing: float, output: Any) -> None:

@@ -45,7 +45,7 @@ def fitted() -> Forecaster:
 @pytest.mark.isa
 def test_it_learns_and_says_how_well(fitted: Forecaster) -> None:
     found = fitted.backtest()
-    assert set(found) == {"forecaster", "naive", "seasonal_naive"}
+    assert set(found) == {"forecaster", "ridge", "naive", "seasonal_naive"}
     assert found["forecaster"]["mse"] < 0.5 * found["naive"]["mse"]
     assert found["naive"]["rel_mae"] == pytest.approx(1.0)
     assert fitted.score() == pytest.approx(1 - found["forecaster"]["rel_mae"])

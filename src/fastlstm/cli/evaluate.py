@@ -75,7 +75,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="evaluate",
-    summary="Measure the errors of a forecaster on a table, beside those of naive forecasts.",
+    summary="Measure the errors of a forecaster on a table, beside those of simple forecasts.",
     positionals=(
         Positional("RUN", "a run directory of a forecaster"),
         Positional("DATA", "a table in any form that train takes", is_many=True),
@@ -197,17 +197,18 @@ def _table_figures(parsed: Parsed, path: str, data: list[str]) -> dict[str, Any]
     split, settings = parsed["split"], {n: parsed[n] for n in ("stride", "season", "scaled")}
     found = model.evaluation(split, frame=one_or_many(data), **settings)
     facts = {"run": path, "data": data, "split": split, **settings, "scores": found.figures}
+    facts["season"] = found.season
     return {**facts, "series": found.worst_series()}
 
 
 def _table_rows(facts: dict[str, Any]) -> list[Row]:
     """Returns what is shown of the figures of a forecaster on a table."""
-    from fastlstm.report.lines import score_text, series_rows
+    from fastlstm.report.lines import forecast_name, score_text, series_rows
 
     units = "deviations of the training rows" if facts["scaled"] else "units of the table"
     return [
         ("run", facts["run"]),
         ("data", f"{', '.join(facts['data'])}, {facts['split']} split, in {units}"),
-        *((name.replace("_", " "), score_text(v)) for name, v in facts["scores"].items()),
+        *((forecast_name(name, facts), score_text(v)) for name, v in facts["scores"].items()),
         *series_rows(facts["series"]),
     ]

@@ -1,4 +1,4 @@
-"""Backtests: the errors of forecasts from many origins, compared with naive forecasts."""
+"""Backtests: the errors of forecasts from many origins, compared with simple forecasts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fastlstm.forecast.data.naive import SeasonalNaive
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.ridge import RidgeForecast
 
 Floats = NDArray[np.float64]
 _DAY_US = 86_400_000_000
@@ -33,6 +34,7 @@ def backtest(
     by_step: Mapping[str, StepErrors] | None = None,
     by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
+    ridge: RidgeForecast | None = None,
 ) -> dict[str, Scores]:
     """Returns the errors of the forecasts of the windows that begin at `rows`.
 
@@ -49,17 +51,19 @@ def backtest(
         by_step: also receives the errors, by name of the forecasts.
         by_series: also receives the errors of the forecaster and of the seasonal naive forecast.
         should_continue: called with the windows evaluated so far; False skips the rest.
+        ridge: a regression to compare with.
 
     Returns:
-        Scores of "forecaster", "naive" (the last value) and "seasonal_naive" (see
-        `SeasonalNaive`). Without earlier values both naive forecasts are the mean of the training
+        Scores of "forecaster", "ridge" if given, "seasonal_naive" (see `SeasonalNaive`) and "naive"
+        (the last value). Without earlier values both naive forecasts are the mean of the training
         rows (0 for counts).
 
     Memory: 64 MB of quantiles, or those of one window.
     """
     network, config = stored.network, stored.network.config
     L, h, C = config.input_size, config.horizon, config.num_targets
-    scores = {name: Scores(C) for name in ("forecaster", "naive", "seasonal_naive")}
+    compared = ("forecaster", *(("ridge",) if ridge is not None else ()), "seasonal_naive", "naive")
+    scores = {name: Scores(C) for name in compared}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, calibration, done = inputs.table.segments, stored.calibration, 0
     size = windows_at_once(config, quantiles) if should_continue is None else 64
@@ -80,9 +84,11 @@ def backtest(
         naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
         answers = {
             "forecaster": network.output.center(parameters).numpy(),
-            "naive": np.nan_to_num(naive),
             "seasonal_naive": np.nan_to_num(of_season),
+            "naive": np.nan_to_num(naive),
         }
+        if ridge is not None:
+            answers["ridge"] = ridge.forecast(values)
         plain = {name: answer * unit + shift for name, answer in answers.items()}
         actual = target * unit + shift
         for name, of_steps in (by_step or {}).items():

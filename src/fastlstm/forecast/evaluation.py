@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from fastlstm.forecast.data.splits import Split
 from fastlstm.forecast.data.window_index import read_windows, spread_out
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.ridge import RidgeForecast
 
 MAX_WINDOWS = 20_000
 """Limit of test windows that a run evaluates, evenly spread."""
@@ -52,9 +54,12 @@ def evaluate_forecasts(
     """Returns the errors of the windows that begin at `rows`, by forecast; see `backtest`."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
+    ridge = None
+    with suppress(DataError):  # a part is too short
+        ridge = RidgeForecast(stored.network, inputs, split)
     errors = backtest(
         stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
-        by_series=by_series, should_continue=should_continue,
+        by_series=by_series, should_continue=should_continue, ridge=ridge,
     )  # fmt: skip
     return figures_of(errors, quantiles)
 
@@ -116,7 +121,7 @@ def evaluation_events(
         "event": "test",
         "scores": scores,
         "targets": _target_errors(dataset.roles.target, by_step, sizes.horizon),
-        "series": TableEvaluation(scores, by_series, dataset).worst_series(),
+        "series": TableEvaluation(scores, season, by_series, dataset).worst_series(),
         "windows": num_done,
         "of_windows": len(index),
         "season": season,
@@ -157,9 +162,11 @@ class TableEvaluation:
 
     Attributes:
         figures: by forecast, of all series; see `Forecaster.backtest`.
+        season: of the seasonal naive forecast, in steps.
     """
 
     figures: dict[str, dict[str, float]]
+    season: int
     _errors: SeriesErrors
     _dataset: SeriesDataset
 

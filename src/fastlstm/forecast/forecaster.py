@@ -265,13 +265,15 @@ class Forecaster(Estimator[StoredForecaster]):
             quantiles: levels, for the pinball loss of each.
 
         Returns:
-            By forecast ("forecaster"; "naive", the last present value; "seasonal_naive", the last
-            present value of the same season) num_values, mse, mae, rmse, smape (0 to 2),
-            rel_mae (the mean absolute error over that of "naive") and mase (each error over the
-            mean absolute error of the seasonal naive forecast on the training rows of its series;
-            Hyndman & Koehler 2006); of "forecaster" also crps, ``pinball_0.1`` and so on for every
-            one of `quantiles`, coverage_80 and coverage_95. An infinite interval holds every value;
-            the loss of an infinite quantile is that of the outermost finite percentile.
+            By forecast ("forecaster"; "ridge", ridge regression on the lags that the network reads,
+            its penalty chosen on validation windows, left out where a part is too short;
+            "seasonal_naive", the last present value of the same season; "naive", the last present
+            value) num_values, mse, mae, rmse, smape (0 to 2), rel_mae (the mean absolute error over
+            that of "naive") and mase (each error over the mean absolute error of the seasonal naive
+            forecast on the training rows of its series; Hyndman & Koehler 2006); of "forecaster"
+            also crps, ``pinball_0.1`` and so on for every one of `quantiles`, coverage_80 and
+            coverage_95. An infinite interval holds every value; the loss of an infinite quantile is
+            that of the outermost finite percentile.
 
             All figures are over the same num_values target values: all present ones of every
             window. For num_without_past of them, whose series has no earlier value, the naive
@@ -300,11 +302,12 @@ class Forecaster(Estimator[StoredForecaster]):
         split, windows = self._windows(dataset, part, stride)
         self._place(len(windows))
         by_series = SeriesErrors(len(dataset.series), len(dataset.roles.target))
+        season = season or season_of(dataset)
         figures = evaluate_forecasts(
-            self._fitted(), inputs, split, windows.rows(), season or season_of(dataset),
+            self._fitted(), inputs, split, windows.rows(), season,
             QuantileScores(quantiles, INTERVALS), scaled, by_series=by_series,
         )  # fmt: skip
-        return TableEvaluation(figures, by_series, dataset)
+        return TableEvaluation(figures, season, by_series, dataset)
 
     def coverage(
         self,

@@ -306,12 +306,19 @@ def checkpoint_text(event: Event) -> str:
 def test_rows(event: Event) -> list[Row]:
     """Returns rows of a forecaster's errors beside those of naive forecasts."""
     rows = [
-        (visible(who).replace("_", " "), score_text(errors))
+        (forecast_name(who, event), score_text(errors))
         for who, errors in _part_of(event, "scores").items()
     ]
     if rows and number(event, "windows") is not None:
         rows.insert(0, ("test", f"{windows_text(event)}, errors in units of the table"))
     return rows + series_rows(_part_of(event, "series"))
+
+
+def forecast_name(who: str, event: Event) -> str:
+    """Returns the name of what forecast: of the seasonal naive forecast with its season."""
+    season = number(event, "season")
+    is_seasonal = who == "seasonal_naive" and season is not None
+    return visible(who).replace("_", " ") + (f" (season {season:.0f})" if is_seasonal else "")
 
 
 def series_rows(series: Event) -> list[Row]:
@@ -424,21 +431,24 @@ def spent_text(end: Event) -> str:
     return joined([f"{n} {s:.1f} s{share if n == 'setup' else ''}" for n, s in shown.items()])
 
 
+_NO_USE = "do not rely on this model"
+
+
 def end_notes(end: Event) -> list[str]:
     """Returns warnings about the model of a run that went to its end."""
     if is_unfinished(end):
         return []
     notes, errors = [], _part_of(end, "test_error")
     own = number(errors, "forecaster")
-    for name in ("seasonal_naive", "naive"):
+    for name in ("ridge", "seasonal_naive", "naive"):
         error = number(errors, name)
         if own is None or error is None or error > own:
             continue
         is_equal = f"{error:.4g}" == f"{own:.4g}"
         notes.append(
             f"{'no better' if is_equal else 'worse'} than the {name.replace('_', ' ')} forecast on"
-            f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; do not rely"
-            " on this model"
+            f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; "
+            + ("a line through the lags does as well" if name == "ridge" else _NO_USE)
         )
     if end.get("still_improving") is True:
         notes.append("the validation loss was still falling at the end; a longer run would help")

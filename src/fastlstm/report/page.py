@@ -23,6 +23,7 @@ from fastlstm.report.lines import (
     ceiling_share,
     end_notes,
     figure_text,
+    forecast_name,
     header_rows,
     is_unfinished,
     joined,
@@ -149,8 +150,7 @@ def _test(history: History) -> str:
         return ""
     names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
     rows = [
-        [name_text(who).replace("_", " ")]
-        + [figure_text(errors, name, score_form(name)) for name in names]
+        [forecast_name(who, test)] + [figure_text(errors, name, score_form(name)) for name in names]
         for who, errors in scores.items()
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None
