@@ -173,7 +173,7 @@ def test_what_a_run_says_and_keeps(path: str, tmp_path: Path) -> None:
     assert start["kernels"]
     assert start["num_units"]["train"] == 3 * (72 - 30 + 1)
     test = next(event for event in events if event["event"] == "test")
-    assert set(test["scores"]) == {"forecaster", "naive", "seasonal_naive"}
+    assert set(test["scores"]) == {"forecaster", "ridge", "naive", "seasonal_naive"}
     model = Forecaster.load(tmp_path / "run")
     assert model.predict(path).equals(Forecaster.load(tmp_path / "run").predict(path))
     assert model.backtest(frame=path)["forecaster"]["mse"] == pytest.approx(

@@ -306,7 +306,7 @@ def checkpoint_text(event: Event) -> str:
 def test_rows(event: Event) -> list[Row]:
     """Returns rows of a forecaster's errors beside those of naive forecasts."""
     rows = [
-        (forecast_name(who, event), score_text(errors))
+        (forecast_name(visible(who), event), score_text(errors))
         for who, errors in _part_of(event, "scores").items()
     ]
     if rows and number(event, "windows") is not None:
@@ -318,7 +318,7 @@ def forecast_name(who: str, event: Event) -> str:
     """Returns the name of what forecast: of the seasonal naive forecast with its season."""
     season = number(event, "season")
     is_seasonal = who == "seasonal_naive" and season is not None
-    return visible(who).replace("_", " ") + (f" (season {season:.0f})" if is_seasonal else "")
+    return who.replace("_", " ") + (f" (season {season:.0f})" if is_seasonal else "")
 
 
 def series_rows(series: Event) -> list[Row]:
