@@ -22,7 +22,7 @@ RANKS = (
     ("keras", "training"),
     ("text", "forecast", "sequence"),
     ("compression", "exchange"),
-    ("tuning", "monitor", "fanout"),
+    ("tuning", "monitor"),
     ("serve", "ray"),
     ("cli",),
     ("__main__",),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import runpy
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +28,42 @@ def test_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         history = read_history(tmp_path / name / "metrics.jsonl")
         assert history.end["reason"] == f"validation loss {goal} reached"
         assert all(event["largest_gradient"] > 0 for event in history.validations)
+
+
+class RayOfThisProcess:
+    """Runs a task where it is handed in."""
+
+    def init(self, address: str) -> None:
+        assert address == "auto"
+
+    def remote(self, **options: Any) -> Any:
+        assert options["num_cpus"] == 1
+        return lambda task: SimpleNamespace(remote=task)
+
+    def get(self, results: list[Any]) -> list[Any]:
+        return results
+
+
+@pytest.mark.parametrize("more", [["--jobs", "1"], ["--ray", "auto"]])
+def test_model_per_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    more: list[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("joblib")
+    monkeypatch.setitem(sys.modules, "ray", RayOfThisProcess())
+    rows = [f"{store},{day},{day % 7}" for store, n in (("a/b", 300), ("c", 9)) for day in range(n)]
+    table, out = tmp_path / "sales.csv", tmp_path / "out"
+    table.write_text("\n".join(["store,ds,y", *rows]))
+    words = [str(table), "store", str(out), "--horizon", "7", "--steps", "3"]
+    monkeypatch.setattr(sys, "argv", ["model_per_group.py", *words, *more])
+    for _ in range(2):  # finished groups are skipped
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runpy.run_path(str(EXAMPLES / "model_per_group.py"), run_name="__main__")
+        first, second = capsys.readouterr().out.splitlines()
+        assert "of the naive forecast" in first
+        assert second.startswith("c: failed: ")
+    assert read_history(out / "a%2Fb" / "metrics.jsonl").end["step"] == 3
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own

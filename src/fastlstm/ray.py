@@ -6,23 +6,38 @@ many there are and starts them again where one is lost; the run continues from i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import EXIT_LOST, EXIT_OK, ConfigError, DistributedError, UsageError
-from fastlstm.fanout.job import TrainProcess
-from fastlstm.fanout.ray_jobs import import_ray
+from fastlstm.errors import (
+    EXIT_LOST,
+    EXIT_OK,
+    EXIT_STOPPED,
+    ConfigError,
+    DistributedError,
+    MissingExtraError,
+    UsageError,
+)
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.system import environment
 from fastlstm.system.fields import built
 from fastlstm.text.config import TrainConfig
 
 _MAX_FAILURES = 100
 _POLL_S = 0.2
+_TAIL_BYTES = 4_000
+_ERROR = "fastlstm: error: "
+_MAX_REASON = 300
 
 
 def train(
@@ -121,13 +136,69 @@ def _train_worker(words: list[str]) -> str | None:
         "MASTER_ADDR": place[0][0], "MASTER_PORT": place[0][1],
     }  # fmt: skip
     process = TrainProcess(words, {name: str(value) for name, value in variables.items()})
-    while (outcome := process.poll()) is None:
+    while (why := process.poll()) is None:
         time.sleep(_POLL_S)
-    if process.code == EXIT_OK:
-        return None
     if process.code is None or process.code < 0 or process.code == EXIT_LOST:
-        raise RuntimeError(f"rank {rank} is lost: {outcome.reason}")
-    return outcome.reason or "stopped"
+        raise RuntimeError(f"rank {rank} is lost: {why}")
+    return why or None
+
+
+class TrainProcess:
+    """A process of `fastlstm train`; it ends with the process, and the thread, that starts it.
+
+    Args:
+        words: that follow `fastlstm train`.
+        variables: of its environment, beside those of this process.
+
+    Attributes:
+        code: that it ended with, None while it runs; minus the signal that killed it.
+    """
+
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+        self.code: int | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `poll`
+        own = {**(variables or {}), environment.PARENT: str(os.getpid())}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fastlstm", "train", *words], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=self._errors,
+            env=environment.with_variables(own), start_new_session=True,
+        )  # fmt: skip
+
+    def poll(self) -> str | None:
+        """Returns why it ended, "" after success, None while it runs."""
+        self.code = code = self._process.poll()
+        if code is None:
+            return None
+        with self._errors:
+            end = self._errors.seek(0, 2)
+            self._errors.seek(max(0, end - _TAIL_BYTES))
+            text = self._errors.read().decode("utf-8", "replace")
+        if code in (EXIT_OK, EXIT_STOPPED):
+            return "" if code == EXIT_OK else "stopped"
+        return _reason(code, text)
+
+
+def _reason(code: int, text: str) -> str:
+    """Returns one line on why a process ended with this code."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    lines = text.splitlines()
+    first = max((n for n, line in enumerate(lines) if line.startswith(_ERROR)), default=None)
+    if first is None:
+        told = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return told[:_MAX_REASON] or f"ended with exit code {code}"
+    details = [line.strip() for line in lines[first + 1 :] if line.startswith(" ")]
+    return " ".join([lines[first].removeprefix(_ERROR), *details])[:_MAX_REASON]
+
+
+def import_ray() -> Any:
+    """Returns the module; raises MissingExtraError without it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("ray is not installed: pip install 'fastlstm[ray]'") from error
+    return ray
 
 
 def _free_port() -> int:

@@ -175,7 +175,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     error = capsys.readouterr().err
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
-        " generate, serve, forecast, compress, export, import, evaluate, fanout, prepare,"
+        " generate, serve, forecast, compress, export, import, evaluate, prepare,"
         " profile, predict, scale, tune, watch, publish, ab, monitor, compare, info\n"
     )
 
@@ -191,7 +191,7 @@ def test_unknown_top_level_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "book.txt", "--ouput", "r"], "'--ouput' (did you mean '--out'?); see fastlstm"),
         (
             ["forecast", "r", "--horizon", "4"],
-            "'--horizon'; it is an option of train, fanout, profile, predict, scale, tune; see",
+            "'--horizon'; it is an option of train, profile, predict, scale, tune; see",
         ),
         (["generate", "r", "--lanes", "4"], "'--lanes'; it is an option of evaluate; see"),
         (["generate", "r", "--xyz", "4"], "'--xyz'; see fastlstm generate --help"),

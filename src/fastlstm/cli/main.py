@@ -60,7 +60,6 @@ VERBS = {
     "export": "write a model for another runtime, checked in it",
     "import": "read a model of another framework as a run",
     "evaluate": "measure a model on a text, or a forecaster on a table",
-    "fanout": "train a forecaster for each group of a table, here or on Ray",
     "prepare": "read a table of time series into the cache, checked",
     "profile": "find bottlenecks and measure what removing each one gains",
     "predict": "predict the quality of a training run from a short one",

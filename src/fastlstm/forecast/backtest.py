@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from fastlstm.forecast.ridge import RidgeForecast
 Floats = NDArray[np.float64]
 _DAY_US = 86_400_000_000
 _MAX_NUMBERS = 1 << 24
+_COMPARED = ("forecaster", "ridge", "seasonal_naive", "naive")
 
 
 @torch.no_grad()
@@ -62,8 +64,7 @@ def backtest(
     """
     network, config = stored.network, stored.network.config
     L, h, C = config.input_size, config.horizon, config.num_targets
-    compared = ("forecaster", *(("ridge",) if ridge is not None else ()), "seasonal_naive", "naive")
-    scores = {name: Scores(C) for name in compared}
+    scores = {name: Scores(C) for name in _COMPARED if name != "ridge" or ridge is not None}
     last, seasonal = (SeasonalNaive(inputs.table, C, steps) for steps in (1, season))
     segments, calibration, done = inputs.table.segments, stored.calibration, 0
     size = windows_at_once(config, quantiles) if should_continue is None else 64
@@ -73,7 +74,6 @@ def backtest(
         series = segments.series[parts]
         mean, std = (scale[:, None, :C] for scale in inputs.scales(parts))
         unit, shift, level = _units(mean, std, is_scaled)
-        # mean of rows without their origin
         center = mean - inputs.table.origins(series)[:, None, :C]
         done += len(values)
         parameters, target = network.answers(values, statics), values[:, L:, :C].numpy()
@@ -82,11 +82,9 @@ def backtest(
         quantiles.add(found.numpy(), target, unit)
         scale = None if naive_error is None else naive_error[series][:, None] * (unit / std)
         naive, of_season = ((n.forecast(origins, h) - center) / std for n in (last, seasonal))
-        answers = {
-            "forecaster": network.output.center(parameters).numpy(),
-            "seasonal_naive": np.nan_to_num(of_season),
-            "naive": np.nan_to_num(naive),
-        }
+        answers: dict[str, NDArray[Any]]
+        answers = {"seasonal_naive": np.nan_to_num(of_season), "naive": np.nan_to_num(naive)}
+        answers["forecaster"] = network.output.center(parameters).numpy()
         if ridge is not None:
             answers["ridge"] = ridge.forecast(values)
         plain = {name: answer * unit + shift for name, answer in answers.items()}

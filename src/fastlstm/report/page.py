@@ -150,7 +150,8 @@ def _test(history: History) -> str:
         return ""
     names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
     rows = [
-        [forecast_name(name_text(who), test)] + [figure_text(errors, name, score_form(name)) for name in names]
+        [forecast_name(name_text(who), test)]
+        + [figure_text(errors, name, score_form(name)) for name in names]
         for who, errors in scores.items()
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None

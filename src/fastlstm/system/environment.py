@@ -19,7 +19,7 @@
                           ``ENVIRONMENT``): refused without ``RANK``
 ``FASTLSTM_VERDICT``      set by ``--nproc``: a file in which a process leaves its exit code, beside
                           the file where all meet
-``FASTLSTM_PARENT``       set by ``fanout``: the process with which its jobs end
+``FASTLSTM_PARENT``       set by `fastlstm.ray.train`: the process with which it ends
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
 ``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
                           ``MLFLOW_EXPERIMENT_NAME``

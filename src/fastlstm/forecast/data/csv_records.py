@@ -263,21 +263,6 @@ class _Lines(io.RawIOBase):
         self._ready, self._is_first = ready, False
 
 
-def csv_delimiter(names: list[str] | tuple[str, ...]) -> str:
-    """Returns the delimiter with which `CsvRecords` reads back a header of these names.
-
-    Raises:
-        DataError: there is none.
-    """
-    for delimiter in DELIMITERS:
-        if delimiter_of(delimiter.join(names)) == delimiter:
-            return delimiter
-    raise DataError(
-        f"the column names have more of the characters {' '.join(DELIMITERS[:2])} than a CSV can"
-        " have; rename the columns"
-    )
-
-
 def delimiter_of(line: str) -> str:
     """Returns the most frequent delimiter of a line."""
     return max(DELIMITERS, key=line.count)

@@ -22,9 +22,9 @@ ROLES = ("target", "time", "series", "past", "future", "static", "categorical", 
 Progress = Callable[[int, int | None], None]
 
 
-def role_request(config: ForecastConfig, **changed: Any) -> RoleRequest:
-    """Returns the roles that a configuration gives to columns, some of them changed."""
-    return RoleRequest(**{name: getattr(config, name) for name in ROLES} | changed)
+def role_request(config: ForecastConfig) -> RoleRequest:
+    """Returns the roles that a configuration gives to columns."""
+    return RoleRequest(**{name: getattr(config, name) for name in ROLES})
 
 
 def prepare(

@@ -1,0 +1,77 @@
+"""`fastlstm.ray` without a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastlstm import ray as ray_train
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
+from fastlstm.cli.parser import split_arguments, typed
+from fastlstm.errors import ConfigError, MissingExtraError
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'fastlstm\[ray\]'"):
+        ray_train.train("book.txt", out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--help"], ""),
+        (["nowhere.txt"], "--out is missing"),
+        (["nowhere.txt", "--out", "run"], "nowhere.txt"),
+    ],
+)
+def test_a_process_tells_why_it_ended(
+    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    process = ray_train.TrainProcess(words)
+    while (found := process.poll()) is None:
+        pass
+    assert why in found
+    assert (found == "") == (process.code == 0)
+    assert "\n" not in found
+
+
+def test_a_killed_process_is_named_by_its_signal() -> None:
+    process = ray_train.TrainProcess(["--help"])
+    os.kill(process._process.pid, 9)
+    while (found := process.poll()) is None:
+        pass
+    assert (process.code, found) == (-9, "killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        (TEXT_OPTIONS, {"rnn_size": 64, "tie_weights": False, "budget": "1m", "valid": None}),
+        (FORECAST_OPTIONS, {"target": ("a", "b"), "missing_value": [-9.0], "tensorboard": True}),
+    ],
+)
+def test_options_become_flags_and_back(options: Any, values: dict[str, Any]) -> None:
+    found = split_arguments(options, ray_train._flags(values))
+    assert not found.unknown
+    read = {option.name: typed(text, option.type) for option, text in found.options}
+    expected = {
+        name: ",".join(map(str, value)) if isinstance(value, tuple | list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    assert read == expected
+
+
+@pytest.mark.parametrize("number", [0, (0, 2), (4, 2)])
+def test_a_number_of_workers_that_cannot_be_is_refused(
+    number: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_train, "import_ray", lambda: None)
+    with pytest.raises(ConfigError, match="num_workers is"):
+        ray_train.train("book.txt", out=tmp_path, num_workers=number)
