@@ -17,7 +17,7 @@ from fastlstm.forecast.data.time_text import (
     are_mostly_times,
     are_times,
     formats_of,
-    look_like_times,
+    are_like_dates,
 )
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
@@ -168,7 +168,7 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         if len(times) == 1:
             return times[0]
     for name, values in texts.items():
-        if look_like_times(values):
+        if are_like_dates(values):
             form = next(iter(formats_of(values)), "%d.%m.%Y %H:%M")
             raise DataError(
                 f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r}) but"
