@@ -70,6 +70,7 @@ class Roles:
         time: None if rows are counted.
         series: None for a single series.
         notes: choices made for the user, a line each.
+        dropped: columns without a role, other than row counters.
     """
 
     target: tuple[str, ...]
@@ -80,6 +81,7 @@ class Roles:
     static: tuple[str, ...]
     categorical: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -138,10 +140,11 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target:
             _refuse_numbers(records, ignored, problems)
-        notes.append(f"ignored columns (not numbers and without a role): {listed(ignored)}")
+        if counters := [repr(name) for name in ignored if name in COUNTERS]:
+            notes.append(f"ignored columns (row counters by their names): {', '.join(counters)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes),
+        tuple(notes), tuple(name for name in ignored if name not in COUNTERS),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
