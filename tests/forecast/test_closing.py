@@ -16,7 +16,6 @@ from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.forecast import closing as closing_module
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.training.session import RunSession

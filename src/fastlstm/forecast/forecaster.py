@@ -192,6 +192,8 @@ class Forecaster(Estimator[StoredForecaster]):
         Raises:
             DataError: other columns than at `fit`, a series that is too short, or a step without
                 future covariates.
+
+        A series without any value of a target has no forecast: NaN, with a warning.
         """
         return self._as_came(self.forecasts(frame, (), future), frame)
 

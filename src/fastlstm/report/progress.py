@@ -320,7 +320,8 @@ class NotebookOutput(LiveOutput):
 
     def __init__(self, stream: TextIO, display: Callable[..., Any], is_brief: bool = False) -> None:
         super().__init__(stream, is_brief)
-        self._display, self._shown = display, None
+        self._display = display
+        self._shown: Any = None
 
     def _draw(self, line: str) -> None:
         if line != self._live:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 import unicodedata
@@ -57,9 +58,7 @@ def notebook_display() -> Callable[..., Any] | None:
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
         return None
-    from IPython.display import display
-
-    return display  # type: ignore[no-any-return]
+    return importlib.import_module("IPython.display").display  # type: ignore[no-any-return]
 
 
 def style_for(stream: TextIO) -> Style:

@@ -363,9 +363,10 @@ def _from_pandas(frame: Any) -> pa.Table:
 
 def _jumps(frame: Any) -> str:
     """Returns where an index without a name, of whole numbers, does not go on by the usual step."""
-    index = getattr(frame, "index", None)
-    is_pandas = type(frame).__module__.startswith("pandas")
-    if not is_pandas or index.names != [None] or index.dtype.kind not in "iu" or len(index) < 3:
+    if not type(frame).__module__.startswith("pandas"):
+        return ""
+    index = frame.index
+    if index.names != [None] or index.dtype.kind not in "iu" or len(index) < 3:
         return ""
     numbers = index.to_numpy()
     steps = np.diff(numbers)

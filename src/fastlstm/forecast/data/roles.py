@@ -14,10 +14,10 @@ from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
 from fastlstm.forecast.data.time_text import (
+    are_like_dates,
     are_mostly_times,
     are_times,
     formats_of,
-    are_like_dates,
 )
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
