@@ -13,6 +13,7 @@ from fastlstm import Forecaster, SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError
 from fastlstm.estimator import Estimator, show_warning, signature_of
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.sequence.config import SequenceConfig
 
 
@@ -73,8 +74,9 @@ def test_what_is_not_fitted_says_so() -> None:
 )
 def test_every_option_of_training_is_a_parameter(kind: Any, config: Any) -> None:
     parameters = kind().get_params()
-    extra = {"observers": (), "callbacks": ()}
-    assert parameters == {**vars(config()), **extra}
+    extra = {"observers": (), "callbacks": (), "verbose": None}
+    chosen = dict.fromkeys(CHOSEN) if kind is Forecaster else {}
+    assert parameters == {**vars(config()), **extra, **chosen}
 
 
 def test_only_warnings_are_shown() -> None:

@@ -87,7 +87,7 @@ def signature_of(
     Args:
         config: a dataclass; every field has a default.
         positional: field that comes first and can be given by position; default none.
-        more: defaults of further arguments, by name.
+        more: defaults of further arguments, by name, or other defaults of fields.
     """
     hints = get_type_hints(config)
     kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -95,7 +95,7 @@ def signature_of(
         inspect.Parameter(
             field.name,
             kinds[field.name == positional],
-            default=field.default,
+            default=more.pop(field.name, field.default),
             annotation=hints[field.name],
         )
         for field in dataclasses.fields(config)
@@ -106,6 +106,6 @@ def signature_of(
 
 
 def show_warning(event: Mapping[str, Any]) -> None:
-    """Hands a warning of training to Python's own warnings: `fit` prints nothing else."""
+    """Hands a warning of training to Python's own warnings."""
     if event["event"] == "message" and event["level"] == "warning":
         warnings.warn(event["text"], stacklevel=2)

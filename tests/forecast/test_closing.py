@@ -99,7 +99,9 @@ def test_how_far_a_calibration_is_is_shown(
 
 def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing_module, "num_test_windows", lambda *_: 1000)
-    session = SimpleNamespace(run=object(), report_s=lambda: 5.0, watch=lambda *_: lambda *_: None)
+    session = SimpleNamespace(
+        run=object(), report_s=lambda: 5.0, watch=lambda *_: lambda *_: None, stop=None
+    )
     closing = closing_of(session, 100.0)
     assert closing.seconds(0.001) == pytest.approx(1.5 + 2.5 + 5.0)
     assert closing.seconds(1.0) == pytest.approx(10.0 + 15.0 + 5.0)
@@ -110,7 +112,7 @@ def test_the_evaluation_leaves_the_report_its_time(monkeypatch: pytest.MonkeyPat
     )
     elapsed_s = iter([94.0, 96.0])
     trainer: Any = SimpleNamespace(
-        say=lambda *_: None, stop=None, progress=Progress(), elapsed_s=lambda: next(elapsed_s)
+        say=lambda *_: None, progress=Progress(), elapsed_s=lambda: next(elapsed_s)
     )
     closing._evaluate(trainer)
     assert asked[0](64, 1000)
@@ -139,7 +141,9 @@ def test_of_a_budget_the_last_calibration_takes_the_place_of_a_rough_one(
     for budget_s, used in ((9.0, 1), (None, 0)):
         made.clear()
         run = SimpleNamespace(publish=lambda files: None)
-        session = SimpleNamespace(run=run, say=lambda *_: None, watch=lambda *_: lambda *_: None)
+        session = SimpleNamespace(
+            run=run, say=lambda *_: None, watch=lambda *_: lambda *_: None, stop=None
+        )
         closing = closing_of(session, budget_s)
         best = SimpleNamespace(weights=Network(2, 2).state_dict(), set_published=lambda: None)
         closing.publish(best.weights)
@@ -193,3 +197,38 @@ def test_a_run_that_ends_on_nan_keeps_the_best_weights(
     with pytest.raises(NonFiniteError):
         train_forecaster(path, config, out=tmp_path / "run")
     assert Forecaster.load(tmp_path / "run").predict(path) is not None
+
+
+def test_a_stop_while_quantiles_are_calibrated_acts_at_once(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is published then is calibrated on few windows."""
+    pq.write_table(long_table(9000), path)
+    calibrate, finish = closing_module.calibrate, Closing.finish
+    read: list[list[int]] = []
+    is_finishing: list[bool] = []
+
+    def counted(network: Any, inputs: Any, valid: Any, show: Any, should_continue: Any) -> Any:
+        read.append([])
+
+        def shown(done: int, total: int) -> None:
+            read[-1].append(done)
+            show(done, total)
+
+        return calibrate(network, inputs, valid, shown, should_continue)
+
+    def finished(closing: Closing, trainer: Any) -> Any:
+        is_finishing.append(True)
+        return finish(closing, trainer)
+
+    monkeypatch.setattr(closing_module, "calibrate", counted)
+    monkeypatch.setattr(Closing, "finish", finished)
+    out = tmp_path / "run"
+    with pytest.raises(Stopped, match="is saved, the same call with resume=True continues it"):
+        train_forecaster(
+            path, ForecastConfig(**{**QUICK, "checkpoint_every": 1000}), out=out,
+            stop=lambda: bool(is_finishing) and read != [] and read[-1] != [],
+        )  # fmt: skip
+    assert read[0] == [256]
+    assert read[1:] == [list(range(64, 257, 64))]
+    assert Forecaster.load(out).predict(path) is not None

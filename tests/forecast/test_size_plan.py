@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastlstm import Forecaster
 from fastlstm.forecast import size_plan
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.preparation import prepare
@@ -163,3 +164,32 @@ def test_a_gpu_is_filled_by_precision_and_batch(
     given = ("precision", "batch_size")
     asked, _ = choose_size(config, dataset, split, time.perf_counter(), gpu, given)
     assert (asked.precision, asked.batch_size) == ("fp32", 8)
+
+
+def test_a_budget_in_python_chooses_what_the_command_line_does(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FASTLSTM_CACHE", str(tmp_path / "cache"))
+    timed: list[int] = []
+
+    def step_seconds(stored: StoredForecaster, *_: Any) -> float:
+        timed.append(stored.network.config.hidden_size)
+        return (10.0 if timed[-1] == 64 else 200.0) / ENOUGH_STEPS
+
+    monkeypatch.setattr(size_plan, "step_seconds", step_seconds)
+    values: dict[str, Any] = {
+        "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "threads": 1,
+        "budget": "100s", "patience": 1, "eval_every": 1, "learning_rate": 0.0, "ignore": ("n",),
+    }  # fmt: skip
+    trained(table, tmp_path / "run", {"horizon", "budget"})
+    assert timed
+    num = len(timed)
+    with pytest.warns(UserWarning, match="ended after"):
+        model = Forecaster(**values, tensorboard=False).fit(str(table))
+    assert model.network_.config.hidden_size == 64
+    assert len(timed) == num, "the plan of the command line is found again"
+    for given in ({"hidden_size": 256}, {"num_layers": 1}):
+        with pytest.warns(UserWarning, match="ended after"):
+            model = Forecaster(**values, **given).fit(str(table))
+        assert model.network_.config.hidden_size == 256
+    assert Forecaster(**values).get_params()["hidden_size"] is None

@@ -67,6 +67,28 @@ def test_it_is_cloned_and_searched_over() -> None:
     assert found.best_params_ == {"learning_rate": 0.02}
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_that_kfold_glues_are_a_warning_where_an_index_shows_it(shuffle: bool) -> None:
+    from sklearn.model_selection import KFold, TimeSeriesSplit
+
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"y": np.sin(np.arange(90) / 3)})
+    model = Forecaster(**TINY)
+    seed = 0 if shuffle else None
+    (_, _), (middle, _), (_, _) = KFold(3, shuffle=shuffle, random_state=seed).split(frame)
+    with pytest.warns(UserWarning, match=r"the index goes from .* TimeSeriesSplit, not by KFold"):
+        model.fit(frame.iloc[middle])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for train, test in TimeSeriesSplit(3).split(frame):
+            model.fit(frame.iloc[train])
+            model.predict(frame.iloc[test])
+        model.fit(frame.iloc[::2])
+        timed = frame.assign(ds=pandas.date_range("2020-01-01", periods=90))
+        if not shuffle:  # a gap that windows do not cross
+            model.fit(timed.iloc[middle])
+
+
 # whole sequences ---------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {

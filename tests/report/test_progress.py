@@ -3,6 +3,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from fastlstm.report.progress import (
     JsonOutput,
     LiveOutput,
     PlainOutput,
+    fit_shown,
     live_line,
     observer_for,
     step_parts,
@@ -393,3 +397,87 @@ def test_the_seconds_of_several_processes_are_shown(
     line = plain({**step_of(events), "rank_s": seconds})
     assert ("ranks" in line) == bool(text)
     assert text in line
+
+
+# fit in Python ---------------------------------------------------------------------------------
+
+FIT: list[dict[str, Any]] = [
+    {"event": "start", "task": "forecast", "unit": "windows"},
+    {"event": "step", "step": 7, "progress": 0.5, "loss": 0.3},
+    {"event": "message", "level": "info", "text": "720 rows"},
+    {"event": "eval", "step": 7, "split": "valid", "loss": 0.2, "is_best": True},
+    {"event": "end", "reason": "7 steps", "step": 7, "run": None, "best_step": 7},
+]
+
+
+def fit_with(verbose: bool | None, stream: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "stdout", stream)
+    with fit_shown(verbose) as show:
+        for event in FIT:
+            show(event)
+    return str(stream.getvalue())
+
+
+def test_a_fit_shows_a_live_line_in_a_terminal_and_removes_it(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = fit_with(None, terminal, monkeypatch)
+    assert "50%" in shown
+    assert "\n" not in shown
+    assert shown_rows(shown) == [""]
+
+
+@pytest.mark.parametrize(("verbose", "is_seen"), [(None, False), (False, False), (True, True)])
+def test_a_fit_in_a_pipe_shows_nothing_unless_asked(
+    verbose: bool | None, is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = fit_with(verbose, io.StringIO(), monkeypatch)
+    assert ("evaluation: " in shown) == is_seen
+    assert ("finished: 7 steps" in shown) == is_seen
+    assert "next:" not in shown  # there is no run directory
+
+
+def test_a_fit_shows_nothing_in_a_terminal_where_it_is_told_so(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fit_with(False, terminal, monkeypatch) == ""
+
+
+@pytest.mark.parametrize("verbose", [None, True])
+def test_a_fit_in_a_notebook_changes_one_display(
+    verbose: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Any:
+        calls.append(("display", data["text/plain"]))
+        return SimpleNamespace(
+            update=lambda data, raw: calls.append(("update", data["text/plain"]))
+        )
+
+    ipython, of_display = ModuleType("IPython"), ModuleType("IPython.display")
+    vars(ipython)["get_ipython"] = lambda: SimpleNamespace(kernel=object())
+    vars(of_display)["display"] = display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", of_display)
+    shown = fit_with(verbose, io.StringIO(), monkeypatch)
+    assert [kind for kind, _ in calls] == ["display", "update"]
+    assert "50%" in calls[0][1]
+    assert calls[1][1] == ""
+    assert "\x1b" not in shown + calls[0][1]
+    assert ("validation" in shown) == (verbose is True)
+
+
+def test_a_warning_of_a_fit_is_pythons_and_begins_a_line(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal)
+    seen: list[str] = []
+    monkeypatch.setattr(
+        warnings, "warn", lambda text, **_: seen.append(shown_rows(terminal.getvalue())[-1] + text)
+    )
+    with fit_shown(None) as show:
+        show(FIT[1])
+        show({"event": "message", "level": "warning", "text": "two threads"})
+        assert seen == ["two threads"]
+        assert "two threads" not in terminal.getvalue()

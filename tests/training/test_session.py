@@ -117,14 +117,30 @@ def test_evaluations_that_callbacks_did_not_accept_do_not_count_as_better(tmp_pa
 
 @pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])
 def test_a_busy_machine_gets_more_time_for_its_report(
-    tmp_path: Path, clock: Clock, wall_s: float, factor: float
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, wall_s: float, factor: float
 ) -> None:
+    monkeypatch.setattr("fastlstm.training.session._SCHEDSTAT", tmp_path / "nothing")
     session = session_in(tmp_path, [])
     assert session.report_s() == 0.0  # nothing is written before `outputs`
     with session.files(None, tensorboard=False):
         session.mark()
         clock.wall_s, clock.own_s = clock.wall_s + wall_s, clock.own_s + 1.0
         assert session.report_s() == pytest.approx(2.5 * factor)
+
+
+def test_a_machine_is_not_busy_because_the_run_waits_for_its_own_threads(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = tmp_path / "schedstat"
+    monkeypatch.setattr("fastlstm.training.session._SCHEDSTAT", counters)
+    counters.write_text("1000000000 500000000 7\n")
+    session = session_in(tmp_path, [])
+    with session.files(None, tensorboard=False):
+        session.mark()
+        clock.wall_s += 60.0
+        for waited_s, factor in ((0.5, 1.0), (1.5, 2.0), (9.0, 3.0)):
+            counters.write_text(f"2000000000 {round(waited_s * 1e9)} 9\n")
+            assert session.report_s() == pytest.approx(2.5 * factor)
 
 
 def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> None:

@@ -125,7 +125,11 @@ class Closing:
         return calibration
 
     def _calibrate(self, network: ForecastNetwork, share: float) -> tuple[Calibration, int, int]:
-        """Returns a calibration that takes at most a share of the budget; windows read, of all."""
+        """Returns a calibration that takes at most a share of the budget; windows read, of all.
+
+        Once the run is stopped it takes `MIN_CALIBRATED` windows; a stop meanwhile raises Stopped.
+        """
+        is_stopped = self._is_stopped()
         started, read, total = time.perf_counter(), 0, 0
         show_progress = self.session.watch("calibrating quantiles", "windows")
 
@@ -133,14 +137,24 @@ class Closing:
             nonlocal read, total
             read, total = done, of
             show_progress(done, of)
+            if not is_stopped:
+                self._stop_if_asked("calibrating quantiles")
 
         def has_time(done: int) -> bool:
             return time.perf_counter() - started < limit_s or done < MIN_CALIBRATED
 
-        limit_s = share * (self.budget_s or 0.0)
-        should_continue = None if self.budget_s is None else has_time
+        limit_s = 0.0 if is_stopped else share * (self.budget_s or 0.0)
+        is_limited = is_stopped or self.budget_s is not None
+        should_continue = has_time if is_limited else None
         calibration = calibrate(network, self.inputs, self.valid, show, should_continue)
         return calibration, read, total
+
+    def _is_stopped(self) -> bool:
+        return self.session.stop is not None and self.session.stop()
+
+    def _stop_if_asked(self, doing: str) -> None:
+        if self._is_stopped():
+            raise Stopped(f"stopped while {doing}")
 
     def _evaluate(self, trainer: Trainer) -> Event:
         """Emits the errors of the forecasts of the test part, beside those of naive ones."""
@@ -149,8 +163,7 @@ class Closing:
 
         def should_continue(done: int, total: int) -> bool:
             show(done, total)
-            if trainer.stop is not None and trainer.stop():
-                raise Stopped("stopped while evaluating the test part")
+            self._stop_if_asked("evaluating the test part")
             if self.budget_s is None:
                 return True
             return self.budget_s - trainer.elapsed_s() - self.session.report_s() > CLOSING_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class Forecasts:
         self.quantiles, self._inputs = tuple(quantiles), inputs
         segments, sizes = dataset.table.segments, stored.network.config
         self._last = np.flatnonzero(np.diff(segments.series, append=-1))
-        _refuse_short(dataset, self._last, segments.num_rows[self._last], sizes.input_size)
+        _refuse_short(dataset, self._last, sizes.input_size)
         self.num_rows = len(self._last) * sizes.horizon
         self._names = pa.array(list(dataset.series))
         no_answers = torch.empty(0, sizes.horizon, sizes.num_targets, len(quantiles) or 1)
@@ -107,12 +108,29 @@ class Forecasts:
         past = read_windows(table, rows, sizes.input_size)
         self._inputs.add_level(past, rows, sizes)
         empty = past.new_full((len(past), sizes.horizon, past.shape[2]), float("nan"))
+        is_unknown = past[:, :, : sizes.num_targets].isnan().all(1)
+        self._warn_of_unknown(segments, is_unknown)
         values, statics = self._inputs.prepare(torch.cat([past, empty], 1), segments)
         if known is not None:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
         places = self._inputs.places(segments)
-        return answer(stored.network, values, statics, stored.calibration, self.quantiles, places)
+        found = answer(stored.network, values, statics, stored.calibration, self.quantiles, places)
+        return found.masked_fill(is_unknown[:, None, :, None], float("nan"))
+
+    def _warn_of_unknown(self, segments: NDArray[np.int64], is_unknown: Tensor) -> None:
+        """Warns of series without any value of a target: there is no level to forecast from."""
+        if not is_unknown.any():
+            return
+        series, target = (int(place) for place in is_unknown.nonzero()[0])
+        name = self.dataset.series[int(self.dataset.table.segments.series[segments[series]])]
+        count = int(is_unknown.any(1).sum())
+        more = f" ({count} such series)" if count > 1 else ""
+        warnings.warn(
+            f"series '{name}' has no value of '{self.dataset.roles.target[target]}'{more}: such"
+            " forecasts are NaN",
+            stacklevel=2,
+        )
 
     def _table(self, segments: NDArray[np.int64], answers: Tensor) -> pa.Table:
         """Returns a row per series and step."""
@@ -130,19 +148,21 @@ class Forecasts:
         return pa.table(table)
 
 
-def _refuse_short(
-    dataset: SeriesDataset, last: NDArray[np.int64], rows: NDArray[np.int64], input_size: int
-) -> None:
-    short = np.flatnonzero(rows < input_size)
-    if len(short):
-        name = dataset.series[int(dataset.table.segments.series[last[short[0]]])]
-        which = f"series '{name}' ends in" if name else "the table has"
-        more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
-        raise DataError(
-            f"{which} {counted(rows[short[0]], 'row')} without gaps{more}, a forecast reads the"
-            f" last {input_size}; give more rows of the past, or train with a smaller ",
-            Setting("input_size"),
-        )
+def _refuse_short(dataset: SeriesDataset, last: NDArray[np.int64], input_size: int) -> None:
+    segments = dataset.table.segments
+    short = last[segments.num_rows[last] < input_size]
+    if len(short) == 0:
+        return
+    name = dataset.series[int(segments.series[short[0]])]
+    which = f"series '{name}' ends in" if name else "the table has"
+    more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
+    has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
+    fill = ", or train with ", Setting("gaps", "fill")
+    raise DataError(
+        f"{which} {counted(segments.num_rows[short[0]], 'row')} without gaps{more}, a forecast"
+        f" reads the last {input_size}; give more rows of the past, or train with a smaller ",
+        Setting("input_size"), *(fill if has_gap.any() else ()),
+    )  # fmt: skip
 
 
 def _times_ahead(

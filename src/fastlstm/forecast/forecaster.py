@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fastlstm.errors import ConfigError, DataError, Setting, counted, kind_of_value
-from fastlstm.estimator import Estimator, show_warning, signature_of
+from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
@@ -27,12 +28,15 @@ from fastlstm.forecast.evaluation import INTERVALS, TableEvaluation, evaluate_fo
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
+from fastlstm.report.progress import fit_shown
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
+from fastlstm.training.options import chosen_names
 from fastlstm.training.signals import StopFlag
 
 
@@ -44,8 +48,11 @@ class Forecaster(Estimator[StoredForecaster]):
         options: any field of `ForecastConfig` by its name: the columns, the network, how it trains
             and on which device. One column may be given as a text, several as a sequence of texts;
             `split` may be counts of steps. Without `steps`, `epochs` or `budget` a fit takes two
-            minutes. Beside these: `observers`, functions that are called with every event, a plain
-            dict; `callbacks`, see `fastlstm.Callback`.
+            minutes. A budget chooses `hidden_size` (on a GPU `batch_size` and `precision` too)
+            where it is None and `num_layers` is. Beside these: `observers`, functions that are
+            called with every event, a plain dict; `callbacks`, see `fastlstm.Callback`; `verbose`:
+            None shows a live line in a terminal or a notebook, True all that the command line
+            shows, False nothing.
 
     Raises:
         ConfigError: there is no option of that name. Values are checked by `fit`.
@@ -64,7 +71,10 @@ class Forecaster(Estimator[StoredForecaster]):
     """
 
     _device: Device | None = None
-    options = signature_of(ForecastConfig, "horizon", observers=(), callbacks=())
+    options = signature_of(
+        ForecastConfig, "horizon", observers=(), callbacks=(), verbose=None,
+        **dict.fromkeys(CHOSEN),
+    )  # fmt: skip
 
     def __init__(self, horizon: int = 24, **options: Any) -> None:
         super().__init__(horizon=horizon, **options)
@@ -140,14 +150,16 @@ class Forecaster(Estimator[StoredForecaster]):
         out: str | Path | None = None,
         resume: bool = False,
     ) -> Forecaster:
-        options = self.get_options()
-        observers = [*checked_observers(options.pop("observers")), show_warning]
-        callbacks = options.pop("callbacks")
+        options, began = self.get_options(), time.perf_counter()
+        observers = checked_observers(options.pop("observers"))
+        callbacks, verbose = options.pop("callbacks"), options.pop("verbose")
+        options = {n: v for n, v in options.items() if v is not None or n not in CHOSEN}
         config = _config(options)
-        with nullcontext() if out is None else StopFlag() as stop:
+        with nullcontext() if out is None else StopFlag() as stop, fit_shown(verbose) as shown:
             trained = train_forecaster(
-                frame, config, out=out, resume=resume, given=dataclasses.asdict(config),
-                observers=observers, callbacks=callbacks, stop=stop, start=start, ends_early=True,
+                frame, config, out=out, resume=resume, given=options.keys(),
+                observers=[*observers, shown], callbacks=callbacks, stop=stop, start=start,
+                ends_early=True, began=began,
             )  # fmt: skip
         _warn_of_repairs(trained.dataset)
         if config.steps is None and config.epochs is None and trained.fitted.steps < _FEW_STEPS:
@@ -180,6 +192,8 @@ class Forecaster(Estimator[StoredForecaster]):
         Raises:
             DataError: other columns than at `fit`, a series that is too short, or a step without
                 future covariates.
+
+        A series without any value of a target has no forecast: NaN, with a warning.
         """
         return self._as_came(self.forecasts(frame, (), future), frame)
 
@@ -393,7 +407,7 @@ class Forecaster(Estimator[StoredForecaster]):
         check_device(device)
         stored = read_forecaster(path)
         config, given = (dataclasses.replace(c, **reading) for c in (stored.config, stored.given))
-        model = Forecaster(**dataclasses.asdict(given))
+        model = Forecaster(**{name: getattr(given, name) for name in chosen_names(given)})
         model._device = device
         model.stored_ = dataclasses.replace(stored, config=config, given=given)
         model._came = "arrow"

@@ -71,7 +71,7 @@ def choose_architecture(
         static_categories=tuple(
             (place, num_names[name]) for place, name in enumerate(roles.static) if name in num_names
         ),
-        has_missing=dataset.has_missing,
+        has_missing=dataset.has_missing or config.gaps == "fill",
         **{name: value for name, value in vars(config).items() if name in names} | chosen,
     )
 

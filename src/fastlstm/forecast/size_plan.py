@@ -37,6 +37,8 @@ TRAINING_SHARE = 0.65
 """Of what is left of a budget, without evaluations, calibration, the test part and the report."""
 _QUIET_SHARE = 0.7
 _SIZES = ("hidden_size", "num_layers")
+CHOSEN = (*_SIZES, "batch_size", "precision")
+"""Options that are chosen for a budget, or keep others from being chosen."""
 _BATCHES = (4, 16)
 """Times the default that are tried on a GPU."""
 _BATCH_GAIN = 1.3

@@ -29,7 +29,7 @@ from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
 from fastlstm.forecast.ridge import fit_ridge
-from fastlstm.forecast.size_plan import can_choose_size, choose_size
+from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size
 from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.task import ForecastTask
@@ -241,7 +241,7 @@ class _Session(RunSession):
             sized, why = choose_size(config, dataset, split, self.started, device, self.chosen)
             return ChosenPlan(changes(config, sized), why)
 
-        data = {"table": dataset.key, "chosen": sorted(self.chosen)}
+        data = {"table": dataset.key, "chosen": sorted(set(CHOSEN).intersection(self.chosen))}
         budget_s = StopCriterion.of(config, 1).budget_s or 0.0
         left_s = budget_s - (time.perf_counter() - self.started)
         with self.part_of_setup("the plan"):

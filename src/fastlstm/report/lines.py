@@ -462,7 +462,10 @@ _NEXT = {
 
 
 def next_commands(end: Event, start: Event) -> list[str]:
-    """Returns what to type after a run; `start` is the event of its start."""
+    """Returns what to type after a run; `start` is the event of its start. Training without a run
+    directory has none."""
+    if "run" in end and end["run"] is None:
+        return []
     commands = ["the same command with --resume"] if is_unfinished(end) else []
     if _part_of(end, "compression").get("is_published") is False:
         more = "a larger --max-loss, or more --steps or --budget"

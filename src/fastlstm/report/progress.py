@@ -10,9 +10,11 @@ import json
 import math
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from fastlstm.estimator import show_warning
 from fastlstm.report import lines as words
 from fastlstm.report.events import number, text_of, unit_of
 from fastlstm.report.processes import ranks_text
@@ -24,6 +26,7 @@ from fastlstm.report.terminal import (
     columns,
     glyphs_for,
     is_terminal,
+    notebook_display,
     percent,
     short_count,
     style_for,
@@ -32,7 +35,7 @@ from fastlstm.report.terminal import (
 from fastlstm.system.storage import finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Self
 
     from fastlstm.report.events import Event
@@ -89,6 +92,34 @@ def observer_for(stream: TextIO, *, use_json: bool) -> Output:
 def default_output(*, use_json: bool) -> Output:
     """Returns the observer for standard output."""
     return observer_for(sys.stdout, use_json=use_json)
+
+
+@contextmanager
+def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
+    """Yields the observer of a fit in Python, which hands its warnings to Python's own.
+
+    Args:
+        verbose: True shows all that the command line shows; None a live line in a terminal or a
+            notebook, nothing elsewhere; False nothing.
+    """
+    stream, display = sys.stdout, notebook_display()
+    output = Output(stream)
+    if verbose is not False and display is not None:
+        output = NotebookOutput(stream, display, is_brief=not verbose)
+    elif verbose:
+        output = observer_for(stream, use_json=False)
+    elif verbose is None and is_terminal(stream):
+        output = LiveOutput(stream, is_brief=True)
+
+    def show(event: Event) -> None:
+        if event["event"] == "message" and event["level"] == "warning":
+            output.close()  # the warning begins a line
+            show_warning(event)
+        else:
+            output(event)
+
+    with output:
+        yield show
 
 
 class JsonOutput(Output):
@@ -180,11 +211,16 @@ class PlainOutput(Output):
 
 
 class LiveOutput(PlainOutput):
-    """One line that is redrawn in place; evaluations, samples and notes scroll above it."""
+    """One line that is redrawn in place; evaluations, samples and notes scroll above it.
 
-    def __init__(self, stream: TextIO) -> None:
+    Args:
+        stream: receives all.
+        is_brief: nothing but the live line is shown.
+    """
+
+    def __init__(self, stream: TextIO, is_brief: bool = False) -> None:
         super().__init__(stream)
-        self.style = style_for(stream)
+        self.style, self._is_brief = style_for(stream), is_brief
         self._live = ""
 
     def close(self) -> None:
@@ -219,6 +255,8 @@ class LiveOutput(PlainOutput):
         self._live = line
 
     def _permanent(self, lines: list[str]) -> None:
+        if self._is_brief:
+            return
         erase = "\r\x1b[2K" if self._live else ""
         self.write(erase + "".join(line + "\n" for line in lines) + self._live)
 
@@ -269,6 +307,34 @@ class LiveOutput(PlainOutput):
         filled = round(max(0.0, min(1.0, share)) * width)
         done, todo = self.glyphs.done * filled, self.glyphs.todo * (width - filled)
         return self.style(done, "cyan") + self.style(todo, "dim")
+
+
+class NotebookOutput(LiveOutput):
+    """The live line as an output of the cell that changes in place; the rest is printed below.
+
+    Args:
+        stream: receives the rest.
+        display: of IPython.
+        is_brief: nothing but the live line is shown.
+    """
+
+    def __init__(self, stream: TextIO, display: Callable[..., Any], is_brief: bool = False) -> None:
+        super().__init__(stream, is_brief)
+        self._display = display
+        self._shown: Any = None
+
+    def _draw(self, line: str) -> None:
+        if line != self._live:
+            data = {"text/plain": line}
+            if self._shown is None:
+                self._shown = self._display(data, raw=True, display_id=True)
+            else:
+                self._shown.update(data, raw=True)
+        self._live = line
+
+    def _permanent(self, lines: list[str]) -> None:
+        if not self._is_brief:
+            self._print(*lines)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from fastlstm.system import environment
 
@@ -47,6 +50,15 @@ def is_terminal(stream: TextIO) -> bool:
         return stream.isatty() and environment.terminal_name() != "dumb"
     except (AttributeError, ValueError):
         return False
+
+
+def notebook_display() -> Callable[..., Any] | None:
+    """Returns IPython's `display` where the code runs in a notebook, else None."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        return None
+    return importlib.import_module("IPython.display").display  # type: ignore[no-any-return]
 
 
 def style_for(stream: TextIO) -> Style:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.errors import DataError, FormatError, counted
-from fastlstm.estimator import Estimator, show_warning, signature_of
+from fastlstm.estimator import Estimator, signature_of
+from fastlstm.report.progress import fit_shown
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.sequence.answers import (
@@ -44,7 +45,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
     Args:
         options: any field of `SequenceConfig` by its name: the network, how it trains and on which
             device. Beside these: `observers`, functions that are called with every event, a plain
-            dict; `callbacks`, see `fastlstm.Callback`.
+            dict; `callbacks`, see `fastlstm.Callback`; `verbose`, see `fastlstm.Forecaster`.
 
     Raises:
         ConfigError: there is no option of that name. Values are checked by `fit`.
@@ -55,7 +56,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         n_features_in_: columns of the sequences.
     """
 
-    options = signature_of(SequenceConfig, observers=(), callbacks=())
+    options = signature_of(SequenceConfig, observers=(), callbacks=(), verbose=None)
     _answers_kind: ClassVar[type[Answers]]
 
     def __sklearn_tags__(self) -> Any:
@@ -88,7 +89,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
             Stopped: a signal came; the state is saved.
         """
         options = self.get_options()
-        observers = [*checked_observers(options.pop("observers")), show_warning]
+        observers, verbose = checked_observers(options.pop("observers")), options.pop("verbose")
         callbacks = checked_callbacks(options.pop("callbacks"))
         config = SequenceConfig(**options)
         sequences = Sequences.of(X)
@@ -101,9 +102,11 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         answers, targets = self._read_answers(y, train)
         labelled = LabelledSequences(sequences, targets, *sequences.scale(train))
         data = SequenceData(labelled, train, held_out, answers)
-        stored, self.fitted_ = train_sequence_model(
-            data, config, out=out, resume=resume, observers=observers, callbacks=callbacks
-        )
+        with fit_shown(verbose) as shown:
+            stored, self.fitted_ = train_sequence_model(
+                data, config, out=out, resume=resume, observers=[*observers, shown],
+                callbacks=callbacks,
+            )  # fmt: skip
         self._take(stored)
         return self
 

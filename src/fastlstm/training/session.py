@@ -20,6 +20,7 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
+from fastlstm.system.machine_counters import first_words
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.device import (
@@ -53,6 +54,8 @@ from fastlstm.training.trainer import Trainer
 _REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
 _MAX_BUSY = 3.0
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Nanoseconds that a thread has run, and has waited for a core."""
 _SHOW_EVERY_S = 0.5
 _MAX_SETUP = 0.1
 """Share of a budget that set-up takes without a word."""
@@ -115,7 +118,7 @@ class RunSession(EventHub):
         self.stop, self.notes, self.world = stop, list[str](), World()
         self.left_behind: list[Checkpoint] = []
         self.started = time.perf_counter() if started is None else started
-        self._mark = time.perf_counter(), time.thread_time()
+        self._mark = _thread_s()
         self._own_s = time.process_time()
         self._setup_parts: dict[str, float] = {}
 
@@ -338,14 +341,14 @@ class RunSession(EventHub):
 
     def mark(self) -> None:
         """Begins the measurement of how busy the machine is; see `report_s`."""
-        self._mark = time.perf_counter(), time.thread_time()
+        self._mark = _thread_s()
 
     def report_s(self) -> float:
         """Returns about how long the report will take: as busy as the machine was since `mark`."""
         if not self.has_files:
             return 0.0
-        wall_s, own_s = time.perf_counter() - self._mark[0], time.thread_time() - self._mark[1]
-        return _REPORT_CPU_S * min(max(wall_s / max(own_s, 1e-3), 1.0), _MAX_BUSY)
+        ready_s, ran_s = (now - then for now, then in zip(_thread_s(), self._mark, strict=True))
+        return _REPORT_CPU_S * min(max(ready_s / max(ran_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
         """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event."""
@@ -380,6 +383,19 @@ class RunSession(EventHub):
                 shown_s = time.perf_counter()  # the next round of the same begins
 
         return show
+
+
+def _thread_s() -> tuple[float, float]:
+    """Returns the seconds in which this thread had work for a core, and those in which it had one.
+
+    Where Linux does not tell, all seconds count as the first: also those in which it waited for
+    other threads or a GPU.
+    """
+    words = first_words(_SCHEDSTAT, 2)
+    if len(words) < 2:
+        return time.perf_counter(), time.thread_time()
+    ran_s, waited_s = (int(word) / 1e9 for word in words)
+    return ran_s + waited_s, ran_s
 
 
 @contextmanager

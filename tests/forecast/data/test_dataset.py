@@ -565,9 +565,16 @@ def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
     path.write_text(",ds,y\n0,1,1.5\n1,2,2.5\n2,3,3.5\n")
     found = prepared(path)
     assert found.table.columns == ("y",)
-    assert any(
-        note.startswith("ignored columns (not numbers and without a role)") for note in found.notes
-    )
+    assert "ignored columns (row counters by their names): ''" in found.notes
+    assert not found.repairs
+
+
+def test_columns_without_a_role_are_a_repair_to_be_warned_of() -> None:
+    found = prepared(long_table(note=["x"] * 150, other=["y"] * 150))
+    told = "ignored columns (not numbers and without a role): note, other"
+    assert told in found.repairs
+    assert told in found.notes
+    assert not prepared(long_table(note=["x"] * 150), roles=RoleRequest(ignore=("note",))).repairs
 
 
 def test_hours_of_a_zone_are_no_days_though_the_first_batch_shows_one_time(
@@ -622,3 +629,36 @@ def test_a_new_option_leaves_the_names_of_cached_tables() -> None:
         if values["like"] is not None:
             del values["like"]["frequency"]["month_day"]
         assert key_fields(each, dataset._FIRST_FIELDS) == values
+
+
+def clock_rows(*lost: int, zone: str | None = None) -> Any:
+    """Hours from 2024-03-29 on, of which some are not there; 02:00 on the 31st is the 50th."""
+    hours = [h for h in range(100) if h not in lost]
+    days = np.datetime64("2024-03-29", "us") + np.array(hours).astype("timedelta64[h]")
+    times = pa.array(days, pa.timestamp("us", zone))
+    return pa.table({"ds": times, "y": np.sin(np.array(hours, dtype=np.float64))})
+
+
+@pytest.mark.parametrize(
+    ("table", "is_hinted"),
+    [
+        (clock_rows(50), True),
+        (clock_rows(49), True),
+        (clock_rows(50, 70), False),
+        (clock_rows(50, 51), False),
+        (clock_rows(26), False),
+        (clock_rows(55), False),
+        (clock_rows(50, zone="UTC"), False),
+    ],
+)
+def test_an_hour_that_clocks_skip_in_spring_hints_at_the_zone(table: Any, is_hinted: bool) -> None:
+    notes = [note for note in prepared(table).notes if "windows do not cross" in note]
+    assert len(notes) == 1
+    hint = "an hour is missing at night on a Sunday, as where clocks are put forward: for local"
+    assert (hint in notes[0]) == is_hinted
+    if is_hinted:
+        assert "tz='Europe/Berlin'" in notes[0]
+        zone = "Europe/London" if table["ds"][49].as_py().hour == 2 else "Europe/Berlin"
+        options = PrepareOptions(tz=zone)
+        repaired = prepare_table(table, options)
+        assert not [note for note in repaired.notes if "windows do not cross" in note]

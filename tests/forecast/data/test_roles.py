@@ -36,10 +36,8 @@ def test_usual_names_have_their_usual_roles() -> None:
         ("y",), "ds", "unique_id", ("temp",),
     )  # fmt: skip
     assert found.values == ("y", "temp")
-    assert found.notes == (
-        "past covariates: temp",
-        "ignored columns (not numbers and without a role): note",
-    )
+    assert found.notes == ("past covariates: temp",)
+    assert found.dropped == ("note",)
 
 
 def test_without_series_all_numbers_are_targets() -> None:

@@ -15,7 +15,7 @@ from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.time_text import look_like_times, micro_of_floats, read_times
+from fastlstm.forecast.data.time_text import are_like_dates, micro_of_floats, read_times
 
 pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
 
@@ -225,7 +225,7 @@ def test_texts_with_a_role_are_not_looked_at() -> None:
 @pytest.mark.parametrize(
     "form", ["%d.%m.%Y %H:%M", "%m/%d/%Y", "%d %b %Y", "%B %d %Y %I:%M %p", "%d-%m-%y"]
 )
-def test_texts_that_look_like_times_are_refused(form: str, tmp_path: Path) -> None:
+def test_texts_that_are_like_dates_are_refused(form: str, tmp_path: Path) -> None:
     texts = [f"{time:{form}}" for time in HOURS]
     for source in (table(tmp_path / "a.csv", texts, "when,y"), *frames({"when": texts})):
         with pytest.raises(DataError) as refused:
@@ -252,5 +252,5 @@ def test_two_columns_of_texts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["1.2.3", "shop 12", "12:30", "99-99-99", "2024", "a 1, 2024", ""])
-def test_other_texts_do_not_look_like_times(text: str) -> None:
-    assert not look_like_times(pa.array([text]))
+def test_other_texts_are_not_like_dates(text: str) -> None:
+    assert not are_like_dates(pa.array([text]))

@@ -34,6 +34,11 @@ _DAY = 86_400_000_000
 """In microseconds."""
 
 
+_HOUR = _DAY // 24
+_SPRING_HOURS = frozenset(range(72, 76))
+"""Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """How to treat irregular times.
@@ -74,6 +79,7 @@ class Arrangement:
         self._in, self._policy, self._origin = ingested, policy, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
+        self._gap_hours = set[int]()
         self._num_in_series = ingested.counts.copy()
         self._paths = {"values": ingested.values}
         if ingested.times is not None:
@@ -234,6 +240,18 @@ class Arrangement:
             Setting("tz", "Europe/Berlin"),
         )
 
+    @property
+    def spring_hint(self) -> tuple[object, ...]:
+        """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
+        midnight and 4 o'clock."""
+        if not self._clock_hint or self._gap_hours - _SPRING_HOURS or not self._gap_hours:
+            return ()
+        return (
+            "; an hour is missing at night on a Sunday, as where clocks are put forward: for local"
+            " times give their zone: ",
+            Setting("tz", "Europe/Berlin"),
+        )
+
     def _fault(self, row: int, what: str, *cure: object) -> DataError:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
@@ -273,6 +291,7 @@ class Arrangement:
                 )  # fmt: skip
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
+            self._gap_hours |= set(_lost_hours(times, gap))
             cuts.append(first + np.flatnonzero(gap | ~same))
         rows = np.concatenate(cuts)
         lengths = np.diff(rows, append=self.num_rows)
@@ -319,3 +338,14 @@ class Arrangement:
         first_rows = (segments.first_rows + before)[starts]
         lengths = np.diff(first_rows, append=new_rows)
         return Segments(segments.series[starts], first_rows, lengths, segments.start_times[starts])
+
+
+def _lost_hours(times: NDArray[np.int64], gap: NDArray[np.bool_]) -> list[int]:
+    """Returns the hours of the week, from Thursday on, in which gaps of one hour begin; -1 for
+    other gaps."""
+    before, after = times[:-1][gap], times[1:][gap]
+    steps = np.diff(times)
+    step = int(steps[steps > 0].min(initial=_DAY))
+    is_hour = (after - before == step + _HOUR) & (step <= _HOUR)
+    hours = (before + step) // _HOUR % (7 * 24)
+    return [int(hour) for hour in np.unique(np.where(is_hour, hours, -1))]

@@ -24,7 +24,7 @@ from fastlstm.forecast.data.time_text import (
     are_times,
     columns_of_time,
     formats_of,
-    looks_like_time,
+    is_like_time,
 )
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.object_store import RemoteFile
@@ -228,7 +228,7 @@ def _kind(cell: str) -> str:
         return "clock"
     if _ISO.match(cell) or _MONTHS.fullmatch(cell):
         return "date"
-    return "date" if looks_like_time(cell) else "text"
+    return "date" if is_like_time(cell) else "text"
 
 
 def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:

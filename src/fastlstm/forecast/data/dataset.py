@@ -33,7 +33,7 @@ from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import reshaped
-from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles
+from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
 from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.time_reader import Clock
@@ -107,7 +107,8 @@ class SeriesDataset:
         has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
-        repairs: those of `notes` about rows that were moved, dropped, added or changed.
+        repairs: those of `notes` about rows that were moved, dropped, added or changed, and about
+            columns that were left out.
         name: of the table in messages.
         key: of the cache entry; frames have no entry.
         from_cache: nothing had to be read.
@@ -220,7 +221,7 @@ def _prepare(
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     stored = store_values(work, num_rows, options.dtype, columns, roles.values)
-    repairs = [*ingested.repairs, *_repairs(arrangement, options.policy)]
+    repairs = [*ingested.repairs, *_repairs(arrangement, options.policy), *_drops(records, roles)]
     notes += [*_time_notes(arrangement, ingested, options.policy), *repairs, *stored.notes]
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
     file = BytesIO()
@@ -400,7 +401,8 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
     if counts["gaps"] and policy.gaps == "split":
-        notes.append(f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them")
+        note = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
+        notes.append(Message(note, *arrangement.spring_hint))
     return notes
 
 
@@ -416,3 +418,18 @@ def _repairs(arrangement: Arrangement, policy: Policy) -> list[str]:
         rows = counted(counts["filled"], "empty row")
         repairs.append(f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}")
     return repairs
+
+
+def _drops(records: Records, roles: Roles) -> list[str]:
+    """Returns notes on columns and times that do not count."""
+    drops = []
+    if roles.dropped:
+        names = listed(roles.dropped)
+        drops.append(f"ignored columns (not numbers and without a role): {names}")
+    if records.jumps and roles.time is None and roles.series is None:
+        drops.append(
+            f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"
+            " reset_index(drop=True) if they follow each other; scikit-learn divides rows in time"
+            " by TimeSeriesSplit, not by KFold"
+        )
+    return drops

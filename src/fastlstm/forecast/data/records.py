@@ -54,6 +54,7 @@ class Records(ABC):
         done_bytes: bytes read so far.
         is_parsed: values are text, parsed as the requested types.
         null_words: texts that mean "no value" where `is_parsed`.
+        jumps: of a pandas frame, what its index says of rows that do not follow each other, or "".
     """
 
     name: str
@@ -63,6 +64,7 @@ class Records(ABC):
     done_bytes: int = 0
     is_parsed: bool = False
     null_words: tuple[str, ...] = NULL_WORDS
+    jumps: str = ""
 
     @abstractmethod
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
@@ -112,7 +114,7 @@ class FrameRecords(Records):
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = " ".join(map(str, error.args))
             raise DataError(f"{self.name} cannot be read as a table ({reason})") from error
-        self.schema = self._table.schema
+        self.schema, self.jumps = self._table.schema, _jumps(frame)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         size = rows_at_once(len(types), _BATCH_ROWS)
@@ -357,6 +359,23 @@ def _from_pandas(frame: Any) -> pa.Table:
                 column = frame.iloc[:, position]
                 frame.isetitem(position, _of_one_type(column.tolist(), column.name))
         return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def _jumps(frame: Any) -> str:
+    """Returns where an index without a name, of whole numbers, does not go on by the usual step."""
+    if not type(frame).__module__.startswith("pandas"):
+        return ""
+    index = frame.index
+    if index.names != [None] or index.dtype.kind not in "iu" or len(index) < 3:
+        return ""
+    numbers = index.to_numpy()
+    steps = np.diff(numbers)
+    places = np.flatnonzero(steps != np.median(steps))
+    if len(places) == 0:
+        return ""
+    first = int(places[0])
+    more = f", the first of {len(places):,} jumps" if len(places) > 1 else ""
+    return f"the index goes from {numbers[first]} to {numbers[first + 1]} in row {first + 2}{more}"
 
 
 def _holds_times(index: Any) -> bool:

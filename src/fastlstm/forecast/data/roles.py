@@ -14,10 +14,10 @@ from fastlstm.errors import DataError, Setting, nearest_hint
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
 from fastlstm.forecast.data.time_text import (
+    are_like_dates,
     are_mostly_times,
     are_times,
     formats_of,
-    look_like_times,
 )
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
@@ -70,6 +70,7 @@ class Roles:
         time: None if rows are counted.
         series: None for a single series.
         notes: choices made for the user, a line each.
+        dropped: columns without a role, other than row counters.
     """
 
     target: tuple[str, ...]
@@ -80,6 +81,7 @@ class Roles:
     static: tuple[str, ...]
     categorical: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -138,10 +140,11 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target:
             _refuse_numbers(records, ignored, problems)
-        notes.append(f"ignored columns (not numbers and without a role): {listed(ignored)}")
+        if counters := [repr(name) for name in ignored if name in COUNTERS]:
+            notes.append(f"ignored columns (row counters by their names): {', '.join(counters)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes),
+        tuple(notes), tuple(name for name in ignored if name not in COUNTERS),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
@@ -168,7 +171,7 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         if len(times) == 1:
             return times[0]
     for name, values in texts.items():
-        if look_like_times(values):
+        if are_like_dates(values):
             form = next(iter(formats_of(values)), "%d.%m.%Y %H:%M")
             raise DataError(
                 f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r}) but"

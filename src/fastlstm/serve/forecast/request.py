@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -167,6 +167,8 @@ def parse_request(
     future = _joined(model.future, "future", inputs)
     statics = _joined(model.static, "static", inputs)
     _check_rows(past, model.input_size, step)
+    if step is None or step.starts:
+        _check_targets(past[:, -model.input_size :], model.targets)
     if model.future.names and future is None:
         raise _bad(f"{_missing(model.future, 'future')} ahead")
     if model.static.names and statics is None and (step is None or step.starts):
@@ -283,6 +285,16 @@ def _outputs(listed: Any, levels: tuple[float, ...], *, is_binary: bool) -> dict
         parameters = parameters_of(output, f"output '{name}'", "binary_data")
         outputs[name] = fields.Flag().parse("binary_data", parameters.get("binary_data", is_binary))
     return outputs
+
+
+def _check_targets(past: Floats, targets: Sequence[str]) -> None:
+    """Refuses windows without any value of a target: there is no level to forecast from."""
+    is_empty = np.isnan(past[:, :, : len(targets)]).all(1)
+    if is_empty.any():
+        window, target = np.argwhere(is_empty)[0]
+        raise _bad(
+            f"window {window} of 'past' has no value of '{targets[target]}'; send one or more"
+        )
 
 
 def _bad(message: str) -> ApiError:

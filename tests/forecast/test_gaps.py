@@ -1,0 +1,112 @@
+"""One rule of gaps and missing values for `fit`, `predict` and `backtest`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastlstm import Forecaster
+from fastlstm.errors import DataError
+from series_frames import long_table
+
+QUICK: dict[str, Any] = {
+    "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 8, "steps": 3, "split": "60/20/20",
+    "linear": False,
+}  # fmt: skip
+ROWS = 240
+
+
+def table(missing: Any = (), dropped: Any = ()) -> pa.Table:
+    """Two waves, the first with missing values and dropped rows."""
+    hours = np.tile(np.arange(ROWS), 2)
+    y = np.sin(hours / 4) + 10 * np.repeat([0.0, 1.0], ROWS)
+    y[list(missing)] = np.nan
+    whole = long_table(ROWS, 2, y=y.astype(np.float32), temp=None)
+    return whole.take([row for row in range(2 * ROWS) if row not in dropped])
+
+
+HOLES = {
+    "none": table(),
+    "gap": table(dropped=range(100, 104)),
+    "missing": table([100]),
+    "missing end": table(range(230, 240)),
+    "gap at end": table(dropped=range(225, 228)),
+}
+
+
+def outcome(use: Any) -> str | None:
+    """Returns the error, or None where values come back."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            use()
+    except DataError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[tuple[str, str], Forecaster]:
+    fitted = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for gaps in ("split", "fill"):
+            for hole in ("none", "missing"):
+                model = Forecaster(**QUICK, gaps=gaps)  # type: ignore[arg-type]
+                fitted[gaps, hole] = model.fit(HOLES[hole])
+    return fitted
+
+
+@pytest.mark.parametrize("hole", HOLES)
+@pytest.mark.parametrize("at_fit", ["none", "missing"])
+@pytest.mark.parametrize("gaps", ["split", "fill"])
+def test_predict_and_backtest_take_the_same_tables(
+    models: dict[tuple[str, str], Forecaster], gaps: str, at_fit: str, hole: str
+) -> None:
+    model, given = models[gaps, at_fit], HOLES[hole]
+    found = [outcome(lambda: model.predict(given)), outcome(lambda: model.backtest(frame=given))]
+    if gaps == "split" and at_fit == "none" and "missing" in hole:
+        assert found[0] == found[1]
+        assert "has missing values, the table at fit had none" in str(found[0])
+    elif gaps == "split" and hole == "gap at end":
+        assert found == [
+            "series 's0' ends in 12 rows without gaps, a forecast reads the last 24; give more rows"
+            " of the past, or train with a smaller input_size, or train with gaps='fill'",
+            None,
+        ]
+    else:
+        assert found == [None, None]
+
+
+@pytest.mark.parametrize("num_missing", [6, 24, 200])
+def test_a_window_without_values_is_forecast_from_the_last_one_before_it(num_missing: int) -> None:
+    """Also where all targets of the windows of `backtest` are missing."""
+    holes = table(range(ROWS - num_missing, ROWS))
+    model = Forecaster(**{**QUICK, "steps": 30}).fit(HOLES["missing"])
+    last = holes["y"].to_numpy()[ROWS - num_missing - 1]
+    found = model.predict(holes)["y"].to_numpy()[:6]
+    assert np.abs(found - last).max() < 2.0
+    assert np.isfinite(list(model.backtest(frame=holes)["forecaster"].values())).all()
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "negative_binomial"])
+def test_a_series_without_any_value_has_no_forecast(output: Any) -> None:
+    holes = table(range(ROWS))
+    y = np.round(holes["y"].to_numpy() + 5)
+    holes = holes.set_column(2, "y", pa.array(y))
+    model = Forecaster(**QUICK, output=output)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*has no value")
+        model.fit(holes)
+    with pytest.warns(UserWarning, match="series 's0' has no value of 'y': such forecasts are NaN"):
+        found = model.predict(holes)["y"].to_numpy()
+    assert np.isnan(found[:6]).all()
+    assert np.isfinite(found[6:]).all()
+    with pytest.warns(UserWarning, match="has no value"):
+        bands = model.predict_quantiles(holes)
+    assert np.isnan(bands["y-q0.1"].to_numpy()[:6]).all()
+    assert model.backtest(frame=holes)["forecaster"]["num_values"] == 43 * 6
