@@ -93,7 +93,7 @@ class Recorder:
             # memory for that ends the process.
             spare = torch.empty(1, device=self._device)
             torch.cuda.empty_cache()
-            graph, stream = torch.cuda.CUDAGraph(), _stream(self._device)
+            graph, stream = torch.cuda.CUDAGraph(), _stream(self._device, "recording")
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 work()
             del spare
@@ -123,17 +123,24 @@ class Recorder:
 @contextmanager
 def _ordered_stream(device: torch.device) -> Iterator[None]:
     """A stream that runs after all work before the block, and before all work behind it."""
-    current, own = torch.cuda.current_stream(device), _stream(device)
+    current, own = torch.cuda.current_stream(device), _stream(device, "warm-up")
     own.wait_stream(current)
     with torch.cuda.stream(own):
         yield
     current.wait_stream(own)
 
 
+def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
+    """Returns always the same stream for one use: for each cuBLAS keeps a workspace of 32 MiB, and
+    a stream that one thread records must not get another thread's warm-up."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return _stream_of(number, use)
+
+
 @lru_cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns always the same stream: for each one cuBLAS keeps a workspace of 32 MiB."""
-    return torch.cuda.Stream(device)
+def _stream_of(number: int, use: str) -> torch.cuda.Stream:
+    del use  # of the key
+    return torch.cuda.Stream(number)
 
 
 class _Inputs:
@@ -217,7 +224,10 @@ class GraphedStep:
         """
         key, in_use = _shape(inputs), self._tensors_in_use()
         recorded = self._recorded.get(key)
-        if recorded is None or recorded.in_use != in_use:
+        if recorded is not None and recorded.in_use != in_use:
+            recorded = None
+            self._recorded.clear()  # all are stale; torch frees with them what a new one would use
+        if recorded is None:
             recorded = self._recorded[key] = self._record(batch, inputs)
         turn = self._turn = 1 - self._turn
         scalars = torch.tensor([factor, after_bad, *self._average_weights()])

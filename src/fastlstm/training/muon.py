@@ -225,15 +225,11 @@ class Muon(torch.optim.Optimizer):
                         self._kernels_of(*member, update)
                         for member, update in zip(members, updates.split(4), strict=True)
                     ]
-                    with Branches(device) as of_weights:
-                        for step in steps:
-                            with of_weights.next():
-                                step.begin()
+                    for step in steps:
+                        step.begin()
                     directions = _orthogonalised(updates).split(4)
-                    with Branches(device) as of_weights:
-                        for step, direction in zip(steps, directions, strict=True):
-                            with of_weights.next():
-                                step.end(direction, max(1.0, H / columns) ** 0.5)
+                    for step, direction in zip(steps, directions, strict=True):
+                        step.end(direction, max(1.0, H / columns) ** 0.5)
 
     def _kernels_of(
         self, parameter: torch.Tensor, group: dict[str, Any], update: torch.Tensor
