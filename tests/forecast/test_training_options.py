@@ -16,6 +16,7 @@ from fastlstm import Forecaster
 from fastlstm.errors import ConfigError, KernelError, RunDirectoryError, Stopped
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.plan import LEARNING_RATES
+from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.system.hardware import cpu
 from fastlstm.training import signals
@@ -40,7 +41,9 @@ def test_every_field_of_the_configuration_is_an_argument() -> None:
     config = ForecastConfig()
     assert next(iter(found)) == "horizon"
     assert found.pop("observers").default == found.pop("callbacks").default == ()
-    assert {name: one.default for name, one in found.items()} == vars(config)
+    assert found.pop("verbose").default is None
+    open_ = dict.fromkeys(CHOSEN)  # for a budget
+    assert {name: one.default for name, one in found.items()} == vars(config) | open_
     with pytest.raises(ConfigError, match=r"no parameter 'lerning_rate' \(did you mean 'learning_"):
         Forecaster(lerning_rate=0.1)
 

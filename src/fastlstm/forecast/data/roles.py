@@ -70,7 +70,7 @@ class Roles:
         time: None if rows are counted.
         series: None for a single series.
         notes: choices made for the user, a line each.
-        dropped: columns without a role, other than row counters.
+        dropped: columns that are not numbers and have no role, other than row counters.
     """
 
     target: tuple[str, ...]
@@ -140,11 +140,13 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     if ignored := [name for name in others if name not in taken and name not in request.ignore]:
         if request.has_target:
             _refuse_numbers(records, ignored, problems)
+        if unused := [name for name in ignored if name in usable_numbers]:
+            notes.append(f"ignored columns (not among the past covariates given): {listed(unused)}")
         if counters := [repr(name) for name in ignored if name in COUNTERS]:
             notes.append(f"ignored columns (row counters by their names): {', '.join(counters)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes), tuple(name for name in ignored if name not in COUNTERS),
+        tuple(notes), tuple(n for n in ignored if n not in {*COUNTERS, *usable_numbers}),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
