@@ -23,7 +23,7 @@ _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#0102
 _SIZE_INCHES = (5.4, 2.9)
 SMALL_INCHES = (3.6, 2.3)
 """A panel of several, or a chart that stands beside two others."""
-_ALPHAS = {1: (0.18,), 2: (0.12, 0.22), 3: (0.1, 0.16, 0.26)}
+_ALPHAS = {1: (0.18,), 2: (0.12, 0.22), 3: (0.16, 0.26, 0.4)}
 """Of bands, widest first, by how many there are."""
 _LOG_RATIO = 2.0
 """A curve whose ends are further apart than this is shown on a logarithmic axis."""
