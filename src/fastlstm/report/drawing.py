@@ -233,7 +233,8 @@ def _add_legend(axes: Any, palette: Mapping[str, str]) -> None:
     """Stands above the plot: no curve can run through it."""
     place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 5, "borderaxespad": 0}
     if len(axes.get_legend_handles_labels()[0]) > 3:
-        place |= {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.5}
+        place |= {"ncols": 3, "columnspacing": 1.0, "handlelength": 1.0, "handletextpad": 0.5}
+        place |= {"labelspacing": 0.2}
     axes.legend(frameon=False, labelcolor=palette["ink"], fontsize=9, **place)
 
 

@@ -159,7 +159,8 @@ def _test(history: History) -> str:
     best = list(scores).index("forecaster") if "forecaster" in scores else None
     note = (
         f"{windows_text(test)} of the test set, all targets together, in units of the table."
-        " Lower errors are better; a coverage should be close to its level."
+        " Lower errors are better; rel_mae 0.8: the error is 20 % below naive's. A coverage should"
+        " be close to its level: 0.8 for coverage_80."
     )
     heads = ["", *(name_text(name) for name in names)]
     table = _table(heads, rows, best)
