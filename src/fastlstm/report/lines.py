@@ -18,7 +18,7 @@ from fastlstm.report.events import (
     text_of,
     unit_of,
 )
-from fastlstm.report.markup import visible
+from fastlstm.report.markup import name_text, visible
 from fastlstm.report.processes import processes_text
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 from fastlstm.system import hardware
@@ -318,7 +318,7 @@ def forecast_name(who: str, event: Event) -> str:
     """Returns the name of what forecast: of the seasonal naive forecast with its season."""
     season = number(event, "season")
     is_seasonal = who == "seasonal_naive" and season is not None
-    return visible(who).replace("_", " ") + (f" (season {season:.0f})" if is_seasonal else "")
+    return name_text(who).replace("_", " ") + (f" (season {season:.0f})" if is_seasonal else "")
 
 
 def series_rows(series: Event) -> list[Row]:
