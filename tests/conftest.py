@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ISA_OF_ENVIRONMENT = os.environ.pop("FASTLSTM_ISA", None)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-_NEW_FIGURE, _SVG = drawing._new_figure, drawing._svg
+_NEW_FIGURE, _RENDER = drawing._new_figure, drawing.render
 _KINDS_OF_CHARTS = set[Any]()
 """That were made in this process; see `pytest_runtest_setup`."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "mkldnn_rnn_layer")
@@ -100,39 +100,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     is_rendered = "report" in item.path.parent.parts or item.get_closest_marker("charts")
     drawing._new_figure = _NEW_FIGURE if is_rendered else _unrendered
-    drawing._svg = _SVG if is_rendered else _made_once
+    drawing.render = _RENDER if is_rendered else _made_once
     for name, constants in _SHORT_MEASUREMENTS.items():
         if module := sys.modules.get(f"fastlstm.{name}"):
             assert constants.keys() <= vars(module).keys()
             vars(module).update(constants)
 
 
-def _unrendered() -> tuple[Any, Any]:
-    figure, axes = _NEW_FIGURE()
+def _unrendered(*layout: Any) -> tuple[Any, Any]:
+    figure, axes = _NEW_FIGURE(*layout)
     figure.savefig = lambda buffer, **_: buffer.write(b"<svg/>")
     return figure, axes
 
 
-def _made_once(
-    curves: Any, x_unit: str, y_label: str, limits: Any, may_be_log: bool, band: Any
-) -> bytes:
-    kinds = tuple(
-        (curve.colour, curve.is_dotted, *_kind_of(curve.x), *_kind_of(curve.y)) for curve in curves
-    )
-    of_band = band and (band.is_empty, *map(_kind_of, (band.x, band.low, band.high)))
-    kind = (
-        kinds,
-        x_unit,
-        y_label,
-        *((n, v is None) for n, v in limits.items()),
-        may_be_log,
-        of_band,
-    )
+def _made_once(panels: Any, *layout: Any, **options: Any) -> bytes:
+    kind = (*map(_kind_of_panel, panels), len(layout), *options)
     if kind in _KINDS_OF_CHARTS:
         return b"<svg/>"
-    made = _SVG(curves, x_unit, y_label, limits, may_be_log, band)
+    made = _RENDER(panels, *layout, **options)
     _KINDS_OF_CHARTS.add(kind)
     return made
+
+
+def _kind_of_panel(panel: Any) -> tuple[Any, ...]:
+    curves = tuple(
+        (curve.colour, curve.is_dotted, *_kind_of(curve.x), *_kind_of(curve.y))
+        for curve in panel.curves
+    )
+    bands = tuple(
+        (band.is_empty, *map(_kind_of, (band.x, band.low, band.high))) for band in panel.bands
+    )
+    limits = tuple(getattr(panel, name) is None for name in ("bottom", "left", "right"))
+    return (curves, bands, panel.x_unit, panel.y_label, *limits, panel.may_be_log)
 
 
 def _kind_of(values: Any) -> tuple[Any, ...]:

@@ -54,7 +54,7 @@ def test_the_scores_are_those_of_backtest(model: Forecaster) -> None:
     coverage = model.coverage((0.8, 0.95))
     observed = dict(zip(calibration["levels"], calibration["observed"], strict=True))
     assert (observed[0.8], observed[0.95]) == (coverage[0.8], coverage[0.95])
-    assert len(examples) == 4
+    assert [event["series"] for event in examples] == ["s0", "s0", "s1", "s1", "s2", "s2"]
 
 
 def test_what_has_no_time_left_is_skipped(

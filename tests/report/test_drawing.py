@@ -45,7 +45,7 @@ def test_a_logarithmic_axis_is_for_positive_values_far_apart(
 
 
 def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
-    svg = chart(band=Band([0, 1], [0.5, 1.0], [1.5, 3.0], "80 %"))
+    svg = chart(bands=[Band([0, 1], [0.5, 1.0], [1.5, 3.0], "80 %")])
     root = ElementTree.fromstring(svg)
     ids = {element.get("id") for element in root.iter()} - {None}
     assert ids
@@ -73,7 +73,7 @@ def test_one_curve_has_no_legend() -> None:
 def test_an_empty_band_is_not_drawn() -> None:
     band = Band([0, 1], [math.nan, 1.0], [1.0, math.nan], "80 %")
     assert band.is_empty
-    assert chart(band=band) == chart()
+    assert chart(bands=[band]) == chart()
     assert not Band([0, 1], [0.0, 1.0], [1.0, math.nan], "80 %").is_empty
 
 

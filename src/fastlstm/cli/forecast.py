@@ -14,6 +14,7 @@ from fastlstm.cli.inputs import (
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, counted
+from fastlstm.report.picture import kind_of
 from fastlstm.system.object_store import is_url
 from fastlstm.system.whole_file import write_whole
 
@@ -46,6 +47,9 @@ COMMAND = Command(
             "a table with the future covariates of the steps to forecast",
             value="FILE",
         ),
+        Option(
+            "plot", str | None, None, "also draw the forecasts: a .svg or .png file", value="FILE"
+        ),
         device_option("auto is a GPU for 64 windows or more"),
         *READ_OPTIONS,
     ),
@@ -66,8 +70,13 @@ def run(argv: list[str]) -> int:
     tables = data if future is None else [*data, future]
     refuse_swapped("forecast", path, data)
     suffix = ".csv" if out is None else _suffix_of(out)
+    if parsed["plot"] is not None:
+        kind_of(parsed["plot"])
     model = open_forecaster(parsed, tables)
-    _write(model.forecasts(one_or_many(data), levels, future), out, suffix)
+    forecasts = model.forecasts(one_or_many(data), levels, future)
+    _write(forecasts, out, suffix)
+    if parsed["plot"] is not None:
+        forecasts.plot().save(parsed["plot"])
     return EXIT_OK
 
 

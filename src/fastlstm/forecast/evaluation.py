@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import ConfigError, DataError, nearest_hint
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -24,7 +24,7 @@ from fastlstm.forecast.data.error_measures import (
 from fastlstm.forecast.data.naive import seasonal_error
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split
-from fastlstm.forecast.data.window_index import read_windows, spread_out
+from fastlstm.forecast.data.window_index import WindowIndex, read_windows, spread_out
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.ridge import RidgeForecast
@@ -32,8 +32,12 @@ from fastlstm.forecast.ridge import RidgeForecast
 MAX_WINDOWS = 20_000
 """Limit of test windows that a run evaluates, evenly spread."""
 INTERVALS = (0.8, 0.95)
+FAN = (95, 80, 50)
+"""Percent of the intervals of a picture."""
+FAN_LEVELS = tuple(sorted((100 + sign * level) / 200 for level in FAN for sign in (-1, 1)))
 _CURVE = (*(round(0.1 * n, 1) for n in range(1, 10)), 0.95, 0.99)
-_EXAMPLES = 4
+_EXAMPLES = 6
+"""Windows shown; of several series one each, and of several targets in turn."""
 _MAX_SERIES = 20
 _MIN_PAST = 48
 """Least number of past steps shown with a forecast, if the network reads so many."""
@@ -128,7 +132,11 @@ def evaluation_events(
     }
     observed = list(curve.coverage().values())
     calibration = {"event": "calibration", "levels": list(_CURVE), "observed": observed}
-    return [test, calibration, *_examples(stored, dataset, inputs, index.rows(_EXAMPLES))]
+    return [
+        test,
+        calibration,
+        *examples(stored, dataset, inputs, example_rows(dataset, index, _EXAMPLES)),
+    ]
 
 
 def _quarters(horizon: int) -> list[tuple[int, int]]:
@@ -200,25 +208,85 @@ class TableEvaluation:
         return {"num_compared": len(rows), "num_worse": num_worse, "worst": rows[:_MAX_SERIES]}
 
 
-def _times(dataset: SeriesDataset, rows: range) -> list[str] | None:
-    """Returns the times of consecutive rows as ISO 8601; None if rows are counted."""
+def shown_past(horizon: int) -> int:
+    """Returns how many past steps are shown with a forecast."""
+    return max(_MIN_PAST, 2 * horizon)
+
+
+def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[int] | None:
+    """Returns the numbers of series by name; None for None.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    if names is None:
+        return None
+    known = {str(name): number for number, name in enumerate(dataset.series)}
+    wanted = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if str(name) not in known:
+            raise ConfigError(f"there is no series '{name}'{nearest_hint(str(name), list(known))}")
+    return [known[str(name)] for name in wanted]
+
+
+def times_of(dataset: SeriesDataset, rows: range, ahead: int = 0) -> list[str] | None:
+    """Returns the times of consecutive rows and of steps ahead of them as ISO 8601; None if rows
+    are counted."""
     if not dataset.has_clock:
         return None
     segments = dataset.table.segments
     segment = int(segments.of_rows(np.array([rows[0]]))[0])
     first = rows[0] - int(segments.first_rows[segment])
     start = int(segments.start_times[segment])
-    times = dataset.frequency.after(start, first + len(rows))[first:]
+    times = dataset.frequency.after(start, first + len(rows) + ahead)[first:]
     unit: Literal["s", "us"] = "us" if (times % 1_000_000).any() else "s"
     return [str(time) for time in np.datetime_as_string(times.astype("datetime64[us]"), unit=unit)]
 
 
-def _examples(
+def example_rows(
+    dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
+) -> NDArray[np.int64]:
+    """Returns first rows of `count` windows at most: as many of every series, evenly spread;
+    of evenly spread series where there are more.
+
+    Args:
+        dataset: the table.
+        index: of windows of a part.
+        count: of windows, at most.
+        of: numbers of the series to take; default all.
+    """
+    rows = index.rows(MAX_WINDOWS)
+    series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
+    names = np.unique(series) if of is None else np.intersect1d(series, of)
+    names = names[np.linspace(0, len(names) - 1, min(count, len(names))).astype(np.int64)]
+    share = max(1, count // max(1, len(names)))
+    chosen = [
+        own[(np.arange(1, share + 1) * len(own) // (share + 1))]
+        for own in (rows[series == name] for name in names)
+    ]
+    return np.unique(np.concatenate(chosen))
+
+
+def fan(center: NDArray[np.float64], ends: Mapping[float, NDArray[np.float64]]) -> dict[str, Any]:
+    """Returns the point forecast and the intervals of an event `forecast`, by level of `FAN`."""
+    intervals = [
+        {
+            "level": level,
+            "low": ends[(100 - level) / 200].tolist(),
+            "high": ends[(100 + level) / 200].tolist(),
+        }
+        for level in FAN
+    ]
+    main = intervals.pop(FAN.index(80))
+    return {"center": center.tolist(), "low": main["low"], "high": main["high"], "bands": intervals}
+
+
+def examples(
     stored: StoredForecaster, dataset: SeriesDataset, inputs: ScaledWindows, rows: NDArray[np.int64]
 ) -> list[dict[str, Any]]:
     """Returns an event per window: its past, forecast and actual values of one target."""
     sizes = stored.network.config
-    shown = min(sizes.input_size, max(_MIN_PAST, 2 * sizes.horizon))
+    shown = min(sizes.input_size, shown_past(sizes.horizon))
     past = read_windows(dataset.table, rows, sizes.input_size)[:, -shown:].numpy()
     segments = dataset.table.segments.of_rows(rows)
     series = dataset.table.segments.series[segments]
@@ -226,22 +294,26 @@ def _examples(
     shape = len(rows), len(dataset.table.columns)
     mean, std = (np.broadcast_to(scale, shape) for scale in inputs.scales(segments))
     center, actual = next(forecast(stored.network, inputs, rows))
-    ends, _ = next(forecast(stored.network, inputs, rows, stored.calibration, (0.1, 0.9)))
-    curves = {"center": center[..., 0], "low": ends[..., 0], "high": ends[..., 1], "actual": actual}
+    ends, _ = next(forecast(stored.network, inputs, rows, stored.calibration, FAN_LEVELS))
     zone = dataset.time_zone if dataset.is_wall or not dataset.time_zone else "UTC"
     events = []
     for n, row in enumerate(rows.tolist()):
         c, first = n % sizes.num_targets, row + sizes.input_size
         unit, shift = float(std[n, c]), float(mean[n, c])
+        curves = ends[n, :, c].double().numpy() * unit + shift
         events.append(
             {
                 "event": "forecast",
                 "series": str(dataset.series[int(series[n])]) if len(dataset.series) > 1 else None,
                 "target": dataset.roles.target[c],
-                "times": _times(dataset, range(first - shown, first + sizes.horizon)),
+                "times": times_of(dataset, range(first - shown, first + sizes.horizon)),
                 "time_zone": zone,
                 "past": past[n, :, c].tolist(),
-                **{k: (v[n, :, c].double() * unit + shift).tolist() for k, v in curves.items()},
+                "actual": (actual[n, :, c].double() * unit + shift).tolist(),
+                **fan(
+                    center[n, :, c, 0].double().numpy() * unit + shift,
+                    dict(zip(FAN_LEVELS, curves.T, strict=True)),
+                ),
             }
         )
     return events

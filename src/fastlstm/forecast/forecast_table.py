@@ -18,8 +18,10 @@ from fastlstm.forecast.calibration import answer, require_known
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
+from fastlstm.forecast.evaluation import FAN_LEVELS, fan, series_numbers, shown_past, times_of
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
+from fastlstm.report.picture import Picture
 
 SERIES_AT_ONCE = 256
 _SECOND_US = 1_000_000
@@ -81,12 +83,62 @@ class Forecasts:
         known = self._known(segments)
         for begin in range(0, len(segments), SERIES_AT_ONCE):
             part = slice(begin, begin + SERIES_AT_ONCE)
-            answers = self._answers(segments[part], None if known is None else known[part])
+            ahead = None if known is None else known[part]
+            answers = self._answers(segments[part], ahead, self.quantiles)
             yield self._table(segments[part], answers)
 
     def table(self) -> pa.Table:
         """Returns all rows as one table."""
         return pa.concat_tables(self.blocks())
+
+    def plot(self, series: Sequence[Any] | None = None, max_panels: int = 12) -> Picture:
+        """Returns a picture: the end of the past, the forecast, and intervals of 50, 80 and 95 %.
+
+        Args:
+            series: names of those to draw; default evenly spread ones.
+            max_panels: a panel per series and target, at most so many.
+
+        Raises:
+            ConfigError: an unknown series.
+            DataError: future covariates are missing.
+        """
+        return Picture(self._events(series_numbers(self.dataset, series), max_panels))
+
+    def _events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
+        """Returns an event `forecast` of each of the series and targets, without actual values."""
+        segments, sizes = self.dataset.table.segments, self.stored.network.config
+        C, h = sizes.num_targets, sizes.horizon
+        last = self._last if of is None else self._last[np.isin(segments.series[self._last], of)]
+        many = min(len(last), max(1, limit // C))
+        last = last[np.linspace(0, len(last) - 1, many).astype(np.int64)]
+        shown = min(sizes.input_size, shown_past(h))
+        rows = segments.first_rows[last] + segments.num_rows[last] - shown
+        past = read_windows(self.dataset.table, rows, shown)[..., :C].double().numpy()
+        past += self.dataset.table.origins(segments.series[last])[:, None, :C]
+        known = self._known(last)
+        center, ends = (self._scaled(last, known, levels) for levels in ((), FAN_LEVELS))
+        events = []
+        for n, c in [(n, c) for n in range(len(last)) for c in range(C)][:limit]:
+            name = self.dataset.series[int(segments.series[last[n]])]
+            events.append(
+                {
+                    "series": str(name) if len(self.dataset.series) > 1 else None,
+                    "target": self.dataset.roles.target[c],
+                    "times": times_of(self.dataset, range(int(rows[n]), int(rows[n]) + shown), h),
+                    "past": past[n, :, c].tolist(),
+                    **fan(center[n, :, c, 0], dict(zip(FAN_LEVELS, ends[n, :, c].T, strict=True))),
+                }
+            )
+        return events
+
+    def _scaled(
+        self, last: NDArray[np.int64], known: NDArray[np.float64] | None, levels: Sequence[float]
+    ) -> NDArray[np.float64]:
+        """Returns forecasts or quantiles in units of the table, ``(N, h, C, levels)``."""
+        answers = self._answers(last, known, levels).double().numpy()
+        mean, std = self._inputs.scales(last)
+        num = answers.shape[2]
+        return np.asarray(answers * std[:, None, :num, None] + mean[:, None, :num, None])
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""
@@ -100,7 +152,12 @@ class Forecasts:
         return (known - stored.scaler.mean[place:]) / stored.scaler.std[place:]
 
     @torch.no_grad()
-    def _answers(self, segments: NDArray[np.int64], known: NDArray[np.float64] | None) -> Tensor:
+    def _answers(
+        self,
+        segments: NDArray[np.int64],
+        known: NDArray[np.float64] | None,
+        quantiles: Sequence[float],
+    ) -> Tensor:
         """Returns scaled forecasts ``(N, h, C, levels)`` of the windows that end the segments."""
         stored, table, sizes = self.stored, self.dataset.table, self.stored.network.config
         ends = table.segments.first_rows[segments] + table.segments.num_rows[segments]
@@ -115,7 +172,7 @@ class Forecasts:
             place = sizes.num_targets + sizes.num_past
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
         places = self._inputs.places(segments)
-        found = answer(stored.network, values, statics, stored.calibration, self.quantiles, places)
+        found = answer(stored.network, values, statics, stored.calibration, quantiles, places)
         return found.masked_fill(is_unknown[:, None, :, None], float("nan"))
 
     def _warn_of_unknown(self, segments: NDArray[np.int64], is_unknown: Tensor) -> None:
@@ -140,7 +197,7 @@ class Forecasts:
             series = dataset.table.segments.series[segments]
             table[roles.series] = self._names.take(pa.array(np.repeat(series, horizon)))
         times = _times_ahead(dataset, segments, horizon)
-        table["step" if roles.time is None else roles.time] = _as_times(dataset, times)
+        table["step" if roles.time is None else roles.time] = as_times(dataset, times)
         scales = self._inputs.scales(segments)
         columns = _columns(scales, answers, roles.target, self.quantiles)
         for column, values in columns.items():
@@ -196,7 +253,7 @@ def _columns(
     return columns
 
 
-def _as_times(dataset: SeriesDataset, times: NDArray[np.int64]) -> pa.Array:
+def as_times(dataset: SeriesDataset, times: NDArray[np.int64]) -> pa.Array:
     """Returns times of a table as Arrow's: counted rows, or times of its zone."""
     steps = pa.array(times.reshape(-1))
     if dataset.has_clock:

@@ -18,19 +18,28 @@ from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.cross_validation import cross_validated
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.splits import Split, split_table
 from fastlstm.forecast.data.window_index import WindowIndex
-from fastlstm.forecast.evaluation import INTERVALS, TableEvaluation, evaluate_forecasts
+from fastlstm.forecast.evaluation import (
+    INTERVALS,
+    TableEvaluation,
+    evaluate_forecasts,
+    example_rows,
+    examples,
+    series_numbers,
+)
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
+from fastlstm.report.picture import Picture
 from fastlstm.report.progress import fit_shown
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
@@ -235,7 +244,8 @@ class Forecaster(Estimator[StoredForecaster]):
                 )
             return self.dataset_, self._inputs
         target = stored.schema.columns[: stored.network.config.num_targets]
-        config = dataclasses.replace(stored.config, target=target)
+        past = stored.schema.columns[len(target) :][: stored.network.config.num_past]
+        config = dataclasses.replace(stored.config, target=target, past=past)
         dataset = prepare(frame, config, like=stored.schema.timeline)
         _warn_of_repairs(dataset)
         return dataset, apply_schema(dataset, stored)
@@ -322,6 +332,66 @@ class Forecaster(Estimator[StoredForecaster]):
             QuantileScores(quantiles, INTERVALS), scaled, by_series=by_series,
         )  # fmt: skip
         return TableEvaluation(figures, season, by_series, dataset)
+
+    def plot_backtest(
+        self,
+        part: Literal["train", "valid", "test"] = "test",
+        series: Sequence[Any] | None = None,
+        max_panels: int = 6,
+        frame: Any = None,
+    ) -> Picture:
+        """Returns a picture of forecasts from origins of a part, beside what came.
+
+        Args:
+            part: train, valid or test.
+            series: names of those to draw; default evenly spread ones.
+            max_panels: windows, at most: one of every series, or several of few series.
+            frame: the table; default that of `fit`.
+        """
+        _require_part(part)
+        dataset, inputs = self._table(frame)
+        index = self._windows(dataset, part, 1)[1]
+        rows = example_rows(dataset, index, max_panels, series_numbers(dataset, series))
+        self._place(len(rows))
+        return Picture(examples(self._fitted(), dataset, inputs, rows))
+
+    def cross_validation(
+        self, frame: Any, n_windows: int = 1, step_size: int | None = None, refit: bool = False
+    ) -> Any:
+        """Forecasts from the last origins of a table, of models trained on the rows before them.
+
+        This forecaster is not changed; its options train the models.
+
+        Args:
+            frame: the table.
+            n_windows: origins, the same for all series; the last one has `horizon` steps behind it.
+            step_size: steps from one origin to the next; default `horizon`.
+            refit: train at every origin; else once, before the first.
+
+        Returns:
+            A table of the kind of `frame` (Arrow for files and arrays): series, time, cutoff (the
+            last time before the forecast), and of every target ``y`` its value and ``y-forecast``.
+            A series without the rows for an origin is left out there.
+
+        Raises:
+            ConfigError: a count below 1.
+            DataError: too few rows, and errors of `fit`.
+        """
+        horizon = self.get_options()["horizon"]
+        step_size = horizon if step_size is None else step_size
+        for name, value in (("n_windows", n_windows), ("step_size", step_size)):
+            if not (is_whole(value) and value >= 1):
+                raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more, whole")
+        options = self.get_options()
+
+        def fit(split: str) -> Forecaster:
+            return Forecaster(**{**options, "split": split}).fit(frame)
+
+        config = _config({n: v for n, v in options.items() if n not in ("observers", "callbacks")})
+        dataset = prepare(frame, config)
+        table = cross_validated(dataset, fit, horizon, n_windows, step_size, refit, config.split)
+        kind = kind_of(frame)
+        return as_kind(table, "arrow" if kind == "array" else kind)
 
     def coverage(
         self,

@@ -167,9 +167,9 @@ def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, n
         Curve(x[:1], [0.0], source, "muted", is_dotted=True),
         Curve(x[1:], [change["difference"]], result, "a", is_dotted=True),
     ]
-    band = None
+    bands = []
     if change["low"] is not None:
-        band = Band(x[1:], [change["low"]], [change["high"]], "95 % interval")
+        bands = [Band(x[1:], [change["low"]], [change["high"]], "95 % interval")]
     label, right = f"change of {measure}", 1.1 * max(x) or None
-    svg = draw(curves, title, x_unit, label, name=name, right=right, band=band)
+    svg = draw(curves, title, x_unit, label, name=name, right=right, bands=bands)
     return Chart(title, f"{measure} of the result less those of the source; lower is better.", svg)

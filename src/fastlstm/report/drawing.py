@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from fastlstm.report.markup import visible
@@ -21,6 +21,10 @@ from fastlstm.report.markup import visible
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
 _SIZE_INCHES = (5.4, 2.9)
+SMALL_INCHES = (3.6, 2.3)
+"""A panel of several, or a chart that stands beside two others."""
+_ALPHAS = {1: (0.18,), 2: (0.12, 0.22), 3: (0.16, 0.26, 0.4)}
+"""Of bands, widest first, by how many there are."""
 _LOG_RATIO = 2.0
 """A curve whose ends are further apart than this is shown on a logarithmic axis."""
 _SETTINGS: Any = {
@@ -38,11 +42,15 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: heading, one sentence under it, and the SVG; empty where drawing failed."""
+    """A drawn chart: heading, one sentence under it, and the SVG; empty where drawing failed.
+
+    Small ones stand three in a row.
+    """
 
     title: str
     caption: str
     svg: str
+    is_small: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,35 @@ class Band:
         return not any(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one pair of axes.
+
+    Attributes:
+        curves: what to draw; every point of them is inside.
+        x_unit: label below; "time" is of seconds, shown in seconds, minutes or hours; "date" is of
+            `datetime`, shown as such.
+        y_label: label at the left.
+        bands: areas behind the curves, widest first.
+        title: above the panel, one of several.
+        bottom: lower end of the values shown.
+        left: where the x axis begins; None leaves it to the curves.
+        right: where it ends; None leaves it to the curves.
+        may_be_log: take a logarithmic axis, and say so, where all values are positive and the
+            highest is more than twice the lowest.
+    """
+
+    curves: Sequence[Curve]
+    x_unit: str
+    y_label: str
+    bands: Sequence[Band] = ()
+    title: str = ""
+    bottom: float | None = None
+    left: float | None = 0.0
+    right: float | None = None
+    may_be_log: bool = False
+
+
 def draw(
     curves: Sequence[Curve],
     title: str,
@@ -79,59 +116,80 @@ def draw(
     y_label: str,
     *,
     name: str,
-    bottom: float | None = None,
-    left: float | None = 0.0,
-    right: float | None = None,
-    may_be_log: bool = False,
-    band: Band | None = None,
+    **axes: Any,
 ) -> str:
-    """Returns the SVG of curves over tokens, steps or time; every point of them is inside.
+    """Returns the SVG of curves in the colours of a page.
 
     Args:
-        curves: what to draw.
+        curves: see `Panel`.
         title: for readers of screens.
-        x_unit: label below; "time" is of seconds, shown in seconds, minutes or hours; "date" is of
-            `datetime`, shown as such.
-        y_label: label at the left.
+        x_unit: see `Panel`.
+        y_label: see `Panel`.
         name: makes the ids of the SVG unique in a page.
-        bottom: lower end of the values shown.
-        left: where the x axis begins; None leaves it to the curves.
-        right: where it ends; None leaves it to the curves.
-        may_be_log: take a logarithmic axis, and say so, where all values are positive and the
-            highest is more than twice the lowest.
-        band: an area behind them.
+        axes: other attributes of `Panel`.
     """
-    limits = {"bottom": bottom, "left": left, "right": right}
-    return _embed(_svg(curves, x_unit, visible(y_label), limits, may_be_log, band), name, title)
+    return draw_panel(Panel(curves, x_unit, y_label, **axes), title, name=name)
 
 
-def _svg(
-    curves: Sequence[Curve], x_unit: str, y_label: str, limits: Mapping[str, float | None],
-    may_be_log: bool, band: Band | None,
-) -> bytes:  # fmt: skip
-    """Returns what matplotlib makes of the arguments of `draw`."""
+def draw_panel(
+    panel: Panel, title: str, *, name: str, size: tuple[float, float] = _SIZE_INCHES
+) -> str:
+    """Returns the SVG of a panel in the colours of a page; see `draw`."""
+    return embed(render([panel], size), name, title)
+
+
+def render(
+    panels: Sequence[Panel],
+    size: tuple[float, float],
+    columns: int = 1,
+    form: Literal["svg", "png"] = "svg",
+    palette: Mapping[str, str] = _COLOURS,
+) -> bytes:
+    """Returns a figure of panels, row by row.
+
+    Args:
+        panels: at least one.
+        size: of a panel in inches.
+        columns: panels beside each other.
+        form: kind of the file.
+        palette: colours of ink, muted, grid, a and b, and perhaps of the paper; without paper the
+            figure is transparent. `embed` wants the default.
+    """
     with _settings():
-        figure, axes = _new_figure()
-        if band is not None and not band.is_empty:
-            _add_band(axes, band)
-        has_legend = len(curves) > 1
-        curves = [curve for curve in curves if len(curve.x)]
-        if x_unit == "time":
-            curves, x_unit = _in_time(curves)
-        for curve in curves:
-            _add_curve(axes, curve)
-        _label_x(axes, x_unit)
-        _label_y(axes, curves, y_label, may_be_log)
-        _style_axes(axes)
-        axes.set_xlim(left=limits["left"], right=limits["right"])
-        if limits["bottom"] is not None:
-            highest = max((y for curve in curves for y in curve.y), default=1.0)
-            axes.set_ylim(limits["bottom"], 1.12 * highest or 1.0)
-        if has_legend:
-            _add_legend(axes)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        figure, grid = _new_figure(len(panels), size, columns)
+        for axes, panel in zip(grid, panels, strict=True):
+            _draw_panel(axes, panel, palette)
+        handles, labels = grid[0].get_legend_handles_labels()
+        if len(panels) > 1:
+            place = {"loc": "outside upper left", "ncols": 5, "frameon": False, "fontsize": 9}
+            figure.legend(handles, labels, labelcolor=palette["ink"], **place)
+        elif len(panels[0].curves) > 1:
+            _add_legend(grid[0], palette)
+        buffer, paper = io.BytesIO(), palette.get("paper")
+        colours = {"transparent": True} if paper is None else {"facecolor": paper}
+        about = {"metadata": {"Date": None}} if form == "svg" else {"dpi": 200}
+        figure.savefig(buffer, format=form, **colours, **about)
     return buffer.getvalue()
+
+
+def _draw_panel(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
+    bands = [band for band in panel.bands if not band.is_empty]
+    for band, alpha in zip(bands, _ALPHAS.get(len(bands), ()), strict=True):
+        _add_band(axes, band, palette["a"], alpha)
+    curves, x_unit = [curve for curve in panel.curves if len(curve.x)], panel.x_unit
+    if x_unit == "time":
+        curves, x_unit = _in_time(curves)
+    for curve in curves:
+        _add_curve(axes, curve, palette[curve.colour])
+    _label_x(axes, x_unit, palette)
+    _label_y(axes, curves, visible(panel.y_label), panel.may_be_log, palette)
+    _style_axes(axes, palette)
+    axes.set_xlim(left=panel.left, right=panel.right)
+    if panel.bottom is not None:
+        highest = max((y for curve in curves for y in curve.y), default=1.0)
+        axes.set_ylim(panel.bottom, 1.12 * highest or 1.0)
+    if panel.title:
+        axes.set_title(visible(panel.title), loc="left", fontsize=10, color=palette["ink"])
 
 
 @contextmanager
@@ -143,40 +201,44 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _new_figure() -> tuple[Any, Any]:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
+def _new_figure(count: int, size: tuple[float, float], columns: int) -> tuple[Any, list[Any]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    FigureCanvasSVG(figure)
-    return figure, figure.add_subplot()
+    rows = math.ceil(count / columns)
+    whole = size[0] * columns, size[1] * rows + (0.3 if count > 1 else 0.0)
+    figure = Figure(figsize=whole, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, [figure.add_subplot(rows, columns, n + 1) for n in range(count)]
 
 
-def _add_band(axes: Any, band: Band) -> None:
-    style = {"color": _COLOURS["a"], "alpha": 0.18, "linewidth": 0, "label": band.label}
+def _add_band(axes: Any, band: Band, colour: str, alpha: float) -> None:
+    style: Any = {"color": colour, "alpha": alpha, "linewidth": 0, "label": band.label}
     if len(band.x) > 1:
         axes.fill_between(band.x, band.low, band.high, **style)
     else:  # an area of no width would not be seen
         axes.vlines(band.x, band.low, band.high, **{**style, "linewidth": 9})
 
 
-def _add_curve(axes: Any, curve: Curve) -> None:
+def _add_curve(axes: Any, curve: Curve, colour: str) -> None:
     """A point without neighbours is no line: it gets a mark."""
     width = 1.9 if curve.colour == "a" else 1.2
     has_gaps = any(math.isnan(y) for y in curve.y)
     marked = curve.is_dotted or has_gaps or len(curve.x) == 1
     mark = {"marker": "o", "markersize": 3.2 if curve.is_dotted else 2.2} if marked else {}
-    colour = _COLOURS[curve.colour]
     axes.plot(curve.x, curve.y, color=colour, linewidth=width, label=curve.label, **mark)
 
 
-def _add_legend(axes: Any) -> None:
+def _add_legend(axes: Any, palette: Mapping[str, str]) -> None:
     """Stands above the plot: no curve can run through it."""
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0}
-    axes.legend(frameon=False, labelcolor=_COLOURS["ink"], fontsize=9, **place)
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 5, "borderaxespad": 0}
+    if len(axes.get_legend_handles_labels()[0]) > 3:
+        place |= {"ncols": 3, "columnspacing": 1.0, "handlelength": 1.0, "handletextpad": 0.5}
+        place |= {"labelspacing": 0.2}
+    axes.legend(frameon=False, labelcolor=palette["ink"], fontsize=9, **place)
 
 
-def _label_x(axes: Any, unit: str) -> None:
+def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if unit == "date":
@@ -186,16 +248,18 @@ def _label_x(axes: Any, unit: str) -> None:
         locator = dates.AutoDateLocator(minticks=3, maxticks=8)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-        axes.xaxis.get_offset_text().set_color(_COLOURS["muted"])
+        axes.xaxis.get_offset_text().set_color(palette["muted"])
         return
-    axes.set_xlabel(unit, color=_COLOURS["muted"])
+    axes.set_xlabel(unit, color=palette["muted"])
     steps: list[float] = [1, 2, 3, 5, 6, 10] if unit == "minutes" else [1, 2, 2.5, 5, 10]
     is_count = unit not in ("seconds", "minutes", "hours")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=is_count))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x)))
 
 
-def _label_y(axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool) -> None:
+def _label_y(
+    axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool, palette: Mapping[str, str]
+) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
@@ -211,7 +275,7 @@ def _label_y(axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool) -
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: tick_text(y)))
-    axes.set_ylabel(label, color=_COLOURS["muted"])
+    axes.set_ylabel(label, color=palette["muted"])
 
 
 def _in_time(curves: Sequence[Curve]) -> tuple[list[Curve], str]:
@@ -223,12 +287,12 @@ def _in_time(curves: Sequence[Curve]) -> tuple[list[Curve], str]:
     return [replace(curve, x=[x / size for x in curve.x]) for curve in curves], unit
 
 
-def _style_axes(axes: Any) -> None:
-    axes.tick_params(colors=_COLOURS["muted"], length=0, labelsize=9, pad=5)
-    axes.grid(axis="y", color=_COLOURS["grid"], linewidth=0.8)
+def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:
+    axes.tick_params(colors=palette["muted"], length=0, labelsize=9, pad=5)
+    axes.grid(axis="y", color=palette["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color(_COLOURS["grid"])
+        axes.spines[side].set_color(palette["grid"])
     axes.spines["left"].set_visible(False)
 
 
@@ -240,7 +304,7 @@ def tick_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _embed(svg: bytes, name: str, title: str) -> str:
+def embed(svg: bytes, name: str, title: str) -> str:
     """Makes a standalone SVG fit to stand in a page beside others, in the page's colours.
 
     Only attributes are rewritten: text may say whatever it likes.

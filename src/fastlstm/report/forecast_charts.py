@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.report.drawing import Band, Chart, Curve, draw
+from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, Curve, Panel, draw, draw_panel
 from fastlstm.report.markup import name_text
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fastlstm.report.history import History
 
 _CALIBRATION = "Calibration of the intervals"
+_MAIN = 80
+"""Percent of the interval that every forecast has."""
 _MAX_LABEL = 24
 """Characters of an axis label."""
 
@@ -43,26 +45,43 @@ def _numbers(event: Event, key: str) -> list[float]:
 
 
 def _forecast(event: Event, number: int) -> Chart | None:
-    past, *ahead = (_numbers(event, key) for key in ("past", "actual", "center", "low", "high"))
-    actual, center, low, high = ahead
-    if not past or not center or len({len(values) for values in ahead}) > 1:
+    panel = forecast_panel(event)
+    if panel is None:
+        return None
+    title = _title(event)
+    svg = draw_panel(panel, title, name=f"forecast-{number}", size=SMALL_INCHES)
+    zone = f" Times in {name_text(event['time_zone'])}." if event.get("time_zone") else ""
+    interval = "its 80 % interval"
+    if all(band.is_empty for band in panel.bands):
+        interval = "no interval: too few validation values"
+    return Chart(title, f"A window of the test set, with {interval}.{zone}", svg, is_small=True)
+
+
+def forecast_panel(event: Event, title: str = "") -> Panel | None:
+    """Returns the past, forecast, intervals and actual values, if any, of an event `forecast`."""
+    past, center, low, high = (_numbers(event, key) for key in ("past", "center", "low", "high"))
+    actual = _numbers(event, "actual") if "actual" in event else [float("nan")] * len(center)
+    if not past or not center or len({len(v) for v in (actual, center, low, high)}) > 1:
         return None
     times = _times(event, len(past) + len(center))
     x: list[Any] = times or list(range(1 - len(past), len(center) + 1))
-    band = Band(x[len(past) :], low, high, "80 % interval")
+    ahead = x[len(past) :]
+    fan = [Band(ahead, low, high, "80 % interval")]
+    for band in event.get("bands") or ():
+        ends = _numbers(band, "low"), _numbers(band, "high")
+        if all(len(end) == len(center) for end in ends):
+            at = 0 if band["level"] > _MAIN else len(fan)
+            fan.insert(at, Band(ahead, *ends, f"{band['level']} %"))
     curves = [
-        Curve(x, [*past, *actual], "actual", "muted"),
-        Curve(x[len(past) :], center, "forecast", "a"),
+        Curve(x, [*past, *actual], "actual", "muted")
+        if "actual" in event
+        else Curve(x[: len(past)], past, "actual", "muted"),
+        Curve(ahead, center, "forecast", "a"),
     ]
-    title, label = _title(event), name_text(event.get("target"))
+    label = name_text(event.get("target"))
     label = label if len(label) <= _MAX_LABEL else label[:_MAX_LABEL] + "…"
     unit = "date" if times else "steps from the forecast origin"
-    svg = draw(curves, title, unit, label, name=f"forecast-{number}", left=None, band=band)
-    zone = f" Times in {name_text(event['time_zone'])}." if event.get("time_zone") else ""
-    interval = "its 80 % interval"
-    if band.is_empty:
-        interval = "no interval: too few validation values"
-    return Chart(title, f"A window of the test set, with {interval}.{zone}", svg)
+    return Panel(curves, unit, label, fan, title, left=None)
 
 
 def _times(event: Event, count: int) -> list[datetime]:

@@ -7,7 +7,6 @@ written at any time, also from a half-written metrics.jsonl. All text of the run
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,14 +31,18 @@ from fastlstm.report.lines import (
     windows_text,
 )
 from fastlstm.report.markup import MAX_TEXT, clipped, failure_text, name_text, to_html
+from fastlstm.report.picture import STYLE
 from fastlstm.report.terminal import Glyphs
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes, write_file
 
-_STYLE = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Only the styles of the page and of its charts are allowed."""
 _MAX_LISTED = 20
 """Names shown of a longer list."""
+_FAN = (
+    "Windows of the test set: the darker the area, the likelier the value; an 80 % interval should"
+    " hold four of five actual values. The axis on the left has the unit of the table."
+)
 OPEN_SAMPLES = 2
 """Newest samples shown; the older ones are folded away."""
 
@@ -77,7 +80,7 @@ def page(run_dir: Path, history: History) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{to_html(name)} · fastlstm</title>\n<style>\n{_STYLE}</style>\n</head>\n"
+        f"<title>{to_html(name)} · fastlstm</title>\n<style>\n{STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n<footer>Written by fastlstm from metrics.jsonl.</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
@@ -157,7 +160,8 @@ def _test(history: History) -> str:
     best = list(scores).index("forecaster") if "forecaster" in scores else None
     note = (
         f"{windows_text(test)} of the test set, all targets together, in units of the table."
-        " Lower errors are better; a coverage should be close to its level."
+        " Lower errors are better; rel_mae 0.8: the error is 20 % below naive's. A coverage should"
+        " be close to its level: 0.8 for coverage_80."
     )
     heads = ["", *(name_text(name) for name in names)]
     table = _table(heads, rows, best)
@@ -275,7 +279,12 @@ def _charts(history: History) -> str:
         return f'<h2>Charts</h2>\n<p class="quiet">{to_html(error)}</p>'
     if not charts:
         return ""
-    return f'<h2>Charts</h2>\n<div class="charts">{"".join(map(_figure, charts))}</div>'
+    small, large = (
+        "".join(_figure(chart) for chart in charts if chart.is_small == is_small)
+        for is_small in (True, False)
+    )
+    examples = f'<h2>Forecasts</h2>\n{_note(_FAN)}\n<div class="charts small">{small}</div>\n'
+    return f'{examples if small else ""}<h2>Charts</h2>\n<div class="charts">{large}</div>'
 
 
 def _figure(chart: Chart) -> str:

@@ -1,0 +1,105 @@
+"""Cross-validation of a forecaster: forecasts from rolling origins at the end of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError, Setting
+from fastlstm.forecast.calibration import forecast
+from fastlstm.forecast.config import split_of
+from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.forecast_table import as_times
+
+if TYPE_CHECKING:
+    from fastlstm.forecast.data.dataset import SeriesDataset
+    from fastlstm.forecast.forecaster import Forecaster
+
+
+def cross_validated(
+    dataset: SeriesDataset,
+    fit: Callable[[str], Forecaster],
+    horizon: int,
+    n_windows: int,
+    step_size: int,
+    refit: bool,
+    split: Any,
+) -> pa.Table:
+    """Returns the forecasts of the last `n_windows` origins; see `Forecaster.cross_validation`.
+
+    Args:
+        dataset: the table.
+        fit: trains on the table with a split in counts.
+        horizon: steps ahead.
+        n_windows: origins.
+        step_size: steps from one origin to the next.
+        refit: train at every origin.
+        split: of the options; its first two parts divide the rows before an origin.
+    """
+    segments, frequency = dataset.table.segments, dataset.frequency
+    starts = frequency.ticks(segments.start_times)
+    total = int((starts + segments.num_rows).max() - starts.min())
+    first = total - horizon - (n_windows - 1) * step_size
+    parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
+    if first < 2:
+        raise DataError(
+            f"the table has {total} steps, {n_windows} windows of {horizon} steps leave {first} to"
+            " train on; take a smaller ", Setting("n_windows"),
+        )  # fmt: skip
+    tables, model = [], None
+    for window in range(n_windows):
+        origin = first + window * step_size
+        valid = (
+            int(parts[1])
+            if isinstance(parts[1], int)
+            else round(origin * parts[1] / (parts[0] + parts[1]))
+        )
+        cuts = f"{max(1, origin - valid)},{valid},{horizon}"
+        if refit or model is None:
+            model = fit(cuts)
+        tables.append(_window(model, dataset, cuts))
+    return pa.concat_tables(tables)
+
+
+def _window(model: Forecaster, dataset: SeriesDataset, cuts: str) -> pa.Table:
+    """Returns the forecasts of one origin: a row per series and step."""
+    stored, inputs = model.stored_, model._inputs
+    sizes, roles = stored.network.config, dataset.roles
+    split = split_table(dataset.table, dataset.frequency, cuts)
+    windows = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
+    rows = windows.rows()
+    segments = dataset.table.segments.of_rows(rows)
+    series = dataset.table.segments.series[segments]
+    answers = list(forecast(stored.network, inputs, rows))
+    center, actual = (
+        np.concatenate([a.double().numpy() for a in part]) for part in zip(*answers, strict=True)
+    )
+    mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
+    times = _times(dataset, rows + sizes.input_size - 1, segments, sizes.horizon + 1)
+    table: dict[str, Any] = {}
+    if roles.series is not None:
+        table[roles.series] = pa.array(list(dataset.series)).take(
+            pa.array(np.repeat(series, sizes.horizon))
+        )
+    table["step" if roles.time is None else roles.time] = as_times(dataset, times[:, 1:])
+    table["cutoff"] = as_times(dataset, np.repeat(times[:, :1], sizes.horizon, 1))
+    for c, name in enumerate(roles.target):
+        for column, values in ((name, actual), (f"{name}-forecast", center[..., 0])):
+            scaled = values[..., c] * std[..., c] + mean[..., c]
+            table[column] = pa.array(scaled.reshape(-1), from_pandas=True)
+    return pa.table(table)
+
+
+def _times(
+    dataset: SeriesDataset, rows: NDArray[np.int64], segments: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """Returns the times of rows and of the steps after each, ``(N, count)``."""
+    of, frequency = dataset.table.segments, dataset.frequency
+    places = (rows - of.first_rows[segments]).tolist()
+    starts = of.start_times[segments].tolist()
+    times = [frequency.after(s, n + count)[n:] for s, n in zip(starts, places, strict=True)]
+    return np.array(times, dtype=np.int64).reshape(-1, count)

@@ -1,0 +1,92 @@
+"""Pictures of forecasts for a notebook or a file: a panel per series, light or dark."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fastlstm.errors import ConfigError
+from fastlstm.report import drawing
+from fastlstm.report.drawing import SMALL_INCHES, Panel, embed
+from fastlstm.report.forecast_charts import forecast_panel
+from fastlstm.report.markup import name_text
+from fastlstm.system.storage import write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastlstm.report.events import Event
+
+STYLE = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
+"""Of pages; its first colours are light, then dark."""
+_LARGE_INCHES = (7.2, 3.4)
+_VARIABLE = re.compile(r"--(\w+): (#\w+);")
+
+
+class Picture:
+    """A figure of forecasts. A notebook shows it; `save` writes it.
+
+    Args:
+        events: events `forecast`, a panel each; without ``actual`` where it is not known.
+
+    Attributes:
+        panels: what is drawn.
+    """
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        panels = [forecast_panel(event, _title(event, len(events))) for event in events]
+        self.panels: list[Panel] = [panel for panel in panels if panel is not None]
+        self._columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
+        self._size = _LARGE_INCHES if len(panels) == 1 else SMALL_INCHES
+
+    def save(self, path: str | Path, dark: bool = False) -> Path:
+        """Writes an SVG or a PNG, by the suffix of the name, and returns its path.
+
+        Raises:
+            ConfigError: another suffix.
+            StorageError: the disk refused.
+        """
+        path = Path(path)
+        form, colours = kind_of(path), _palette(dark)
+        write_file(path, drawing.render(self.panels, self._size, self._columns, form, colours))
+        return path
+
+    def _repr_html_(self) -> str:
+        svg = drawing.render(self.panels, self._size, self._columns)
+        name = f"fastlstm-{zlib.crc32(svg):08x}"
+        light, dark = (
+            "".join(f"--{key}:{colour};" for key, colour in _palette(is_dark).items())
+            for is_dark in (False, True)
+        )
+        width = round(96 * self._size[0] * self._columns)
+        return (
+            f"<style>#{name}{{{light}background:var(--paper);max-width:{width}px}}"
+            f"@media (prefers-color-scheme:dark){{#{name}{{{dark}}}}}</style>"
+            f'<div id="{name}">{embed(svg, name, "Forecasts")}</div>'
+        )
+
+
+def kind_of(path: str | Path) -> Literal["svg", "png"]:
+    """Returns the kind of picture that a file's name asks for. Raises ConfigError for another."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".svg":
+        return "svg"
+    if suffix == ".png":
+        return "png"
+    raise ConfigError(f"the picture is '{path}', expected a file name ending in .svg or .png")
+
+
+def _title(event: Event, count: int) -> str:
+    names = [name_text(event[key]) for key in ("series",) if event.get(key) is not None]
+    if count > 1 and not names:
+        names = [name_text(event["target"])]
+    title = ", ".join(names)
+    return title if len(title) <= 40 else title[:40] + "…"
+
+
+def _palette(is_dark: bool) -> dict[str, str]:
+    light, _, dark = STYLE.partition("@media")
+    return dict(_VARIABLE.findall(dark.partition("* {")[0] if is_dark else light))

@@ -1,0 +1,80 @@
+"""Pictures of forecasts, cross-validation, and columns of new tables by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, DataError
+
+
+def frame(num_series: int = 2, rows: int = 120) -> pd.DataFrame:
+    t = np.arange(rows)
+    parts = [
+        {"unique_id": f"s{n}", "ds": pd.date_range("2024-01-01", periods=rows),
+         "y": 100.0 * n + 10 + np.sin(t), "temp": np.cos(t / 3), "price": t % 5 + 0.5}
+        for n in range(num_series)
+    ]  # fmt: skip
+    return pd.concat(map(pd.DataFrame, parts), ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    return Forecaster(4, steps=20, input_size=12, hidden_size=8).fit(frame())
+
+
+def test_columns_are_found_by_name(model: Forecaster) -> None:
+    expected = model.predict(frame())
+    mixed = frame()[["price", "ds", "temp", "y", "unique_id"]].assign(more=1.5)
+    pd.testing.assert_frame_equal(model.predict(mixed), expected)
+    with pytest.raises(DataError, match="no column 'temp'"):
+        model.predict(frame().drop(columns="temp"))
+
+
+@pytest.mark.charts
+def test_pictures_have_a_panel_per_series_and_can_be_saved(
+    model: Forecaster, tmp_path: Path
+) -> None:
+    picture = model.forecasts().plot()
+    assert [panel.title for panel in picture.panels] == ["s0", "s1"]
+    actual, ahead = picture.panels[0].curves
+    y = frame()["y"].to_numpy()[:120]
+    np.testing.assert_allclose(actual.y, y[-12:], rtol=1e-6)
+    np.testing.assert_allclose(ahead.y, model.predict()["y"][:4], rtol=1e-6)
+    ElementTree.parse(picture.save(tmp_path / "a.svg"))
+    assert picture.save(tmp_path / "a.png", dark=True).read_bytes()[:4] == b"\x89PNG"
+    assert "prefers-color-scheme:dark" in picture._repr_html_()
+    with pytest.raises(ConfigError, match=r"\.svg or \.png"):
+        picture.save(tmp_path / "a.pdf")
+    tested = model.plot_backtest(series=["s1"], max_panels=2)
+    assert [panel.title for panel in tested.panels] == ["s1", "s1"]
+    with pytest.raises(ConfigError, match="no series 'x'"):
+        model.plot_backtest(series=["x"])
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_cross_validation(refit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, fit = [], Forecaster.fit
+    monkeypatch.setattr(
+        Forecaster, "fit", lambda self, f: (fits.append(self.split), fit(self, f))[1]
+    )
+    model = Forecaster(4, steps=5, input_size=12, hidden_size=8)
+    table = model.cross_validation(frame(), n_windows=3, step_size=2, refit=refit)
+    assert list(table) == ["unique_id", "ds", "cutoff", "y", "y-forecast"]
+    assert len(fits) == (3 if refit else 1)
+    cutoffs = pd.to_datetime(["2024-04-21", "2024-04-23", "2024-04-25"])
+    assert (table["cutoff"].unique() == cutoffs).all()
+    steps = (table["ds"] - table["cutoff"]).dt.days.to_numpy().reshape(-1, 4)
+    assert (steps == [1, 2, 3, 4]).all()
+    joined = table.merge(frame(), on=["unique_id", "ds"], suffixes=("", "_true"))
+    assert len(joined) == len(table) == 3 * 2 * 4
+    np.testing.assert_allclose(joined["y"], joined["y_true"], rtol=1e-6)
+    with pytest.raises(DataError, match="leave"):
+        model.cross_validation(frame(), n_windows=40)
+    with pytest.raises(ConfigError, match="n_windows"):
+        model.cross_validation(frame(), n_windows=0)
