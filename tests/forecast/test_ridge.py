@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -21,12 +22,10 @@ QUICK: dict[str, Any] = {
 
 
 def table(effect: float, seed: int = 0) -> Any:
-    import pandas as pd
-
     rng = np.random.default_rng(seed)
     plan, other = rng.normal(size=(2, ROWS))
     y = np.convolve(rng.normal(size=ROWS), [1, 0.7, 0.4], "same") + effect * plan
-    return pd.DataFrame({"y": y, "plan": plan, "other": other})
+    return pa.table({"y": y, "plan": plan, "other": other})
 
 
 def fitted(effect: float) -> Any:
