@@ -16,7 +16,7 @@ from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.window_forecaster import WindowForecaster
@@ -42,6 +42,9 @@ def stored_forecaster(seed: int = 0, scale: float = 3.0, **options: Any) -> Stor
     for module in network.modules():
         if hasattr(module, "is_trained"):
             module.is_trained[:2] = True
+    for name, buffer in network.named_buffers():
+        if name in LINEAR:
+            buffer.copy_(torch.randn_like(buffer) / buffer.shape[-1])
     num = config.num_targets + config.num_past + config.num_future
     mean, std = 50 * rng.normal(size=num), scale * rng.uniform(0.5, 2, num)
     names = [place for place, _ in config.categories]
@@ -112,6 +115,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "num_layers": (1, 2),
     "categories": (False, True),
     "patch": (1, 3, 4),
+    "linear": (False, True),
 }
 
 
@@ -132,4 +136,5 @@ def drawn(seed: int) -> dict[str, Any]:
         options |= {"decoder": "direct", "bidirectional": False}
         options["normalize"] = "last" if options["normalize"] == "standard" else "none"
         options["output"] = "point" if options["output"][0] == "n" else options["output"]
+    options["linear"] &= not options["stateful"] and options["output"] != "negative_binomial"
     return options

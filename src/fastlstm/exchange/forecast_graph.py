@@ -128,7 +128,7 @@ class _Forecaster:
             at = window_level(g, config, self._network.output.counts, targets)
         is_there = targets.is_there if config.has_missing else None
         state, last = self._read(at.inputs, is_there, features, static, None)
-        linear = self._linear(at.inputs) if config.linear else None
+        linear = self._linear(at.inputs, ahead) if config.linear else None
         if config.decoder == "autoregressive":
             decoded = self._autoregressive(queries, state, raw, ahead, static, linear)
         else:
@@ -192,13 +192,24 @@ class _Forecaster:
         y, state = lstm_layers(g, x, self._stack, state)
         return state, g.slice(y, 0, n - 1, n)
 
-    def _linear(self, targets: Value) -> Value:
-        """Returns the linear forecast `(B, h, C)` of normalised targets `(B, L, C)`."""
-        g = self._g
-        for name in LINEAR:
-            g.graph.weights[name] = getattr(self._network, name).cpu().numpy()
+    def _linear(self, targets: Value, ahead: Value | None) -> Value:
+        """Returns the linear forecast `(B, h, C)` of normalised targets `(B, L, C)` and future
+        covariates `(B, h, F)`."""
+        g, network = self._g, self._network
+        for name in LINEAR[:2]:
+            g.graph.weights[name] = getattr(network, name).cpu().numpy()
         rows = g.linear(g.transpose(targets, (0, 2, 1)), "linear_weight", "linear_bias")
-        return g.transpose(rows, (0, 2, 1))
+        own = g.transpose(rows, (0, 2, 1))
+        if ahead is not None and network.future.num_numbers:
+            features = self._future_features.of(self._scaled_ahead(ahead))
+            for place, weight in enumerate(network.linear_future.T.cpu().numpy()):
+                one = g.slice(features, -1, place, place + 1)
+                own = g.binary("add", own, g.binary("mul", one, g.constant(weight[:, None])))
+        return own
+
+    def _scaled_ahead(self, ahead: Value) -> Columns:
+        first, scaler = self._config.num_targets + self._config.num_past, self._stored.scaler
+        return scaled(self._g, ahead, scaler.mean[first:], scaler.std[first:])
 
     def _states(self, state: State, last: Value) -> tuple[Value, Value]:
         """Returns what is decoded from, h and c `(B * channels, H)`."""
@@ -221,10 +232,8 @@ class _Forecaster:
         queries = g.constant(self._places)
         s, h, d = config.patch, config.horizon, config.embed_size
         if ahead is not None:
-            first = config.num_targets + config.num_past
-            scaler, width = self._stored.scaler, self._future_features.width
-            values = scaled(g, ahead, scaler.mean[first:], scaler.std[first:])
-            parts = [self._future_features.of(values)]
+            width = self._future_features.width
+            parts = [self._future_features.of(self._scaled_ahead(ahead))]
             if m * s > h:
                 parts.append(repeated(g, raw, np.zeros((m * s - h, width))))
             patches = g.reshape(g.concat(parts, 1), ("B", m, s * width))

@@ -62,8 +62,8 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         hidden_size: hidden units, H.
         num_layers: number of LSTM layers.
         channels: shared runs each target through one network by itself, joint all together.
-        linear: a linear path beside the LSTM, whose weights are ridge regression on lags; default
-            for a single target.
+        linear: a linear path beside the LSTM, whose weights are ridge regression on lags and future
+            covariates; default for a single target.
         decoder: direct forecasts all patches at once; autoregressive one by one, each from the
             forecasts before it.
         bidirectional: read the input in both directions (direct decoder only).

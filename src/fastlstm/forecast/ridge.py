@@ -1,7 +1,8 @@
 """Ridge regression on lags: a linear forecast in closed form.
 
-The forecast to beat in every backtest, and the linear path of the network, whose LSTM learns what
-is left (Zeng et al. 2023, "Are Transformers Effective for Time Series Forecasting?", NLinear).
+The forecast to beat in every backtest. With the future covariates of each step it is the linear
+path of the network, whose LSTM learns what is left (Zeng et al. 2023, "Are Transformers Effective
+for Time Series Forecasting?", NLinear).
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ MAX_LAGS = 2048
 """The cost of a solution grows with their third power: 0.2 s for 720 on two cores."""
 _MAX_ROWS = 1 << 15
 _MAX_VALID_ROWS = 1 << 12
+_MAX_FUTURE = 1 << 13
+"""Most future covariates of all steps that are tried."""
+_LEAST = 1e-4
+"""Penalty of future covariates, whose deviation is 1."""
 _SIZE = 256
 _ALPHAS = tuple(10.0**k for k in range(-6, 3))
 """Penalties over the mean of the squared lags."""
@@ -29,11 +34,16 @@ _ALPHAS = tuple(10.0**k for k in range(-6, 3))
 
 @torch.no_grad()
 def fit_ridge(
-    network: ForecastNetwork, inputs: ScaledWindows, train: WindowIndex, valid: WindowIndex
-) -> tuple[Tensor, Tensor]:
-    """Returns weights ``(h, L)`` and bias ``(h,)`` of a target's forecast from its last L lags.
+    network: ForecastNetwork,
+    inputs: ScaledWindows,
+    train: WindowIndex,
+    valid: WindowIndex,
+    has_future: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns weights ``(h, L)`` and bias ``(h,)`` of a target's forecast from its last L lags, and
+    weights ``(h, F)`` of the numbers among the future covariates of the step.
 
-    Both are normalised as the network does. The penalty is the one with the least error on
+    All are normalised as the network does. The penalty is the one with the least error on
     validation windows. Solved for up to 32,768 windows of single targets, evenly spread over the
     training part.
 
@@ -45,38 +55,95 @@ def fit_ridge(
         inputs: the table.
         train: training windows.
         valid: validation windows.
+        has_future: try future covariates too; their weights are 0 where the error on validation
+            windows is less without them.
     """
-    L, h = min(network.config.input_size, MAX_LAGS), network.config.horizon
-    squares = torch.zeros(L + 1, L + 1, dtype=torch.float64)
-    products = torch.zeros(L + 1, h, dtype=torch.float64)
-    for x, y in _rows(network, inputs, train, _MAX_ROWS):
-        squares += (x.T @ x).double()
-        products += (x.T @ y).double()
-    count = squares[0, 0].clamp(min=1)
-    mean, target = squares[0] / count, products[0] / count
-    squares = squares / count - mean[:, None] * mean
-    products = products / count - mean[:, None] * target
-    values, vectors = torch.linalg.eigh(squares[1:, 1:])
-    values = values.clamp(min=0)
-    turned = vectors.T @ products[1:]
-    unit = values.mean().clamp(min=1e-12)
+    moments = _Moments(network, has_future)
+    for x, f, y in _rows(network, inputs, train, _MAX_ROWS):
+        moments.add(x, f, y)
+    moments.center()
     parts = list(_rows(network, inputs, valid, _MAX_VALID_ROWS))
-    best, least = _ALPHAS[-1], float("inf")
-    for alpha in _ALPHAS:
-        weight = (vectors @ (turned / (values + alpha * unit)[:, None])).float()
-        bias = target.float() - mean[1:].float() @ weight
-        errors = [(x[:, 1:] @ weight + bias - y).abs().sum() for x, y in parts]
+    tried = [(0, alpha) for alpha in _ALPHAS]
+    if moments.num_future:
+        tried += [(moments.num_future, alpha) for alpha in _ALPHAS]
+    best, least = moments.solution(0, _ALPHAS[-1]), float("inf")
+    for num_future, alpha in tried:
+        weight, bias, future = found = moments.solution(num_future, alpha)
+        errors = [
+            (x[:, 1:] @ weight.T + bias + (f * future).sum(-1) - y).abs().sum() for x, f, y in parts
+        ]
         if parts and (error := float(sum(errors))) < least:
-            best, least = alpha, error
-    weight = vectors @ (turned / (values + best * unit)[:, None])
-    return weight.T.float().contiguous(), (target - mean[1:] @ weight).float()
+            best, least = found, error
+    return best
+
+
+class _Moments:
+    """Second moments of lags, future covariates and what follows; solves the regression.
+
+    Future covariates of a step are regressors of this step only and have hardly any penalty: they
+    are eliminated step by step (Frisch & Waugh 1933).
+
+    Attributes:
+        num_future: F, 0 without future covariates.
+    """
+
+    def __init__(self, network: ForecastNetwork, has_future: bool) -> None:
+        config = network.config
+        L, h, num = min(config.input_size, MAX_LAGS), config.horizon, network.future.num_numbers
+        self._size = L + 1, h, num
+        self.num_future = num if has_future and h * num <= _MAX_FUTURE else 0
+        F = self.num_future
+        shapes = (L + 1, L + 1), (L + 1, h), (L + 1, h * F), (h, F), (h, F, F)
+        self._sums = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+
+    def add(self, x: Tensor, f: Tensor, y: Tensor) -> None:
+        """Adds rows; see `_rows`."""
+        f = f[..., : self.num_future]
+        by_step = f.transpose(0, 1)
+        parts = (
+            x.T @ x, x.T @ y, x.T @ f.flatten(1), (f * y[..., None]).sum(0),
+            by_step.transpose(1, 2) @ by_step,
+        )  # fmt: skip
+        for total, part in zip(self._sums, parts, strict=True):
+            total += part.double()
+
+    def center(self) -> None:
+        """Takes the means off."""
+        count = self._sums[0][0, 0].clamp(min=1)
+        xx, xy, xf, fy, ff = (total / count for total in self._sums)
+        self._mean = x, y, f = xx[0, 1:], xy[0], xf[0].view_as(fy)
+        self._values, self._vectors = torch.linalg.eigh(xx[1:, 1:] - x[:, None] * x)
+        self._values = self._values.clamp(min=0)
+        self._unit = self._values.mean().clamp(min=1e-12)
+        self._xy = self._vectors.T @ (xy[1:] - x[:, None] * y)
+        self._xf = self._vectors.T @ (xf[1:] - x[:, None] * xf[0])
+        self._fy, self._ff = fy - f * y[:, None], ff - f[:, :, None] * f[:, None]
+
+    def solution(self, num_future: int, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns weights ``(h, lags)``, bias ``(h,)`` and weights of future covariates ``(h, F)``,
+        zeros where `num_future` is 0."""
+        lags, h, num = self._size
+        right, future = self._xy, torch.zeros(h, num, dtype=torch.float64)
+        scale = (self._values + alpha * self._unit)[:, None]
+        if num_future:
+            xf = self._xf.view(lags - 1, h, num)
+            shrunk = xf / scale[..., None]
+            own = self._ff - torch.einsum("lhf,lhg->hfg", xf, shrunk)
+            own += _LEAST * torch.eye(num, dtype=torch.float64)
+            rest = self._fy - torch.einsum("lhf,lh->hf", shrunk, right)
+            future = torch.linalg.solve(own, rest)
+            right = right - torch.einsum("lhf,hf->lh", xf, future)
+        weight = self._vectors @ (right / scale)
+        x, y, f = self._mean
+        bias = y - x @ weight - ((f * future).sum(-1) if num_future else 0.0)
+        return weight.T.float().contiguous(), bias.float(), future.float()
 
 
 class RidgeForecast:
     """The ridge regression that a network is compared with.
 
     Args:
-        network: its linear path, where it has one, is the regression.
+        network: its linear path, where it has one of lags alone, is the regression.
         inputs: the table.
         split: of the table; without a linear path, regression is over its training windows.
 
@@ -86,14 +153,14 @@ class RidgeForecast:
 
     def __init__(self, network: ForecastNetwork, inputs: ScaledWindows, split: Split) -> None:
         self._network, sizes = network, network.config
-        if sizes.linear:
+        if sizes.linear and not network.future.num_numbers:
             self._weight, self._bias = network.linear_weight.cpu(), network.linear_bias.cpu()
         else:
             train, valid = (
                 split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
                 for part in ("train", "valid")
             )
-            self._weight, self._bias = fit_ridge(network, inputs, train, valid)
+            self._weight, self._bias, _ = fit_ridge(network, inputs, train, valid)
 
     def forecast(self, values: Tensor) -> NDArray[np.float32]:
         """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""
@@ -107,8 +174,9 @@ class RidgeForecast:
 
 def _rows(
     network: ForecastNetwork, inputs: ScaledWindows, windows: WindowIndex, limit: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields 1 and the last lags, ``(N, 1 + lags)``, and what follows, ``(N, h)``, normalised."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yields 1 and the last lags ``(N, 1 + lags)``, the future covariates ``(N, h, F)``, and what
+    follows ``(N, h)``, normalised."""
     config = network.config
     L, C = config.input_size, config.num_targets
     for values, _ in inputs.read(windows.rows(max(1, limit // C)), config, _SIZE):
@@ -117,4 +185,6 @@ def _rows(
         ahead = (values[:, L:, :C] - shift[:, None]) / scale[:, None]
         x, y = (part.transpose(1, 2).flatten(0, 1) for part in (lags, ahead))
         is_there = ~y.isnan().any(1)
-        yield torch.cat([torch.ones(len(x), 1), x], 1)[is_there], y[is_there]
+        known = network.future.numbers(values[:, L:, C + config.num_past :])
+        known = known.repeat_interleave(C, 0)
+        yield torch.cat([torch.ones(len(x), 1), x], 1)[is_there], known[is_there], y[is_there]

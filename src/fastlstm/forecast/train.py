@@ -228,7 +228,7 @@ class _Session(RunSession):
             return
         with self.part_of_setup("the linear path"):
             train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
-            network.set_linear(*fit_ridge(network, inputs, train, valid))
+            network.set_linear(*fit_ridge(network, inputs, train, valid, has_future=True))
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device

@@ -53,6 +53,7 @@ class CategoricalFeatures(nn.Module):
         categories: (position, size) of categorical columns; NaN is unknown.
 
     Attributes:
+        num_numbers: columns that are no categories.
         width: of the output.
     """
 
@@ -65,11 +66,17 @@ class CategoricalFeatures(nn.Module):
             CategoryEmbedding(size, width)
             for (_, size), width in zip(categories, widths, strict=True)
         )
-        self.width = len(self._numbers) + sum(widths)
+        self.num_numbers = len(self._numbers)
+        self.width = self.num_numbers + sum(widths)
+
+    def numbers(self, values: Tensor) -> Tensor:
+        """Returns the numbers ``(…, num_numbers)`` of values ``(…, num_columns)``; missing ones are
+        0."""
+        return values[..., self._numbers].nan_to_num(0.0)
 
     def forward(self, values: Tensor) -> Tensor:
         """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
-        parts = [values[..., self._numbers].nan_to_num(0.0)]
+        parts = [self.numbers(values)]
         for (place, size), embedding in zip(self._categories, self.embeddings, strict=True):
             codes = values[..., place].nan_to_num(float(size)).long()
             parts.append(embedding(codes))

@@ -31,7 +31,7 @@ from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
-LINEAR = ("linear_weight", "linear_bias")
+LINEAR = ("linear_weight", "linear_bias", "linear_future")
 """Buffers of the linear path, which training leaves as they are."""
 
 
@@ -69,6 +69,7 @@ class ForecastNetwork(nn.Module):
 
     linear_weight: Tensor
     linear_bias: Tensor
+    linear_future: Tensor
 
     def __init__(self, config: ForecasterConfig) -> None:
         super().__init__()
@@ -104,6 +105,9 @@ class ForecastNetwork(nn.Module):
         if config.linear:
             self.register_buffer("linear_weight", torch.zeros(config.horizon, config.input_size))
             self.register_buffer("linear_bias", torch.zeros(config.horizon))
+            if self.future.num_numbers:
+                each = torch.zeros(config.horizon, self.future.num_numbers)
+                self.register_buffer("linear_future", each)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -138,15 +142,16 @@ class ForecastNetwork(nn.Module):
             return self.read_chunk(values, statics, origins=1)[0]
         is_there = ~values[:, :L, :C].isnan() if config.has_missing else None
         targets, shift, scale = self.normalised(values[:, :L, :C])
-        linear = self.linear(targets) if config.linear else None
+        ahead = values[:, L:, C + config.num_past :]
+        linear = self.linear(targets, ahead) if config.linear else None
         static = None if self.static is None else self.static(self.statics(statics))
         _, state = self._run(targets, is_there, self.past(values[:, :L, C:]), static)
-        queries = self._queries(values[:, L:, C + config.num_past :], static)
+        queries = self._queries(ahead, static)
         if config.decoder == "direct":
             decoded = self._decode(queries, *self._last(state))
         else:
-            ahead = values[:, L:, C:]
-            decoded = self._decode_autoregressive(queries, state, ahead, static, linear)
+            covariates = values[:, L:, C:]
+            decoded = self._decode_autoregressive(queries, state, covariates, static, linear)
         decoded = decoded[:, :h]
         if linear is not None:
             decoded = self.output.moved(decoded, linear)
@@ -162,16 +167,24 @@ class ForecastNetwork(nn.Module):
         targets = (targets - shift[:, None]) / scale[:, None]
         return targets if is_there is None else targets.nan_to_num(0.0), shift, scale
 
-    def linear(self, targets: Tensor) -> Tensor:
-        """Returns the linear forecast ``(B, h, C)`` of normalised targets ``(B, L, C)``."""
+    def linear(self, targets: Tensor, ahead: Tensor) -> Tensor:
+        """Returns the linear forecast ``(B, h, C)`` of normalised targets ``(B, L, C)`` and future
+        covariates ``(B, h, F)``."""
         own = F.linear(targets.transpose(1, 2), self.linear_weight, self.linear_bias)
-        return own.transpose(1, 2)
+        own = own.transpose(1, 2)
+        if self.future.num_numbers:
+            known = self.future.numbers(ahead) * self.linear_future
+            own = own + known.sum(-1, keepdim=True)
+        return own
 
     @torch.no_grad()
-    def set_linear(self, weight: Tensor, bias: Tensor) -> None:
-        """Sets the weights of the linear path, ``(h, L)`` and ``(h,)``."""
+    def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor) -> None:
+        """Sets the weights of the linear path: of lags ``(h, L)``, ``(h,)``, and of the numbers
+        among the future covariates of each step ``(h, F)``."""
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
+        if self.future.num_numbers:
+            self.linear_future.copy_(future)
 
     @torch.no_grad()
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:

@@ -1,0 +1,89 @@
+"""The linear path: ridge regression on lags and on the future covariates of each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from fastlstm import Forecaster
+from fastlstm.forecast.data.window_index import read_windows
+from fastlstm.forecast.ridge import _ALPHAS, _LEAST, fit_ridge
+
+INPUT, HORIZON, ROWS = 8, 3, 500
+SPLIT = (300, 100, 100)
+QUICK: dict[str, Any] = {
+    "horizon": HORIZON, "input_size": INPUT, "hidden_size": 8, "steps": 1, "split": SPLIT,
+    "target": ("y",), "future": ("plan", "other"),
+}  # fmt: skip
+
+
+def table(effect: float, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    plan, other = rng.normal(size=(2, ROWS))
+    y = np.convolve(rng.normal(size=ROWS), [1, 0.7, 0.4], "same") + effect * plan
+    return pa.table({"y": y, "plan": plan, "other": other})
+
+
+def fitted(effect: float) -> Any:
+    return Forecaster(**QUICK).fit(table(effect))
+
+
+def weights_of(model: Any) -> list[torch.Tensor]:
+    network = model.network_
+    return [network.linear_weight, network.linear_bias, network.linear_future]
+
+
+def test_the_linear_path_solves_the_regression_of_each_step() -> None:
+    model = fitted(2.0)
+    scaler = model.stored_.scaler
+    values = read_windows(model.dataset_.table, np.arange(400), INPUT + HORIZON).double().numpy()
+    values = (values + model.dataset_.table.origin - scaler.mean) / scaler.std
+    level = values[:, INPUT - 1, 0]
+    lags, ahead = values[:, :INPUT, 0] - level[:, None], values[:, INPUT:, 0] - level[:, None]
+    starts = np.arange(len(values))
+    is_train = starts <= SPLIT[0] - INPUT - HORIZON
+    is_valid = (starts >= SPLIT[0] - INPUT) & (starts <= SPLIT[0] + SPLIT[1] - INPUT - HORIZON)
+    unit = np.linalg.eigvalsh(np.cov(lags[is_train].T, bias=True)).mean()
+    found = []
+    for alpha in _ALPHAS:
+        error, steps = 0.0, []
+        penalty = np.diag([alpha * unit] * INPUT + [_LEAST] * 2)
+        for step in range(HORIZON):
+            x = np.concatenate([lags, values[:, INPUT + step, 1:]], 1)
+            mean, target = x[is_train].mean(0), ahead[is_train, step].mean()
+            own, n = x[is_train] - mean, is_train.sum()
+            right = own.T @ (ahead[is_train, step] - target) / n
+            solved = np.linalg.solve(own.T @ own / n + penalty, right)
+            steps.append((solved, target - mean @ solved))
+            error += np.abs(x[is_valid] @ solved + steps[-1][1] - ahead[is_valid, step]).sum()
+        found.append((error, steps))
+    _, best = min(found, key=lambda each: each[0])
+    weight, bias, future = (each.numpy() for each in weights_of(model))
+    for step, (solved, constant) in enumerate(best):
+        np.testing.assert_allclose(weight[step], solved[:INPUT], atol=1e-4)
+        np.testing.assert_allclose(future[step], solved[INPUT:], atol=1e-4)
+        assert bias[step] == pytest.approx(constant, abs=1e-4)
+
+
+def test_future_covariates_that_say_nothing_are_left_out() -> None:
+    """On validation windows every weight of noise costs; without them the regression is of lags."""
+    for seed in range(8):
+        model = Forecaster(**QUICK).fit(table(0.0, seed))
+        *_, future = weights_of(model)
+        if (future == 0).all():
+            break
+    else:
+        pytest.fail("noise was used in every table")
+    inputs, split = model._inputs, model._windows(model.dataset_, "train", 1)
+    valid = model._windows(model.dataset_, "valid", 1)[1]
+    alone = fit_ridge(model.network_, inputs, split[1], valid)
+    assert torch.equal(alone[0], model.network_.linear_weight)
+
+
+def test_the_forecast_follows_the_plan_before_the_lstm_learns() -> None:
+    found = fitted(5.0).backtest()
+    assert found["forecaster"]["mae"] < 0.5 * found["ridge"]["mae"]
