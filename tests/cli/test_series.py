@@ -64,7 +64,7 @@ def test_evaluate_stands_beside_naive(
     path, out = run
     assert main(["evaluate", out, path, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found["scores"]) == {"forecaster", "naive", "seasonal_naive"}
+    assert set(found["scores"]) == {"forecaster", "ridge", "naive", "seasonal_naive"}
     assert main(["evaluate", out, path, "--split", "valid", "--scaled"]) == 0
     shown = capsys.readouterr().out
     assert "valid split, in deviations of the training rows" in shown
@@ -105,7 +105,7 @@ def test_a_file_that_lacks_a_column_is_named_with_it(
     table, other = long_table(120), tmp_path / "other.csv"
     for column, told in (
         ("y", f"{other} has no column 'y'"),
-        ("temp", f"{other} has no column 'temp', which this forecaster was fitted on (y, temp)"),
+        ("temp", f"{other} has no column 'temp' (given as past); its columns: unique_id, ds, y"),
         ("ds", f"{other} has no time column, the table at fit had one"),
     ):
         csv.write_csv(table.drop_columns([column]), other)

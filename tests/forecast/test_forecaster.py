@@ -239,8 +239,6 @@ def test_files_hold_it_whole(fitted: Forecaster, tmp_path: Path) -> None:
     assert names == {
         *("config.json", "schema.json", "scaler.json", "model.safetensors", "manifest.json"),
     }
-    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
-        again.predict(long_table(240))
     weights = tmp_path / "run" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
@@ -386,8 +384,8 @@ def test_what_cannot_be_fitted_is_refused(given: dict[str, Any], make: Any, mess
 def test_another_table_at_predict_is_refused(fitted: Forecaster) -> None:
     with pytest.raises(ConfigError, match="not fitted yet; call fit"):
         Forecaster().predict()
-    with pytest.raises(DataError, match="columns y, temp, this forecaster was fitted on y"):
-        fitted.predict(long_table())
+    with pytest.raises(DataError, match="has no column 'y'"):
+        fitted.predict(waves().rename_columns(["unique_id", "ds", "x"]))
     with pytest.raises(DataError, match="series 's0' ends in 20 rows without gaps"):
         fitted.predict(waves(20))
     with pytest.raises(DataError, match="the time zone Europe/Berlin, the table at fit had None"):

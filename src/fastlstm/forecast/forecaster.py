@@ -159,15 +159,14 @@ class Forecaster(Estimator[StoredForecaster]):
         out: str | Path | None = None,
         resume: bool = False,
     ) -> Forecaster:
-        options, began = self.get_options(), time.perf_counter()
-        observers = checked_observers(options.pop("observers"))
-        callbacks, verbose = options.pop("callbacks"), options.pop("verbose")
-        options = {n: v for n, v in options.items() if v is not None or n not in CHOSEN}
+        given, began = self.get_options(), time.perf_counter()
+        observers, verbose = checked_observers(given["observers"]), given["verbose"]
+        options = _of_config(given)
         config = _config(options)
         with nullcontext() if out is None else StopFlag() as stop, fit_shown(verbose) as shown:
             trained = train_forecaster(
                 frame, config, out=out, resume=resume, given=options.keys(),
-                observers=[*observers, shown], callbacks=callbacks, stop=stop, start=start,
+                observers=[*observers, shown], callbacks=given["callbacks"], stop=stop, start=start,
                 ends_early=True, began=began,
             )  # fmt: skip
         _warn_of_repairs(trained.dataset)
@@ -387,7 +386,7 @@ class Forecaster(Estimator[StoredForecaster]):
         def fit(split: str) -> Forecaster:
             return Forecaster(**{**options, "split": split}).fit(frame)
 
-        config = _config({n: v for n, v in options.items() if n not in ("observers", "callbacks")})
+        config = _config(_of_config(options))
         dataset = prepare(frame, config)
         table = cross_validated(dataset, fit, horizon, n_windows, step_size, refit, config.split)
         kind = kind_of(frame)
@@ -496,6 +495,16 @@ def _require_part(part: Any) -> None:
         raise ConfigError(
             f"part is {shown:.80}, expected train, valid or test; backtest takes a table as frame=…"
         )
+
+
+def _of_config(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options that are fields of the configuration, without those left to a budget."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in ("observers", "callbacks", "verbose")
+        and (value is not None or name not in CHOSEN)
+    }
 
 
 def _config(options: dict[str, Any]) -> ForecastConfig:
