@@ -57,6 +57,25 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
         model.plot_backtest(series=["x"])
 
 
+def heights(svg: Path) -> dict[str, float]:
+    """Returns how far below the top each text of a picture stands."""
+    texts = [e for e in ElementTree.parse(svg).iter() if e.tag.endswith("}text")]
+    return {str(e.text): float(e.attrib["y"]) for e in texts}
+
+
+@pytest.mark.charts
+def test_a_single_panel_has_its_legend_above_its_title_and_dark_paper(
+    model: Forecaster, tmp_path: Path
+) -> None:
+    from matplotlib.image import imread
+
+    picture = model.plot_backtest(series=["s1"], max_panels=1)
+    found = heights(picture.save(tmp_path / "a.svg"))
+    assert found["80 % interval"] == found["forecast"] < found["s1"] - 5
+    pixels = imread(picture.save(tmp_path / "a.png", dark=True))[..., :3]
+    assert np.median(pixels) < 0.2
+
+
 @pytest.mark.parametrize("refit", [False, True])
 def test_cross_validation(refit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     fits, fit = [], Forecaster.fit

@@ -160,7 +160,7 @@ def render(
         for axes, panel in zip(grid, panels, strict=True):
             _draw_panel(axes, panel, palette)
         handles, labels = grid[0].get_legend_handles_labels()
-        if len(panels) > 1:
+        if len(panels) > 1 or panels[0].title:
             place = {"loc": "outside upper left", "ncols": 5, "frameon": False, "fontsize": 9}
             figure.legend(handles, labels, labelcolor=palette["ink"], **place)
         elif len(panels[0].curves) > 1:
@@ -288,6 +288,7 @@ def _in_time(curves: Sequence[Curve]) -> tuple[list[Curve], str]:
 
 
 def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:
+    axes.patch.set_visible(False)  # the paper is the figure's
     axes.tick_params(colors=palette["muted"], length=0, labelsize=9, pad=5)
     axes.grid(axis="y", color=palette["grid"], linewidth=0.8)
     axes.set_axisbelow(True)
