@@ -51,8 +51,8 @@ def main() -> None:
     frame = pd.read_csv(options.table) if is_csv else pd.read_parquet(options.table)
     settings = {"horizon": options.horizon, "steps": options.steps, "threads": 1}
     groups = [
-        (str(name), rows.drop(columns=options.by), options.out / quote(str(name), safe=" "))
-        for name, rows in frame.groupby(options.by)
+        (str(name), rows.drop(columns=options.by), options.out / f"group={quote(str(name), '')}")
+        for name, rows in frame.groupby(options.by, dropna=False)
     ]
     if options.ray:
         import ray

@@ -44,6 +44,10 @@ class RayOfThisProcess:
         return results
 
 
+GROUPS = ("a/b", 300), ("c", 9), ("..", 9), ("", 9)
+"""Names of groups, of which one is another directory and one is missing, and their rows."""
+
+
 @pytest.mark.parametrize("more", [["--jobs", "1"], ["--ray", "auto"]])
 def test_model_per_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -51,7 +55,7 @@ def test_model_per_group(
 ) -> None:  # fmt: skip
     pytest.importorskip("joblib")
     monkeypatch.setitem(sys.modules, "ray", RayOfThisProcess())
-    rows = [f"{store},{day},{day % 7}" for store, n in (("a/b", 300), ("c", 9)) for day in range(n)]
+    rows = [f"{store},{day},{day % 7}" for store, n in GROUPS for day in range(n)]
     table, out = tmp_path / "sales.csv", tmp_path / "out"
     table.write_text("\n".join(["store,ds,y", *rows]))
     words = [str(table), "store", str(out), "--horizon", "7", "--steps", "3"]
@@ -60,10 +64,12 @@ def test_model_per_group(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             runpy.run_path(str(EXAMPLES / "model_per_group.py"), run_name="__main__")
-        first, second = capsys.readouterr().out.splitlines()
+        above, first, second, nameless = capsys.readouterr().out.splitlines()
         assert "of the naive forecast" in first
-        assert second.startswith("c: failed: ")
-    assert read_history(out / "a%2Fb" / "metrics.jsonl").end["step"] == 3
+        assert [above[:12], second[:10]] == ["..: failed: ", "c: failed:"]
+        assert nameless.startswith("nan: failed: ")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
+    assert read_history(out / "group=a%2Fb" / "metrics.jsonl").end["step"] == 3
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -57,6 +58,27 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
         model.plot_backtest(series=["x"])
 
 
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"max_panels": 0}, "max_panels is 0"),
+        ({"max_panels": 1.5}, "max_panels is 1.5"),
+        ({"series": []}, "empty"),
+    ],
+)
+def test_nothing_to_draw_is_refused(model: Forecaster, choice: Any, message: str) -> None:
+    for draw in (model.forecasts().plot, model.plot_backtest):
+        with pytest.raises(ConfigError, match=message):
+            draw(**choice)
+
+
+def test_series_without_a_window_in_the_part_are_named(model: Forecaster) -> None:
+    whole = frame()
+    table = whole[(whole.unique_id == "s0") | (whole.ds < "2024-02-01")]  # s1 ends early
+    with pytest.raises(DataError, match="none of the series asked for has a window in this part"):
+        model.plot_backtest(series=["s1"], frame=table)
+
+
 def heights(svg: Path) -> dict[str, float]:
     """Returns how far below the top each text of a picture stands."""
     texts = [e for e in ElementTree.parse(svg).iter() if e.tag.endswith("}text")]
@@ -97,3 +119,9 @@ def test_cross_validation(refit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         model.cross_validation(frame(), n_windows=40)
     with pytest.raises(ConfigError, match="n_windows"):
         model.cross_validation(frame(), n_windows=0)
+
+
+def test_cross_validation_needs_rows_before_the_validation_part() -> None:
+    model = Forecaster(4, steps=5, input_size=12, hidden_size=8, split=(70, 100, 20))
+    with pytest.raises(DataError, match="leave 100, expected more than 100, for validation"):
+        model.cross_validation(frame(), n_windows=5)

@@ -14,7 +14,7 @@ from fastlstm.cli.inputs import (
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, counted
-from fastlstm.report.picture import kind_of
+from fastlstm.report.picture import form_of
 from fastlstm.system.object_store import is_url
 from fastlstm.system.whole_file import write_whole
 
@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
     refuse_swapped("forecast", path, data)
     suffix = ".csv" if out is None else _suffix_of(out)
     if parsed["plot"] is not None:
-        kind_of(parsed["plot"])
+        form_of(parsed["plot"])
     model = open_forecaster(parsed, tables)
     forecasts = model.forecasts(one_or_many(data), levels, future)
     _write(forecasts, out, suffix)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.config import split_of
 from fastlstm.forecast.data.splits import split_table
-from fastlstm.forecast.forecast_table import as_times
+from fastlstm.forecast.forecast_table import as_times, times_from
 
 if TYPE_CHECKING:
     from fastlstm.forecast.data.dataset import SeriesDataset
@@ -27,7 +26,7 @@ def cross_validated(
     n_windows: int,
     step_size: int,
     refit: bool,
-    split: Any,
+    split: str,
 ) -> pa.Table:
     """Returns the forecasts of the last `n_windows` origins; see `Forecaster.cross_validation`.
 
@@ -44,21 +43,20 @@ def cross_validated(
     starts = frequency.ticks(segments.start_times)
     total = int((starts + segments.num_rows).max() - starts.min())
     first = total - horizon - (n_windows - 1) * step_size
-    parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
-    if first < 2:
+    train, valid, *_ = split_of(split)
+    least = valid if isinstance(valid, int) else 1
+    if first <= least:
         raise DataError(
-            f"the table has {total} steps, {n_windows} windows of {horizon} steps leave {first} to"
-            " train on; take a smaller ", Setting("n_windows"),
+            f"the table has {total} steps, {n_windows} windows of {horizon} steps leave {first},"
+            f" expected more than {least}, for validation; take a smaller ", Setting("n_windows"),
         )  # fmt: skip
     tables, model = [], None
     for window in range(n_windows):
         origin = first + window * step_size
-        valid = (
-            int(parts[1])
-            if isinstance(parts[1], int)
-            else round(origin * parts[1] / (parts[0] + parts[1]))
-        )
-        cuts = f"{max(1, origin - valid)},{valid},{horizon}"
+        held_out = valid
+        if not isinstance(valid, int):
+            held_out = min(origin - 1, round(origin * valid / (train + valid)))
+        cuts = f"{origin - held_out},{held_out},{horizon}"
         if refit or model is None:
             model = fit(cuts)
         tables.append(_window(model, dataset, cuts))
@@ -79,7 +77,8 @@ def _window(model: Forecaster, dataset: SeriesDataset, cuts: str) -> pa.Table:
         np.concatenate([a.double().numpy() for a in part]) for part in zip(*answers, strict=True)
     )
     mean, std = (scale[:, None, : sizes.num_targets] for scale in inputs.scales(segments))
-    times = _times(dataset, rows + sizes.input_size - 1, segments, sizes.horizon + 1)
+    last = rows + sizes.input_size - 1 - dataset.table.segments.first_rows[segments]
+    times = times_from(dataset, segments, last, sizes.horizon + 1)
     table: dict[str, Any] = {}
     if roles.series is not None:
         table[roles.series] = pa.array(list(dataset.series)).take(
@@ -92,14 +91,3 @@ def _window(model: Forecaster, dataset: SeriesDataset, cuts: str) -> pa.Table:
             scaled = values[..., c] * std[..., c] + mean[..., c]
             table[column] = pa.array(scaled.reshape(-1), from_pandas=True)
     return pa.table(table)
-
-
-def _times(
-    dataset: SeriesDataset, rows: NDArray[np.int64], segments: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """Returns the times of rows and of the steps after each, ``(N, count)``."""
-    of, frequency = dataset.table.segments, dataset.frequency
-    places = (rows - of.first_rows[segments]).tolist()
-    starts = of.start_times[segments].tolist()
-    times = [frequency.after(s, n + count)[n:] for s, n in zip(starts, places, strict=True)]
-    return np.array(times, dtype=np.int64).reshape(-1, count)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, nearest_hint
+from fastlstm.errors import ConfigError, DataError, Setting, nearest_hint
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -28,6 +28,7 @@ from fastlstm.forecast.data.window_index import WindowIndex, read_windows, sprea
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.ridge import RidgeForecast
+from fastlstm.system.fields import is_whole
 
 MAX_WINDOWS = 20_000
 """Limit of test windows that a run evaluates, evenly spread."""
@@ -213,14 +214,23 @@ def shown_past(horizon: int) -> int:
     return max(_MIN_PAST, 2 * horizon)
 
 
+def require_counts(**values: Any) -> None:
+    """Raises ConfigError for a value that is not a whole number of 1 or more."""
+    for name, value in values.items():
+        if not (is_whole(value) and value >= 1):
+            raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more, a whole number")
+
+
 def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[int] | None:
     """Returns the numbers of series by name; None for None.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: a name is unknown, or there is none.
     """
     if names is None:
         return None
+    if len(names) == 0:
+        raise ConfigError("series is empty, expected names of series; leave it out for all")
     known = {str(name): number for number, name in enumerate(dataset.series)}
     wanted = [names] if isinstance(names, str) else list(names)
     for name in wanted:
@@ -254,10 +264,15 @@ def example_rows(
         index: of windows of a part.
         count: of windows, at most.
         of: numbers of the series to take; default all.
+
+    Raises:
+        DataError: none of them has a window.
     """
     rows = index.rows(MAX_WINDOWS)
     series = dataset.table.segments.series[dataset.table.segments.of_rows(rows)]
     names = np.unique(series) if of is None else np.intersect1d(series, of)
+    if len(names) == 0:
+        raise DataError("none of the series asked for has a window in this part; name others")
     names = names[np.linspace(0, len(names) - 1, min(count, len(names))).astype(np.int64)]
     share = max(1, count // max(1, len(names)))
     chosen = [

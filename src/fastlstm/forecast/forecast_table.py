@@ -18,7 +18,14 @@ from fastlstm.forecast.calibration import answer, require_known
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
-from fastlstm.forecast.evaluation import FAN_LEVELS, fan, series_numbers, shown_past, times_of
+from fastlstm.forecast.evaluation import (
+    FAN_LEVELS,
+    fan,
+    require_counts,
+    series_numbers,
+    shown_past,
+    times_of,
+)
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.future_covariates import future_covariates
 from fastlstm.report.picture import Picture
@@ -99,9 +106,10 @@ class Forecasts:
             max_panels: a panel per series and target, at most so many.
 
         Raises:
-            ConfigError: an unknown series.
+            ConfigError: an unknown series, or max_panels below 1.
             DataError: future covariates are missing.
         """
+        require_counts(max_panels=max_panels)
         return Picture(self._events(series_numbers(self.dataset, series), max_panels))
 
     def _events(self, of: Sequence[int] | None, limit: int) -> list[dict[str, Any]]:
@@ -226,16 +234,27 @@ def _times_ahead(
     dataset: SeriesDataset, last: NDArray[np.int64], horizon: int
 ) -> NDArray[np.int64]:
     """Returns the times of the steps after the end of the segments `last`, ``(N, h)``."""
-    segments, frequency = dataset.table.segments, dataset.frequency
-    starts, counts = segments.start_times[last], segments.num_rows[last]
+    return times_from(dataset, last, dataset.table.segments.num_rows[last], horizon)
+
+
+def times_from(
+    dataset: SeriesDataset, segments: NDArray[np.int64], steps: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """Returns the times of `count` steps of each segment, ``(N, count)``, which may lie behind it.
+
+    Args:
+        dataset: the table.
+        segments: ``(N,)`` numbers of segments.
+        steps: ``(N,)`` number of the first step, from 0.
+        count: of steps.
+    """
+    starts, frequency = dataset.table.segments.start_times[segments], dataset.frequency
     if frequency.unit in ("us", "rows"):
-        steps = counts[:, None] + np.arange(horizon, dtype=np.int64)
-        return np.asarray(starts[:, None] + steps * frequency.step)
-    times = []
-    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        end = frequency.after(start, count)[-1]
-        times.append(frequency.after(int(end), horizon + 1)[1:])
-    return np.array(times, dtype=np.int64).reshape(-1, horizon)
+        own = steps[:, None] + np.arange(count, dtype=np.int64)
+        return np.asarray(starts[:, None] + own * frequency.step)
+    pairs = zip(starts.tolist(), steps.tolist(), strict=True)
+    times = [frequency.after(start, step + count)[step:] for start, step in pairs]
+    return np.array(times, dtype=np.int64).reshape(-1, count)
 
 
 def _columns(

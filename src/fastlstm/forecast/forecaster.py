@@ -31,6 +31,7 @@ from fastlstm.forecast.evaluation import (
     evaluate_forecasts,
     example_rows,
     examples,
+    require_counts,
     series_numbers,
 )
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
@@ -44,7 +45,7 @@ from fastlstm.report.progress import fit_shown
 from fastlstm.runs.events import checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.devices import check_device, has_gpu
-from fastlstm.system.fields import Device, is_whole
+from fastlstm.system.fields import Device
 from fastlstm.training.options import chosen_names
 from fastlstm.training.signals import StopFlag
 
@@ -317,9 +318,7 @@ class Forecaster(Estimator[StoredForecaster]):
     ) -> TableEvaluation:
         """Returns what `backtest` does, and the errors of every series and target."""
         _require_part(part)
-        for name, value in (("stride", stride), ("season", season)):
-            if value is not None and not (is_whole(value) and value >= 1):
-                raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more whole steps")
+        require_counts(stride=stride, season=1 if season is None else season)
         self._warn_unsupported(quantiles)
         dataset, inputs = self._table(frame)
         split, windows = self._windows(dataset, part, stride)
@@ -346,8 +345,13 @@ class Forecaster(Estimator[StoredForecaster]):
             series: names of those to draw; default evenly spread ones.
             max_panels: windows, at most: one of every series, or several of few series.
             frame: the table; default that of `fit`.
+
+        Raises:
+            ConfigError: an unknown series, or max_panels below 1.
+            DataError: none of the series has a window in that part.
         """
         _require_part(part)
+        require_counts(max_panels=max_panels)
         dataset, inputs = self._table(frame)
         index = self._windows(dataset, part, 1)[1]
         rows = example_rows(dataset, index, max_panels, series_numbers(dataset, series))
@@ -378,9 +382,7 @@ class Forecaster(Estimator[StoredForecaster]):
         """
         horizon = self.get_options()["horizon"]
         step_size = horizon if step_size is None else step_size
-        for name, value in (("n_windows", n_windows), ("step_size", step_size)):
-            if not (is_whole(value) and value >= 1):
-                raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more, whole")
+        require_counts(n_windows=n_windows, step_size=step_size)
         options = self.get_options()
 
         def fit(split: str) -> Forecaster:

@@ -50,7 +50,7 @@ class Picture:
             StorageError: the disk refused.
         """
         path = Path(path)
-        form, colours = kind_of(path), _palette(dark)
+        form, colours = form_of(path), _palette(dark)
         write_file(path, drawing.render(self.panels, self._size, self._columns, form, colours))
         return path
 
@@ -69,7 +69,7 @@ class Picture:
         )
 
 
-def kind_of(path: str | Path) -> Literal["svg", "png"]:
+def form_of(path: str | Path) -> Literal["svg", "png"]:
     """Returns the kind of picture that a file's name asks for. Raises ConfigError for another."""
     suffix = Path(path).suffix.lower()
     if suffix == ".svg":
@@ -80,10 +80,11 @@ def kind_of(path: str | Path) -> Literal["svg", "png"]:
 
 
 def _title(event: Event, count: int) -> str:
-    names = [name_text(event[key]) for key in ("series",) if event.get(key) is not None]
-    if count > 1 and not names:
-        names = [name_text(event["target"])]
-    title = ", ".join(names)
+    title = ""
+    if event.get("series") is not None:
+        title = name_text(event["series"])
+    elif count > 1:
+        title = name_text(event["target"])
     return title if len(title) <= 40 else title[:40] + "…"
 
 
