@@ -20,7 +20,7 @@ L, h = 24, 6
 PAST = "/v2/models/waves/infer"
 QUICK: dict[str, Any] = {
     "horizon": h, "input_size": L, "patch": 6, "hidden_size": 16, "steps": 5, "dropout": 0.0,
-    "learning_rate": 0.01, "split": "60/20/20", "eval_every": 1,
+    "learning_rate": 0.01, "split": "60/20/20", "eval_every": 1, "calendar": "none",
 }  # fmt: skip
 
 

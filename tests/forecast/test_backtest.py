@@ -189,7 +189,7 @@ def test_a_level_far_from_zero_moves_no_figure() -> None:
     model = Forecaster(**QUICK, output="quantiles")
     near = model.fit(table(y)).backtest(season=SEASON)
     far = model.fit(table(y + 1e9)).backtest(season=SEASON)
-    assert model.dataset_.table.origin[0] != 0
+    assert model.dataset_.table.origin[0, 0] != 0
     for one in (*near.values(), *far.values()):
         one.pop("smape")  # is of the level, too
     for name, figures in near.items():

@@ -79,6 +79,18 @@ def test_validation_values_lie_below_each_quantile_as_often_as_it_says(output: A
         assert share[step].tolist() == pytest.approx(levels, abs=0.03)
 
 
+def test_a_point_lies_within_its_intervals() -> None:
+    """Also where nearly all values of the validation part were above the forecasts."""
+    rising = noisy(400) + np.r_[np.zeros(250), np.arange(150.0)]
+    model = Forecaster(**{**QUICK, "steps": 1}, linear=False).fit(rising)
+    assert (model.stored_.calibration.residuals[LEVELS.index(0.5)] > 1).all()
+    point = model.predict()
+    for level in (0.25, 0.1, 0.025):
+        low, high = model.predict_quantiles(quantiles=(level, 1 - level)).T
+        assert (low <= point[:, 0]).all()
+        assert (point[:, 0] <= high).all()
+
+
 @pytest.mark.parametrize("size", [1, len(LEVELS)])
 def test_quantiles_never_cross(size: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -96,7 +108,7 @@ def test_what_is_to_be_forecast_widens_nothing() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(400))
     values = torch.randn(3, INPUT + HORIZON, 1, generator=torch.Generator().manual_seed(0))
     want = spread(values, model.network_.config)
-    torch.testing.assert_close(want, values[:, :INPUT].std(1, correction=0) + 0.05)
+    torch.testing.assert_close(want, (values[:, :INPUT].std(1, correction=0) + 0.05).sqrt())
     values[:, INPUT:] = 1e6
     assert torch.equal(spread(values, model.network_.config), want)
 

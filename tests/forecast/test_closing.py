@@ -165,7 +165,7 @@ def test_the_best_weights_are_published_and_handed_out(
         return dataclasses.replace(found, loss=float(len(seen)))
 
     monkeypatch.setattr(ForecastTask, "score", worse)
-    config, out = ForecastConfig(**QUICK), tmp_path / "run"
+    config, out = ForecastConfig(**QUICK, linear=False), tmp_path / "run"
     if is_resumed:
         with pytest.raises(Stopped):
             train_forecaster(path, config, out=out, stop=lambda: len(seen) == 2)

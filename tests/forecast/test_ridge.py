@@ -11,7 +11,9 @@ import torch
 
 from fastlstm import Forecaster
 from fastlstm.forecast.data.window_index import read_windows
-from fastlstm.forecast.ridge import _ALPHAS, _LEAST, fit_ridge
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.ridge import _ALPHAS, _LEAST, best_share, fit_ridges
 
 INPUT, HORIZON, ROWS = 8, 3, 500
 SPLIT = (300, 100, 100)
@@ -80,10 +82,68 @@ def test_future_covariates_that_say_nothing_are_left_out() -> None:
         pytest.fail("noise was used in every table")
     inputs, split = model._inputs, model._windows(model.dataset_, "train", 1)
     valid = model._windows(model.dataset_, "valid", 1)[1]
-    alone = fit_ridge(model.network_, inputs, split[1], valid)
+    alone = fit_ridges(model.network_, inputs, split[1], valid)[0]
     assert torch.equal(alone[0], model.network_.linear_weight)
 
 
 def test_the_forecast_follows_the_plan_before_the_lstm_learns() -> None:
     found = fitted(5.0).backtest()
     assert found["forecaster"]["mae"] < 0.5 * found["ridge"]["mae"]
+
+
+@pytest.mark.parametrize("output", ["point", "quantiles", "student_t"])
+def test_an_average_with_the_linear_path(output: Any) -> None:
+    sizes = ForecasterConfig(
+        input_size=8, horizon=3, num_targets=2, patch=2, hidden_size=4, embed_size=4, linear=True,
+        output=output, dropout=0.0,
+    )  # fmt: skip
+    torch.default_generator.manual_seed(0)
+    network, values = ForecastNetwork(sizes).eval(), torch.randn(5, 11, 2)
+    for is_start in (False, True):
+        weight, bias = torch.randn(3, 8), torch.randn(3)
+        network.set_linear(weight, bias, torch.zeros(3, 0), is_start)
+        torch.nn.init.normal_(network.head.weight)
+        before, linear = network(values), network.linear_forecast(values)
+        level = values[:, 7:8]
+        lags = (values[:, :8] - level).transpose(1, 2)
+        torch.testing.assert_close(linear, (lags @ weight.T + bias).transpose(1, 2) + level)
+        network.average_with_linear(0.25)
+        after, at = network(values), network.output.locations
+        expected = before.detach().clone()
+        expected[..., at] = 0.25 * before[..., at] + 0.75 * linear[..., None]
+        torch.testing.assert_close(after, expected)
+
+
+def test_the_share_has_the_least_loss_on_validation_windows() -> None:
+    model = Forecaster(**QUICK | {"future": (), "past": ()}).fit(table(0.0))
+    network, valid = model.network_, model._windows(model.dataset_, "valid", 1)[1]
+    network.zero_head()  # the last value; of the linear path too much
+    network.linear_share.zero_()
+    network.linear_weight *= 1.6
+    errors = []
+    values, _ = next(model._inputs.read(valid.rows(), network.config, 1000))
+    target, whole = values[:, INPUT:, :1], network(values).detach()[..., 0]
+    for k in range(21):
+        mixed = whole * k / 20 + network.linear_forecast(values) * (1 - k / 20)
+        errors.append(float((mixed - target).abs().mean()))
+    share, ratio = best_share(network, model._inputs, valid)
+    assert share == min(range(21), key=lambda k: errors[k]) / 20
+    assert 0 < share < 1
+    assert ratio == pytest.approx(min(errors) / errors[-1], rel=1e-5)
+
+
+def test_several_targets_are_averaged_at_the_end(tmp_path: Any) -> None:
+    rng, notes = np.random.default_rng(0), list[str]()
+    names = ("a", "b")
+    walks = np.convolve(rng.normal(size=2 * ROWS), [1, 0.7, 0.4], "same").reshape(2, ROWS)
+    model = Forecaster(
+        **QUICK | {"target": names, "future": ()},
+        observers=[lambda event: notes.append(str(event.get("text")))],
+    ).fit(pa.table(dict(zip(names, walks, strict=True))), out=tmp_path / "run")  # fmt: skip
+    assert any("linear path's: its error on validation windows" in note for note in notes)
+    assert 0 < float(model.network_.linear_share) <= 1
+    found = model.backtest()
+    assert found["forecaster"]["mae"] < 1.05 * found["ridge"]["mae"]
+    stored = Forecaster.load(tmp_path / "run").network_.state_dict()
+    for name, tensor in model.network_.state_dict().items():
+        assert torch.equal(tensor, stored[name]), name

@@ -26,7 +26,7 @@ _TEXT_GROUPS = {
 }
 _TABLE_GROUPS = {
     "forecast": "horizon input_size patch split",
-    "columns": "target time series past future static categorical ignore",
+    "columns": "target time series past future calendar static categorical ignore",
     "table": " ".join((*READING, "cache_dir")),
     "model": "hidden_size num_layers channels linear decoder bidirectional normalize dropout output"
     " loss",

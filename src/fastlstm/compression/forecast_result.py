@@ -55,6 +55,8 @@ def start_of(
         linear = {name: buffers[name] for name in LINEAR if name in buffers}
         own = linear if config.is_new_student else {**buffers, **weights}
         network.load_state_dict(own, strict=not config.is_new_student)
+        if config.is_new_student and sizes.linear:
+            network.zero_head()
     resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
     return dataclasses.replace(
         source, config=resolved, given=given, network=network, compression=compression

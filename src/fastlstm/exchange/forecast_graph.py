@@ -196,13 +196,14 @@ class _Forecaster:
         """Returns the linear forecast `(B, h, C)` of normalised targets `(B, L, C)` and future
         covariates `(B, h, F)`."""
         g, network = self._g, self._network
+        share = network.linear_share
         for name in LINEAR[:2]:
-            g.graph.weights[name] = getattr(network, name).cpu().numpy()
+            g.graph.weights[name] = (share * getattr(network, name)).cpu().numpy()
         rows = g.linear(g.transpose(targets, (0, 2, 1)), "linear_weight", "linear_bias")
         own = g.transpose(rows, (0, 2, 1))
         if ahead is not None and network.future.num_numbers:
             features = self._future_features.of(self._scaled_ahead(ahead))
-            for place, weight in enumerate(network.linear_future.T.cpu().numpy()):
+            for place, weight in enumerate((share * network.linear_future).T.cpu().numpy()):
                 one = g.slice(features, -1, place, place + 1)
                 own = g.binary("add", own, g.binary("mul", one, g.constant(weight[:, None])))
         return own

@@ -144,7 +144,7 @@ def _spread(g: GraphBuilder, targets: Columns) -> Value:
     offsets = g.where(targets.is_there, offsets, 0.0)
     square = g.binary("mul", offsets, offsets)
     variance = present_mean(g, targets._replace(values=square), default=1.0)
-    spread = g.binary("add", g.unary("sqrt", variance), MIN_SPREAD)
+    spread = g.unary("sqrt", g.binary("add", g.unary("sqrt", variance), MIN_SPREAD))
     return g.reshape(spread, (*spread.shape, 1))
 
 

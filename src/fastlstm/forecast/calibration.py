@@ -21,6 +21,7 @@ from fastlstm.system.fields import is_number
 
 LEVELS = (0.005, 0.01, 0.025, *(k / 20 for k in range(1, 20)), 0.975, 0.99, 0.995)
 """Calibrated quantiles; levels between them are interpolated linearly."""
+_HALF = (0.25, 0.75)
 _MAX_WINDOWS = 5_000
 _MAX_VALUES = 1 << 24
 """Network outputs held at once, 64 MB."""
@@ -161,7 +162,17 @@ def calibrate(
     for t in range(h):  # step by step, to bound memory
         base = output.quantiles(answer[:, t], LEVELS)
         residuals.append(conformal((target[:, t, :, None] - base) / wide[..., None]))
-    return Calibration(torch.stack(residuals, 1), noise)
+    shifts = torch.stack(residuals, 1)
+    if output.num_parameters == 1:
+        _include_point(shifts)
+    return Calibration(shifts, noise)
+
+
+def _include_point(shifts: Tensor) -> None:
+    """Widens intervals of 50 % and more, so that the point that they are around lies within."""
+    levels = torch.tensor(LEVELS)
+    shifts[levels <= _HALF[0]] = shifts[levels <= _HALF[0]].clamp(max=0.0)
+    shifts[levels >= _HALF[1]] = shifts[levels >= _HALF[1]].clamp(min=0.0)
 
 
 def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:
@@ -219,10 +230,16 @@ def conformal(errors: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
-    """Returns the standard deviation of the targets in each window's input, ``(B, C)``, above 0."""
+    """Returns the square root of the standard deviation of the targets in each window's input,
+    ``(B, C)``, above 0.
+
+    Errors grow with the spread of a window, but less than in proportion to it: the root has the
+    least pinball loss between halves of the validation part (docs/series.md).
+    """
     past = values[:, : config.input_size, : config.num_targets]
     mean = past.nanmean(1, keepdim=True)
-    return torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + MIN_SPREAD
+    deviation = torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0)
+    return torch.sqrt(deviation + MIN_SPREAD)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.evaluation import evaluation_events, num_test_windows
 from fastlstm.forecast.files import StoredForecaster, forecaster_files
 from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.ridge import MAX_AVERAGED, best_share
 from fastlstm.runs.events import Event
 from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import CLOSING_S, Trainer
@@ -48,6 +49,7 @@ class Closing:
         inputs: its windows as the network takes them.
         valid: validation windows.
         budget_s: of the whole run, or None.
+        is_averaged: the forecast is averaged with the linear path's, if that has a smaller loss.
         approve: called with the forecaster that is about to be published; returns the one that is,
             and further files to publish with it, or None, which refuses.
     """
@@ -59,6 +61,7 @@ class Closing:
     inputs: ScaledWindows
     valid: WindowIndex
     budget_s: float | None
+    is_averaged: bool = False
     approve: Callable[[StoredForecaster], tuple[StoredForecaster, Mapping[str, bytes]] | None] = (
         lambda stored: (stored, {})
     )
@@ -72,11 +75,13 @@ class Closing:
         """Returns about what closing takes of a budget, where a forecast takes `window_s`."""
         if self.budget_s is None:
             return 0.0
+        averaged_s = self.is_averaged * min(len(self.valid), MAX_AVERAGED) * window_s
         calibration_s = _CALIBRATION_COST * len(self.valid) * window_s
         test_s = _TEST_COST * self._num_tested * window_s
         return (
             min(calibration_s, _FINAL_SHARE * self.budget_s)
             + min(test_s, _TEST_SHARE * self.budget_s)
+            + _CALIBRATION_COST * averaged_s
             + self.session.report_s()
         )
 
@@ -102,9 +107,11 @@ class Closing:
             Stopped: the trainer's `stop` returned True.
         """
         network = self.stored.network.eval()
+        if self.is_averaged:
+            network = self._averaged(network, trainer)
         with trainer.progress.counted("calibration"):
             calibration = self._last_calibration(network, trainer)
-        self.stored = dataclasses.replace(self.stored, calibration=calibration)
+        self.stored = dataclasses.replace(self.stored, network=network, calibration=calibration)
         if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
             trainer.say("info", missing)
         if self.session.run is None or (approved := self.approve(self.stored)) is None:
@@ -114,6 +121,20 @@ class Closing:
             self.session.run.publish({**forecaster_files(self.stored), **more})
             trainer.best.set_published()
         return self._evaluate(trainer)
+
+    def _averaged(self, network: ForecastNetwork, trainer: Trainer) -> ForecastNetwork:
+        """Returns a network whose forecast is averaged with the linear path's."""
+        share, ratio = best_share(network, self.inputs, self.valid)
+        if share == 1.0:
+            return network
+        trainer.say(
+            "info",
+            f"the forecast is {share:.0%} the network's and {1 - share:.0%} the linear path's: its"
+            f" error on validation windows is {1 - ratio:.1%} less than the network's alone",
+        )
+        network, self._known = copy.deepcopy(network), None
+        network.average_with_linear(share)
+        return network
 
     def _last_calibration(self, network: ForecastNetwork, trainer: Trainer) -> Calibration:
         if self._known is not None and self._known[0] is trainer.best.weights:

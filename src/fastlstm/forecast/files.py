@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import FormatError
 from fastlstm.forecast.calibration import LEVELS, Calibration, require_known
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.calendar import calendar_names
 from fastlstm.forecast.data.series_scale import SeriesScale
 from fastlstm.forecast.data.splits import Scaler
 from fastlstm.forecast.data.timeline import Frequency
@@ -230,7 +231,8 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
     columns = tuple(stored_text(name, "a column") for name in values["columns"])
     num = sizes.num_targets + sizes.num_past + sizes.num_future
     ahead = columns[len(columns) - sizes.num_future :]
-    if len(set(columns)) != num or len(columns) != num or ahead != config.future:
+    known = (*config.future, *calendar_names(config.calendar or ()))
+    if len(set(columns)) != num or len(columns) != num or ahead != known:
         raise ValueError(
             f"its {len(columns)} columns are not the {num} that {CONFIG_FILE} describes"
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastlstm.errors import DataError, Setting, counted
 from fastlstm.forecast.calibration import answer, require_known
+from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import read_windows
@@ -150,12 +151,15 @@ class Forecasts:
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""
-        if self.future is None:
-            return None
         stored, sizes = self.stored, self.stored.network.config
+        if not sizes.num_future:
+            return None
         series = self.dataset.table.segments.series[segments]
         times = _times_ahead(self.dataset, segments, sizes.horizon)
-        known = future_covariates(self.future, self.dataset, stored.schema, series, times)
+        known = calendar_values(self.dataset, times, stored.config.calendar or ())
+        if self.future is not None:
+            given = future_covariates(self.future, self.dataset, stored.schema, series, times)
+            known = np.concatenate([given, known], -1)
         place = sizes.num_targets + sizes.num_past
         return (known - stored.scaler.mean[place:]) / stored.scaler.std[place:]
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastlstm.distributed.shards import Shards
 from fastlstm.errors import ConfigError, DataError, Message, Setting
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.calendar import MAX_ROWS
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.splits import Split
@@ -26,8 +27,23 @@ HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
 """Peak learning rates, measured on ETTh1 at H = 128 (docs/log.md)."""
+MIN_CALENDAR_GAIN = 0.01
+"""Of the error of the linear path on validation windows, from which a calendar is taken."""
 _SHARE_OF_SHORT = 0.1
 """Of the series, too short for the input that is chosen where none is asked for."""
+
+
+def can_choose_calendar(config: ForecastConfig, dataset: SeriesDataset) -> bool:
+    """Returns whether a calendar may be added: to a table of one target that fits into memory and
+    has no other future covariates."""
+    is_plain = len(dataset.roles.target) == 1 and not dataset.roles.future
+    return is_plain and config.linear is not False and dataset.table.num_rows <= MAX_ROWS
+
+
+def starts_linear(config: ForecastConfig, sizes: ForecasterConfig) -> bool:
+    """Returns whether training begins with the forecast of the linear path, and the LSTM learns
+    what is left; else the path is averaged with the trained LSTM."""
+    return config.linear is True or sizes.num_targets == 1
 
 
 def choose_architecture(
@@ -55,7 +71,8 @@ def choose_architecture(
     names = {f.name for f in fields(ForecasterConfig)}
     is_stateful = config.tbptt is not None
     chosen = {"input_size": input_size, "patch": patch, "stateful": is_stateful}
-    is_wanted = len(roles.target) == 1 if config.linear is None else config.linear
+    is_open = len(roles.target) == 1 or config.decoder == "direct"
+    is_wanted = is_open if config.linear is None else config.linear
     is_linear = is_wanted and not is_stateful and config.output != "negative_binomial"
     chosen["linear"] = is_linear and input_size <= MAX_LAGS
     return ForecasterConfig(

@@ -8,6 +8,7 @@ for Time Series Forecasting?", NLinear).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,20 +29,39 @@ _MAX_FUTURE = 1 << 13
 _LEAST = 1e-4
 """Penalty of future covariates, whose deviation is 1."""
 _SIZE = 256
+MAX_AVERAGED = 1024
+"""Validation windows that decide on an average with the linear path."""
+_SHARES = tuple(k / 20 for k in range(21))
 _ALPHAS = tuple(10.0**k for k in range(-6, 3))
 """Penalties over the mean of the squared lags."""
 
 
+class Ridge(NamedTuple):
+    """Weights of a linear forecast.
+
+    Attributes:
+        weight: of the last lags, ``(h, lags)``.
+        bias: shape ``(h,)``.
+        future: of the numbers among the future covariates of the step, ``(h, F)``.
+        error: mean absolute error on validation windows; infinite without any.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    future: Tensor
+    error: float
+
+
 @torch.no_grad()
-def fit_ridge(
+def fit_ridges(
     network: ForecastNetwork,
     inputs: ScaledWindows,
     train: WindowIndex,
     valid: WindowIndex,
     has_future: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns weights ``(h, L)`` and bias ``(h,)`` of a target's forecast from its last L lags, and
-    weights ``(h, F)`` of the numbers among the future covariates of the step.
+) -> list[Ridge]:
+    """Returns ridge regressions of a target on its last L lags: of lags alone, and with the future
+    covariates of the step.
 
     All are normalised as the network does. The penalty is the one with the least error on
     validation windows. Solved for up to 32,768 windows of single targets, evenly spread over the
@@ -55,26 +75,57 @@ def fit_ridge(
         inputs: the table.
         train: training windows.
         valid: validation windows.
-        has_future: try future covariates too; their weights are 0 where the error on validation
-            windows is less without them.
+        has_future: also solve the second one, where there are numbers known ahead.
     """
     moments = _Moments(network, has_future)
     for x, f, y in _rows(network, inputs, train, _MAX_ROWS):
         moments.add(x, f, y)
     moments.center()
     parts = list(_rows(network, inputs, valid, _MAX_VALID_ROWS))
-    tried = [(0, alpha) for alpha in _ALPHAS]
-    if moments.num_future:
-        tried += [(moments.num_future, alpha) for alpha in _ALPHAS]
-    best, least = moments.solution(0, _ALPHAS[-1]), float("inf")
-    for num_future, alpha in tried:
-        weight, bias, future = found = moments.solution(num_future, alpha)
-        errors = [
-            (x[:, 1:] @ weight.T + bias + (f * future).sum(-1) - y).abs().sum() for x, f, y in parts
-        ]
-        if parts and (error := float(sum(errors))) < least:
-            best, least = found, error
-    return best
+    found = []
+    for num_future in sorted({0, moments.num_future}):
+        tried = [_with_error(moments.solution(num_future, alpha), parts) for alpha in _ALPHAS]
+        found.append(min(reversed(tried), key=lambda ridge: ridge.error))
+    return found
+
+
+def _with_error(
+    solution: tuple[Tensor, Tensor, Tensor], parts: list[tuple[Tensor, Tensor, Tensor]]
+) -> Ridge:
+    """Returns a solution with its error on `parts`, see `_rows`."""
+    weight, bias, future = solution
+    total, count = 0.0, 0
+    for x, f, y in parts:
+        error = x[:, 1:] @ weight.T + bias + (f * future).sum(-1) - y
+        total, count = total + float(error.abs().sum()), count + error.numel()
+    return Ridge(weight, bias, future, total / count if count else float("inf"))
+
+
+@torch.no_grad()
+def best_share(
+    network: ForecastNetwork, inputs: ScaledWindows, valid: WindowIndex
+) -> tuple[float, float]:
+    """Returns the share of a network's forecast in its average with the linear path's that has the
+    least loss on validation windows, and that loss over the loss of the network's forecast.
+
+    Args:
+        network: trained, with a linear path; on the CPU.
+        inputs: the table.
+        valid: validation windows, of which `MAX_AVERAGED` are read.
+    """
+    config, output = network.config, network.output
+    sums, at = torch.zeros(len(_SHARES), dtype=torch.float64), output.locations
+    for values, statics in inputs.read(valid.rows(MAX_AVERAGED), config, _SIZE):
+        whole, linear = network(values, statics), network.linear_forecast(values)
+        target = values[:, config.input_size :, : config.num_targets]
+        is_there = ~target.isnan()
+        for n, share in enumerate(_SHARES):
+            average = whole.clone()
+            average[..., at] = torch.lerp(linear[..., None], whole[..., at], share)
+            losses = output.loss(average, target.nan_to_num(0.0))
+            sums[n] += losses[is_there].double().sum()
+    best = int(sums.argmin())
+    return _SHARES[best], float(sums[best] / sums[-1])
 
 
 class _Moments:
@@ -160,7 +211,7 @@ class RidgeForecast:
                 split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
                 for part in ("train", "valid")
             )
-            self._weight, self._bias, _ = fit_ridge(network, inputs, train, valid)
+            self._weight, self._bias = fit_ridges(network, inputs, train, valid)[0][:2]
 
     def forecast(self, values: Tensor) -> NDArray[np.float32]:
         """Returns the forecasts ``(B, h, C)`` of scaled windows ``(B, L + h, columns)``."""

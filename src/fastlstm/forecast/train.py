@@ -18,6 +18,7 @@ from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.data.calendar import calendar_parts, with_calendar
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -27,8 +28,15 @@ from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import StoredForecaster, read_options
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.plan import LEARNING_RATES, note_of_short_series, training_loader
-from fastlstm.forecast.ridge import fit_ridge
+from fastlstm.forecast.plan import (
+    LEARNING_RATES,
+    MIN_CALENDAR_GAIN,
+    can_choose_calendar,
+    note_of_short_series,
+    starts_linear,
+    training_loader,
+)
+from fastlstm.forecast.ridge import Ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size
 from fastlstm.forecast.step_time import step_seconds
 from fastlstm.forecast.table_schema import apply_schema
@@ -178,10 +186,15 @@ class _Session(RunSession):
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
-        dataset = self._prepare(frame, config, checkpoint, base)
+        read = (
+            config if base is None else dataclasses.replace(config, calendar=base.config.calendar)
+        )
+        dataset = self._prepare(frame, read, checkpoint, base)
         self.mark()
         split = _split(dataset, config)
+        linear = None
         if base is None and checkpoint is None:
+            config, dataset, linear = self._with_calendar(config, dataset, split)
             config = self._with_size(config, dataset, split, device)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
@@ -196,11 +209,14 @@ class _Session(RunSession):
         shards, of = self.shards(config), (config, sizes, dataset.table, split)
         loader = training_loader(*of, self.loader_stop, shards)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        if base is None and checkpoint is None:
-            self._set_linear(network, inputs, split, valid)
+        if base is None and checkpoint is None and sizes.linear:
+            self._set_linear(
+                network, inputs, split, valid, linear, is_start=starts_linear(config, sizes)
+            )
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
+        closing.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
         task = make_task(config, network, inputs, loader, valid, device, closing)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
@@ -219,16 +235,55 @@ class _Session(RunSession):
         self.world.shared((closing.stored, result))
         return Trained(closing.stored, dataset, inputs, result)
 
+    def _with_calendar(
+        self, config: ForecastConfig, dataset: SeriesDataset, split: Split
+    ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
+        """Returns the options and the table with the calendar, if it lowers the error of the linear
+        path on validation windows, and that path."""
+        parts: tuple[str, ...] = ()
+        if config.calendar is None and can_choose_calendar(config, dataset):
+            parts = calendar_parts(dataset, split.train_ends)
+        if not parts:
+            return config, dataset, None
+        with self.part_of_setup("the calendar"):
+            extended = with_calendar(dataset, parts)
+            stored = untrained_forecaster(config, config, extended, split)
+            inputs, sizes = apply_schema(extended, stored), stored.network.config
+            if not sizes.linear:
+                return config, dataset, None
+            train, valid = (
+                split.windows(extended.table, part, sizes.input_size, sizes.horizon)
+                for part in ("train", "valid")
+            )
+            alone, *others = fit_ridges(stored.network, inputs, train, valid, has_future=True)
+        best = next((r for r in others if r.error < (1 - MIN_CALENDAR_GAIN) * alone.error), None)
+        if best is None:
+            return dataclasses.replace(config, calendar=()), dataset, alone
+        gain = 1 - best.error / alone.error
+        self.notes.append(
+            f"the calendar ({', '.join(parts)}) lowers the linear path's error on validation by"
+            f" {gain:.1%}: its columns are future covariates, which a server and an exported"
+            " model take as inputs"
+        )
+        return dataclasses.replace(config, calendar=parts), extended, best
+
     def _set_linear(
-        self, network: ForecastNetwork, inputs: ScaledWindows, split: Split, valid: WindowIndex
+        self,
+        network: ForecastNetwork,
+        inputs: ScaledWindows,
+        split: Split,
+        valid: WindowIndex,
+        known: Ridge | None,
+        is_start: bool,
     ) -> None:
-        """Sets the linear path to ridge regression."""
+        """Sets the linear path to ridge regression, which may be known."""
         sizes = network.config
-        if not sizes.linear:
-            return
         with self.part_of_setup("the linear path"):
-            train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
-            network.set_linear(*fit_ridge(network, inputs, train, valid, has_future=True))
+            if known is None:
+                train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
+                found = fit_ridges(network, inputs, train, valid, has_future=True)
+                known = min(found, key=lambda ridge: ridge.error)
+            network.set_linear(known.weight, known.bias, known.future, is_start)
 
     def _with_size(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device

@@ -26,7 +26,7 @@ COMPRESSED_VERSION = FORMAT_VERSION + 1
 """Of the config.json of a compressed run: one that has the key "compression"."""
 OPTIONS_OF_TABLES = frozenset(
     {
-        *("balance", "bidirectional", "categorical", "channels", "decoder", "disorder"),
+        *("balance", "bidirectional", "calendar", "categorical", "channels", "decoder", "disorder"),
         *("duplicates", "evaluations", "future", "gaps", "hidden_size", "horizon", "ignore"),
         *(
             "input_size",

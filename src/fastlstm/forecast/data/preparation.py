@@ -11,6 +11,7 @@ from fastlstm.errors import DataError, Setting
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest
@@ -43,10 +44,11 @@ def prepare(
         on_progress: called with bytes done and the total in bytes, or None.
         dtype: of stored values.
         like: timeline of a table that this one must match, or None.
-        roles: of the columns; default those of `config`.
+        roles: of the columns; default those of `config`, whose calendar is added.
     """
     options = prepare_options(config, dtype, like, roles)
-    return prepare_table(frame, options, config.cache_dir, on_progress)
+    dataset = prepare_table(frame, options, config.cache_dir, on_progress)
+    return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
 
 
 def prepare_options(

@@ -31,7 +31,7 @@ from fastlstm.nn.linear import Linear
 from fastlstm.nn.lstm import LSTM
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
-LINEAR = ("linear_weight", "linear_bias", "linear_future")
+LINEAR = ("linear_weight", "linear_bias", "linear_share", "linear_future")
 """Buffers of the linear path, which training leaves as they are."""
 
 
@@ -69,6 +69,7 @@ class ForecastNetwork(nn.Module):
 
     linear_weight: Tensor
     linear_bias: Tensor
+    linear_share: Tensor
     linear_future: Tensor
 
     def __init__(self, config: ForecasterConfig) -> None:
@@ -105,6 +106,7 @@ class ForecastNetwork(nn.Module):
         if config.linear:
             self.register_buffer("linear_weight", torch.zeros(config.horizon, config.input_size))
             self.register_buffer("linear_bias", torch.zeros(config.horizon))
+            self.register_buffer("linear_share", torch.ones(1))
             if self.future.num_numbers:
                 each = torch.zeros(config.horizon, self.future.num_numbers)
                 self.register_buffer("linear_future", each)
@@ -115,9 +117,6 @@ class ForecastNetwork(nn.Module):
         bound = self.config.hidden_size**-0.5
         for weight in (self.cell_ih.weight, self.cell_hh.weight, self.cell_ih.bias):
             nn.init.uniform_(weight, -bound, bound)
-        if self.config.linear:  # training begins with the linear forecast
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
 
     def forward(self, values: Tensor, statics: Tensor | None = None) -> Tensor:
         """Returns the parameters of the output, shape ``(B, h, C, num_parameters)``.
@@ -143,7 +142,7 @@ class ForecastNetwork(nn.Module):
         is_there = ~values[:, :L, :C].isnan() if config.has_missing else None
         targets, shift, scale = self.normalised(values[:, :L, :C])
         ahead = values[:, L:, C + config.num_past :]
-        linear = self.linear(targets, ahead) if config.linear else None
+        linear = self.linear_share * self.linear(targets, ahead) if config.linear else None
         static = None if self.static is None else self.static(self.statics(statics))
         _, state = self._run(targets, is_there, self.past(values[:, :L, C:]), static)
         queries = self._queries(ahead, static)
@@ -178,13 +177,45 @@ class ForecastNetwork(nn.Module):
         return own
 
     @torch.no_grad()
-    def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor) -> None:
+    def linear_forecast(self, values: Tensor) -> Tensor:
+        """Returns the forecast of the linear path alone, ``(B, h, C)``; see `forward`."""
+        L, C = self.config.input_size, self.config.num_targets
+        targets, shift, scale = self.normalised(values[:, :L, :C])
+        ahead = self.linear(targets, values[:, L:, C + self.config.num_past :])
+        return ahead * scale[:, None] + shift[:, None]
+
+    @torch.no_grad()
+    def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:
         """Sets the weights of the linear path: of lags ``(h, L)``, ``(h,)``, and of the numbers
-        among the future covariates of each step ``(h, F)``."""
+        among the future covariates of each step ``(h, F)``.
+
+        Args:
+            weight: of lags.
+            bias: of steps.
+            future: of future covariates.
+            is_start: training begins with the linear forecast; else it has no share in it.
+        """
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
         if self.future.num_numbers:
             self.linear_future.copy_(future)
+        self.linear_share.fill_(float(is_start))
+        if is_start:
+            self.zero_head()
+
+    @torch.no_grad()
+    def zero_head(self) -> None:
+        """Makes the forecast that of the linear path."""
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @torch.no_grad()
+    def average_with_linear(self, share: float) -> None:
+        """Makes the forecast ``share`` of what it was and ``1 - share`` of the linear path's."""
+        for parameters in (self.head.weight, self.head.bias):
+            of_values = parameters.view(-1, self.output.num_parameters, *parameters.shape[1:])
+            of_values[:, self.output.locations] *= share
+        self.linear_share.mul_(share).add_(1 - share)
 
     @torch.no_grad()
     def answers(self, values: Tensor, statics: Tensor | None = None) -> Tensor:

@@ -27,12 +27,14 @@ class Output(ABC):
     Attributes:
         num_parameters: numbers per forecast value.
         center_at: number of the point forecast among them.
+        locations: those that move with the values; all, or the location of a distribution.
         is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
     """
 
     num_parameters: int
     center_at = 0
+    locations = slice(None)
     is_calibrated = True
     counts = False
 
@@ -110,6 +112,7 @@ class StudentT(Output):
 
     num_parameters = 3
     center_at = 1
+    locations = slice(1, 2)
 
     def loss(self, parameters: Tensor, target: Tensor) -> Tensor:
         degrees, location, scale = self.read(parameters)

@@ -1,0 +1,121 @@
+"""Calendar covariates: sines and cosines of the hour, the weekday and the day of the year.
+
+They are future covariates that follow from the time column: harmonics of a period, as in harmonic
+regression (Hyndman & Athanasopoulos 2021, "Forecasting: Principles and Practice", section 7.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastlstm.errors import DataError
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.table import Table
+
+_DAY_US = 86_400_000_000
+_HARMONICS = {"hour": 2, "weekday": 3, "year": 2}
+"""Sines and cosines of each period; three harmonics are all that seven days have."""
+_PERIODS_US = {"hour": _DAY_US, "weekday": 7 * _DAY_US, "year": round(365.25 * _DAY_US)}
+_MIN_PERIODS, _STEPS_PER_PERIOD = 2, 4
+_MONDAY_US = 4 * _DAY_US
+"""A Monday: 1970-01-05."""
+MAX_ROWS = 1 << 22
+"""Of a table whose calendar is chosen: the columns are held in memory."""
+
+
+def calendar_names(parts: Sequence[str]) -> tuple[str, ...]:
+    """Returns the columns of some parts of a calendar, in their order."""
+    return tuple(
+        f"{part}_{wave}{number}"
+        for part in parts
+        for number in range(1, _HARMONICS[part] + 1)
+        for wave in ("sin", "cos")
+    )
+
+
+def calendar_parts(dataset: SeriesDataset, train_ends: NDArray[np.int64]) -> tuple[str, ...]:
+    """Returns the parts that training rows can teach: two periods or more of four steps or more.
+
+    Args:
+        dataset: a table.
+        train_ends: end of the training rows in every segment.
+    """
+    if not dataset.has_clock:
+        return ()
+    segments = dataset.table.segments
+    used = np.flatnonzero(train_ends > segments.first_rows)
+    starts, rows = segments.start_times[used], (train_ends - segments.first_rows)[used]
+    step_us = int(dataset.frequency.after(0, 2)[1])
+    span_us = int((starts + rows * step_us).max() - starts.min())
+    return tuple(
+        part
+        for part, period_us in _PERIODS_US.items()
+        if _MIN_PERIODS * period_us <= span_us and _STEPS_PER_PERIOD * step_us <= period_us
+    )
+
+
+def calendar_values(
+    dataset: SeriesDataset, times: NDArray[np.int64], parts: Sequence[str]
+) -> NDArray[np.float32]:
+    """Returns the columns of `calendar_names` at times of a table, ``(*times.shape, F)``.
+
+    Times are as the table stores them; hours are those of its time zone.
+    """
+    if dataset.time_zone is not None and not dataset.is_wall:
+        zoned = pa.array(times.reshape(-1)).cast(pa.timestamp("us", dataset.time_zone))
+        local = pc.local_timestamp(zoned).cast(pa.int64()).to_numpy()
+        times = local.reshape(times.shape)
+    values = np.empty((*times.shape, len(calendar_names(parts))), dtype=np.float32)
+    place = 0
+    for part in parts:
+        period_us = _PERIODS_US[part]
+        phase = (times - _MONDAY_US) % period_us * (2 * np.pi / period_us)
+        for number in range(1, _HARMONICS[part] + 1):
+            values[..., place] = np.sin(number * phase)
+            values[..., place + 1] = np.cos(number * phase)
+            place += 2
+    return values
+
+
+def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset:
+    """Returns a table with the columns of `calendar_names` as its last future covariates.
+
+    Raises:
+        DataError: it has no times, or a column of such a name.
+    """
+    if not parts:
+        return dataset
+    names, table = calendar_names(parts), dataset.table
+    if not dataset.has_clock:
+        raise DataError(
+            f"{dataset.name} has no column of times, which the calendar ({', '.join(parts)}) needs"
+        )
+    if both := set(names).intersection(table.columns):
+        raise DataError(
+            f"{dataset.name} has a column '{min(both)}', which is a name of the calendar; rename it"
+        )
+    values = np.empty((table.num_rows, len(table.columns) + len(names)), dtype=np.float32)
+    values[:, : len(table.columns)] = table.rows(0, table.num_rows)
+    segments = table.segments
+    of_segments = zip(segments.start_times, segments.first_rows, segments.num_rows, strict=True)
+    for start, first, count in of_segments:
+        times = dataset.frequency.after(int(start), int(count))
+        rows = slice(int(first), int(first + count))
+        values[rows, len(table.columns) :] = calendar_values(dataset, times, parts)
+    num = values.shape[1]
+    origin = np.zeros((len(table.origin), num))
+    origin[:, : len(table.columns)] = table.origin
+    scale, offset = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
+    columns = (*table.columns, *names)
+    future = (*dataset.roles.future, *names)
+    return replace(
+        dataset,
+        table=Table(values, columns, segments, scale, offset, origin),
+        roles=replace(dataset.roles, future=future),
+    )

@@ -1,0 +1,108 @@
+"""The calendar: future covariates that follow from the time column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from fastlstm import Forecaster
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.window_forecaster import load_window_forecaster
+
+QUICK: dict[str, Any] = {
+    "horizon": 4, "input_size": 8, "hidden_size": 8, "steps": 2, "split": (300, 100, 100),
+}  # fmt: skip
+
+
+def daily(effect: float, rows: int = 500, zone: str | None = None, freq: str = "D") -> Any:
+    """Noise, with an effect of Saturdays and Sundays of a random half of the weeks' size."""
+    rng = np.random.default_rng(0)
+    times = pandas.date_range("2021-03-01", periods=rows, freq=freq, tz=zone)
+    weekend = (times.day_of_week >= 5).astype(float)
+    return pandas.DataFrame({"ds": times, "y": rng.normal(size=rows) + effect * weekend})
+
+
+def columns_of(frame: Any, *parts: str) -> Any:
+    """Returns times and calendar of a table."""
+    dataset = Forecaster(**QUICK, calendar=parts).fit(frame).dataset_
+    values = dataset.table.rows(0, dataset.table.num_rows)[:, 1:]
+    return pandas.DataFrame(values, columns=dataset.table.columns[1:])
+
+
+def test_columns_are_sines_of_local_time() -> None:
+    times = pandas.date_range("2021-03-01", periods=500, freq="h", tz="UTC")
+    frame = pandas.DataFrame({"ds": times.tz_convert("Europe/Berlin"), "y": np.arange(500.0) % 7})
+    found, local = columns_of(frame, "weekday", "hour"), times.tz_convert("Europe/Berlin")
+    hour = 2 * np.pi * local.hour / 24
+    week = 2 * np.pi * (local.day_of_week + local.hour / 24) / 7
+    assert list(found)[:4] == ["hour_sin1", "hour_cos1", "hour_sin2", "hour_cos2"]
+    np.testing.assert_allclose(found["hour_sin1"], np.sin(hour), atol=1e-6)
+    np.testing.assert_allclose(found["hour_cos2"], np.cos(2 * hour), atol=1e-6)
+    np.testing.assert_allclose(found["weekday_sin3"], np.sin(3 * week), atol=1e-6)
+    assert len(found.columns) == 4 + 6
+
+
+def test_a_year_of_365_and_a_quarter_days() -> None:
+    found = columns_of(daily(0.0), "year")
+    days = np.arange(500) + (pandas.Timestamp("2021-03-01") - pandas.Timestamp("1970-01-05")).days
+    np.testing.assert_allclose(found["year_cos2"], np.cos(4 * np.pi * days / 365.25), atol=1e-5)
+
+
+def test_a_calendar_that_explains_the_validation_part_is_taken() -> None:
+    notes: list[str] = []
+    model = Forecaster(
+        **QUICK | {"input_size": 2},
+        observers=[lambda event: notes.append(str(event.get("text")))],
+    ).fit(daily(3.0))
+    assert model.stored_.config.calendar == ("weekday",)
+    assert any("the calendar (weekday) lowers" in note for note in notes)
+    scores = model.backtest()
+    assert scores["forecaster"]["mae"] < 0.8 * scores["ridge"]["mae"]
+
+
+def test_a_calendar_without_effect_is_left_out() -> None:
+    model = Forecaster(**QUICK).fit(daily(0.0))
+    assert model.stored_.config.calendar == ()
+    assert model.network_.config.num_future == 0
+
+
+def test_forecasts_follow_the_calendar_after_the_table_ends(tmp_path: Any) -> None:
+    frame = daily(8.0)
+    model = Forecaster(**QUICK | {"input_size": 2}).fit(frame)
+    model.save(tmp_path / "model")
+    again = Forecaster.load(tmp_path / "model")
+    for rows in (494, 500):  # ends on a Thursday and on a Wednesday
+        table = again.predict(frame[:rows])
+        is_weekend = table["ds"].dt.day_of_week >= 5
+        assert (table["y"][is_weekend] > 5).all()
+        assert (table["y"][~is_weekend] < 3).all()
+    np.testing.assert_array_equal(again.predict(frame)["y"].to_numpy(), model.predict()["y"])
+    again.partial_fit(frame)
+    assert again.network_.config.num_future == 6
+    served = load_window_forecaster(tmp_path / "model")
+    assert served.future.names[0] == "weekday_sin1"
+
+
+def test_chosen_by_name_or_off() -> None:
+    assert Forecaster(**QUICK, calendar="none").fit(daily(8.0)).stored_.config.calendar == ()
+    frame = daily(0.0)
+    frame["plan"] = 1.0 * (np.arange(500) % 3)
+    both = Forecaster(**QUICK, calendar="weekday", future=("plan",)).fit(frame)
+    assert both.dataset_.table.columns[:3] == ("y", "plan", "weekday_sin1")
+    ahead = pandas.DataFrame(
+        {"ds": pandas.date_range(frame["ds"].iloc[-1], periods=5)[1:], "plan": 1.0}
+    )
+    assert len(both.predict(future=ahead)) == 4
+
+
+def test_what_it_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="'month', expected some of hour, weekday, year, or none"):
+        Forecaster(**QUICK, calendar="month").fit(daily(0.0))
+    with pytest.raises(DataError, match="no column of times"):
+        Forecaster(**QUICK, calendar="hour").fit(np.arange(500.0) % 7)
+    frame = daily(0.0).assign(weekday_sin1=0.0)
+    with pytest.raises(DataError, match="rename it"):
+        Forecaster(**QUICK, calendar="weekday").fit(frame)
