@@ -97,8 +97,8 @@ BENCHMARKS = (
     ),
     Benchmark(
         "forecast_peer",
-        "time to the best validation loss beside neuralforecast's LSTM",
-        "forecast_peer.py {table} --peer-python {forecast_python}",
+        "errors of forecasts beside ridge, naive forecasts and neuralforecast's models",
+        "forecast_peer.py {tables} --peer-python {forecast_python}",
         "forecast_peer.jsonl",
     ),
     Benchmark("cudnn_steps", "torch's LSTM on a GPU", "cudnn_steps.py", "cudnn.jsonl"),

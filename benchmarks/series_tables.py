@@ -103,24 +103,23 @@ def forecast_page(folder: Path) -> list[str]:
 
 
 def peer_page(folder: Path) -> list[str]:
-    rows: list[Row] = stored_rows(folder / "forecast_peer.jsonl", "table", "horizon")
+    rows: list[Row] = stored_rows(folder / "forecast_peer.jsonl", "set")
     if not rows:
         return []
-    row = rows[-1]
-    peer, own, reached = row["peer"], row["fastlstm"], row["reached_s"]
-    sooner = (
-        f"fastlstm reached that loss after {reached:.1f} s,"
-        f" {row['peer_best_s'] / reached:.1f}x sooner"
-        if reached is not None
-        else "fastlstm did not reach that loss"
-    )
-    return [
-        f"neuralforecast's LSTM on {row['table']}, {row['horizon']} steps ahead from"
-        f" {row['input_size']}, {row['seconds']} s each, in one run: its best validation loss,"
-        f" {row['peer_best']:.4f}, came after {row['peer_best_s']:.1f} s; {sooner}, and"
-        f" {min(point[2] for point in own['curve']):.4f} in the end. Test MSE {peer['mse']:.4f}"
-        f" against {own['mse']:.4f}.",
+    kinds = ("forecaster", "ridge", "seasonal_naive", "DLinear", "NHITS", "LSTM")
+    row = rows[0]
+    lines = [
+        f"Mean absolute error in training deviations, {row['seconds']} s each, medians of"
+        f" {row['seeds']} seeds, beside simple forecasts and neuralforecast's models; share of the"
+        " values within 80 and 95 % intervals, least and most of the steps.",
         "",
-        "By `python benchmarks/forecast_peer.py`.",
-        "",
+        "| set | fastlstm | ridge | seasonal naive | DLinear | NHITS | LSTM | 80 % | 95 % |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+    for row in rows:
+        errors = [f"{row['mae'][kind]:.4f}" if kind in row["mae"] else "" for kind in kinds]
+        for level in ("80", "95"):
+            steps = [share for run in row["runs"] for share in run["coverage"][level]]
+            errors.append(f"{100 * min(steps):.0f} to {100 * max(steps):.0f}")
+        lines.append(f"| {row['set']} | {' | '.join(errors)} |")
+    return [*lines, "", "By `python benchmarks/forecast_peer.py`.", ""]
