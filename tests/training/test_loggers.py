@@ -44,21 +44,21 @@ class Kept(TrackerLogger):
         self.rows: list[tuple[int, dict[str, Any]]] = []
         self.ends: list[str] = []
 
-    def _fail(self, method: str) -> None:
+    def _fails(self, method: str) -> None:
         if self.fails == method:
             raise RuntimeError(f"no connection with key {SECRET}\nand more")
 
     def _open(self, library: Any, project: str, name: str | None, configuration: Any) -> str:
-        self._fail("open")
+        self._fails("open")
         self.opened.append((self._id, self._is_resumed, project, name, configuration))
         return f"https://somewhere/{SECRET}"
 
     def _log(self, step: int, row: Any) -> None:
-        self._fail("log")
+        self._fails("log")
         self.rows.append((step, row))
 
     def _close(self) -> None:
-        self._fail("close")
+        self._fails("close")
         self.ends.append(self._end)
 
 
@@ -118,7 +118,7 @@ def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPa
             may_go_on.wait(60)
 
     assert trainer_of(LinearTask(), events, callbacks=[Hanging()]).fit().steps == 10
-    assert "had not taken everything 0.05 s after the end" in warnings_of(events)[0]
+    assert "had not sent everything 0.05 s after the end" in warnings_of(events)[0]
     events.clear()
     monkeypatch.setattr(loggers, "_MAX_WAITING", 2)
     assert trainer_of(LinearTask(), events, callbacks=[Hanging()]).fit().steps == 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import ConfigError, RunDirectoryError, counted
 from fastlstm.monitor.overlay import COLOURS
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-By = Literal["seconds", "chars"]
 _CEILING_RATIO = 1.25
 """Ceilings that differ by more are not of one quiet machine."""
 _MIN_OTHERS = 0.1

@@ -10,6 +10,7 @@ import re
 import secrets
 import shlex
 import sys
+import textwrap
 import threading
 import time
 from contextlib import suppress
@@ -30,6 +31,8 @@ Row = dict[str, float | str]
 _MAX_WAITING = 10_000
 _CLOSE_S = 30.0
 """Time that a tracker has at the end of a run for the rows that wait."""
+_INIT_S = 60.0
+"""Time that W&B's server has to answer; W&B waits for it at the end of the process too."""
 _TAG = "fastlstm.id"
 _MAX_PARAMS, _MAX_KEY, _MAX_VALUE = 100, 250, 500
 """Params of one request, and characters of a key and a value, that every MLflow store accepts."""
@@ -56,7 +59,8 @@ class TrackerLogger(Callback):
     def __init__(self, project: str | None = None, name: str | None = None) -> None:
         _package(self.package)
         self._project, self._name = project, name
-        self._id, self._is_resumed, self._failure = "", False, ""
+        self._id, self._is_resumed = "", False
+        self._failure, self._is_told, self._where, self._end = "", False, "", ""
         self._thread: threading.Thread | None = None
 
     def on_begin(self, trainer: Trainer) -> None:
@@ -79,7 +83,7 @@ class TrackerLogger(Callback):
         try:
             self._rows.put_nowait((int(step), row))
         except queue.Full:
-            self._failure = f"{_MAX_WAITING:,} rows wait for it"
+            self._fail(f"{_MAX_WAITING:,} rows wait for it")
 
     def on_end(self, trainer: Trainer) -> None:
         if self._thread is None:
@@ -89,7 +93,7 @@ class TrackerLogger(Callback):
             self._rows.put(None, timeout=0.0 if self._failure else _CLOSE_S)
             self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive() and not self._failure:
-            self._failure = f"it had not taken everything {_CLOSE_S:g} s after the end of the run"
+            self._failure = f"had not sent everything {_CLOSE_S:g} s after the end of the run"
         self._tell(trainer)
         self._thread, self._id, self._is_resumed = None, "", False
 
@@ -112,7 +116,7 @@ class TrackerLogger(Callback):
             trainer.say("info", redacted(f"{name}: {where}"))
         if self._failure and not self._is_told:
             self._is_told = True
-            trainer.say("warning", f"{name} stopped: {self._failure}; the run continues without it")
+            trainer.say("warning", f"{name} {self._failure}")
 
     def _work(self, run: str | None, configuration: Row) -> None:
         try:
@@ -123,8 +127,11 @@ class TrackerLogger(Callback):
                 self._log(*row)
             self._close()
         except Exception as error:  # whatever a tracker raises
-            text = str(error).strip().partition("\n")[0]
-            self._failure = redacted(f"{type(error).__name__}: {text[:300]}".removesuffix(": "))
+            text = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+            self._fail(textwrap.shorten(redacted(text).removesuffix(": "), 200, placeholder=" …"))
+
+    def _fail(self, why: str) -> None:
+        self._failure = f"stopped: {why}; the run continues without it"
 
     def _open(self, library: Any, project: str, name: str | None, configuration: Row) -> str:
         """Begins or continues the run; returns where it is, or the command that shows it."""
@@ -156,6 +163,7 @@ class WandbLogger(TrackerLogger):
         settings = library.Settings(
             silent=True, console="off", x_disable_stats=True, x_disable_meta=True,
             x_save_requirements=False, disable_git=True, save_code=False,
+            init_timeout=_INIT_S,
         )  # fmt: skip
         self._run = library.init(
             id=self._id, name=name, project=project, config=configuration, resume="allow",
