@@ -57,9 +57,12 @@ if TYPE_CHECKING:
     from fastlstm.text.config import TrainConfig
     from fastlstm.text.lm import LM
     from fastlstm.text.train import train
+    from fastlstm.training.alerts import Alerts
     from fastlstm.training.callbacks import Callback
+    from fastlstm.training.loggers import MlflowLogger, TrackioLogger, WandbLogger
 
 _HOMES = {
+    "Alerts": "fastlstm.training.alerts",
     "Callback": "fastlstm.training.callbacks",
     "CompressConfig": "fastlstm.compression.options",
     "CompressReport": "fastlstm.compression.report",
@@ -68,9 +71,12 @@ _HOMES = {
     "Forecaster": "fastlstm.forecast.forecaster",
     "LM": "fastlstm.text.lm",
     "LSTM": "fastlstm.nn.lstm",
+    "MlflowLogger": "fastlstm.training.loggers",
     "SequenceClassifier": "fastlstm.sequence.estimators",
     "SequenceRegressor": "fastlstm.sequence.estimators",
+    "TrackioLogger": "fastlstm.training.loggers",
     "TrainConfig": "fastlstm.text.config",
+    "WandbLogger": "fastlstm.training.loggers",
     "accelerate": "fastlstm.nn.convert",
     "compress": "fastlstm.compression.compress",
     "export": "fastlstm.exchange.export",
@@ -89,6 +95,7 @@ _HOMES = {
 __all__ = [
     "LM",
     "LSTM",
+    "Alerts",
     "BudgetError",
     "Callback",
     "CompressConfig",
@@ -105,6 +112,7 @@ __all__ = [
     "ImportedRun",
     "KernelError",
     "MissingExtraError",
+    "MlflowLogger",
     "NonFiniteError",
     "PromptError",
     "QualityError",
@@ -114,8 +122,10 @@ __all__ = [
     "ShapeError",
     "Stopped",
     "StorageError",
+    "TrackioLogger",
     "TrainConfig",
     "UsageError",
+    "WandbLogger",
     "__version__",
     "accelerate",
     "compress",

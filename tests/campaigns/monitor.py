@@ -69,7 +69,7 @@ def children_s() -> float:
 def export(root: Path) -> None:
     out = root.parent / "page.html"
     command = [sys.executable, "-m", "fastlstm", "monitor", str(root), "--export", str(out)]
-    for label in ("cold", "warm", "warm", "warm"):
+    for label in ("first", "again"):
         before, began = children_s(), time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         wall, cpu = time.perf_counter() - began, children_s() - before
@@ -97,7 +97,7 @@ def live(root: Path, seconds: float, runs: int = 50) -> None:
         run = root / f"run{at}"
         run.mkdir(parents=True)
         locks.append(open(run / ".lock", "w", encoding="utf-8"))  # noqa: SIM115
-        fcntl.flock(locks[-1], fcntl.LOCK_EX)  # as a run that trains: its alerts are evaluated
+        fcntl.flock(locks[-1], fcntl.LOCK_EX)  # as a run that trains
         files.append(run / "metrics.jsonl")
         files[-1].write_text(event_line(START) + "".join(map(step, range(1, 10))), "utf-8")
     command = [sys.executable, "-m", "fastlstm", "monitor", str(root)]
@@ -150,10 +150,10 @@ def delay(port: int, path: Path) -> float:
     events.request("GET", "/events")
     answer = events.getresponse()
     body(answer)
-    word = f"alert-{random.random()}"
+    word = f"warning-{random.random()}"
     time.sleep(random.random())
     with open(path, "a", encoding="utf-8") as file:
-        file.write(event_line({"event": "alert", "text": word}))
+        file.write(event_line({"event": "message", "level": "warning", "text": word}))
     began = time.perf_counter()
     while word not in body(answer):
         pass

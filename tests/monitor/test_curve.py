@@ -40,20 +40,3 @@ def test_what_a_resumed_run_repeats_is_cut() -> None:
     assert list(curve.steps) == [0, 1, 2]
     assert curve.lowest_until(8.0, curve.seconds) == 4.0
     assert curve.lowest_until(-1.0, curve.seconds) is None
-
-
-def test_a_curve_is_stored_and_restored() -> None:
-    curve = curve_of([float(at % 7) for at in range(777)])
-    again = Curve.restored(curve.stored())
-    for one in (curve, again):
-        one.add(Point(777, 0.0, 0.0, 9.0))
-        one.add(Point(778, 0.0, 0.0, 9.0))
-    assert list(again) == list(curve)
-    for damaged in (b"", b"1", curve.stored()[:-8], b"\xff" * 56):
-        with pytest.raises(ValueError, match=r"not a|multiple"):
-            Curve.restored(damaged)
-
-
-def test_a_curve_of_huge_figures_is_restored() -> None:
-    curve = curve_of([1.7e308] * 9)
-    assert list(Curve.restored(curve.stored())) == list(curve)

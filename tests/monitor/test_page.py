@@ -33,7 +33,7 @@ def test_names_and_texts_of_runs_are_escaped(write_run: Any, tmp_path: Path) -> 
     evil = '<img src=x onerror="alert(1)">'
     run, other = write_run(evil.replace("/", ""), **{evil: evil}, source=evil), write_run("b")
     with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": "alert", "text": evil, "rule": evil}) + "\n")
+        file.write(json.dumps({"event": "message", "level": "warning", "text": evil}) + "\n")
     html = body(read(run, other), tmp_path)
     assert "<img" not in html
     assert "&lt;img" in html
@@ -45,7 +45,7 @@ def test_odd_values_do_not_break_the_page(write_run: Any, tmp_path: Path) -> Non
         keys = ("task", "unit", "model", "kernels", "vocab", "source", "device", "ceiling_gflops")
         path = write_run(f"odd{at}", **dict.fromkeys(keys, value))
         step = dict.fromkeys(("step", "elapsed_s", "units", "eta_s", "loss", "progress"), value)
-        for event in ("step", "eval", "alert", "skip", "end"):
+        for event in ("step", "eval", "message", "skip", "end"):
             with open(path / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"event": event, **step, "bits_per_char": value}) + "\n")
         paths.append(path)

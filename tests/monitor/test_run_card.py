@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastlstm.monitor.active_alerts import ActiveAlerts
 from fastlstm.monitor.page import body
-from fastlstm.monitor.profile_cards import PROFILE_FILE, profile_cards
-from fastlstm.monitor.run_card import gpu_lines
+from fastlstm.monitor.run_card import PROFILE_FILE, gpu_lines, profile_cards
 from fastlstm.monitor.run_summary import RunSummary
 from fastlstm.runs.run_directory import RunDirectory
 
@@ -56,46 +56,22 @@ def test_phases_machine_and_outlook_of_a_run(write_run: Any, tmp_path: Path) -> 
     assert "ends at" not in html_of(run, tmp_path)
 
 
-def test_active_alerts_of_a_run_that_trains(write_run: Any, tmp_path: Path) -> None:
+def test_warnings_and_a_silent_run_are_shown(write_run: Any, tmp_path: Path) -> None:
     path = write_run("a", is_ended=False)
-    add(path, event="skip", step=1001, what="loss is NaN", elapsed_s=50.0)
-    runs, alerts = {path: read(path)}, ActiveAlerts()
-    assert not alerts.update(runs)  # no process writes it
-    alerts = ActiveAlerts()
+    add(path, event="skip", step=1001, what="loss is NaN")
+    add(path, event="message", level="warning", text=f"alert (spike): {EVIL}")
+    add(path, event="message", level="info", text="nothing to see")
     with RunDirectory(path).lock():
-        assert alerts.update(runs)
-        html = body(list(runs.values()), tmp_path, alerts.of)
-    assert "<b>nan</b> step 1,001: loss is NaN <span>(since 0:50, for 0:50)</span>" in html
-    assert "lower --learning-rate" in html
-
-
-def test_alerts_of_a_run_that_begins_anew_are_over(write_run: Any) -> None:
-    path = write_run("a", is_ended=False)
-    run, alerts = read(path), ActiveAlerts()
-    with RunDirectory(path).lock():
-        alerts.update({path: run})
-        add(path, event="skip", step=1001, what="loss is NaN", elapsed_s=50.0)
-        run.update()
-        assert alerts.update({path: run})
-        assert [alert.rule for alert in alerts.of(path)] == ["nan"]
-        run.update()
-        assert not alerts.update({path: run})
-        (path / "metrics.jsonl").write_text('{"event": "start"}\n', "utf-8")
-        run.update()
-        assert alerts.update({path: run})
-    assert alerts.of(path) == []
-
-
-def test_of_a_long_run_alerts_see_the_end(write_run: Any, monkeypatch: Any) -> None:
-    from fastlstm.monitor import active_alerts
-
-    monkeypatch.setattr(active_alerts, "_READ_BYTES", 2000)
-    path = write_run("a", is_ended=False)
-    add(path, event="skip", step=1001, what="loss is NaN", elapsed_s=50.0)
-    alerts = ActiveAlerts()
-    with RunDirectory(path).lock():
-        assert alerts.update({path: read(path)})
-    assert [alert.rule for alert in alerts.of(path)] == ["nan"]
+        html = html_of(path, tmp_path)
+        assert ">2</span>" in html
+        assert '<p class="alert">step 1,001: loss is NaN</p>' in html
+        assert "alert (spike): &lt;img" in html
+        assert "nothing to see" not in html
+        assert "no event for" not in html
+        hours_ago = time.time() - 7200.0
+        os.utime(path / "metrics.jsonl", (hours_ago, hours_ago))
+        assert "no event for 2:00:00" in html_of(path, tmp_path)
+    assert "no event for" not in html_of(path, tmp_path)  # it is dead
 
 
 def test_verdicts_of_a_profile_are_cards_with_their_commands(write_run: Any) -> None:

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from fastlstm.errors import RunDirectoryError
 from fastlstm.monitor import run_summary
 from fastlstm.monitor.curve import MAX_POINTS
-from fastlstm.monitor.run_summary import RunSummary
-from fastlstm.runs.lock_holder import lock_holder
+from fastlstm.monitor.run_summary import RunIndex, RunSummary
+from fastlstm.runs.lock_holder import is_locked
 from fastlstm.runs.run_directory import RunDirectory
 
 
-def read(run: Path, stored: Any = None) -> RunSummary:
-    summary = RunSummary(run, stored)
+def read(run: Path) -> RunSummary:
+    summary = RunSummary(run)
     summary.update()
     return summary
 
@@ -41,7 +42,7 @@ def test_running_dead_and_stopped(write_run: Any) -> None:
     assert run.state == "dead"
     with RunDirectory(path).lock():
         assert run.state == "running"
-        assert lock_holder(path / ".lock")[0]
+        assert is_locked(path / ".lock")
     assert run.state == "dead"
     add(path, event="end", reason="stopped by signal")
     run.update()
@@ -62,20 +63,6 @@ def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> Non
     add(path, event="start", resumed_from=300)
     run.update()
     assert [point.step for point in run.validation] == [100, 200, 300]
-
-
-def test_a_summary_continues_where_it_was_stored(write_run: Any) -> None:
-    path = write_run("a", is_ended=False)
-    run = read(path)
-    stored = run.stored()
-    add(path, event="skip", what="loss is NaN")
-    again = RunSummary(path, stored)
-    assert again.update()
-    assert (again.validation, again.training) == (run.validation, run.training)
-    assert (again.alerts, again.num_alerts) == (["loss is NaN"], 1)
-    text, *curves = stored
-    for damaged in ([], ["{}", *curves], [text, b"1", b"", b""], [text, *curves[:2], b"\xff" * 32]):
-        assert read(path, damaged).validation == run.validation
 
 
 def test_a_cut_file_is_summarised_anew(write_run: Any) -> None:
@@ -117,8 +104,9 @@ def test_a_long_run_read_at_once_is_as_one_read_line_by_line(
     monkeypatch.setattr(run_summary, "_STEP", (b"none",))
     slow = read(path)
     assert len(decoded) > 3300
-    shown = ("best", "last", "first_end_s", "num_alerts", "seconds", "slip", "rate", "validation")
+    shown = ("best", "last", "first_end_s", "num_warnings", "seconds", "slip", "rate")
     assert {n: getattr(run, n) for n in shown} == {n: getattr(slow, n) for n in shown}
+    assert list(run.validation) == list(slow.validation)
     assert run.best_until(1300.0, "seconds") == 0.5
     assert run.first_end_s == 6000.0
     assert run.training.steps[-1] == 3999
@@ -137,20 +125,25 @@ def test_values_of_other_kinds_are_ignored(tmp_path: Path) -> None:
     assert (figures, run.seconds, run.state) == ((None,) * 5, 0.0, "finished")
 
 
-def test_what_an_update_has_added_is_told(write_run: Any) -> None:
-    path = write_run("a", is_ended=False)
-    run = read(path)
-    assert run.added is None
-    assert len(run.newest_events(10_000)) == 21
-    run.update()
-    assert run.added == []
-    add(path, event="skip", what="loss is NaN")
-    run.update()
-    assert run.added == [{"event": "skip", "what": "loss is NaN"}]
-    long_run(path, 1001 + 2 * MAX_POINTS)
-    run.update()
-    assert run.added is None  # most were not decoded
-    (path / "metrics.jsonl").write_text('{"event": "start"}\n', "utf-8")
-    run.update()
-    assert run.added is None
-    assert [event["event"] for event in run.newest_events(10_000)] == ["start"]
+def test_runs_are_found_at_any_depth(write_run: Any, tmp_path: Path) -> None:
+    for name in ("a", "deep/er/b", "a/checkpoint-5", ".hidden"):
+        write_run(name)
+    index = RunIndex([tmp_path, tmp_path / "a"])
+    index.update()
+    assert [path.name for path in index.runs] == ["a", "b"]
+    with pytest.raises(RunDirectoryError, match="no such directory"):
+        RunIndex([tmp_path / "none"])
+
+
+def test_runs_appear_and_go(write_run: Any, tmp_path: Path) -> None:
+    write_run("a")
+    index = RunIndex([tmp_path])
+    assert index.update()
+    assert not index.update()
+    kept = index.runs[tmp_path / "a"]
+    (write_run("b") / "metrics.jsonl").rename(tmp_path / "a" / "old")
+    write_run("c")
+    index._searched_at -= 60.0
+    assert index.update()
+    assert [path.name for path in index.runs] == ["a", "c"]
+    assert index.runs[tmp_path / "a"] is kept

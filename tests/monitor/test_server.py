@@ -14,7 +14,7 @@ import pytest
 
 from fastlstm.errors import ConfigError
 from fastlstm.monitor import server as server_module
-from fastlstm.monitor.run_index import RunIndex
+from fastlstm.monitor.run_summary import RunIndex
 from fastlstm.monitor.server import LivePage, MonitorServer
 
 
@@ -24,7 +24,7 @@ def server(
 ) -> Iterator[MonitorServer]:
     monkeypatch.setattr(server_module, "_POLL_S", 0.02)
     write_run("a", is_ended=False)
-    index = RunIndex([tmp_path], tmp_path / "c.sqlite")
+    index = RunIndex([tmp_path])
     index.update()
     live = LivePage(index, tmp_path)
     with MonitorServer(live, 0) as server:

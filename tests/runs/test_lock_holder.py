@@ -4,21 +4,21 @@ import threading
 import time
 from pathlib import Path
 
-from fastlstm.runs.lock_holder import held_locks, lock_holder
+from fastlstm.runs.lock_holder import held_locks, is_locked
 from fastlstm.runs.run_directory import RunDirectory
 
 
-def test_the_holder_is_named(tmp_path: Path):
+def test_a_locked_file_is_seen(tmp_path: Path):
     run = RunDirectory(tmp_path / "run")
     run.create()
-    assert lock_holder(run.path / ".lock") == (False, -1)
+    assert is_locked(run.path / ".lock") is False
     nobody = held_locks()
     with run.lock():
         for held in (None, held_locks(), nobody):
-            assert lock_holder(run.path / ".lock", held) == (True, os.getpid())
-    assert lock_holder(run.path / ".lock", held_locks()) == (False, -1)
+            assert is_locked(run.path / ".lock", held)
+    assert is_locked(run.path / ".lock", held_locks()) is False
     for held in (None, nobody):
-        assert lock_holder(tmp_path / "none", held) == (None, -1)
+        assert is_locked(tmp_path / "none", held) is None
 
 
 def test_a_run_that_is_looked_at_can_be_locked(tmp_path: Path):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fastlstm.system.machine_counters import MachineCounters
 from fastlstm.system.machine_usage import MachineUsage, threads_with_cores
 
 
@@ -114,33 +113,6 @@ def test_threads_without_a_core_are_counted(root: Path, clock: Clock) -> None:
     (root / "proc/self/task/1/schedstat").unlink()  # it has ended
     assert usage.read()["waiting_threads"] == 0.0
     assert [threads_with_cores(2, waiting) for waiting in (0.0, 0.6, 1.2, 3.0)] == [2, 1, 1, 1]
-
-
-def test_processes_that_share_one_reading_see_the_same_as_alone(
-    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100, "SC_PAGE_SIZE": 4096}.__getitem__)
-    read = list[Path]()
-    original = MachineCounters._counters
-    monkeypatch.setattr(
-        MachineCounters, "_counters", lambda self: read.append(root) or original(self)
-    )
-    machine = MachineCounters(root, max_age_s=0.5)
-    shared = [MachineUsage(root, root=root, machine=machine) for _ in range(3)]
-    alone = MachineUsage(root, root=root)
-    assert len(read) == 2
-    clock.now = 5.0
-    _write(
-        root,
-        {
-            "proc/stat": "cpu  200 50 150 1650 100 0 0 50 0 0\n",
-            "proc/self/stat": "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 90 20 30 20 20 0\n",
-        },
-    )
-    found = [usage.read() for usage in shared]
-    assert len(read) == 3
-    assert found == [alone.read()] * 3
-    assert found[0]["others_share"] == pytest.approx(0.1)
 
 
 def test_of_a_moment_no_share_is_told(root: Path, clock: Clock) -> None:

@@ -59,7 +59,7 @@ def test_what_the_process_was_given_is_left_out(monkeypatch):
 
 def test_values_of_flags_are_left_out_here_and_in_what_follows():
     words = ["serve", "RUN", "--api-key", "k1", "--session-key=abcdefgh", "--api-key-file", "keys"]
-    words += ["--webhook", "https://host/secret-path", "--port", "80"]
+    words += ["--alert", "https://host/secret-path", "--port", "80"]
     shown = ["serve", "RUN", "--api-key", "***", "--session-key=***", "--api-key-file", "keys"]
-    assert redacted_words(words) == [*shown, "--webhook", "***", "--port", "80"]
+    assert redacted_words(words) == [*shown, "--alert", "***", "--port", "80"]
     assert redacted("abcdefgh, https://host/secret-path") == "***, ***"

@@ -16,11 +16,8 @@ from pyarrow import parquet as pq
 import fastlstm
 from fastlstm import Forecaster, SequenceClassifier
 from fastlstm.cli.main import main
-from fastlstm.monitor import watcher
-from fastlstm.monitor.alerts import chosen_rules
-from fastlstm.monitor.publish import publish
-from fastlstm.monitor.run_index import RunIndex
-from fastlstm.monitor.watcher import Watcher
+from fastlstm.monitor import run_summary
+from fastlstm.monitor.run_summary import RunIndex
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import ceilings
 from fastlstm.training import machine_events, phases
@@ -173,22 +170,16 @@ class Recording(fastlstm.Callback):
 
 
 class Watching:
-    """Observer that reads the run at every event, as watch, monitor and publish do."""
+    """Observer that reads the run at every event, as monitor does."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.watcher = out, Watcher([out], chosen_rules([]))
-        self.index = RunIndex([out.parent], out.with_suffix(".sqlite"))
-        self.rows = 0
+        self.out, self.index = out, RunIndex([out.parent])
 
     def __call__(self, event: dict[str, Any]) -> None:
-        self.watcher.update()
         self.index.update()
-        if event["event"] == "eval" and not self.rows:
-            self.rows = publish(self.out, out=self.out.with_suffix(".csv")).rows
 
     def check(self) -> None:
-        assert self.watcher.runs == [self.out]
-        assert self.rows
+        assert self.index.runs[self.out].validation
 
 
 def looks_at(out: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, Any]:
@@ -202,9 +193,9 @@ def looks_at(out: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, Any
     if "recording" in names:
         found["callbacks"] += [Recording()]
     if "callback" in names:
-        found["callbacks"] += [Looking()]
+        found["callbacks"] += [Looking(), fastlstm.Alerts()]
     if "watching" in names:
-        patch.setattr(watcher, "_FIND_EVERY_S", 0.0)  # short runs end sooner
+        patch.setattr(run_summary, "_SEARCH_EVERY_S", 0.0)  # short runs end sooner
         found["observers"] += [Watching(out)]
     return found
 

@@ -47,12 +47,10 @@ def run(argv: list[str]) -> int:
     """Prints the comparison."""
     parsed = parse(COMMAND, argv)
 
-    from fastlstm.monitor.comparison import compare_runs
+    from fastlstm.monitor.comparison import compare_runs, comparison_page
 
     result = compare_runs([Path(path) for path in parsed.positionals])
     if parsed["html"] is not None:
-        from fastlstm.monitor.comparison_page import comparison_page
-
         write_page(parsed["html"], comparison_page(result), "--html")
     if parsed["json"]:
         print_json(result.to_dict())

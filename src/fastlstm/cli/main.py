@@ -65,8 +65,6 @@ VERBS = {
     "predict": "predict the quality of a training run from a short one",
     "scale": "predict what training on several machines gains",
     "tune": "find the settings with the best result within a budget",
-    "watch": "follow runs while they train, and raise alerts",
-    "publish": "publish the metrics of a run as a table or in a tracker",
     "ab": "measure which of two commands is faster",
     "monitor": "show any number of runs on a live page",
     "compare": "show runs side by side",

@@ -31,9 +31,8 @@ def run(argv: list[str]) -> int:
     parsed = parse(COMMAND, argv)
     directories = [Path(path) for path in parsed.positionals]
 
-    from fastlstm.monitor.active_alerts import ActiveAlerts
     from fastlstm.monitor.page import body, page
-    from fastlstm.monitor.run_index import RunIndex
+    from fastlstm.monitor.run_summary import RunIndex
     from fastlstm.monitor.server import LivePage, MonitorServer
 
     index = RunIndex(directories)
@@ -41,11 +40,8 @@ def run(argv: list[str]) -> int:
     root = Path(os.path.commonpath([os.path.abspath(path) for path in directories]))
     runs = list(index.runs.values())
     if parsed["export"] is not None:
-        path, alerts = parsed["export"], ActiveAlerts()
-        alerts.update(index.runs)
-        html = page(body(runs, root, alerts.of, index.searches), is_live=False)
-        write_page(path, html, "--export")
-        print(f"{path}: {counted(len(runs), 'run')}")
+        write_page(parsed["export"], page(body(runs, root), is_live=False), "--export")
+        print(f"{parsed['export']}: {counted(len(runs), 'run')}")
         return EXIT_OK
     live = LivePage(index, root)
     with MonitorServer(live, parsed["port"]) as server:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
@@ -19,7 +19,7 @@ from fastlstm.cli.inputs import (
 )
 from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TABLES, TEXT_OPTIONS, config_option
-from fastlstm.cli.parser import parse
+from fastlstm.cli.parser import Parsed, parse
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
 from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, counted, in_flags
 from fastlstm.forecast.config import ForecastConfig
@@ -46,7 +46,15 @@ _RUN_OPTIONS = (
     config_option(),
     _switch("json", "print one JSON object per event"),
     Option("nproc", int, 1, "processes on this machine that train together", "run"),
-)
+    Option(
+        "log", Literal["wandb", "mlflow", "trackio"], (), "log to this tracker too", "run",
+        is_repeatable=True,
+    ),
+    Option(
+        "alert", str, None, "run a command when something is wrong: NaN, a loss that jumps or"
+        " rises, a later end, a stall", "run", value="CMD",
+    ),
+)  # fmt: skip
 COMMAND = Command(
     verb="train",
     summary="Train a language model on a text, until --budget, --steps or --epochs.",
@@ -129,7 +137,7 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
     ):
         shared: dict[str, Any] = {"out": out, "resume": parsed["resume"], "given": names}
         shared |= {"config": config, "observers": [shown], "stop": stop, "began": started}
-        shared["callbacks"] = callbacks
+        shared["callbacks"] = [*callbacks, *_observing(parsed)]
         if command is COMMAND:
             from fastlstm.text.train import train
 
@@ -141,6 +149,15 @@ def run(argv: list[str], callbacks: Sequence[Callback] = ()) -> int:
             _warn_of_texts(sources, shown)
             train_forecaster(one_or_many(sources), ends_early=True, **shared)
     return EXIT_OK
+
+
+def _observing(parsed: Parsed) -> list[Callback]:
+    """Returns the trackers of --log, and the alerts of --alert."""
+    from fastlstm.training.alerts import Alerts
+    from fastlstm.training.loggers import LOGGERS
+
+    found: list[Callback] = [LOGGERS[name]() for name in dict.fromkeys(parsed["log"])]
+    return found if parsed["alert"] is None else [*found, Alerts(parsed["alert"])]
 
 
 def _require_several(nproc: int, sources: list[str]) -> None:

@@ -1,35 +1,29 @@
-"""`fastlstm compare`: runs side by side at equal seconds or characters, and how they differ."""
+"""`fastlstm compare`: runs side by side at equal seconds or characters, also as an offline file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import ConfigError, RunDirectoryError
-from fastlstm.monitor.run_summary import RunSummary
+from fastlstm.errors import ConfigError, RunDirectoryError, counted
+from fastlstm.monitor.overlay import COLOURS
+from fastlstm.monitor.page import charts, difference_table, page
+from fastlstm.monitor.run_summary import RunSummary, differences
 from fastlstm.report.events import number, text_of
-from fastlstm.report.terminal import percent
+from fastlstm.report.markup import to_html
+from fastlstm.report.terminal import clock, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fastlstm.report.events import Event
-
-By = Literal["seconds", "chars"]
-_NOT_SETTINGS = frozenset(
-    (
-        *("event", "time", "run", "resumed_from", "resumed_s", "precision_why"),
-        *("flop_per_unit", "num_units", "unit", "task", "kernels", "device"),
-        *("ceiling_gflops", "ceiling_how"),
-    )
-)
 _CEILING_RATIO = 1.25
 """Ceilings that differ by more are not of one quiet machine."""
 _MIN_OTHERS = 0.1
 """Share of the machine that others took, from which it is said."""
 _MOST_OF_CEILING = 1.1
 """Above this share a ceiling was measured too low."""
+_HEADS = ("run", "state", "best", "at equal time", "at equal chars", "time", "units/s", "ceiling")
 
 
 @dataclass(frozen=True)
@@ -111,30 +105,6 @@ def _common(runs: Sequence[RunSummary], by: str) -> float | None:
     return min(known) if len(known) == len(reached) else None
 
 
-def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
-    """Returns what is not the same in all runs: name -> one value per run.
-
-    Of runs of different tasks only the settings that all of them have are compared.
-    """
-    flat = [_settings(run.start) for run in runs]
-    names = dict.fromkeys(name for settings in flat for name in settings)
-    if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
-        names = {name: None for name in names if all(name in settings for settings in flat)}
-    rows = {name: [settings.get(name) for settings in flat] for name in names}
-    return {name: values for name, values in rows.items() if any(v != values[0] for v in values)}
-
-
-def _settings(start: Event) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for key, value in start.items():
-        if isinstance(value, dict) and key not in _NOT_SETTINGS:
-            settings |= {f"{key}.{name}": part for name, part in value.items()}
-        elif key not in _NOT_SETTINGS:
-            settings[key] = value
-    kernels = text_of(start, "kernels")
-    return {**settings, "device": text_of(start, "device"), "kernels": kernels}
-
-
 def _notes(runs: Sequence[RunSummary]) -> list[str]:
     notes = []
     if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
@@ -183,3 +153,50 @@ def _load(run: RunSummary) -> str:
         f"{run.path} was trained beside others' load, {percent(others)} of the machine: its seconds"
         " and rates say less; compare at equal chars"
     )
+
+
+def comparison_page(result: RunComparison) -> bytes:
+    """Returns the whole HTML of a comparison."""
+    names = _names([run.path for run in result.runs])
+    heads = "".join(f"<th>{head}</th>" for head in _HEADS)
+    rows = "".join(_row(result, run, names[run.path]) for run in result.runs)
+    notes = "".join(f"<li>{to_html(note)}</li>" for note in result.notes)
+    body = (
+        '<p class="eyebrow">fastlstm compare</p>\n'
+        f"<h1>{counted(len(result.runs), 'run')}</h1>\n"
+        f'<div class="scroll runs"><table><tr>{heads}</tr>{rows}</table></div>\n'
+        f'<p class="quiet">{to_html(_at(result))}</p>\n'
+        + (f"<h2>Notes</h2>\n<ul>{notes}</ul>\n" if notes else "")
+        + charts(result.runs[: len(COLOURS)], names)
+        + difference_table(result.runs, names)
+    )
+    return page(body, is_live=False, title="fastlstm compare")
+
+
+def _names(paths: list[Path]) -> dict[Path, str]:
+    """Returns the name of each directory, or its path where two have one name."""
+    is_plain = len({path.name for path in paths}) == len(set(paths)) and all(p.name for p in paths)
+    return {path: path.name if is_plain else str(path) for path in paths}
+
+
+def _at(result: RunComparison) -> str:
+    labels = ", ".join(dict.fromkeys(run.measure.label for run in result.runs))
+    seconds, chars = result.at["seconds"], result.at["chars"]
+    points = [] if seconds is None else [clock(seconds)]
+    points += [] if chars is None else [f"{chars:,.0f} chars"]
+    at = f"; equal: at {' and '.join(points)}" if points else ""
+    return f"best: lowest validation figure ({labels}); lower is better{at}."
+
+
+def _row(result: RunComparison, run: RunSummary, name: str) -> str:
+    share = run.last.get("ceiling_share")
+    figures = [run.best, result.figure(run, "seconds"), result.figure(run, "chars")]
+    cells = [
+        *("" if figure is None else f"{figure:.4f}" for figure in figures),
+        clock(run.seconds),
+        "" if run.rate is None else f"{run.rate:,.0f}",
+        "" if share is None else percent(share),
+    ]
+    state = run.state
+    rest = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f'<tr><td>{to_html(name)}</td><td class="{state}">{state}</td>{rest}</tr>\n'

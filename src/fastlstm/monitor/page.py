@@ -14,29 +14,25 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
-from fastlstm.monitor.comparison import differences
 from fastlstm.monitor.overlay import COLOURS, overlay, sparkline
 from fastlstm.monitor.run_card import run_card
-from fastlstm.monitor.speed_history import speed_history
-from fastlstm.monitor.tune_front import tune_front
+from fastlstm.monitor.run_summary import differences
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock
 from fastlstm.runs.lock_holder import held_locks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from fastlstm.monitor.alerts import Alert
     from fastlstm.monitor.run_summary import RunSummary
     from fastlstm.report.events import Measure
 
 _STATES = ("running", "dead", "stopped", "finished")
 _MAX_CELL = 60
-_MAX_SEARCHES = 4
 _HEADS = (
     *("run", "state", "best", "at equal time", "units/s"),
-    *("ceiling", "time", "ETA", "slip", "alerts", "curve"),
+    *("ceiling", "time", "ETA", "slip", "warnings", "curve"),
 )
 _COLUMNS = (
     "units/s: tokens, windows or sequences a second; ceiling: share of the arithmetic that this"
@@ -69,20 +65,8 @@ def page(body: str, is_live: bool, title: str = "fastlstm monitor") -> bytes:
     return html.encode("utf-8", "replace")
 
 
-def body(
-    runs: Sequence[RunSummary],
-    root: Path,
-    alerts_of: Callable[[Path], list[Alert]] = lambda _: [],
-    searches: Sequence[Path] = (),
-) -> str:
-    """Returns the inner HTML for some runs, named by their paths below `root`.
-
-    Args:
-        runs: their summaries.
-        root: what all paths are below.
-        alerts_of: the active alerts of a run directory.
-        searches: directories of `fastlstm tune`.
-    """
+def body(runs: Sequence[RunSummary], root: Path) -> str:
+    """Returns the inner HTML for some runs, named by their paths below `root`."""
     held = held_locks()
     states = {run.path: run.state_by(held) for run in runs}
     newest_first = sorted(runs, key=lambda run: -run.changed_at)
@@ -91,11 +75,7 @@ def body(
     lead = ", ".join(f"{number} {state}" for state, number in counts if number) or "no runs yet"
     names = {run.path: _name(run.path, root) for run in runs}
     common_s = {measure: _common_s(runs, measure) for measure in {run.measure for run in runs}}
-    alerts = {run.path: alerts_of(run.path) for run in runs}
-    rows = [
-        _row(run, names[run.path], states[run.path], common_s[run.measure], alerts[run.path])
-        for run in ordered
-    ]
+    rows = [_row(run, names[run.path], states[run.path], common_s[run.measure]) for run in ordered]
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
     table = f'<div class="scroll runs"><table><tr>{heads}</tr>{"".join(rows)}</table></div>\n'
     shown = [run for run in ordered if run.training or run.validation][: len(COLOURS)]
@@ -104,10 +84,8 @@ def body(
         f"<h1>{counted(len(runs), 'run')}</h1>\n"
         f'<p class="lead">{to_html(lead)}</p>\n<h2>Runs</h2>\n{table if rows else ""}'
         f"{_note(common_s) if rows else ''}"
-        f"{charts(shown, names)}{_cards(shown, names, states, alerts)}"
+        f"{charts(shown, names)}{_cards(shown, names, states)}"
         f"{difference_table(shown, names)}"
-        f"{''.join(tune_front(path, _name(path, root)) for path in searches[:_MAX_SEARCHES])}"
-        f"{speed_history(runs)}"
     )
 
 
@@ -117,15 +95,9 @@ def _name(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if inside else path.name
 
 
-def _cards(
-    runs: Sequence[RunSummary],
-    names: dict[Path, str],
-    states: dict[Path, str],
-    alerts: dict[Path, list[Alert]],
-) -> str:
+def _cards(runs: Sequence[RunSummary], names: dict[Path, str], states: dict[Path, str]) -> str:
     cards = "".join(
-        run_card(run, clipped(names[run.path], _MAX_CELL), states[run.path], alerts[run.path])
-        for run in runs
+        run_card(run, clipped(names[run.path], _MAX_CELL), states[run.path]) for run in runs
     )
     return f'<h2>Each run</h2>\n<div class="cards">{cards}</div>\n' if cards else ""
 
@@ -146,15 +118,12 @@ def _note(common_s: dict[Measure, float | None]) -> str:
     return f'<p class="quiet">{to_html(text)}; {_COLUMNS}.</p>\n'
 
 
-def _row(
-    run: RunSummary, name: str, state: str, common_s: float | None, active: Sequence[Alert]
-) -> str:
+def _row(run: RunSummary, name: str, state: str, common_s: float | None) -> str:
     reached = run.reach("seconds")
     has_reached = None not in (reached, common_s) and reached >= common_s  # type: ignore[operator]
     at_equal = run.best_until(common_s or 0.0, "seconds") if has_reached else None
     left = run.last.get("eta_s") if state == "running" else None
-    told = to_html("\n".join([*(alert.text for alert in active), *run.alerts]), keep="\n")
-    num_alerts = len(active) + run.num_alerts
+    told = to_html("\n".join(run.warnings), keep="\n")
     curve = run.validation if len(run.validation) > 1 else run.training
     figure = _text(run.best, ".4f")
     cells = (
@@ -165,7 +134,7 @@ def _row(
         clock(run.seconds),
         "" if left is None else clock(left),
         _text(run.slip, "+.0%"),
-        f'<span class="dead" title="{told}">{num_alerts}</span>' if num_alerts else "",
+        f'<span class="dead" title="{told}">{run.num_warnings}</span>' if run.warnings else "",
         sparkline(curve.values),
     )
     rest = "".join(f"<td>{cell}</td>" for cell in cells)

@@ -1,32 +1,41 @@
-"""One run in some detail: how it will end, its alerts, its time, its machine, its profile."""
+"""One run in some detail: how it will end, its warnings, its time, its machine, its profile."""
 
 from __future__ import annotations
 
+import json
+import time
 from typing import TYPE_CHECKING
 
-from fastlstm.monitor.bars import machine_bar, phase_bar
-from fastlstm.monitor.profile_cards import profile_cards
-from fastlstm.report.events import number, text_of
+from fastlstm.errors import FastLSTMError
+from fastlstm.monitor.overlay import COLOURS
+from fastlstm.report.events import Event, number, text_of
 from fastlstm.report.markup import clipped, to_html
 from fastlstm.report.terminal import clock, percent, short_bytes
+from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
+    from pathlib import Path
 
-    from fastlstm.monitor.alerts import Alert
     from fastlstm.monitor.run_summary import RunSummary
-    from fastlstm.report.events import Event
 
-_MAX_GPUS = 16
+PROFILE_FILE = "profile.json"
+_MAX_GPUS, _MAX_WARNINGS, _MAX_VERDICTS = 16, 3, 6
+_MAX_TEXT, _MAX_COMMAND = 400, 2000
+_MIN_SHARE = 0.005
+_SILENT_S = 60.0
 
 
-def run_card(run: RunSummary, name: str, state: str, alerts: Sequence[Alert]) -> str:
+def run_card(run: RunSummary, name: str, state: str) -> str:
     """Returns the HTML of a run; empty where there is nothing but its line in the table."""
+    silent_s = time.time() - run.changed_at if state == "running" else 0.0
+    silent = [f"no event for {clock(silent_s)}"] if silent_s > _SILENT_S else []
+    warnings = [*run.warnings[-_MAX_WARNINGS:], *silent]
     parts = [
         outlook_line(run),
-        "".join(_alert(run, alert) for alert in alerts),
+        "".join(f'<p class="alert">{to_html(text)}</p>' for text in warnings),
         _titled("Time by phase", phase_bar(run.phases)),
-        _titled("Cores in use over time", machine_bar(run.machine)),
+        _titled("Cores in use over time", run.machine.drawing()),
         gpu_lines(run.machine_event),
         _titled("Profile", profile_cards(run.path)),
     ]
@@ -53,15 +62,20 @@ def outlook_line(run: RunSummary) -> str:
     return f'<p class="outlook">{to_html(told)}</p>'
 
 
-def _alert(run: RunSummary, alert: Alert) -> str:
-    since = f"since {clock(alert.elapsed_s)}"
-    ago = run.seconds - alert.elapsed_s
-    since += f", for {clock(ago)}" if ago > 0.0 else ""
-    text = to_html(clipped(alert.text, 300))
-    return (
-        f'<p class="alert {alert.severity}"><b>{alert.rule}</b> {text} <span>({since})</span><br>'
-        f"{to_html(alert.advice)}</p>"
-    )
+def phase_bar(phases: Mapping[str, float]) -> str:
+    """Returns one bar of the seconds of each phase, largest first; empty where there are none."""
+    total = sum(phases.values())
+    if not total > 0.0:
+        return ""
+    ordered = sorted(phases.items(), key=lambda item: -item[1])
+    shown = [item for item in ordered if item[1] / total >= _MIN_SHARE][: len(COLOURS)]
+    parts, key = [], []
+    for (name, seconds), colour in zip(shown, COLOURS, strict=False):
+        label = f"{clipped(name.replace('_', ' '), 40)} {percent(seconds / total)}"
+        width = f"{100 * seconds / total:.2f}%"
+        parts.append(f'<i style="width:{width};background:{colour}"></i>')
+        key.append(f'<span><b style="background:{colour}"></b>{to_html(label)}</span>')
+    return f'<div class="bar">{"".join(parts)}</div><p class="key">{"".join(key)}</p>'
 
 
 def gpu_lines(event: Event) -> str:
@@ -91,3 +105,48 @@ def _gpu(gpu: Event) -> str:
     index = number(gpu, "index")
     name = "GPU" if index is None else f"GPU {index:.0f}"
     return f"{name}: {', '.join(filter(None, parts)) or 'tells nothing'}"
+
+
+def profile_cards(run: Path) -> str:
+    """Returns the recommended verdicts of a run's profile as HTML; empty where there is none."""
+    try:
+        found = json.loads(read_bytes(run / PROFILE_FILE, MAX_JSON_BYTES))
+    except (FastLSTMError, ValueError, RecursionError):
+        return ""
+    verdicts = found.get("verdicts") if isinstance(found, dict) else None
+    if not isinstance(verdicts, list):
+        return ""
+    chosen = [v for v in verdicts if isinstance(v, dict) and v.get("is_recommended") is True]
+    verified = _gain(found, "verified_gain")
+    cards = [
+        _card(verdict, verified if place == 0 else "")
+        for place, verdict in enumerate(chosen[:_MAX_VERDICTS])
+    ]
+    if not cards and found.get("is_undecided") is True:
+        return '<p class="quiet">undecided: a change may gain more than 5 %.</p>'
+    if not cards:
+        return '<p class="quiet">nothing above 5 %, this run is healthy.</p>'
+    return f'<div class="verdicts">{"".join(cards)}</div>'
+
+
+def _card(verdict: Event, verified: str) -> str:
+    gain, low, high = (_gain(verdict, name) for name in ("gain", "low", "high"))
+    within = f" ({low} to {high})" if low and high and low != high else ""
+    lines = [
+        f"<h4>{_text(verdict, 'cause')}: {gain}{within} speed</h4>",
+        f"<p>{_text(verdict, 'effect')}. {_text(verdict, 'evidence')}</p>",
+    ]
+    if verified:
+        lines.append(f"<p>verified by running it: {verified}</p>")
+    if command := text_of(verdict, "command"):
+        lines.append(f'<code class="command">{to_html(clipped(command, _MAX_COMMAND))}</code>')
+    return f'<div class="verdict">{"".join(lines)}</div>'
+
+
+def _gain(event: Event, name: str) -> str:
+    value = number(event, name)
+    return "" if value is None else f"{100 * value:+,.0f} %"
+
+
+def _text(event: Event, name: str) -> str:
+    return to_html(clipped(text_of(event, name), _MAX_TEXT))

@@ -1,27 +1,29 @@
-"""What is known of a run from its events: state, figures and short curves, kept up to date."""
+"""What is known of runs from their events: state, figures and short curves, kept up to date."""
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.errors import RunDirectoryError
 from fastlstm.monitor.curve import MAX_POINTS, Curve, Point
 from fastlstm.monitor.event_tail import EventTail
-from fastlstm.monitor.machine_strip import MachineStrip
+from fastlstm.monitor.machine_use import MachineUse
 from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
-from fastlstm.report.lines import is_unfinished
-from fastlstm.runs.lock_holder import lock_holder
+from fastlstm.report.lines import is_unfinished, skip_text
+from fastlstm.runs.lock_holder import is_locked
 from fastlstm.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from fastlstm.report.events import Event, Measure
 
-_MAX_ALERTS = 20
+_MAX_WARNINGS = 20
 _MAX_PHASES = 12
 _LAST_KEYS = (
     *("step", "units", "progress", "units_per_s", "ceiling_share", "input_wait_share"),
@@ -31,7 +33,18 @@ _SLIP_FROM = 0.02
 """Share of the run after which its first prediction of the end counts."""
 _STEP = (b'{"event":"step",', b'{"event": "step",')
 _EVAL = (b'{"event":"eval",', b'{"event": "eval",')
+_SEARCH_EVERY_S = 10.0
+_NOT_SEARCHED = ("checkpoint-", "tensorboard", ".")
 _PROGRESS = re.compile(rb'"progress": ?([0-9.e-]+)')
+
+
+_NOT_SETTINGS = frozenset(
+    (
+        *("event", "time", "run", "resumed_from", "resumed_s", "precision_why"),
+        *("flop_per_unit", "num_units", "unit", "task", "kernels", "device"),
+        *("ceiling_gflops", "ceiling_how"),
+    )
+)
 
 
 class RunSummary:
@@ -48,69 +61,38 @@ class RunSummary:
         machine_event: its newest `machine` event, empty where there is none.
         phases: seconds spent in each phase.
         outlook: its newest `outlook` event, empty where there is none.
-        alerts: newest alerts, skipped steps and warnings, oldest first.
-        num_alerts: how many there were.
+        warnings: newest warnings, alerts and skipped steps, oldest first.
+        num_warnings: how many there were.
         first_end_s: total seconds that the run predicted at first, None before that.
-        added: the events of the last `update`; None where it has read the run from its beginning,
-            or more than is decoded of: `newest_events` has them.
     """
 
-    def __init__(self, path: Path, stored: Sequence[Any] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._file, self._lock = RunDirectory(path).metrics_path, path / ".lock"
+        self._tail = EventTail(self._file)
         self._clear()
-        position = None
-        if stored is not None:
-            try:
-                position = self._restore(stored)
-            except (KeyError, TypeError, ValueError, RecursionError):
-                self._clear()
-        self._tail = EventTail(self._file, position)
-        self.added: list[Event] | None = None
 
     def _clear(self) -> None:
         self.start: Event = {}
         self.end: Event | None = None
         self.last: dict[str, float] = {}
-        self.training, self.validation, self.machine = Curve(), Curve(), MachineStrip()
+        self.training, self.validation, self.machine = Curve(), Curve(), MachineUse()
         self.machine_event: Event = {}
         self.phases: dict[str, float] = {}
         self.outlook: Event = {}
-        self.alerts: list[str] = []
-        self.num_alerts = 0
+        self.warnings: list[str] = []
+        self.num_warnings = 0
         self.first_end_s: float | None = None
         self._last_step: Event = {}
-
-    def stored(self) -> tuple[str, bytes, bytes, bytes]:
-        """Returns the summary for a cache: figures and position as JSON, and the curves."""
-        figures = {name: getattr(self, name) for name in _STORED}
-        text = json.dumps({**figures, "position": self._tail.position})
-        return text, self.training.stored(), self.validation.stored(), self.machine.stored()
-
-    def _restore(self, stored: Sequence[Any]) -> Any:
-        text, training, validation, machine = stored
-        figures = json.loads(text)
-        for name, kind in _STORED.items():
-            if not isinstance(figures[name], kind):
-                raise TypeError(f"{name} is not of its kind")
-            setattr(self, name, figures[name])
-        self.training, self.validation = map(Curve.restored, (training, validation))
-        self.machine = MachineStrip.restored(machine)
-        return figures["position"]
 
     def update(self) -> bool:
         """Reads what was added to the run; returns whether there was anything new."""
         is_changed = False
-        self.added = []
         while True:
-            before, (_, offset, _) = self._tail.num_replaced, self._tail.position
-            lines = self._tail.read_lines()
-            if self._tail.num_replaced != before:
+            num_replaced, lines = self._tail.num_replaced, self._tail.read()
+            if self._tail.num_replaced != num_replaced:
                 self._clear()
                 is_changed = True
-            is_first = self._tail.num_replaced != before or (lines and offset == 0)
-            if is_first or len(lines) > MAX_POINTS:
-                self.added = None
             self._add_lines(lines)
             if self._last_step:
                 figures = ((key, number(self._last_step, key)) for key in _LAST_KEYS)
@@ -119,10 +101,6 @@ class RunSummary:
             is_changed |= bool(lines)
             if not self._tail.has_more:
                 return is_changed
-
-    def newest_events(self, num_bytes: int) -> list[Event]:
-        """Returns the events in the last bytes, so many at most, that `update` has read."""
-        return self._tail.read_back(num_bytes)
 
     def _add_lines(self, lines: Sequence[bytes]) -> None:
         """Adds events; of very many steps, only those that something is shown of are decoded."""
@@ -136,8 +114,6 @@ class RunSummary:
                 self.training.skip()
             elif (event := decode_event(line)) is not None:
                 self._add(event)
-                if self.added is not None:
-                    self.added.append(event)
 
     def _predicts_end(self, line: bytes) -> bool:
         """Whether `first_end_s` is taken from this step."""
@@ -163,12 +139,10 @@ class RunSummary:
             self.machine_event = event
         elif kind == "outlook":
             self.outlook = event
-        elif kind in ("alert", "skip") or (
-            kind == "message" and event.get("level") in ("warning", "error")
-        ):
-            words = text_of(event, "text") or text_of(event, "what") or text_of(event, "rule")
-            self.alerts = [*self.alerts, words[:200]][-_MAX_ALERTS:]
-            self.num_alerts += 1
+        elif kind == "skip" or (kind == "message" and event.get("level") == "warning"):
+            words = text_of(event, "text") or skip_text(event)
+            self.warnings = [*self.warnings, words[:200]][-_MAX_WARNINGS:]
+            self.num_warnings += 1
 
     def _begin(self, event: Event) -> None:
         at = number(event, "resumed_from") or 0.0
@@ -222,11 +196,11 @@ class RunSummary:
         """finished, stopped (ended before its time), running, or dead (no process has its lock)."""
         return self.state_by(None)
 
-    def state_by(self, held: Mapping[int, int] | None) -> str:
-        """Returns `state`; `held` is as in `lock_holder`."""
+    def state_by(self, held: Collection[int] | None) -> str:
+        """Returns `state`; `held` is as in `is_locked`."""
         if self.end is not None:
             return "stopped" if is_unfinished(self.end) else "finished"
-        return "running" if lock_holder(self._lock, held)[0] else "dead"
+        return "running" if is_locked(self._lock, held) else "dead"
 
     @property
     def changed_at(self) -> float:
@@ -290,7 +264,72 @@ class RunSummary:
         return None if per_char is None else self.validation.units[-1] / per_char
 
 
-_STORED: dict[str, type | tuple[type, ...]] = {
-    "start": dict, "end": (dict, type(None)), "last": dict, "machine_event": dict, "phases": dict,
-    "outlook": dict, "alerts": list, "num_alerts": int, "first_end_s": (float, int, type(None)),
-}  # fmt: skip
+class RunIndex:
+    """The summaries of all runs at or below some directories; runs that appear are found too.
+
+    Attributes:
+        runs: the summaries by directory.
+
+    Raises:
+        RunDirectoryError: a directory does not exist.
+    """
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        for directory in directories:
+            if not directory.is_dir():
+                raise RunDirectoryError(
+                    f"{directory}: no such directory; name one that has runs in it"
+                )
+        self._directories = directories
+        self.runs: dict[Path, RunSummary] = {}
+        self._searched_at = -_SEARCH_EVERY_S
+
+    def update(self, show: Callable[[int, int], None] | None = None) -> bool:
+        """Reads what was added to the runs; returns whether there was anything new.
+
+        Args:
+            show: called with the numbers of runs read and of all.
+        """
+        is_new, now = False, time.monotonic()
+        if now - self._searched_at >= _SEARCH_EVERY_S:
+            self._searched_at = now
+            found = {path: self.runs.get(path) or RunSummary(path) for path in self._search()}
+            is_new = found.keys() != self.runs.keys()
+            self.runs = found
+        for at, run in enumerate(self.runs.values()):
+            is_new |= run.update()
+            if show is not None:
+                show(at + 1, len(self.runs))
+        return is_new
+
+    def _search(self) -> list[Path]:
+        places = set[str]()
+        for directory in self._directories:
+            for place, names, files in os.walk(os.path.abspath(directory)):
+                names[:] = [name for name in names if not name.startswith(_NOT_SEARCHED)]
+                places |= {place} if "metrics.jsonl" in files else set()
+        return [Path(place) for place in sorted(places)]
+
+
+def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
+    """Returns what is not the same in all runs: name -> one value per run.
+
+    Of runs of different tasks only the settings that all of them have are compared.
+    """
+    flat = [_settings(run.start) for run in runs]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    if len({text_of(run.start, "task") or "text" for run in runs}) > 1:
+        names = {name: None for name in names if all(name in settings for settings in flat)}
+    rows = {name: [settings.get(name) for settings in flat] for name in names}
+    return {name: values for name, values in rows.items() if any(v != values[0] for v in values)}
+
+
+def _settings(start: Event) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for key, value in start.items():
+        if isinstance(value, dict) and key not in _NOT_SETTINGS:
+            settings |= {f"{key}.{name}": part for name, part in value.items()}
+        elif key not in _NOT_SETTINGS:
+            settings[key] = value
+    kernels = text_of(start, "kernels")
+    return {**settings, "device": text_of(start, "device"), "kernels": kernels}

@@ -9,13 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import ConfigError
-from fastlstm.monitor.active_alerts import ActiveAlerts
 from fastlstm.monitor.page import body, page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fastlstm.monitor.run_index import RunIndex
+    from fastlstm.monitor.run_summary import RunIndex
 
 _HOST = "127.0.0.1"
 _POLL_S = 1.25
@@ -26,15 +25,10 @@ _REFRESH_S = 15.0
 
 
 class LivePage:
-    """The body of the page, made anew where something has changed and someone looks at it.
-
-    While nobody does, runs are read only as often as the rules of alerts need it.
-    """
+    """The body of the page, made anew where something has changed and someone looks at it."""
 
     def __init__(self, index: RunIndex, root: Path) -> None:
         self._index, self._root = index, root
-        self._alerts = ActiveAlerts()
-        self._alerts.update(index.runs)
         self._changed = threading.Condition()
         self._version, self._made, self._body = 1, 0, ""
         self._read_at = self._refreshed_at = time.monotonic()
@@ -45,16 +39,13 @@ class LivePage:
         while True:
             time.sleep(_POLL_S)
             with self._changed:
-                now = time.monotonic()
-                is_seen = now - self._seen_at < 2 * _REFRESH_S
-                if is_seen or now - self._read_at >= _REFRESH_S:
+                if time.monotonic() - self._seen_at < 2 * _REFRESH_S:
                     self._read()
 
     def _read(self) -> None:
         self._read_at = time.monotonic()
         is_due = self._read_at - self._refreshed_at >= _REFRESH_S
-        is_new = self._index.update()
-        if self._alerts.update(self._index.runs) or is_new or is_due:
+        if self._index.update() or is_due:
             self._refreshed_at = self._read_at
             self._version += 1
             self._changed.notify_all()
@@ -65,12 +56,7 @@ class LivePage:
             if time.monotonic() - self._read_at > 2 * _POLL_S:
                 self._read()
             if self._made != self._version:
-                self._body = body(
-                    list(self._index.runs.values()),
-                    self._root,
-                    self._alerts.of,
-                    self._index.searches,
-                )
+                self._body = body(list(self._index.runs.values()), self._root)
                 self._made = self._version
             return self._body
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 
-def held_locks() -> dict[int, int]:
-    """Returns the process that holds each locked file of this machine, by the file's inode."""
-    found: dict[int, int] = {}
+def held_locks() -> set[int]:
+    """Returns the inodes of the locked files of this machine."""
+    found = set[int]()
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
             words = line.split()
             if words[1] == "FLOCK" and "->" not in words:
-                found.setdefault(int(words[5].rpartition(":")[2]), int(words[4]))
+                found.add(int(words[5].rpartition(":")[2]))
     except (OSError, ValueError, IndexError):
         return found
     return found
 
 
-def lock_holder(lock: Path, held: Mapping[int, int] | None = None) -> tuple[bool | None, int]:
-    """Returns whether the lock is held, and by which process of this machine (-1: unknown).
+def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
+    """Returns whether a process holds the lock; None: not known, such as of a missing file.
 
     /proc/locks is asked first, so that a run that is just starting never finds its lock taken.
 
@@ -32,25 +32,23 @@ def lock_holder(lock: Path, held: Mapping[int, int] | None = None) -> tuple[bool
     """
     if held is not None:
         try:
-            inode = os.lstat(lock).st_ino
+            if os.lstat(lock).st_ino in held:
+                return True
         except OSError:
-            return None, -1
-        if inode in held:
-            return True, held[inode]
+            return None
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return None, -1
+        return None
     try:
-        inode, held = os.fstat(descriptor).st_ino, held_locks()
-        if inode in held:
-            return True, held[inode]
+        if os.fstat(descriptor).st_ino in held_locks():
+            return True
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except BlockingIOError:
-        return True, -1
-    except (OSError, ValueError, IndexError):
-        return None, -1
+        return True
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
-    return False, -1
+    return False

@@ -101,7 +101,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 def _lock_now(descriptor: int) -> None:
     """Locks a file for this process; raises BlockingIOError where another process has it.
 
-    `lock_holder` has it for an instant while it looks, so a refusal is tried again.
+    `is_locked` has it for an instant while it looks, so a refusal is tried again.
     """
     for wait_s in (0.01, 0.05):
         with contextlib.suppress(BlockingIOError):

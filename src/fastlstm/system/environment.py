@@ -21,14 +21,15 @@
                           the file where all meet
 ``FASTLSTM_PARENT``       set by `fastlstm.ray.train`: the process with which it ends
 ``FASTLSTM_DEBUG``        1 shows the traceback of an internal error instead of writing it to a file
-``WANDB_PROJECT``         project of ``fastlstm publish --to wandb``; of mlflow it is
+``WANDB_PROJECT``         project of ``--log wandb``; of ``--log mlflow`` it is
                           ``MLFLOW_EXPERIMENT_NAME``
 ``NO_COLOR``              any value switches colours off (https://no-color.org)
 ``TERM``                  ``dumb`` switches the live progress line off
 ========================  ========================================================================
 
 An empty variable counts as not set. ``TF_CPP_MIN_LOG_LEVEL`` and ``KERAS_BACKEND`` are
-set, where they are not, before TensorFlow and Keras are imported to check an exported model;
+set, where they are not, before TensorFlow and Keras are imported to check an exported model, and
+``MLFLOW_LOGGING_LEVEL`` and ``MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT`` before MLflow is;
 ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` before the processes of one machine meet, and
 ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE`` by ``--nproc``.
 """
@@ -249,9 +250,9 @@ def secrets() -> list[str]:
     return [value for value in found if not value.startswith(("/", "~"))]
 
 
-def tracker_project(to: str) -> str:
+def tracker_project(tracker: str) -> str:
     """Returns the project that a tracker's own variable names, or an empty string."""
-    name = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}.get(to)
+    name = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}.get(tracker)
     return os.environ.get(name, "") if name else ""
 
 
@@ -268,6 +269,13 @@ def terminal_name() -> str:
 def quiet_tensorflow() -> None:
     """Has TensorFlow, where it is imported after this, print errors only."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def quiet_mlflow() -> None:
+    """Has MLflow, where it is imported after this, print no line for people on standard output and
+    log warnings only."""
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 
 
 def quiet_profiler() -> None:

@@ -1,4 +1,4 @@
-"""Linux' counters of a whole machine, read once for all who look at it together."""
+"""Linux' counters of a whole machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import NamedTuple
 from fastlstm.system import cgroup, hardware
 
 PRESSURES = ("cpu", "io", "memory")
-TOGETHER_S = 0.5
-"""Age up to which one reading serves all runs that are looked at one after the other."""
 
 
 class MachineReading(NamedTuple):
@@ -32,24 +30,15 @@ class MachineReading(NamedTuple):
 
 
 class MachineCounters:
-    """Reads the counters anew where the last reading is too old.
+    """Reads the counters; `root` is where /proc and /sys are."""
 
-    Args:
-        root: where /proc and /sys are.
-        max_age_s: of a reading that is given again.
-    """
-
-    def __init__(self, root: Path = Path("/"), max_age_s: float = 0.0) -> None:
-        self._root, self._max_age_s = root, max_age_s
-        self._last: MachineReading | None = None
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
 
     def read(self) -> MachineReading:
-        """Returns the newest reading."""
-        now = time.monotonic()
-        if self._last is None or now - self._last.time_s >= self._max_age_s:
-            counters, left = self._counters(), self._available_bytes()
-            self._last = MachineReading(now, counters, hardware.cores(), left)
-        return self._last
+        """Returns the counters of now."""
+        now, counters = time.monotonic(), self._counters()
+        return MachineReading(now, counters, hardware.cores(), self._available_bytes())
 
     def _counters(self) -> dict[str, float]:
         found: dict[str, float] = {}

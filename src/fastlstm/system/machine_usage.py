@@ -26,21 +26,12 @@ class MachineUsage:
 
     Args:
         directory: whose disk's free space is read; None for none.
-        pid: a process of this machine; default this one.
         root: where /proc and /sys are.
-        machine: counters of the machine that several processes share; default its own.
     """
 
-    def __init__(
-        self,
-        directory: Path | None = None,
-        pid: int | None = None,
-        root: Path = Path("/"),
-        machine: MachineCounters | None = None,
-    ) -> None:
-        self._directory = directory
-        self._process = root / "proc" / ("self" if pid is None else str(pid))
-        self._machine = MachineCounters(root) if machine is None else machine
+    def __init__(self, directory: Path | None = None, root: Path = Path("/")) -> None:
+        self._directory, self._process = directory, root / "proc/self"
+        self._machine = MachineCounters(root)
         self._before = self._machine.read(), self._counters()
 
     def read(self) -> dict[str, Any]:

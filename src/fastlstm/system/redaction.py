@@ -30,7 +30,7 @@ _PATTERNS = tuple(
          HIDDEN),
     )
 )  # fmt: skip
-_SECRET_FLAG = re.compile(r"--[\w-]*(?:key|token|secret|password|webhook)")
+_SECRET_FLAG = re.compile(r"--[\w-]*(?:key|token|secret|password)|--alert")
 _own = set[str]()
 
 

@@ -1,0 +1,269 @@
+"""Alerts as a callback: NaN, a loss that jumps or rises, an end that slips, a run that stalls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from fastlstm.report.events import Event, number, text_of
+from fastlstm.report.lines import skip_text
+from fastlstm.report.terminal import clock, percent
+from fastlstm.system.environment import with_variables
+from fastlstm.system.redaction import redacted
+from fastlstm.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
+
+_COMMAND_S = 30.0
+"""Time that a command has, and that all have together at the end of a run."""
+_GOOD_STEPS = 30
+_NORMAL, _WINDOW, _JUMP = 20, 50, 6.0
+"""Losses before a jump is looked for, losses kept, and a jump in robust deviations."""
+_SLIP, _SLIP_S = 0.2, 45.0
+_RISE_EVALUATIONS, _RISE = 3, 0.03
+_STALL_S, _STALL_TIMES, _LOOK_S = 60.0, 10.0, 1.0
+"""Least time without an event, times the longest one before, and time between looks."""
+
+Rule = Callable[[Event], str | None]
+"""Returns what is wrong, an empty text where all is well again, None where nothing is known."""
+
+
+class Alerts(Callback):
+    """Warns once when something is wrong with a run, and again when it comes back.
+
+    `nan`: a step was skipped because of NaN or Inf. `spike`: the training loss is six robust
+    deviations above its last values. `rise`: the median validation loss since the best evaluation
+    is 3 % above it, after three evaluations. `slip`: the run will take 20 % longer than it first
+    said. `stall`: no event for a minute, and for ten times as long as ever before.
+
+    Args:
+        command: run by `sh -c` for each alert, with FASTLSTM_ALERT_RULE, _TEXT, _ADVICE, _RUN and
+            _STEP in its environment; ended after 30 s. Training does not wait for it.
+
+    Example:
+        ::
+
+            fastlstm.train("book.txt", callbacks=[fastlstm.Alerts('notify "$FASTLSTM_ALERT_TEXT"')])
+    """
+
+    def __init__(self, command: str | None = None) -> None:
+        self._command = command
+        self._thread: threading.Thread | None = None
+
+    def on_begin(self, trainer: Trainer) -> None:
+        if trainer.world.rank:
+            return
+        self._rules: dict[str, tuple[Rule, str]] = {
+            "nan": (not_finite(), "lower the learning rate or grad_clip"),
+            "spike": (spike(), "lower the learning rate or grad_clip; look at the data there"),
+            "rise": (rise(), "the best weights are kept: end the run, or raise dropout"),
+            "slip": (slip(), "fastlstm profile finds what holds the run back"),
+        }
+        self._active, self._step, self._run = set[str](), 0, trainer.run_path or ""
+        self._said, self._alerts = queue.SimpleQueue[str](), queue.Queue[dict[str, str] | None]()
+        self._beat_s: float | None = None
+        self._longest_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
+        self._thread.start()
+
+    def on_event(self, trainer: Trainer, event: Event) -> None:
+        if self._thread is None or event.get("event") == "message":  # such as an alert
+            return
+        self._step = int(number(event, "step") or self._step)
+        self._beat(event)
+        for name, (rule, advice) in self._rules.items():
+            self._note(name, rule(event), advice)
+        self._say(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        if self._thread is None:
+            return
+        self._alerts.put(None)
+        self._thread.join(_COMMAND_S)
+        if self._thread.is_alive():
+            self._said.put("not every alert was delivered")
+            _kill(self._process)
+        self._thread = None
+        self._say(trainer)
+
+    def _beat(self, event: Event) -> None:
+        """Notes that the run goes on; from its first `step` event on it may stall."""
+        now = time.monotonic()
+        if self._beat_s is not None:
+            self._longest_s = max(self._longest_s, now - self._beat_s)
+            self._active.discard("stall")
+        if self._beat_s is not None or event.get("event") == "step":
+            self._beat_s = now
+
+    def _say(self, trainer: Trainer) -> None:
+        while not self._said.empty():
+            trainer.say("warning", self._said.get())
+
+    def _note(self, rule: str, text: str | None, advice: str) -> None:
+        """Takes what a rule has found."""
+        if text == "":
+            self._active.discard(rule)
+        if not text or rule in self._active:
+            return
+        self._active.add(rule)
+        text = redacted(text)
+        self._said.put(f"alert ({rule}): {text}; {advice}")
+        about = {"rule": rule, "text": text, "advice": advice, "run": self._run}
+        self._alerts.put({**about, "step": str(self._step)})
+
+    def _work(self) -> None:
+        while True:
+            try:
+                alert = self._alerts.get(timeout=_LOOK_S)
+            except queue.Empty:
+                self._look()
+                continue
+            if alert is None:
+                return
+            if self._command is not None:
+                self._execute(self._command, alert)
+
+    def _look(self) -> None:
+        silent_s = 0.0 if self._beat_s is None else time.monotonic() - self._beat_s
+        if silent_s > max(_STALL_S, _STALL_TIMES * self._longest_s):
+            text = f"no event for {silent_s:.0f} s, before at most {self._longest_s:.0f} s"
+            self._note("stall", text, "py-spy dump --pid PID shows where the process waits")
+
+    def _execute(self, command: str, alert: dict[str, str]) -> None:
+        values = {f"FASTLSTM_ALERT_{k.upper()}": v.replace("\0", "") for k, v in alert.items()}
+        try:
+            self._process = process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                env=with_variables(values),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+            code = process.wait(_COMMAND_S)
+            failed = f"ended with exit status {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            failed = f"was ended: it took more than {_COMMAND_S:g} s"
+        except (OSError, ValueError) as error:
+            failed = f"failed: {type(error).__name__}"
+        if failed:
+            self._said.put(f"the command of an alert {failed}")
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def not_finite() -> Rule:
+    """Steps that were skipped; over after 30 good `step` events."""
+    good = 0
+
+    def update(event: Event) -> str | None:
+        nonlocal good
+        kind = event.get("event")
+        if kind == "skip":
+            good = 0
+            return skip_text(event)
+        if kind != "step":
+            return None
+        if number(event, "loss") is None:
+            good = 0
+            return f"step {text_of(event, 'step')}: the loss is NaN or Inf"
+        good += 1
+        return "" if good >= _GOOD_STEPS else None
+
+    return update
+
+
+def spike() -> Rule:
+    """A training loss far above its last 15 values, twice in a row or five times as far.
+
+    The deviation is that of neighbours among 50 values: a loss that falls fast does not widen it.
+    """
+    losses: deque[float] = deque(maxlen=_WINDOW)
+    high = low = 0
+
+    def update(event: Event) -> str | None:
+        nonlocal high, low
+        loss = number(event, "loss")
+        if event.get("event") != "step" or loss is None:
+            return None
+        if len(losses) < _NORMAL:
+            losses.append(loss)
+            return None
+        middle = median(list(losses)[-15:])
+        spread = 1.05 * median(abs(after - before) for before, after in pairwise(losses))
+        z = (loss - middle) / max(spread, 0.02 * abs(middle), 1e-9)
+        high, low = (high + 1, 0) if z > _JUMP else (0, low + (z < _JUMP / 2))
+        if not high or high > _NORMAL:  # a level that stays is the new one
+            losses.append(loss)
+        if high >= 2 or z > 5 * _JUMP:
+            return f"step {text_of(event, 'step')}: the loss is {loss:.4g}, it was {middle:.4g}"
+        return "" if low >= 5 else None
+
+    return update
+
+
+def rise() -> Rule:
+    """A validation loss whose median since the best evaluation is clearly above that."""
+    best, since = float("inf"), list[float]()
+
+    def update(event: Event) -> str | None:
+        nonlocal best
+        loss = number(event, "loss")
+        is_validation = event.get("event") == "eval" and event.get("split", "valid") == "valid"
+        if not is_validation or loss is None:
+            return None
+        if loss < best or event.get("is_accepted") is False:
+            best = loss
+            since.clear()
+            return ""
+        since.append(loss)
+        above = (median(since) - best) / max(abs(best), 1e-9)
+        if len(since) < _RISE_EVALUATIONS or above < _RISE:
+            return None
+        return f"the validation loss is {loss:.4g}, {percent(above)} above its best of {best:.4g}"
+
+    return update
+
+
+def slip() -> Rule:
+    """A run whose predicted length, the median of 45 s, has grown."""
+    totals: deque[tuple[float, float]] = deque(maxlen=200)
+    first: float | None = None
+
+    def update(event: Event) -> str | None:
+        nonlocal first
+        now, left = number(event, "elapsed_s"), number(event, "eta_s")
+        if event.get("event") != "step" or now is None or left is None:
+            return None
+        totals.append((now, now + left))
+        while totals[0][0] < now - _SLIP_S:
+            totals.popleft()
+        if len(totals) < 8 or now - totals[0][0] < _SLIP_S / 2:
+            return None
+        total = median(total for _, total in totals)
+        first = total if first is None else first
+        first += 0.05 * min(total - first, 0.0)  # one quiet minute is no promise
+        share = total / max(first, 1.0) - 1.0
+        if share > _SLIP:
+            told = f"{clock(total)} in all, it first said {clock(first)}"
+            return f"the run will take {percent(share)} longer: {told}"
+        return "" if share < _SLIP / 2 else None
+
+    return update
