@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from fastlstm.ops.cell_options import CellOptions
 
+CELL_EPSILON = 1e-5
+"""Added to the variance in the cell's layer norm, as `ops.cell_call` does (which loads torch)."""
 DType = Literal["float32", "int32", "bool"]
 Size = int | str
 """Length of an axis: a number, or the name of one that callers choose, such as "B"."""

@@ -11,7 +11,6 @@ from typing import Literal
 
 from fastlstm.errors import FormatError, RunDirectoryError, Setting
 from fastlstm.exchange.read_model import read_layer_stack
-from fastlstm.exchange.saved_model_file import SAVED_MODEL_FILES
 from fastlstm.exchange.text_import import (
     refuse_vocabulary,
     text_files,
@@ -62,7 +61,7 @@ def import_run(
     """Writes a model of another framework as a run: docs/exchange.md says which.
 
     Args:
-        model: the file or directory, as of `import_module`.
+        model: the file, as of `import_module`.
         out: the run directory to write.
         text: of a text model, the text it was trained on: its characters in the order of Unicode
             are the vocabulary.
@@ -91,7 +90,7 @@ def import_run(
     refuse_vocabulary(size, given)
     about = {"path": str(model), "made_by": stack.made_by}
     path, opened_by = Path(model), "LM"
-    about["sha256"] = hashlib.sha256(b"".join(map(Path.read_bytes, _files(path)))).hexdigest()
+    about["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     try:
         if size is not None and not _is_next_token(stack, given):
             text_parts(stack)  # before a vocabulary is asked for
@@ -127,7 +126,3 @@ def _is_next_token(stack: LayerStack, given: Mapping[str, str | None]) -> bool:
     except FormatError:
         return True
     return False
-
-
-def _files(path: Path) -> list[Path]:
-    return [path / name for name in SAVED_MODEL_FILES] if path.is_dir() else [path]

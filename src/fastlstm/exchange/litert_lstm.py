@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from fastlstm.exchange.litert_operations import LiteRTOperations
     from fastlstm.ops.cell_options import CellOptions
 
-EPSILON = 1e-5
+from fastlstm.exchange.graph import CELL_EPSILON as EPSILON
+
 """Added to the variance in the cell's layer norm, as `ops.cell_call` does (which loads torch)."""
 
 

@@ -26,7 +26,6 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.sequence.layer_stack import LayerStack
-from fastlstm.sequence.packed_stack import unpack
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -147,9 +146,17 @@ def read_onnx(data: bytes, path: Path) -> LayerStack:
         FormatError: damaged, or a model that is not imported; the operator is named.
         MissingExtraError: onnx is not installed.
     """
-    if find_spec("onnx") is None:
-        raise MissingExtraError(f"{path} is read by onnx: pip install 'fastlstm[onnx]'")
-    return unpack(*_converted("onnx", data, path))
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        raise MissingExtraError(
+            f"{path} is read by onnx and onnxruntime: pip install 'fastlstm[onnx]'"
+        )
+    from fastlstm.exchange.onnx_model import proved
+
+    found = _converted("onnx", data, path)
+    try:
+        return proved(*found)
+    except FormatError as error:
+        raise FormatError(f"{path}: ", *error.args) from None
 
 
 def read_safetensors(data: bytes, path: Path) -> Arrays:

@@ -1,214 +1,743 @@
-"""An ONNX file as a layer stack: its nodes are read for inputs of two sizes, which must agree."""
+"""ONNX files with LSTM operators as layer stacks.
+
+`read_onnx` runs in the process of `converter`: ONNX Runtime folds the constants, the operators that
+have weights become layers, and ONNX Runtime answers random inputs of two sizes. Operators that only
+move values are not interpreted. `proved` tries the few arrangements that are left (axis of time,
+last step or every step, directions) and returns the one with ONNX Runtime's answers.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import replace
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import FormatError
-from fastlstm.exchange.onnx_file import OnnxFile, OnnxInput, read_onnx_file
-from fastlstm.exchange.onnx_layers import LayerReader
-from fastlstm.exchange.onnx_values import FOLDED, Aside, States, Stream, Unread, Value, computed
-from fastlstm.sequence.layer_stack import Layer, LayerStack, LSTMLayer, Steps
-from fastlstm.sequence.packed_stack import pack
+from fastlstm.errors import FastLSTMError, FormatError
+from fastlstm.ops.cell_options import Activation
+from fastlstm.sequence.layer_stack import (
+    CellWeights,
+    Dense,
+    Embedding,
+    Function,
+    Layer,
+    LayerNorm,
+    LayerStack,
+    LSTMLayer,
+    Merge,
+    Steps,
+)
+from fastlstm.sequence.packed_stack import pack, unpack
 
-_SIZES = ((3, 4), (5, 2))
-"""Lengths of the first two axes of the input that a graph is read for, where the file leaves them
-open. What does not come out the same for both is not read."""
 Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
-_MAX_PLACES = 1 << 24
+_SIZES = ((7, 3), (4, 6))
+"""Lengths of the first two axes of the inputs that are answered, where the file leaves them
+open."""
+_MAX_NODES, _MAX_PLACES, _MAX_SQUARE, _TO_THE_END = 20_000, 1 << 24, 1024, 1 << 30
+_LIMIT = 1e-4
+_MOVES = (
+    *("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"),
+    *("Split", "ReverseSequence", "Cast"),
+)
+_ON_SIZES = (*_MOVES, "Shape", "Concat", "Add", "Sub", "Mul", "Div", "ConstantOfShape", "Expand")
+_FUNCTIONS = {
+    "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softsign": "softsign",
+    "Softplus": "softplus", "Exp": "exponential", "Elu": "elu", "Gelu": "gelu",
+    "HardSigmoid": "hard_sigmoid_0.2", "Softmax": "softmax", "LogSoftmax": "log_softmax",
+}  # fmt: skip
+_GATES = (0, 2, 3, 1)
+"""Gates i, f, g, o in ONNX's order i, o, f, c."""
+_ACTIVATIONS: dict[str, Activation] = {
+    "sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "softsign": "softsign",
+    "hardsigmoid": "hard_sigmoid", "affine": "linear",
+}  # fmt: skip
 
 
-def read_onnx(
-    data: bytes, folder: Path, allow: Callable[[int], None]
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Returns the layers of a file, packed; arguments and errors as of `read_onnx_file`."""
-    file = read_onnx_file(data, folder, allow)
-    values = _folded(file)
-    main = _main_input(file)
-    first, second = _read_twice(lambda sizes: pack(_stack(file, values, main, sizes)))
-    same = first[1] == second[1] and first[0].keys() == second[0].keys()
-    if not same or any(not np.array_equal(a, second[0][n]) for n, a in first[0].items()):
-        raise FormatError("what it computes depends on the number of steps or of sequences")
-    return first
+@dataclass(frozen=True, eq=False)
+class _Stream:
+    """The output of layers, in any arrangement; `is_state`: the last output of an LSTM, alone."""
+
+    layers: tuple[Layer, ...]
+    width: int
+    is_state: bool = False
 
 
-def _read_twice(read: Callable[[tuple[int, int]], Packed]) -> list[Packed]:
-    """Returns what is read for both sizes; for one alone: a size was frozen by an exporter."""
-    found, problems = [], []
-    for sizes in _SIZES:
+@dataclass(frozen=True, eq=False)
+class _Aside:
+    """Inputs beside the main one, a state that an LSTM writes, or sizes of the input."""
+
+    kind: str
+    inputs: frozenset[str] = frozenset()
+
+
+_Value = _Stream | _Aside | NDArray[Any] | FormatError | None
+
+
+# in the converter's process ---------------------------------------------------------------------
+
+
+def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed:
+    """Returns the layers of a file and ONNX Runtime's answers, for `proved`.
+
+    Args:
+        data: the file.
+        folder: where it is: arrays outside the file are read from here and from below only.
+        allow: is told how many bytes these arrays have, before they are read.
+
+    Raises:
+        FormatError: damaged, or a model that is not imported.
+    """
+    import onnx
+
+    try:
+        model = onnx.load_model_from_string(data)
+    except MemoryError:
+        raise
+    except Exception:  # protobuf's own DecodeError
+        raise FormatError("it is damaged, or no ONNX file") from None
+    if len(model.graph.node) > _MAX_NODES:
+        raise FormatError(f"it has {len(model.graph.node)} nodes; were its loops unrolled?")
+    for node in model.graph.node:
+        if node.op_type == "LSTM" and any(a.name == "layout" and a.i for a in node.attribute):
+            raise FormatError(f"{_label(node)} has the layout 1, which ONNX Runtime lacks")
+    _load_arrays_beside(onnx, model, folder, allow)
+    session, folded = _folded(onnx, model)
+    reader = _Reader(onnx, folded.graph)
+    stack, about = reader.stack()
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "unknown")
+    maker = _printable(f"{model.producer_name} {model.producer_version}") or "ONNX"
+    arrays, about["stack"] = pack(replace(stack, made_by=f"{maker}, opset {opset}"))
+    answers, about["answers"] = _answers(session, reader, about["output"])
+    return {**arrays, **answers}, about
+
+
+def _load_arrays_beside(onnx: Any, model: Any, folder: Path, allow: Callable[[int], None]) -> None:
+    """Reads arrays outside the file as onnx does: no link, no other directory, within bounds."""
+    helper = onnx.external_data_helper
+    try:
+        places = {
+            folder / helper.ExternalDataInfo(tensor).location
+            for tensor in model.graph.initializer
+            if helper.uses_external_data(tensor)
+        }
+        allow(sum(place.stat().st_size for place in places if place.is_file()))
+        helper.load_external_data_for_model(model, str(folder))
+    except (ValueError, OSError, onnx.checker.ValidationError) as error:
+        raise FormatError(f"its arrays beside the file are not read: {_line(error)}") from None
+
+
+def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
+    """Returns a session of the model, and the model with its constants folded."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.enable_cpu_mem_arena = False
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # fold DequantizeLinear
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "folded.onnx"
+        options.optimized_model_filepath = str(path)
         try:
-            found.append(read(sizes))
-        except FormatError as error:
-            problems.append(error)
-    if len(problems) == 1:
-        raise FormatError(
-            f"its nodes work for some numbers of steps only ({problems[0]}): the exporter wrote"
-            " those of its example into them; export with fixed sizes, or with torch's dynamo=False"
-        )
-    if problems:
-        raise problems[0]
-    return found
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+            return session, onnx.shape_inference.infer_shapes(onnx.load(path))
+        except MemoryError:
+            raise
+        except Exception as error:  # ONNX Runtime has many kinds
+            raise FormatError(f"ONNX Runtime cannot load it: {_line(error)}") from None
 
 
-def _folded(file: OnnxFile) -> dict[str, Value]:
-    """Returns all values that depend on no input; each is computed once."""
-    values: dict[str, Value] = dict(file.constants)
-    for operation in file.operations:
-        if operation.kind in FOLDED and all(not n or n in values for n in operation.inputs):
-            inputs = [values[name] if name else None for name in operation.inputs]
+def _answers(session: Any, reader: _Reader, output: str) -> Packed:
+    """Returns random inputs and ONNX Runtime's outputs; the states and lengths that belong to them
+    depend on which axis is time: each is tried."""
+    main = reader.main
+    arrays, about, problem = {}, [], ""
+    for k, free in enumerate(_SIZES):
+        free = (reader.num_sequences or free[0], reader.num_sequences or free[1])
+        sizes = tuple(size or n for size, n in zip(main.shape[:2], free, strict=False))
+        x = _random(main, sizes, reader.num_tokens, k)
+        worked = False
+        for is_time_major in (False, True) if reader.asides else (None,):
+            B = sizes[-1] if is_time_major else sizes[0]
+            feeds = {main.name: x, **reader.others(B, math.prod(sizes) // B)}
             try:
-                outputs = computed(operation, inputs, file.opset)
-            except ValueError:
-                continue  # is reported where it is used
-            values |= zip(operation.outputs, outputs, strict=False)
-    return values
+                (y,) = session.run([output], feeds)
+            except Exception as error:  # noqa: BLE001 (ONNX Runtime has many kinds)
+                problem = problem or _line(error)
+                continue
+            worked = True
+            arrays |= {f"x{len(about)}": x, f"y{len(about)}": np.asarray(y)}
+            about.append(is_time_major)
+        if not worked:
+            shown = " × ".join(map(str, sizes))
+            raise FormatError(
+                f"ONNX Runtime cannot run it on {shown} steps and sequences ({problem}): where the"
+                " exporter wrote the sizes of its example into nodes, export with torch's"
+                " dynamo=False, or with fixed sizes"
+            )
+    return arrays, {"time_major": about}
 
 
-def _main_input(file: OnnxFile) -> OnnxInput:
-    """Returns the input that the first LSTM reads: others are states or lengths."""
-    sources = {item.name: {item.name} for item in file.inputs}
-    for operation in file.operations:
-        read = [sources.get(name, set()) for name in operation.inputs]
-        if operation.kind == "LSTM":
-            found = [item for item in file.inputs if read and item.name in read[0]]
-            if not found:
-                raise FormatError(f"{operation.label} reads what no input of the model becomes")
-            return found[0]
-        sources |= dict.fromkeys(operation.outputs, set().union(*read))
-    kinds = sorted({operation.kind for operation in file.operations})
-    has_loop = {"Loop", "Scan", "If"} & set(kinds)
-    raise FormatError(
-        "it has no LSTM operator"
-        + (f" outside of its {' and '.join(sorted(has_loop))}" if has_loop else "")
-        + f"; its operators are {', '.join(kinds[:12])}{', …' if len(kinds) > 12 else ''}"
-    )
+def _random(main: _Input, sizes: tuple[int, ...], num_tokens: int, seed: int) -> NDArray[Any]:
+    rng = np.random.default_rng(seed)
+    if num_tokens:
+        return rng.integers(0, num_tokens, sizes).astype(main.dtype)
+    return rng.normal(size=(*sizes, main.shape[2])).astype(main.dtype)
 
 
-def _stack(
-    file: OnnxFile, values: dict[str, Value], main: OnnxInput, free: tuple[int, int]
-) -> LayerStack:
-    """Returns the layers, read for an input of these lengths."""
-    shape = main.shape
-    if shape is None or not 1 <= len(shape) <= 3 or (len(shape) == 3 and shape[2] is None):
+@dataclass(frozen=True)
+class _Input:
+    """An input of the graph; a size is None where callers choose it."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int | None, ...]
+
+
+class _Reader:
+    """Turns the nodes of a folded graph into layers.
+
+    Attributes:
+        main: the input that the first LSTM reads.
+        asides: inputs that are taken for states, and for lengths, with their widths.
+        num_tokens: V of a model that reads token ids, else 0.
+    """
+
+    def __init__(self, onnx: Any, graph: Any) -> None:
+        self._onnx, self._graph = onnx, graph
+        self.asides: dict[str, str] = {}
+        self.num_tokens = 0
+        self._reverses = False
+        self._half = -1
+        self._shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.input, *graph.output)}
+        self._values: dict[str, _Value] = {
+            tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer
+        }
+        self._inputs = {
+            item.name: _Input(
+                item.name,
+                onnx.helper.tensor_dtype_to_np_dtype(item.type.tensor_type.elem_type),
+                _shape(item),
+            )
+            for item in graph.input
+            if item.name not in self._values
+        }
+        self.main = self._inputs[self._main_input()]
+
+    def stack(self) -> tuple[LayerStack, dict[str, Any]]:
+        """Returns the layers, and what `proved` needs to know."""
+        shape = self.main.shape
+        if not 1 <= len(shape) <= 3 or (len(shape) == 3 and shape[2] is None):
+            raise FormatError(
+                f"its input '{self.main.name}' has the shape {shape or 'unknown'}, expected two"
+                " axes of steps and sequences, and a third one of a fixed number of columns"
+            )
+        if np.prod([size or 1 for size in shape], dtype=float) > _MAX_PLACES:
+            raise FormatError(f"its input '{self.main.name}' has the fixed sizes {shape}, too many")
+        for name in self._inputs:
+            self._values[name] = _Aside("input", frozenset([name]))
+        self._values[self.main.name] = _Stream((), shape[2] or 0 if len(shape) == 3 else 0)
+        for node in self._graph.node:
+            self._read(node)
+        output, end = self._output()
+        if len(shape) == 1 and "state" not in self.asides.values():
+            raise FormatError("it reads one step and has no state before it: it is no sequence")
+        about = {"output": output, "reverses": self._reverses, "half": self._half}
+        about["sizes"] = list(shape[:2])
+        return LayerStack(end.layers, "", notes=tuple(self._notes())), about
+
+    @property
+    def num_sequences(self) -> int | None:
+        """B, where the states have a fixed one."""
+        states = (self._inputs[name].shape for name, k in self.asides.items() if k == "state")
+        return next((shape[1] for shape in states if len(shape) == 3 and shape[1]), None)
+
+    def others(self, B: int, T: int) -> dict[str, NDArray[Any]]:
+        """Returns the inputs beside the main one: states of zero, full lengths."""
+        found = {}
+        for name, item in self._inputs.items():
+            if name != self.main.name:
+                is_length = self.asides.get(name) == "lengths"
+                sizes = [B if size is None else size for size in item.shape]
+                found[name] = np.full(sizes, T if is_length else 0, item.dtype)
+        return found
+
+    def _main_input(self) -> str:
+        """Returns the input that the first LSTM reads: others are states or lengths."""
+        sources = {name: {name} for name in self._inputs}
+        for node in self._graph.node:
+            read = [sources.get(name, set()) for name in node.input]
+            if node.op_type == "LSTM":
+                found = [name for name in self._inputs if read and name in read[0]]
+                if not found:
+                    raise FormatError(f"{_label(node)} reads what no input of the model becomes")
+                return found[0]
+            sources |= dict.fromkeys(node.output, set().union(*read))
+        kinds = sorted({node.op_type for node in self._graph.node})
+        has_loop = sorted({"Loop", "Scan", "If"} & set(kinds))
+        outside = f" outside of its {' and '.join(has_loop)}" if has_loop else ""
+        more = ", …" if len(kinds) > 12 else ""
         raise FormatError(
-            f"its input '{main.name}' has the shape {shape or 'unknown'}, expected two axes of"
-            " steps and sequences, and a third one of a fixed number of columns"
+            f"it has no LSTM operator{outside}; its operators are {', '.join(kinds[:12])}{more}"
         )
-    lengths = [size or free[k] for k, size in enumerate(shape[:2])]
-    n0, n1 = ([1] if len(shape) == 1 else []) + lengths
-    width = shape[2] if len(shape) == 3 else 1
-    assert width is not None
-    if n0 * n1 * width > _MAX_PLACES:
+
+    def _output(self) -> tuple[str, _Stream]:
+        """Returns the one output that is no state."""
+        ends = {item.name: self._values.get(item.name) for item in self._graph.output}
+        streams = {name: value for name, value in ends.items() if isinstance(value, _Stream)}
+        found = {name: value for name, value in streams.items() if not value.is_state} or streams
+        for value in ends.values():
+            if isinstance(value, FormatError):
+                raise value
+        if len(found) != 1:
+            names = ", ".join(f"'{_printable(name)}'" for name in [*ends][:6])
+            raise FormatError(
+                f"its outputs are {names}; imported are models of one, beside a state"
+            )
+        return next(iter(found.items()))
+
+    def _notes(self) -> Iterator[str]:
+        for kind, said in (
+            ("state", "taken for the state before the first step: a sequence starts from zero here,"
+             " a text run carries it"),
+            ("lengths", "the lengths of sequences: here all are read in full"),
+        ):  # fmt: skip
+            names = [name for name in self._inputs if self.asides.get(name) == kind]
+            if names:
+                shown = ", ".join(f"'{_printable(name)}'" for name in names)
+                yield f"the inputs {shown} are {said}"
+
+    def _read(self, node: Any) -> None:
+        inputs = [self._values.get(name) if name else None for name in node.input]
+        try:
+            outputs = self._outputs(node, inputs)
+        except FormatError as error:
+            outputs = [error] * len(node.output)
+        self._values.update(zip(node.output, outputs, strict=False))
+
+    def _outputs(self, node: Any, inputs: list[_Value]) -> list[_Value]:
+        kind, num, label = node.op_type, len(node.output), _label(node)
+        unread = next((value for value in inputs if isinstance(value, FormatError)), None)
+        if unread is not None:
+            return [unread] * num
+        attributes = {a.name: self._onnx.helper.get_attribute_value(a) for a in node.attribute}
+        if node.domain not in ("", "ai.onnx"):
+            raise FormatError(f"{label} is no operator of ONNX itself, and is not imported")
+        if kind == "LSTM":
+            return list(self._lstm(label, attributes, [*inputs, *[None] * 8][:8]))
+        streams = [value for value in inputs if isinstance(value, _Stream)]
+        asides = [value for value in inputs if isinstance(value, _Aside)]
+        if kind in ("Shape", "Size"):
+            return [_Aside("size")]
+        if kind == "Concat" and all(isinstance(v, _Stream | _Aside) for v in inputs):
+            return [_joined(label, streams, asides)]
+        if asides and all(aside.kind == "size" for aside in asides):
+            if not streams and kind in _ON_SIZES:
+                return [_Aside("size")] * num
+            if kind not in ("Reshape", "ReverseSequence"):
+                raise FormatError(
+                    f"{label} computes something from the number of steps or sequences"
+                )
+        elif asides:
+            if kind in _MOVES and inputs[0] is asides[0] and not streams:
+                return [asides[0]] * num
+            raise FormatError(
+                f"{label} computes something from a state or from lengths: a first state that is"
+                " computed, or a second output, is not imported"
+            )
+        if not streams:
+            return [_Aside("size")] * num if kind in _ON_SIZES else [_unknown(label)] * num
+        return self._of_streams(node, attributes, inputs)
+
+    def _of_streams(
+        self, node: Any, attributes: dict[str, Any], inputs: list[_Value]
+    ) -> list[_Value]:
+        kind, label, num = node.op_type, _label(node), len(node.output)
+        first, second = [*inputs, None][:2]
+        if kind == "Gather" and not isinstance(first, _Stream):
+            return [self._embedding(label, node.name or node.output[0], first, second)]
+        if kind in ("MatMul", "Gemm"):
+            return [self._dense(node, attributes, inputs)]
+        if kind in ("Add", "Sub", "Mul", "Div"):
+            return [_arithmetic(label, kind, first, second)]
+        assert isinstance(first, _Stream)
+        if kind in _MOVES:
+            self._check_move(node, attributes, inputs)
+            return [first] * num
+        name = _printable(node.name or node.output[0])
+        if kind == "LayerNormalization":
+            scale = np.asarray(second, np.float32).reshape(-1)
+            shift = np.zeros_like(scale) if len(inputs) < 3 else np.asarray(inputs[2], np.float32)
+            epsilon = float(np.float32(attributes.get("epsilon", 1e-5)))
+            layer: Layer = LayerNorm(name, scale, shift.reshape(-1), epsilon)
+        elif kind in _FUNCTIONS:
+            function = _FUNCTIONS[kind]
+            if kind == "HardSigmoid" and abs(attributes.get("alpha", 0.2) - 1 / 6) < 1e-6:
+                function = "hard_sigmoid"
+            layer = Function(name, function)
+        elif kind == "Dropout":
+            if len(inputs) > 2 and inputs[2] is not None and np.any(inputs[2]):
+                raise FormatError(f"{label} is in training mode; export the model after eval()")
+            return [first] * num
+        else:
+            raise _unknown(label)
+        return [_Stream((*first.layers, layer), first.width)]
+
+    def _embedding(self, label: str, name: str, table: _Value, tokens: _Value) -> _Stream:
+        if not isinstance(table, np.ndarray) or table.ndim != 2 or not isinstance(tokens, _Stream):
+            raise FormatError(f"{label} is no embedding: it needs a table (V, E) and tokens")
+        if tokens.layers or tokens.width:
+            raise FormatError(f"{label} is an embedding of what is not the model's input")
+        self.num_tokens = len(table)
+        layer = Embedding(_printable(name), np.asarray(table, np.float32))
+        return _Stream((layer,), table.shape[1])
+
+    def _dense(self, node: Any, attributes: dict[str, Any], inputs: list[_Value]) -> _Stream:
+        x, weight, bias = [*inputs, None][:3]
+        label, get = _label(node), attributes.get
+        constants = [part for part in (weight, bias) if part is not None]
+        if not isinstance(x, _Stream) or not all(isinstance(p, np.ndarray) for p in constants):
+            raise FormatError(f"{label} is imported as steps times a matrix of the file")
+        assert isinstance(weight, np.ndarray)
+        if weight.ndim != 2 or get("transA", 0):
+            raise FormatError(f"{label} is imported as steps times a matrix of the file")
+        weight = np.asarray(weight if get("transB", 0) else weight.T, np.float32)
+        weight = weight if get("alpha", 1.0) == 1 else weight * np.float32(get("alpha"))
+        last = x.layers[-1] if x.layers else None
+        if weight.shape[1] == x.width // 2 and isinstance(last, LSTMLayer) and last.backward:
+            self._half = len(x.layers)  # `proved` finds out which half is read
+            weight = np.concatenate([np.zeros_like(weight), weight], 1)
+        if weight.shape[1] != x.width:
+            raise FormatError(
+                f"{label} has a matrix for {weight.shape[1]} columns and does not read the"
+                f" {x.width} columns of each step"
+            )
+        name = _printable(node.name or node.output[0])
+        layer = Dense(name, np.ascontiguousarray(weight), np.zeros(len(weight), np.float32))
+        y = _Stream((*x.layers, layer), len(weight))
+        if bias is None:
+            return y
+        beta = np.float32(get("beta", 1.0))
+        return _scaled(label, y, None, np.asarray(bias) if beta == 1 else beta * np.asarray(bias))
+
+    def _check_move(self, node: Any, attributes: dict[str, Any], inputs: list[_Value]) -> None:
+        """Refuses cuts of long sequences: the inputs that are answered are short ones."""
+        kind, label = node.op_type, _label(node)
+        if kind == "ReverseSequence":
+            self._reverses = True
+        if kind not in ("Slice", "Gather"):
+            return
+        if kind == "Gather":
+            given: list[Any] = [inputs[1], None, attributes.get("axis", 0)]
+        elif len(inputs) > 1:
+            given = [*inputs[1:], *[None] * 4][:4]
+        else:
+            given = [*map(attributes.get, ("starts", "ends", "axes"))]
+        starts, ends, axes, steps = (
+            None if part is None else np.atleast_1d(part).ravel() for part in [*given, None][:4]
+        )
+        if any(isinstance(part, _Stream | _Aside) for part in given):
+            raise FormatError(f"{label} cuts a sequence at a place that is computed")
+        assert starts is not None
+        self._reverses |= steps is not None and bool((steps < 0).any())
+        shape = self._shapes.get(node.input[0], ())
+        for k, axis in enumerate(range(len(starts)) if axes is None else axes):
+            bounds = [part[k] for part in (starts, ends) if part is not None and k < len(part)]
+            known = shape[int(axis)] if -len(shape) <= int(axis) < len(shape) else None
+            if known is None and any(1 < abs(int(b)) < _TO_THE_END for b in bounds):
+                raise FormatError(
+                    f"{label} cuts sequences that are longer than a fixed number of steps"
+                )
+
+    def _lstm(
+        self, label: str, attributes: dict[str, Any], inputs: list[_Value]
+    ) -> tuple[_Value, ...]:
+        x, W, R, B, lengths, h, c, P = inputs
+        if (
+            not isinstance(W, np.ndarray)
+            or not isinstance(R, np.ndarray)
+            or any(isinstance(part, _Stream | _Aside) for part in (B, P))
+        ):
+            raise FormatError(f"{label} has weights that are no constants of the file")
+        if not isinstance(x, _Stream):
+            raise FormatError(f"{label} reads what no input of the model becomes")
+        layer = _lstm_layer(label, attributes, W, R, B, P)
+        if layer.input_size != x.width or x.is_state:
+            raise FormatError(
+                f"{label} has input_size {layer.input_size} and does not read the columns of each"
+                " step"
+            )
+        for state in (h, c):
+            is_input = isinstance(state, _Aside) and state.kind == "input"
+            if is_input:
+                self.asides |= dict.fromkeys(state.inputs, "state")
+            elif isinstance(state, _Stream) or (
+                isinstance(state, _Aside) and state.kind == "state"
+            ):
+                raise FormatError(f"{label} starts from a state that another LSTM writes")
+            elif isinstance(state, np.ndarray) and state.any():
+                raise FormatError(f"{label} starts from a state that is stored, and not zero")
+        if isinstance(lengths, _Aside) and lengths.kind == "input":
+            self.asides |= dict.fromkeys(lengths.inputs, "lengths")
+        elif lengths is not None and not isinstance(lengths, _Aside):
+            raise FormatError(f"{label} has sequence_lens that are not the input's length")
+        self._reverses |= attributes.get("direction") == b"reverse"
+        layers = (*x.layers, layer)
+        y = _Stream(layers, layer.output_size)
+        return y, replace(y, is_state=True), _Aside("state")
+
+
+def _joined(label: str, streams: list[_Stream], asides: list[_Aside]) -> _Value:
+    """Returns both directions of one LSTM, or the states of several."""
+    if not asides and all(stream.layers == streams[0].layers for stream in streams):
+        return streams[0]
+    if all(stream.is_state for stream in streams) and all(a.kind != "size" for a in asides):
+        if asides:
+            is_input = not streams and all(aside.kind == "input" for aside in asides)
+            inputs = frozenset().union(*(aside.inputs for aside in asides))
+            return _Aside("input" if is_input else "state", inputs)
+        return max(streams, key=lambda stream: len(stream.layers))
+    if not streams:
+        return _Aside("size")
+    raise FormatError(f"{label} joins different paths; imported are models of one")
+
+
+def _arithmetic(label: str, kind: str, a: _Value, b: _Value) -> _Stream:
+    """Returns a layer's output with constants, or both ways of an LSTM as one."""
+    if isinstance(a, _Stream) and isinstance(b, _Stream):
+        last = a.layers[-1] if a.layers else None
+        is_both = isinstance(last, LSTMLayer) and last.backward is not None
+        merge: Merge | None = {"Add": "sum", "Mul": "mul"}.get(kind)  # type: ignore[assignment]
+        if a.layers != b.layers or not is_both or merge is None or last.merge != "concat":
+            raise FormatError(f"{label} joins different paths; imported are models of one")
+        return _Stream((*a.layers[:-1], replace(last, merge=merge)), last.hidden_size, a.is_state)
+    x, array = (a, b) if isinstance(a, _Stream) else (b, a)
+    assert isinstance(x, _Stream)
+    is_turned = kind in ("Sub", "Div") and x is b
+    if not isinstance(array, np.ndarray) or is_turned or (kind == "Div" and not array.all()):
+        raise FormatError(f"{label} is imported with a constant, as its second input")
+    match kind:
+        case "Add":
+            return _scaled(label, x, None, array)
+        case "Sub":
+            return _scaled(label, x, None, -array)
+        case "Mul":
+            return _scaled(label, x, array, None)
+    return _scaled(label, x, np.float32(1) / array, None)
+
+
+def _scaled(label: str, x: _Stream, scale: Any, shift: Any) -> _Stream:
+    """Returns `x * scale + shift` with one number for each column, or one for all."""
+    given = np.asarray(shift if scale is None else scale, np.float32)
+    if given.size not in (1, x.width) or x.width == 0:
+        raise FormatError(f"{label} has constants that are not those of a column")
+    values = np.broadcast_to(given.reshape(-1), (x.width,)).copy()
+    last = x.layers[-1] if x.layers else None
+    if isinstance(last, Dense) and scale is None:
+        layer = replace(last, bias=last.bias + values if last.bias.any() else values)
+        return replace(x, layers=(*x.layers[:-1], layer))
+    if isinstance(last, LSTMLayer) and last.merge == "sum" and scale is not None:
+        if (values == 0.5).all():
+            return replace(x, layers=(*x.layers[:-1], replace(last, merge="ave")))
+    if x.width > _MAX_SQUARE:
+        raise FormatError(f"{label} scales {x.width} columns; behind a matrix it can be")
+    diagonal = np.eye(x.width, dtype=np.float32) if scale is None else np.diag(values)
+    bias = values if scale is None else np.zeros_like(values)
+    return _Stream((*x.layers, Dense(label, diagonal, bias)), x.width)
+
+
+def _lstm_layer(
+    label: str, attributes: dict[str, Any], W: Any, R: Any, B: Any, P: Any
+) -> LSTMLayer:
+    direction = attributes.get("direction", b"forward").decode("utf-8", "replace")
+    D, H = 2 if direction == "bidirectional" else 1, R.shape[-1] if R.ndim == 3 else 0
+    is_right = W.ndim == 3 and W.shape[:2] == (D, 4 * H) and R.shape == (D, 4 * H, H)
+    if not H or not is_right or (B is not None and B.shape != (D, 8 * H)):
+        of_bias = "" if B is None else f", B {B.shape}"
         raise FormatError(
-            f"its input '{main.name}' has the fixed sizes {shape}, too many to follow; export it"
-            " with steps and sequences of any number"
+            f"{label} has W {W.shape}, R {R.shape}{of_bias}, expected"
+            f" ({D}, 4H, I), ({D}, 4H, H) and ({D}, 8H)"
         )
-    at = np.arange(n0 * n1 * width).reshape([*lengths, width][: len(shape)])
-    start = Stream((), at, width, (n0, n1), is_tokens=main.is_integer)
-    others: dict[str, Value] = {i.name: Aside(i.name) for i in file.inputs}
-    reader = LayerReader(file.opset, {**values, **others, main.name: start})
-    for operation in file.operations:
-        if any(name not in values for name in operation.outputs if name):
-            reader.read(operation)
-    end = _main_output(file, reader.values)
-    layers = _ordered(end)
-    names = [item.name for item in file.inputs]
-    states, ignored = (
-        [n for n in names if n in reader.asides[what]] for what in ("states", "lengths")
-    )
-    if len(shape) == 1 and not states and (n0, end.time_axis) == (1, 0):
-        raise FormatError("its LSTM reads one step and has no state before it: it is no sequence")
-    window = shape[end.time_axis] if end.time_axis is not None and len(shape) > 1 else None
-    return LayerStack(
-        layers, file.made_by, None if window == 1 else window,
-        is_time_major=end.time_axis == 0 and len(shape) > 1,
-        notes=_notes(states, ignored),
+    if P is not None and P.any():
+        raise FormatError(f"{label} has peepholes (its input P), which are not imported")
+    for name in ("clip", "input_forget"):
+        if attributes.get(name):
+            raise FormatError(f"{label} has {name}, which is not imported")
+    gates, candidate, scale, shift = _activations(label, attributes, D)
+    order = np.concatenate([np.arange(H) + k * H for k in _GATES])
+    is_gate = np.repeat([True, True, False, True], H)
+    factor, added = np.where(is_gate, scale, 1), np.where(is_gate, shift, 0)
+    cells = []
+    for d in range(D):
+        w, r = (np.asarray(part[d], np.float32)[order] for part in (W, R))
+        b = np.zeros(4 * H, np.float32) if B is None else (B[d, : 4 * H] + B[d, 4 * H :])[order]
+        if scale != 1 or shift:
+            w, r, b = w * factor[:, None], r * factor[:, None], b * factor + added
+        cells.append(CellWeights(*(np.asarray(part, np.float32) for part in (w, r, b))))
+    return LSTMLayer(
+        label, cells[0], cells[1] if D == 2 else None,
+        activation=candidate, recurrent_activation=gates,
     )  # fmt: skip
 
 
-def _main_output(file: OnnxFile, values: dict[str, Value]) -> Stream:
-    """Returns the one output that is no state."""
-    ends = {name: values[name] for name in file.outputs}
-    found = {n: v for n, v in ends.items() if not isinstance(v, Aside) and not _is_state(v)}
-    found = found or {n: v for n, v in ends.items() if isinstance(v, Stream)}
-    for value in found.values():
-        if isinstance(value, Unread):
-            raise FormatError(value.reason)
-    streams = {name: v for name, v in found.items() if isinstance(v, Stream)}
-    if len(streams) != 1 or len(found) != 1:
-        names = ", ".join(f"'{name}'" for name in (*found, *ends)[:6])
-        raise FormatError(f"its outputs are {names}; imported are models of one, beside the state")
-    return next(iter(streams.values()))
+def _activations(
+    label: str, attributes: dict[str, Any], D: int
+) -> tuple[Activation, Activation, float, float]:
+    """Returns functions of the gates and of the candidate, and what turns x into the argument of
+    the first one: clip(alpha x + beta) is clip(y / 6 + 0.5) at y = 6 alpha x + 6 (beta - 0.5)."""
+    given = attributes.get("activations") or [b"sigmoid", b"tanh", b"tanh"] * D
+    names = [name.decode("utf-8", "replace").lower() for name in given]
+    alphas, betas = (list(attributes.get(f"activation_{n}") or ()) for n in ("alpha", "beta"))
+    functions = []
+    for name in names:
+        if name not in _ACTIVATIONS:
+            raise FormatError(
+                f"{label} has the activation {name:.40}, expected one of Sigmoid, Tanh, Relu,"
+                " Softsign, HardSigmoid, Affine (1, 0)"
+            )
+        alpha, beta = {"affine": (1.0, 0.0), "hardsigmoid": (0.2, 0.5)}.get(name, (0.0, 0.0))
+        if name in ("affine", "hardsigmoid"):
+            alpha, beta = (n.pop(0) if n else v for n, v in ((alphas, alpha), (betas, beta)))
+        functions.append((name, alpha, beta))
+    if len(names) != 3 * D or functions[:3] != functions[-3:] or functions[1] != functions[2]:
+        raise FormatError(
+            f"{label} has the activations {', '.join(names)}: those of candidate and cell, and of"
+            " both directions, are the same here"
+        )
+    (gates, alpha, beta), (candidate, *numbers) = functions[:2]
+    scale, shift = (6 * alpha, 6 * (beta - 0.5)) if gates == "hardsigmoid" else (1.0, 0.0)
+    exact = {"hardsigmoid": (1 / 6, 0.5), "affine": (1.0, 0.0)}.get(candidate)
+    if exact is not None and not np.allclose(numbers, exact, atol=1e-6):
+        raise FormatError(
+            f"{label} has {candidate} with alpha {numbers[0]:g} and beta {numbers[1]:g} as the"
+            f" function of the candidate, expected {exact[0]:g} and {exact[1]:g}"
+        )
+    scale, shift = (e if abs(v - e) < 1e-6 else v for v, e in ((scale, 1.0), (shift, 0.0)))
+    return _ACTIVATIONS[gates], _ACTIVATIONS[candidate], scale, shift
 
 
-def _is_state(value: Value) -> bool:
-    if isinstance(value, States):
-        return True
-    if not isinstance(value, Stream) or not value.is_last:
-        return False
-    return isinstance(value.layers[-1], LSTMLayer)
-
-
-def _ordered(end: Stream) -> tuple[Layer, ...]:
-    """Returns the layers, with one more where the output has other steps than theirs.
-
-    Raises:
-        FormatError: the output is no arrangement of the steps.
-    """
-    width, flat = end.width, end.at.ravel()
-    if end.is_last:
-        assert end.time_axis is not None
-        B = end.sizes[1 - end.time_axis]
-        if _is_arranged(flat, np.arange(B * width).reshape(B, width)):
-            return end.layers
-    elif end.time_axis is not None:
-        steps = np.arange(end.sizes[0] * end.sizes[1] * width).reshape(*end.sizes, width)
-        if _is_arranged(flat, steps):
-            return end.layers
-        if _is_arranged(flat, np.flip(steps, end.time_axis)):
-            return (*end.layers, Steps("steps", "reversed"))
-        if _is_arranged(flat, np.take(steps, np.array(-1), end.time_axis)):
-            return _of_last_step(end.layers)
-    raise FormatError(
-        "its output is neither that of every step nor that of the last one, with all columns"
+def _shape(item: Any) -> tuple[int | None, ...]:
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
+        for dim in item.type.tensor_type.shape.dim
     )
 
 
-def _is_arranged(flat: NDArray[np.int64], places: NDArray[np.int64]) -> bool:
-    """Whether an output, as a row, has these places, its axes in any order."""
-    if flat.size != places.size:
+def _unknown(label: str) -> FormatError:
+    return FormatError(
+        f"{label} is no operator that is imported; imported are LSTM, Gather of tokens, MatMul,"
+        " Gemm, LayerNormalization, functions, and constants added or multiplied"
+    )
+
+
+def _label(node: Any) -> str:
+    name = node.name or next((out for out in node.output if out), "")
+    return f"{_printable(node.op_type)} '{_printable(name)}'"
+
+
+def _line(error: Exception) -> str:
+    """Returns an error as one line, without ONNX Runtime's own places.
+
+    Raises:
+        MemoryError: that was the error.
+    """
+    if "bad_alloc" in str(error):
+        raise MemoryError
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    return _printable(re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ .*\) ", "", line), 200)
+
+
+def _printable(text: str, length: int = 80) -> str:
+    """Returns a text of the file for people: one line, not endless."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()[:length]
+
+
+# in the caller's process ------------------------------------------------------------------------
+
+
+def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack:
+    """Returns the layers in the arrangement that gives ONNX Runtime's answers.
+
+    Raises:
+        FormatError: none does.
+    """
+    stack = unpack(arrays, about["stack"])
+    answers = [
+        (order, arrays[f"x{k}"], arrays[f"y{k}"])
+        for k, order in enumerate(about["answers"]["time_major"])
+    ]
+    for candidate in _candidates(stack, about["reverses"], about["half"]):
+        own = [case for case in answers if case[0] in (None, candidate.is_time_major)]
+        if own and all(_is_answer(candidate, x, y) for _, x, y in own):
+            sizes = [*about["sizes"], 1][:2] if len(about["sizes"]) > 1 else [1, 1]
+            window = sizes[0 if candidate.is_time_major else 1]
+            return replace(candidate, window=None if window == 1 else window)
+    kinds = ", ".join(type(layer).__name__ for layer in stack.layers)
+    raise FormatError(
+        f"its layers ({kinds}) do not give ONNX Runtime's answers, neither at every step nor at the"
+        " last one: it computes something between them that is not imported"
+    )
+
+
+def _candidates(stack: LayerStack, reverses: bool, half: int) -> Iterator[LayerStack]:
+    """Yields what the operators that move values may have made of the layers."""
+    lstms = [k for k, layer in enumerate(stack.layers) if isinstance(layer, LSTMLayer)]
+    one_way = [k for k in lstms if stack.layers[k].backward is None][:4]  # type: ignore[union-attr]
+    flips = itertools.product((False, True), repeat=len(one_way)) if reverses else [()]
+    for is_time_major, flip, other_half in itertools.product(
+        (False, True), [*flips], (False, True) if half >= 0 else (False,)
+    ):
+        layers = list(stack.layers)
+        for k, is_reverse in zip(one_way, flip, strict=False):
+            layers[k] = replace(layers[k], reverses=is_reverse)  # type: ignore[call-arg]
+        if other_half:
+            dense = layers[half]
+            assert isinstance(dense, Dense)
+            weight = np.roll(dense.weight, dense.weight.shape[1] // 2, 1)
+            layers[half] = replace(dense, weight=weight)
+        k = lstms[-1]
+        last = replace(layers[k], every_step=False)  # type: ignore[call-arg]
+        steps = Steps("steps", "reversed")
+        for ways in (
+            layers,
+            [*layers[:k], last, *layers[k + 1 :]],
+            [*layers[: k + 1], Steps("steps", "last"), *layers[k + 1 :]],
+            *([[*layers, steps]] if reverses else []),
+        ):
+            yield replace(stack, layers=tuple(ways), is_time_major=is_time_major)
+
+
+def _is_answer(stack: LayerStack, x: NDArray[Any], y: NDArray[Any]) -> bool:
+    """Whether the layers give these outputs, whatever the order of their axes."""
+    import torch
+
+    from fastlstm.sequence.stack_module import ImportedModel
+
+    given = torch.from_numpy(x if x.ndim > 1 else x[None] if stack.is_time_major else x[:, None])
+    try:
+        with torch.no_grad():
+            got = ImportedModel(stack)(given)
+    except FastLSTMError:
         return False
-    orders = itertools.permutations(range(places.ndim))
-    return any(np.array_equal(places.transpose(order).ravel(), flat) for order in orders)
-
-
-def _of_last_step(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Returns layers that write the last step only: what is behind the last LSTM is the same for
-    every step, and the last output of one that reads both ways is no last step."""
-    k = max(k for k, layer in enumerate(layers) if isinstance(layer, LSTMLayer))
-    last = layers[k]
-    assert isinstance(last, LSTMLayer)
-    if last.backward is not None:
-        return (*layers, Steps("steps", "last"))
-    return (*layers[:k], replace(last, every_step=False), *layers[k + 1 :])
-
-
-def _notes(states: list[str], lengths: list[str]) -> tuple[str, ...]:
-    notes = []
-    if states:
-        names = ", ".join(f"'{name}'" for name in states)
-        notes.append(
-            f"the inputs {names} are taken for the state before the first step: a sequence starts"
-            " from zero here, a text run carries it"
-        )
-    if lengths:
-        names = ", ".join(f"'{name}'" for name in lengths)
-        notes.append(f"the input {names} has the lengths of sequences: here all are read in full")
-    return tuple(notes)
+    if stack.ends_in_softmax:
+        end = stack.layers[-1]
+        assert isinstance(end, Function)
+        got = got.softmax(-1) if end.function == "softmax" else got.log_softmax(-1)
+    values, flat = got.numpy(), np.asarray(y, np.float32).ravel()
+    if values.size != flat.size:
+        return False
+    limit = _LIMIT * max(1.0, float(np.abs(flat).max(initial=0.0)))
+    return any(
+        bool((np.abs(values.transpose(order).ravel() - flat) <= limit).all())
+        for order in itertools.permutations(range(values.ndim))
+    )

@@ -19,8 +19,8 @@ from fastlstm.exchange.model_file import (
     read_safetensors,
     read_torch,
 )
-from fastlstm.exchange.saved_model_file import read_saved_model
 from fastlstm.exchange.torch_state import read_state
+from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.sequence.layer_stack import LayerStack
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 def import_module(path: str | os.PathLike[str], *, activation: str | None = None) -> ImportedModel:
     """Returns a model of another framework as a torch module, in evaluation mode.
 
-    Read are `.keras`, `.h5` of Keras 1, 2 and 3, SavedModels of Keras 2 and 3, `.onnx` with LSTM
-    operators, and state_dicts of torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor
-    TensorFlow is needed, nothing is executed.
+    Read are `.keras`, `.h5` of Keras 1, 2 and 3, `.onnx` with LSTM operators, and state_dicts of
+    torch (`.safetensors`, `.pt`): docs/exchange.md. Neither Keras nor TensorFlow is needed.
 
     Args:
-        path: the file, or the directory of a SavedModel.
+        path: the file.
         activation: of a state_dict with several linear layers, the function between them, such as
             "relu" or "linear".
 
@@ -46,7 +45,8 @@ def import_module(path: str | os.PathLike[str], *, activation: str | None = None
     Raises:
         FormatError: a damaged file, a layer or setting that cannot be imported; it is named.
         ConfigError: no activation where one is needed, or one where none is.
-        MissingExtraError: h5py (`fastlstm[keras]`) or onnx (`fastlstm[onnx]`) is not installed.
+        MissingExtraError: h5py (`fastlstm[keras]`) or onnx and onnxruntime (`fastlstm[onnx]`)
+            are not installed.
     """
     stack = read_layer_stack(path, activation)
 
@@ -69,7 +69,7 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
             )
         match kind:
             case "directory":
-                stack = read_saved_model(file)
+                raise _directory(file)
             case "keras":
                 stack = read_archive(read_keras_archive(data, file), file)
             case "hdf5":
@@ -89,6 +89,19 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
     check_widths(stack)
     _check_finite(stack)
     return stack
+
+
+def _directory(folder: Path) -> FormatError:
+    if kind_of_run(folder) is not None:
+        return FormatError(f"{folder} is a run already, which needs no import")
+    if (folder / "saved_model.pb").exists():
+        return FormatError(
+            f"{folder} is a SavedModel of TensorFlow, which is not imported: save the Keras model"
+            " itself, model.save('model.keras'), and import that file"
+        )
+    return FormatError(
+        f"{folder} is a directory; imported are files: .keras, .h5, .onnx, .safetensors, .pt"
+    )
 
 
 def _check_finite(stack: LayerStack) -> None:
