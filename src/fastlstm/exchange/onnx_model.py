@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,10 @@ Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 _SIZES = ((7, 3), (4, 6))
 """Lengths of the first two axes of the inputs that are answered, where the file leaves them
 open."""
-_MAX_NODES, _MAX_PLACES, _MAX_SQUARE, _TO_THE_END = 20_000, 1 << 24, 1024, 1 << 30
-_LIMIT = 1e-4
+_MAX_NODES, _MAX_PLACES, _MAX_SQUARE, _TO_THE_END, _LIMIT = 20_000, 1 << 24, 1024, 1 << 30, 1e-4
 _MOVES = (
     *("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"),
-    *("Split", "ReverseSequence", "Cast"),
+    *("Split", "ReverseSequence", "Cast", "Dropout"),
 )
 _ON_SIZES = (*_MOVES, "Shape", "Concat", "Add", "Sub", "Mul", "Div", "ConstantOfShape", "Expand")
 _FUNCTIONS = {
@@ -68,16 +67,32 @@ class _Stream:
     width: int
     is_state: bool = False
 
+    def then(self, layer: Layer, width: int | None = None) -> _Stream:
+        return _Stream((*self.layers, layer), self.width if width is None else width)
 
-@dataclass(frozen=True, eq=False)
-class _Aside:
-    """Inputs beside the main one, a state that an LSTM writes, or sizes of the input."""
+    @property
+    def last(self) -> Layer | None:
+        return self.layers[-1] if self.layers else None
+
+    def with_last(self, layer: Layer, width: int | None = None) -> _Stream:
+        width = self.width if width is None else width
+        return _Stream((*self.layers[:-1], layer), width, self.is_state)
+
+
+class _Aside(NamedTuple):
+    """Inputs beside the main one ("input"), what an LSTM writes as its cell ("state"), or sizes of
+    the input ("size")."""
 
     kind: str
     inputs: frozenset[str] = frozenset()
 
 
-_Value = _Stream | _Aside | NDArray[Any] | FormatError | None
+class _Input(NamedTuple):
+    """An input of the graph; a size is None where callers choose it."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int | None, ...]
 
 
 # in the converter's process ---------------------------------------------------------------------
@@ -86,10 +101,8 @@ _Value = _Stream | _Aside | NDArray[Any] | FormatError | None
 def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed:
     """Returns the layers of a file and ONNX Runtime's answers, for `proved`.
 
-    Args:
-        data: the file.
-        folder: where it is: arrays outside the file are read from here and from below only.
-        allow: is told how many bytes these arrays have, before they are read.
+    Arrays outside the file are read from `folder` and from below only; `allow` is told how many
+    bytes they have, before they are read.
 
     Raises:
         FormatError: damaged, or a model that is not imported.
@@ -114,7 +127,7 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "unknown")
     maker = _printable(f"{model.producer_name} {model.producer_version}") or "ONNX"
     arrays, about["stack"] = pack(replace(stack, made_by=f"{maker}, opset {opset}"))
-    answers, about["answers"] = _answers(session, reader, about["output"])
+    answers, about["orders"] = _answers(session, reader, about["output"])
     return {**arrays, **answers}, about
 
 
@@ -139,69 +152,56 @@ def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    options.enable_cpu_mem_arena = False
+    options.log_severity_level, options.enable_cpu_mem_arena = 4, False
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # fold DequantizeLinear
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "folded.onnx"
-        options.optimized_model_filepath = str(path)
+        options.optimized_model_filepath = f"{directory}/folded.onnx"
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-            return session, onnx.shape_inference.infer_shapes(onnx.load(path))
+            folded = onnx.load(options.optimized_model_filepath)
+            return session, onnx.shape_inference.infer_shapes(folded)
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime has many kinds
             raise FormatError(f"ONNX Runtime cannot load it: {_line(error)}") from None
 
 
-def _answers(session: Any, reader: _Reader, output: str) -> Packed:
-    """Returns random inputs and ONNX Runtime's outputs; the states and lengths that belong to them
-    depend on which axis is time: each is tried."""
-    main = reader.main
-    arrays, about, problem = {}, [], ""
-    for k, free in enumerate(_SIZES):
-        free = (reader.num_sequences or free[0], reader.num_sequences or free[1])
-        sizes = tuple(size or n for size, n in zip(main.shape[:2], free, strict=False))
-        x = _random(main, sizes, reader.num_tokens, k)
-        worked = False
+def _answers(
+    session: Any, reader: _Reader, output: str
+) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
+    """Returns random inputs and ONNX Runtime's outputs, and for which axis of time each is: the
+    states and lengths that belong to an input depend on it."""
+    main, B = reader.main, reader.num_sequences
+    arrays: dict[str, NDArray[Any]] = {}
+    orders: list[bool | None] = []
+    for seed, free in enumerate(_SIZES):
+        sizes = [int(size or B or n) for size, n in zip(main.shape[:2], free, strict=False)]
+        rng, problem, known = np.random.default_rng(seed), "", len(orders)
+        if reader.num_tokens:
+            x = rng.integers(0, reader.num_tokens, sizes).astype(main.dtype)
+        else:
+            x = rng.normal(size=[*sizes, main.shape[2]]).astype(main.dtype)  # type: ignore[list-item]
         for is_time_major in (False, True) if reader.asides else (None,):
-            B = sizes[-1] if is_time_major else sizes[0]
-            feeds = {main.name: x, **reader.others(B, math.prod(sizes) // B)}
+            num = sizes[-1] if is_time_major else sizes[0]
+            feeds = {main.name: x, **reader.others(num, math.prod(sizes) // num)}
             try:
                 (y,) = session.run([output], feeds)
-            except Exception as error:  # noqa: BLE001 (ONNX Runtime has many kinds)
+            except Exception as error:  # ONNX Runtime has many kinds
                 problem = problem or _line(error)
                 continue
-            worked = True
-            arrays |= {f"x{len(about)}": x, f"y{len(about)}": np.asarray(y)}
-            about.append(is_time_major)
-        if not worked:
+            arrays |= {f"x{len(orders)}": x, f"y{len(orders)}": np.asarray(y)}
+            orders.append(is_time_major)
+        if len(orders) == known:
             shown = " × ".join(map(str, sizes))
             raise FormatError(
                 f"ONNX Runtime cannot run it on {shown} steps and sequences ({problem}): where the"
                 " exporter wrote the sizes of its example into nodes, export with torch's"
                 " dynamo=False, or with fixed sizes"
             )
-    return arrays, {"time_major": about}
-
-
-def _random(main: _Input, sizes: tuple[int, ...], num_tokens: int, seed: int) -> NDArray[Any]:
-    rng = np.random.default_rng(seed)
-    if num_tokens:
-        return rng.integers(0, num_tokens, sizes).astype(main.dtype)
-    return rng.normal(size=(*sizes, main.shape[2])).astype(main.dtype)
-
-
-@dataclass(frozen=True)
-class _Input:
-    """An input of the graph; a size is None where callers choose it."""
-
-    name: str
-    dtype: Any
-    shape: tuple[int | None, ...]
+    return arrays, orders
 
 
 class _Reader:
@@ -209,51 +209,49 @@ class _Reader:
 
     Attributes:
         main: the input that the first LSTM reads.
-        asides: inputs that are taken for states, and for lengths, with their widths.
+        asides: inputs that are taken for states ("state") and for lengths ("lengths").
         num_tokens: V of a model that reads token ids, else 0.
     """
 
     def __init__(self, onnx: Any, graph: Any) -> None:
         self._onnx, self._graph = onnx, graph
         self.asides: dict[str, str] = {}
-        self.num_tokens = 0
-        self._reverses = False
-        self._half = -1
+        self.num_tokens, self._reverses, self._half = 0, False, -1
         self._shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.input, *graph.output)}
-        self._values: dict[str, _Value] = {
-            tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer
-        }
+        to_array, helper = onnx.numpy_helper.to_array, onnx.helper
+        self._values: dict[str, Any] = {t.name: to_array(t) for t in graph.initializer}
+        kinds = {item.name: item.type.tensor_type.elem_type for item in graph.input}
         self._inputs = {
-            item.name: _Input(
-                item.name,
-                onnx.helper.tensor_dtype_to_np_dtype(item.type.tensor_type.elem_type),
-                _shape(item),
-            )
-            for item in graph.input
-            if item.name not in self._values
+            name: _Input(name, helper.tensor_dtype_to_np_dtype(kind), self._shapes[name])
+            for name, kind in kinds.items()
+            if name not in self._values
         }
         self.main = self._inputs[self._main_input()]
 
     def stack(self) -> tuple[LayerStack, dict[str, Any]]:
         """Returns the layers, and what `proved` needs to know."""
-        shape = self.main.shape
+        name, shape = self.main.name, self.main.shape
         if not 1 <= len(shape) <= 3 or (len(shape) == 3 and shape[2] is None):
             raise FormatError(
-                f"its input '{self.main.name}' has the shape {shape or 'unknown'}, expected two"
-                " axes of steps and sequences, and a third one of a fixed number of columns"
+                f"its input '{name}' has the shape {shape or 'unknown'}, expected two axes of steps"
+                " and sequences, and a third one of a fixed number of columns"
             )
-        if np.prod([size or 1 for size in shape], dtype=float) > _MAX_PLACES:
-            raise FormatError(f"its input '{self.main.name}' has the fixed sizes {shape}, too many")
-        for name in self._inputs:
-            self._values[name] = _Aside("input", frozenset([name]))
-        self._values[self.main.name] = _Stream((), shape[2] or 0 if len(shape) == 3 else 0)
+        if math.prod(size or 1 for size in shape) > _MAX_PLACES:
+            raise FormatError(f"its input '{name}' has the fixed sizes {shape}, too many")
+        self._values |= {name: _Aside("input", frozenset([name])) for name in self._inputs}
+        self._values[name] = _Stream((), (shape[2] or 0) if len(shape) == 3 else 0)
         for node in self._graph.node:
-            self._read(node)
+            inputs = [self._values.get(name) if name else None for name in node.input]
+            try:
+                outputs = self._outputs(node, inputs)
+            except FormatError as error:  # is raised where the value is used
+                outputs = [error] * len(node.output)
+            self._values.update(zip(node.output, outputs, strict=False))
         output, end = self._output()
         if len(shape) == 1 and "state" not in self.asides.values():
             raise FormatError("it reads one step and has no state before it: it is no sequence")
         about = {"output": output, "reverses": self._reverses, "half": self._half}
-        about["sizes"] = list(shape[:2])
+        about["sizes"] = [*shape[:2]] if len(shape) > 1 else [1, 1]
         return LayerStack(end.layers, "", notes=tuple(self._notes())), about
 
     @property
@@ -264,24 +262,25 @@ class _Reader:
 
     def others(self, B: int, T: int) -> dict[str, NDArray[Any]]:
         """Returns the inputs beside the main one: states of zero, full lengths."""
-        found = {}
-        for name, item in self._inputs.items():
-            if name != self.main.name:
-                is_length = self.asides.get(name) == "lengths"
-                sizes = [B if size is None else size for size in item.shape]
-                found[name] = np.full(sizes, T if is_length else 0, item.dtype)
-        return found
+        return {
+            item.name: np.full(
+                [B if size is None else size for size in item.shape],
+                T if self.asides.get(item.name) == "lengths" else 0, item.dtype,
+            )
+            for item in self._inputs.values()
+            if item is not self.main
+        }  # fmt: skip
 
     def _main_input(self) -> str:
         """Returns the input that the first LSTM reads: others are states or lengths."""
-        sources = {name: {name} for name in self._inputs}
+        sources: dict[str, set[str]] = {name: {name} for name in self._inputs}
         for node in self._graph.node:
             read = [sources.get(name, set()) for name in node.input]
             if node.op_type == "LSTM":
                 found = [name for name in self._inputs if read and name in read[0]]
                 if not found:
                     raise FormatError(f"{_label(node)} reads what no input of the model becomes")
-                return found[0]
+                return str(found[0])
             sources |= dict.fromkeys(node.output, set().union(*read))
         kinds = sorted({node.op_type for node in self._graph.node})
         has_loop = sorted({"Loop", "Scan", "If"} & set(kinds))
@@ -294,127 +293,92 @@ class _Reader:
     def _output(self) -> tuple[str, _Stream]:
         """Returns the one output that is no state."""
         ends = {item.name: self._values.get(item.name) for item in self._graph.output}
+        problem = next((value for value in ends.values() if isinstance(value, FormatError)), None)
+        if problem is not None:
+            raise problem
         streams = {name: value for name, value in ends.items() if isinstance(value, _Stream)}
         found = {name: value for name, value in streams.items() if not value.is_state} or streams
-        for value in ends.values():
-            if isinstance(value, FormatError):
-                raise value
         if len(found) != 1:
             names = ", ".join(f"'{_printable(name)}'" for name in [*ends][:6])
-            raise FormatError(
-                f"its outputs are {names}; imported are models of one, beside a state"
-            )
+            raise FormatError(f"its outputs are {names}; imported are models of one beside a state")
         return next(iter(found.items()))
 
     def _notes(self) -> Iterator[str]:
-        for kind, said in (
-            ("state", "taken for the state before the first step: a sequence starts from zero here,"
-             " a text run carries it"),
-            ("lengths", "the lengths of sequences: here all are read in full"),
-        ):  # fmt: skip
-            names = [name for name in self._inputs if self.asides.get(name) == kind]
+        said = {
+            "state": "taken for the state before the first step: a sequence starts from zero here,"
+            " a text run carries it",
+            "lengths": "the lengths of sequences: here all are read in full",
+        }
+        for kind, text in said.items():
+            names = [f"'{_printable(n)}'" for n in self._inputs if self.asides.get(n) == kind]
             if names:
-                shown = ", ".join(f"'{_printable(name)}'" for name in names)
-                yield f"the inputs {shown} are {said}"
+                yield f"the inputs {', '.join(names)} are {text}"
 
-    def _read(self, node: Any) -> None:
-        inputs = [self._values.get(name) if name else None for name in node.input]
-        try:
-            outputs = self._outputs(node, inputs)
-        except FormatError as error:
-            outputs = [error] * len(node.output)
-        self._values.update(zip(node.output, outputs, strict=False))
-
-    def _outputs(self, node: Any, inputs: list[_Value]) -> list[_Value]:
+    def _outputs(self, node: Any, inputs: list[Any]) -> list[Any]:
         kind, num, label = node.op_type, len(node.output), _label(node)
         unread = next((value for value in inputs if isinstance(value, FormatError)), None)
         if unread is not None:
             return [unread] * num
-        attributes = {a.name: self._onnx.helper.get_attribute_value(a) for a in node.attribute}
+        get = {a.name: self._onnx.helper.get_attribute_value(a) for a in node.attribute}.get
         if node.domain not in ("", "ai.onnx"):
             raise FormatError(f"{label} is no operator of ONNX itself, and is not imported")
         if kind == "LSTM":
-            return list(self._lstm(label, attributes, [*inputs, *[None] * 8][:8]))
+            return list(self._lstm(label, get, [*inputs, *[None] * 8][:8]))
         streams = [value for value in inputs if isinstance(value, _Stream)]
         asides = [value for value in inputs if isinstance(value, _Aside)]
-        if kind in ("Shape", "Size"):
-            return [_Aside("size")]
-        if kind == "Concat" and all(isinstance(v, _Stream | _Aside) for v in inputs):
+        if kind in ("Shape", "Size") or not (streams or asides):
+            return [_Aside("size") if kind in _ON_SIZES else _unknown(label)] * num
+        if kind == "Concat" and len(streams) + len(asides) == len(inputs):
             return [_joined(label, streams, asides)]
-        if asides and all(aside.kind == "size" for aside in asides):
-            if not streams and kind in _ON_SIZES:
-                return [_Aside("size")] * num
-            if kind not in ("Reshape", "ReverseSequence"):
-                raise FormatError(
-                    f"{label} computes something from the number of steps or sequences"
-                )
-        elif asides:
-            if kind in _MOVES and inputs[0] is asides[0] and not streams:
-                return [asides[0]] * num
+        if not streams and kind in _ON_SIZES and all(aside.kind == "size" for aside in asides):
+            return [_Aside("size")] * num
+        if not streams and kind in _MOVES and inputs[0] is asides[0] and len(asides) == 1:
+            return [asides[0]] * num
+        if any(aside.kind != "size" for aside in asides):
             raise FormatError(
                 f"{label} computes something from a state or from lengths: a first state that is"
                 " computed, or a second output, is not imported"
             )
-        if not streams:
-            return [_Aside("size")] * num if kind in _ON_SIZES else [_unknown(label)] * num
-        return self._of_streams(node, attributes, inputs)
+        if asides and kind not in ("Reshape", "ReverseSequence"):
+            raise FormatError(f"{label} computes something from the number of steps or sequences")
+        return [self._of_streams(node, get, inputs)] * num
 
-    def _of_streams(
-        self, node: Any, attributes: dict[str, Any], inputs: list[_Value]
-    ) -> list[_Value]:
-        kind, label, num = node.op_type, _label(node), len(node.output)
-        first, second = [*inputs, None][:2]
-        if kind == "Gather" and not isinstance(first, _Stream):
-            return [self._embedding(label, node.name or node.output[0], first, second)]
+    def _of_streams(self, node: Any, get: Callable[..., Any], inputs: list[Any]) -> _Stream:
+        kind, label, name = node.op_type, _label(node), _printable(node.name or node.output[0])
+        x, second, third = [*inputs, None, None][:3]
+        if kind == "Gather" and isinstance(second, _Stream):
+            is_table = isinstance(x, np.ndarray) and x.ndim == 2
+            if not is_table or second.layers or second.width:
+                raise FormatError(f"{label} is no embedding: it needs a table (V, E) and tokens")
+            self.num_tokens = len(x)
+            return second.then(Embedding(name, np.asarray(x, np.float32)), x.shape[1])
         if kind in ("MatMul", "Gemm"):
-            return [self._dense(node, attributes, inputs)]
+            return self._dense(label, name, get, x, second, third)
         if kind in ("Add", "Sub", "Mul", "Div"):
-            return [_arithmetic(label, kind, first, second)]
-        assert isinstance(first, _Stream)
+            return _arithmetic(label, kind, x, second)
         if kind in _MOVES:
-            self._check_move(node, attributes, inputs)
-            return [first] * num
-        name = _printable(node.name or node.output[0])
+            self._check_move(node, get, inputs)
+            return x  # type: ignore[no-any-return]
         if kind == "LayerNormalization":
             scale = np.asarray(second, np.float32).reshape(-1)
-            shift = np.zeros_like(scale) if len(inputs) < 3 else np.asarray(inputs[2], np.float32)
-            epsilon = float(np.float32(attributes.get("epsilon", 1e-5)))
-            layer: Layer = LayerNorm(name, scale, shift.reshape(-1), epsilon)
-        elif kind in _FUNCTIONS:
-            function = _FUNCTIONS[kind]
-            if kind == "HardSigmoid" and abs(attributes.get("alpha", 0.2) - 1 / 6) < 1e-6:
-                function = "hard_sigmoid"
-            layer = Function(name, function)
-        elif kind == "Dropout":
-            if len(inputs) > 2 and inputs[2] is not None and np.any(inputs[2]):
-                raise FormatError(f"{label} is in training mode; export the model after eval()")
-            return [first] * num
-        else:
+            shift = np.zeros_like(scale) if third is None else np.asarray(third, np.float32)
+            epsilon = float(np.float32(get("epsilon", 1e-5)))
+            return x.then(LayerNorm(name, scale, shift.reshape(-1), epsilon))  # type: ignore[no-any-return]
+        if kind not in _FUNCTIONS:
             raise _unknown(label)
-        return [_Stream((*first.layers, layer), first.width)]
+        is_new = kind == "HardSigmoid" and abs(get("alpha", 0.2) - 1 / 6) < 1e-6
+        return x.then(Function(name, "hard_sigmoid" if is_new else _FUNCTIONS[kind]))  # type: ignore[no-any-return]
 
-    def _embedding(self, label: str, name: str, table: _Value, tokens: _Value) -> _Stream:
-        if not isinstance(table, np.ndarray) or table.ndim != 2 or not isinstance(tokens, _Stream):
-            raise FormatError(f"{label} is no embedding: it needs a table (V, E) and tokens")
-        if tokens.layers or tokens.width:
-            raise FormatError(f"{label} is an embedding of what is not the model's input")
-        self.num_tokens = len(table)
-        layer = Embedding(_printable(name), np.asarray(table, np.float32))
-        return _Stream((layer,), table.shape[1])
-
-    def _dense(self, node: Any, attributes: dict[str, Any], inputs: list[_Value]) -> _Stream:
-        x, weight, bias = [*inputs, None][:3]
-        label, get = _label(node), attributes.get
-        constants = [part for part in (weight, bias) if part is not None]
-        if not isinstance(x, _Stream) or not all(isinstance(p, np.ndarray) for p in constants):
-            raise FormatError(f"{label} is imported as steps times a matrix of the file")
-        assert isinstance(weight, np.ndarray)
-        if weight.ndim != 2 or get("transA", 0):
+    def _dense(
+        self, label: str, name: str, get: Callable[..., Any], x: Any, weight: Any, bias: Any
+    ) -> _Stream:
+        is_known = isinstance(weight, np.ndarray) and isinstance(bias, np.ndarray | None)
+        if not isinstance(x, _Stream) or not is_known or weight.ndim != 2 or get("transA", 0):
             raise FormatError(f"{label} is imported as steps times a matrix of the file")
         weight = np.asarray(weight if get("transB", 0) else weight.T, np.float32)
         weight = weight if get("alpha", 1.0) == 1 else weight * np.float32(get("alpha"))
-        last = x.layers[-1] if x.layers else None
-        if weight.shape[1] == x.width // 2 and isinstance(last, LSTMLayer) and last.backward:
+        is_both = isinstance(x.last, LSTMLayer) and x.last.backward is not None
+        if is_both and 2 * weight.shape[1] == x.width:
             self._half = len(x.layers)  # `proved` finds out which half is read
             weight = np.concatenate([np.zeros_like(weight), weight], 1)
         if weight.shape[1] != x.width:
@@ -422,145 +386,120 @@ class _Reader:
                 f"{label} has a matrix for {weight.shape[1]} columns and does not read the"
                 f" {x.width} columns of each step"
             )
-        name = _printable(node.name or node.output[0])
-        layer = Dense(name, np.ascontiguousarray(weight), np.zeros(len(weight), np.float32))
-        y = _Stream((*x.layers, layer), len(weight))
+        K = len(weight)
+        y = x.then(Dense(name, np.ascontiguousarray(weight), np.zeros(K, np.float32)), K)
         if bias is None:
             return y
         beta = np.float32(get("beta", 1.0))
-        return _scaled(label, y, None, np.asarray(bias) if beta == 1 else beta * np.asarray(bias))
+        return _scaled(label, y, None, bias if beta == 1 else beta * bias)
 
-    def _check_move(self, node: Any, attributes: dict[str, Any], inputs: list[_Value]) -> None:
+    def _check_move(self, node: Any, get: Callable[..., Any], inputs: list[Any]) -> None:
         """Refuses cuts of long sequences: the inputs that are answered are short ones."""
         kind, label = node.op_type, _label(node)
-        if kind == "ReverseSequence":
-            self._reverses = True
+        self._reverses |= kind == "ReverseSequence"
+        if kind == "Dropout" and len(inputs) > 2 and np.any(inputs[2]):
+            raise FormatError(f"{label} is in training mode; export the model after eval()")
         if kind not in ("Slice", "Gather"):
             return
+        given = inputs[1:] if len(inputs) > 1 else map(get, ("starts", "ends", "axes"))
+        parts: list[Any] = [None if part is None else np.ravel(part) for part in given]
         if kind == "Gather":
-            given: list[Any] = [inputs[1], None, attributes.get("axis", 0)]
-        elif len(inputs) > 1:
-            given = [*inputs[1:], *[None] * 4][:4]
+            bounds, axes, step = parts[:1], [get("axis", 0)] * len(parts[0]), None
         else:
-            given = [*map(attributes.get, ("starts", "ends", "axes"))]
-        starts, ends, axes, steps = (
-            None if part is None else np.atleast_1d(part).ravel() for part in [*given, None][:4]
-        )
-        if any(isinstance(part, _Stream | _Aside) for part in given):
-            raise FormatError(f"{label} cuts a sequence at a place that is computed")
-        assert starts is not None
-        self._reverses |= steps is not None and bool((steps < 0).any())
+            (*bounds, axes, step) = [*parts, None, None][:4]
+            axes = [*range(len(bounds[0]))] if axes is None else axes
+        self._reverses |= step is not None and bool((step < 0).any())
         shape = self._shapes.get(node.input[0], ())
-        for k, axis in enumerate(range(len(starts)) if axes is None else axes):
-            bounds = [part[k] for part in (starts, ends) if part is not None and k < len(part)]
-            known = shape[int(axis)] if -len(shape) <= int(axis) < len(shape) else None
-            if known is None and any(1 < abs(int(b)) < _TO_THE_END for b in bounds):
+        for k, axis in enumerate(map(int, axes)):
+            is_known = -len(shape) <= axis < len(shape) and shape[axis] is not None
+            if not is_known and any(1 < abs(int(part[k])) < _TO_THE_END for part in bounds):
                 raise FormatError(
                     f"{label} cuts sequences that are longer than a fixed number of steps"
                 )
 
-    def _lstm(
-        self, label: str, attributes: dict[str, Any], inputs: list[_Value]
-    ) -> tuple[_Value, ...]:
+    def _lstm(self, label: str, get: Callable[..., Any], inputs: list[Any]) -> tuple[Any, ...]:
         x, W, R, B, lengths, h, c, P = inputs
-        if (
-            not isinstance(W, np.ndarray)
-            or not isinstance(R, np.ndarray)
-            or any(isinstance(part, _Stream | _Aside) for part in (B, P))
-        ):
+        constants = [part for part in (W, R, B, P) if part is not None]
+        if not all(isinstance(part, np.ndarray) for part in constants):
             raise FormatError(f"{label} has weights that are no constants of the file")
         if not isinstance(x, _Stream):
             raise FormatError(f"{label} reads what no input of the model becomes")
-        layer = _lstm_layer(label, attributes, W, R, B, P)
+        layer = _lstm_layer(label, get, W, R, B, P)
         if layer.input_size != x.width or x.is_state:
             raise FormatError(
                 f"{label} has input_size {layer.input_size} and does not read the columns of each"
                 " step"
             )
         for state in (h, c):
-            is_input = isinstance(state, _Aside) and state.kind == "input"
-            if is_input:
-                self.asides |= dict.fromkeys(state.inputs, "state")
-            elif isinstance(state, _Stream) or (
-                isinstance(state, _Aside) and state.kind == "state"
-            ):
+            if isinstance(state, _Stream) or getattr(state, "kind", "") == "state":
                 raise FormatError(f"{label} starts from a state that another LSTM writes")
-            elif isinstance(state, np.ndarray) and state.any():
+            if isinstance(state, np.ndarray) and state.any():
                 raise FormatError(f"{label} starts from a state that is stored, and not zero")
-        if isinstance(lengths, _Aside) and lengths.kind == "input":
-            self.asides |= dict.fromkeys(lengths.inputs, "lengths")
-        elif lengths is not None and not isinstance(lengths, _Aside):
+        if not isinstance(lengths, _Aside | None):
             raise FormatError(f"{label} has sequence_lens that are not the input's length")
-        self._reverses |= attributes.get("direction") == b"reverse"
-        layers = (*x.layers, layer)
-        y = _Stream(layers, layer.output_size)
+        for aside, kind in ((h, "state"), (c, "state"), (lengths, "lengths")):
+            if isinstance(aside, _Aside):
+                self.asides |= dict.fromkeys(aside.inputs, kind)
+        self._reverses |= get("direction") == b"reverse"
+        y = x.then(layer, layer.output_size)
         return y, replace(y, is_state=True), _Aside("state")
 
 
-def _joined(label: str, streams: list[_Stream], asides: list[_Aside]) -> _Value:
+def _joined(label: str, streams: list[_Stream], asides: list[_Aside]) -> Any:
     """Returns both directions of one LSTM, or the states of several."""
     if not asides and all(stream.layers == streams[0].layers for stream in streams):
         return streams[0]
     if all(stream.is_state for stream in streams) and all(a.kind != "size" for a in asides):
-        if asides:
-            is_input = not streams and all(aside.kind == "input" for aside in asides)
-            inputs = frozenset().union(*(aside.inputs for aside in asides))
-            return _Aside("input" if is_input else "state", inputs)
-        return max(streams, key=lambda stream: len(stream.layers))
+        if not asides:
+            return max(streams, key=lambda stream: len(stream.layers))
+        is_input = not streams and all(aside.kind == "input" for aside in asides)
+        inputs = frozenset[str]().union(*(aside.inputs for aside in asides))
+        return _Aside("input" if is_input else "state", inputs)
     if not streams:
         return _Aside("size")
     raise FormatError(f"{label} joins different paths; imported are models of one")
 
 
-def _arithmetic(label: str, kind: str, a: _Value, b: _Value) -> _Stream:
+def _arithmetic(label: str, kind: str, a: Any, b: Any) -> _Stream:
     """Returns a layer's output with constants, or both ways of an LSTM as one."""
     if isinstance(a, _Stream) and isinstance(b, _Stream):
-        last = a.layers[-1] if a.layers else None
+        merges: dict[str, Merge] = {"Add": "sum", "Mul": "mul"}
+        last, merge = a.last, merges.get(kind)
         is_both = isinstance(last, LSTMLayer) and last.backward is not None
-        merge: Merge | None = {"Add": "sum", "Mul": "mul"}.get(kind)  # type: ignore[assignment]
-        if a.layers != b.layers or not is_both or merge is None or last.merge != "concat":
+        if a.layers != b.layers or not is_both or merge is None or last.merge != "concat":  # type: ignore[union-attr]
             raise FormatError(f"{label} joins different paths; imported are models of one")
-        return _Stream((*a.layers[:-1], replace(last, merge=merge)), last.hidden_size, a.is_state)
+        assert isinstance(last, LSTMLayer)
+        return a.with_last(replace(last, merge=merge), last.hidden_size)
     x, array = (a, b) if isinstance(a, _Stream) else (b, a)
-    assert isinstance(x, _Stream)
     is_turned = kind in ("Sub", "Div") and x is b
     if not isinstance(array, np.ndarray) or is_turned or (kind == "Div" and not array.all()):
         raise FormatError(f"{label} is imported with a constant, as its second input")
-    match kind:
-        case "Add":
-            return _scaled(label, x, None, array)
-        case "Sub":
-            return _scaled(label, x, None, -array)
-        case "Mul":
-            return _scaled(label, x, array, None)
-    return _scaled(label, x, np.float32(1) / array, None)
+    if kind in ("Add", "Sub"):
+        return _scaled(label, x, None, array if kind == "Add" else -array)
+    return _scaled(label, x, array if kind == "Mul" else np.float32(1) / array, None)
 
 
 def _scaled(label: str, x: _Stream, scale: Any, shift: Any) -> _Stream:
-    """Returns `x * scale + shift` with one number for each column, or one for all."""
+    """Returns `x * scale` or `x + shift`, with one number for each column or one for all."""
     given = np.asarray(shift if scale is None else scale, np.float32)
     if given.size not in (1, x.width) or x.width == 0:
         raise FormatError(f"{label} has constants that are not those of a column")
     values = np.broadcast_to(given.reshape(-1), (x.width,)).copy()
-    last = x.layers[-1] if x.layers else None
+    last = x.last
     if isinstance(last, Dense) and scale is None:
-        layer = replace(last, bias=last.bias + values if last.bias.any() else values)
-        return replace(x, layers=(*x.layers[:-1], layer))
-    if isinstance(last, LSTMLayer) and last.merge == "sum" and scale is not None:
-        if (values == 0.5).all():
-            return replace(x, layers=(*x.layers[:-1], replace(last, merge="ave")))
+        return x.with_last(replace(last, bias=last.bias + values if last.bias.any() else values))
+    is_sum = isinstance(last, LSTMLayer) and last.merge == "sum"
+    if isinstance(last, LSTMLayer) and is_sum and scale is not None and (values == 0.5).all():
+        return x.with_last(replace(last, merge="ave"))
     if x.width > _MAX_SQUARE:
         raise FormatError(f"{label} scales {x.width} columns; behind a matrix it can be")
     diagonal = np.eye(x.width, dtype=np.float32) if scale is None else np.diag(values)
-    bias = values if scale is None else np.zeros_like(values)
-    return _Stream((*x.layers, Dense(label, diagonal, bias)), x.width)
+    return x.then(Dense(label, diagonal, values if scale is None else np.zeros_like(values)))
 
 
-def _lstm_layer(
-    label: str, attributes: dict[str, Any], W: Any, R: Any, B: Any, P: Any
-) -> LSTMLayer:
-    direction = attributes.get("direction", b"forward").decode("utf-8", "replace")
-    D, H = 2 if direction == "bidirectional" else 1, R.shape[-1] if R.ndim == 3 else 0
+def _lstm_layer(label: str, get: Callable[..., Any], W: Any, R: Any, B: Any, P: Any) -> LSTMLayer:
+    D = 2 if get("direction") == b"bidirectional" else 1
+    H = R.shape[-1] if R.ndim == 3 else 0
     is_right = W.ndim == 3 and W.shape[:2] == (D, 4 * H) and R.shape == (D, 4 * H, H)
     if not H or not is_right or (B is not None and B.shape != (D, 8 * H)):
         of_bias = "" if B is None else f", B {B.shape}"
@@ -568,12 +507,13 @@ def _lstm_layer(
             f"{label} has W {W.shape}, R {R.shape}{of_bias}, expected"
             f" ({D}, 4H, I), ({D}, 4H, H) and ({D}, 8H)"
         )
-    if P is not None and P.any():
-        raise FormatError(f"{label} has peepholes (its input P), which are not imported")
-    for name in ("clip", "input_forget"):
-        if attributes.get(name):
+    for name, is_so in {
+        "peepholes (its input P)": P is not None and P.any(), "clip": get("clip"),
+        "input_forget": get("input_forget"),
+    }.items():  # fmt: skip
+        if is_so:
             raise FormatError(f"{label} has {name}, which is not imported")
-    gates, candidate, scale, shift = _activations(label, attributes, D)
+    gates, candidate, scale, shift = _activations(label, get, D)
     order = np.concatenate([np.arange(H) + k * H for k in _GATES])
     is_gate = np.repeat([True, True, False, True], H)
     factor, added = np.where(is_gate, scale, 1), np.where(is_gate, shift, 0)
@@ -591,13 +531,13 @@ def _lstm_layer(
 
 
 def _activations(
-    label: str, attributes: dict[str, Any], D: int
+    label: str, get: Callable[..., Any], D: int
 ) -> tuple[Activation, Activation, float, float]:
     """Returns functions of the gates and of the candidate, and what turns x into the argument of
     the first one: clip(alpha x + beta) is clip(y / 6 + 0.5) at y = 6 alpha x + 6 (beta - 0.5)."""
-    given = attributes.get("activations") or [b"sigmoid", b"tanh", b"tanh"] * D
+    given = get("activations") or [b"sigmoid", b"tanh", b"tanh"] * D
     names = [name.decode("utf-8", "replace").lower() for name in given]
-    alphas, betas = (list(attributes.get(f"activation_{n}") or ()) for n in ("alpha", "beta"))
+    alphas, betas = (list(get(f"activation_{n}") or ()) for n in ("alpha", "beta"))
     functions = []
     for name in names:
         if name not in _ACTIVATIONS:
@@ -605,32 +545,34 @@ def _activations(
                 f"{label} has the activation {name:.40}, expected one of Sigmoid, Tanh, Relu,"
                 " Softsign, HardSigmoid, Affine (1, 0)"
             )
-        alpha, beta = {"affine": (1.0, 0.0), "hardsigmoid": (0.2, 0.5)}.get(name, (0.0, 0.0))
-        if name in ("affine", "hardsigmoid"):
-            alpha, beta = (n.pop(0) if n else v for n, v in ((alphas, alpha), (betas, beta)))
-        functions.append((name, alpha, beta))
+        numbers = {"affine": (1.0, 0.0), "hardsigmoid": (0.2, 0.5)}.get(name)
+        if numbers is not None:
+            pairs = zip((alphas, betas), numbers, strict=True)
+            numbers = tuple(own.pop(0) if own else default for own, default in pairs)  # type: ignore[assignment]
+        functions.append((name, numbers))
     if len(names) != 3 * D or functions[:3] != functions[-3:] or functions[1] != functions[2]:
         raise FormatError(
             f"{label} has the activations {', '.join(names)}: those of candidate and cell, and of"
             " both directions, are the same here"
         )
-    (gates, alpha, beta), (candidate, *numbers) = functions[:2]
-    scale, shift = (6 * alpha, 6 * (beta - 0.5)) if gates == "hardsigmoid" else (1.0, 0.0)
-    exact = {"hardsigmoid": (1 / 6, 0.5), "affine": (1.0, 0.0)}.get(candidate)
-    if exact is not None and not np.allclose(numbers, exact, atol=1e-6):
-        raise FormatError(
-            f"{label} has {candidate} with alpha {numbers[0]:g} and beta {numbers[1]:g} as the"
-            f" function of the candidate, expected {exact[0]:g} and {exact[1]:g}"
-        )
+    (gates, own), (candidate, others) = functions[:2]
+    exact = {"hardsigmoid": (1 / 6, 0.5), "affine": (1.0, 0.0)}
+    for name, numbers in ((candidate, others), *([(gates, own)] if gates == "affine" else [])):
+        if numbers is not None and not np.allclose(numbers, exact[name], atol=1e-6):
+            raise FormatError(
+                f"{label} has {name} with alpha {numbers[0]:g} and beta {numbers[1]:g}, expected"
+                f" {exact[name][0]:g} and {exact[name][1]:g}"
+            )
+    scale, shift = 1.0, 0.0
+    if gates == "hardsigmoid" and own is not None:
+        scale, shift = 6 * own[0], 6 * (own[1] - 0.5)
     scale, shift = (e if abs(v - e) < 1e-6 else v for v, e in ((scale, 1.0), (shift, 0.0)))
     return _ACTIVATIONS[gates], _ACTIVATIONS[candidate], scale, shift
 
 
 def _shape(item: Any) -> tuple[int | None, ...]:
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else None
-        for dim in item.type.tensor_type.shape.dim
-    )
+    dims = item.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
 
 
 def _unknown(label: str) -> FormatError:
@@ -672,15 +614,11 @@ def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack
         FormatError: none does.
     """
     stack = unpack(arrays, about["stack"])
-    answers = [
-        (order, arrays[f"x{k}"], arrays[f"y{k}"])
-        for k, order in enumerate(about["answers"]["time_major"])
-    ]
+    answers = [(order, arrays[f"x{k}"], arrays[f"y{k}"]) for k, order in enumerate(about["orders"])]
     for candidate in _candidates(stack, about["reverses"], about["half"]):
         own = [case for case in answers if case[0] in (None, candidate.is_time_major)]
         if own and all(_is_answer(candidate, x, y) for _, x, y in own):
-            sizes = [*about["sizes"], 1][:2] if len(about["sizes"]) > 1 else [1, 1]
-            window = sizes[0 if candidate.is_time_major else 1]
+            window = about["sizes"][0 if candidate.is_time_major else 1]
             return replace(candidate, window=None if window == 1 else window)
     kinds = ", ".join(type(layer).__name__ for layer in stack.layers)
     raise FormatError(
@@ -691,28 +629,28 @@ def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack
 
 def _candidates(stack: LayerStack, reverses: bool, half: int) -> Iterator[LayerStack]:
     """Yields what the operators that move values may have made of the layers."""
-    lstms = [k for k, layer in enumerate(stack.layers) if isinstance(layer, LSTMLayer)]
-    one_way = [k for k in lstms if stack.layers[k].backward is None][:4]  # type: ignore[union-attr]
+    lstms = {k: layer for k, layer in enumerate(stack.layers) if isinstance(layer, LSTMLayer)}
+    one_way = [k for k, layer in lstms.items() if layer.backward is None][:4]
     flips = itertools.product((False, True), repeat=len(one_way)) if reverses else [()]
-    for is_time_major, flip, other_half in itertools.product(
-        (False, True), [*flips], (False, True) if half >= 0 else (False,)
-    ):
+    halves = (False, True) if half >= 0 else (False,)
+    last = max(lstms)
+    for is_time_major, flip, is_first in itertools.product((False, True), [*flips], halves):
         layers = list(stack.layers)
-        for k, is_reverse in zip(one_way, flip, strict=False):
-            layers[k] = replace(layers[k], reverses=is_reverse)  # type: ignore[call-arg]
-        if other_half:
+        flipped = zip(one_way, flip, strict=False)
+        own = lstms | {k: replace(lstms[k], reverses=is_flipped) for k, is_flipped in flipped}
+        for k, layer in own.items():
+            layers[k] = layer
+        if is_first:
             dense = layers[half]
             assert isinstance(dense, Dense)
             weight = np.roll(dense.weight, dense.weight.shape[1] // 2, 1)
             layers[half] = replace(dense, weight=weight)
-        k = lstms[-1]
-        last = replace(layers[k], every_step=False)  # type: ignore[call-arg]
-        steps = Steps("steps", "reversed")
+        before, after = layers[:last], layers[last + 1 :]
         for ways in (
             layers,
-            [*layers[:k], last, *layers[k + 1 :]],
-            [*layers[: k + 1], Steps("steps", "last"), *layers[k + 1 :]],
-            *([[*layers, steps]] if reverses else []),
+            [*before, replace(own[last], every_step=False), *after],
+            [*before, own[last], Steps("steps", "last"), *after],
+            *([[*layers, Steps("steps", "reversed")]] if reverses else []),
         ):
             yield replace(stack, layers=tuple(ways), is_time_major=is_time_major)
 
@@ -730,9 +668,8 @@ def _is_answer(stack: LayerStack, x: NDArray[Any], y: NDArray[Any]) -> bool:
     except FastLSTMError:
         return False
     if stack.ends_in_softmax:
-        end = stack.layers[-1]
-        assert isinstance(end, Function)
-        got = got.softmax(-1) if end.function == "softmax" else got.log_softmax(-1)
+        is_log = stack.layers[-1] == Function(stack.layers[-1].name, "log_softmax")
+        got = got.log_softmax(-1) if is_log else got.softmax(-1)
     values, flat = got.numpy(), np.asarray(y, np.float32).ravel()
     if values.size != flat.size:
         return False

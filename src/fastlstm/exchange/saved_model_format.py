@@ -77,7 +77,7 @@ class _Module:
             name.replace(".", "_"): tuple(tf.Variable(a, trainable=False) for a in _stored(w))
             for name, w in graph.weights.items()
         }
-        self._operations = {
+        self._operations: dict[str, Any] = {
             **{"add": tf.add, "sub": tf.subtract, "mul": tf.multiply, "div": tf.divide},
             **{"maximum": tf.maximum, "minimum": tf.minimum, "equal": tf.equal, "less": tf.less},
             **{"relu": tf.nn.relu, "sigmoid": tf.sigmoid, "tanh": tf.tanh, "exp": tf.exp},
