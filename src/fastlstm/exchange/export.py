@@ -373,11 +373,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
 
 
 def _proof(source: Source, target: Target, directory: Path, files: dict[str, bytes]) -> Proof:
-    """Runs what the disk holds.
-
-    Raises:
-        ExportError: it is not what was written, or computes something else.
-    """
+    """Runs what the disk holds."""
     for name, data in files.items():
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")

@@ -185,10 +185,6 @@ def forecast_graph(
     adds `degrees_of_freedom` and `scale` `(B, h, C)` of Student's t around the forecast,
     negative_binomial adds `dispersion`: the variance is forecast + dispersion * forecast².
     Weights have the names of the network; matrices may be `QuantizedMatrix`.
-
-    Raises:
-        ConfigError: a column that needs float64, a level outside those calibrated, or levels for
-            an output that is a distribution.
     """
     check_levels(stored.network.config.output, levels)
     if columns := float64_columns(stored):

@@ -98,11 +98,7 @@ class KerasLayer:
         return bool(self.config.get(name, default))
 
     def inner(self, name: str) -> KerasLayer:
-        """Returns the layer that this one wraps; it takes from the same arrays.
-
-        Raises:
-            FormatError: it has none, or a custom one.
-        """
+        """Returns the layer that this one wraps; it takes from the same arrays."""
         settings = self.config.get(name)
         if not isinstance(settings, dict):
             raise FormatError(f"the layer '{self.name}' ({self.kind}) lacks the layer it wraps")
@@ -113,11 +109,7 @@ class KerasLayer:
 
 
 def class_of(settings: Mapping[str, Any]) -> str:
-    """Returns the class of a described layer.
-
-    Raises:
-        FormatError: a class that is not of Keras itself.
-    """
+    """Returns the class of a described layer."""
     kind, registered = settings.get("class_name"), settings.get("registered_name")
     module = settings.get("module")
     if not isinstance(kind, str):
@@ -139,11 +131,7 @@ def name_of(settings: Mapping[str, Any]) -> str:
 
 
 def read_layer(layer: KerasLayer) -> list[Layer]:
-    """Returns the layers of a stack that one layer of Keras is.
-
-    Raises:
-        FormatError: a layer that cannot be imported; it is named.
-    """
+    """Returns the layers of a stack that one layer of Keras is."""
     reader = _READERS.get(layer.kind)
     if reader is None:
         raise FormatError(
@@ -155,11 +143,7 @@ def read_layer(layer: KerasLayer) -> list[Layer]:
 
 def output_shape(layer: KerasLayer, before: list[Layer]) -> tuple[int, ...]:
     """Returns the shape that a Reshape behind a Dense layer, or the Squeeze of its one column,
-    gives the output of one sequence.
-
-    Raises:
-        FormatError: it is behind another layer, or its shape holds another number of values.
-    """
+    gives the output of one sequence."""
     if layer.kind == "Squeeze":
         dense = next((la for la in before[::-1] if not isinstance(la, Function)), None)
         if not isinstance(dense, Dense) or len(dense.weight) > 1:

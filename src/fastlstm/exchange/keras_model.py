@@ -31,11 +31,7 @@ _ROOTS = ("layers", "_layer_checkpoint_dependencies")
 
 
 def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
-    """Returns the layers of a `.keras` file.
-
-    Raises:
-        FormatError: a layer that cannot be imported, or weights that are not those described.
-    """
+    """Returns the layers of a `.keras` file."""
     version = str(archive.metadata.get("keras_version", "3"))
     return _stack_of(archive.config, version, ArchiveWeights(archive.weights), path)
 
@@ -141,11 +137,7 @@ def listed_layers(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]
 
 
 def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the layers of a graph from its input to its output.
-
-    Raises:
-        FormatError: it is more than one path.
-    """
+    """Returns the layers of a graph from its input to its output."""
     by_name = {str(layer.get("name") or name_of(layer)): layer for layer in listed}
     start, end = (_ends(config.get(key), key) for key in ("input_layers", "output_layers"))
     path: list[dict[str, Any]] = []

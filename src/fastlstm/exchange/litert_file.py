@@ -50,11 +50,7 @@ class Tensor:
 
 
 class LiteRTFile:
-    """Collects tensors and operations of a model.
-
-    Raises:
-        MissingExtraError: ai-edge-litert is not installed.
-    """
+    """Collects tensors and operations of a model."""
 
     def __init__(self, name: str) -> None:
         try:
@@ -114,11 +110,7 @@ class LiteRTFile:
         self._metadata.append(entry)
 
     def to_bytes(self, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> bytes:
-        """Returns the file, whose inputs and outputs have these names in its signature.
-
-        Raises:
-            ConfigError: it would be too large for the format.
-        """
+        """Returns the file, whose inputs and outputs have these names in its signature."""
         schema = self._schema
         graph, signature, model = schema.SubGraphT(), schema.SignatureDefT(), schema.ModelT()
         graph.name, graph.tensors, graph.operators = self._name, self._tensors, self._operators
@@ -175,11 +167,7 @@ def _values(data: bytes) -> NDArray[np.uint8] | None:
 
 
 def packed(model: Any, num_bytes: int) -> bytes:
-    """Returns a `ModelT` of the schema as a file; its buffers have `num_bytes` bytes.
-
-    Raises:
-        ConfigError: it would be too large for the format.
-    """
+    """Returns a `ModelT` of the schema as a file; its buffers have `num_bytes` bytes."""
     from flatbuffers import Builder
 
     if num_bytes > LARGEST_FILE:

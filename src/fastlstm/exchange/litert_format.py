@@ -19,7 +19,7 @@ from fastlstm.exchange.litert_file import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -40,10 +40,6 @@ def write_litert(graph: Graph) -> bytes:
 
     Axes with a name are resized when the file runs. Its signature has the names of the graph's
     inputs and outputs. `read_metadata` returns the graph's metadata.
-
-    Raises:
-        ConfigError: an axis of time with a name, or too many bytes for the format.
-        MissingExtraError: ai-edge-litert is not installed.
     """
     return _Writer(graph).model()
 
@@ -70,79 +66,49 @@ class _Writer:
         return self._file.to_bytes(inputs, outputs)
 
     def _written(self, node: Node, *inputs: Tensor) -> Any:
-        out = node.outputs[0]
-        if node.kind in _OPERATORS:
-            return self._ops.op(_OPERATORS[node.kind], inputs, out.shape, out.dtype)
-        if node.kind in ("sum", "mean", "max"):
-            return self._ops.reduce(node.kind, inputs[0], node.attributes["axis"])
-        write = getattr(self, f"_{node.kind}", None)
-        if write is None:
-            raise ConfigError(f"LiteRT files have no operation '{node.kind}' here; export to ONNX")
-        return write(node, *inputs, **node.attributes)
+        ops, out, kind = self._ops, node.outputs[0], node.kind
+        if kind in _OPERATORS:
+            return ops.op(_OPERATORS[kind], inputs, out.shape, out.dtype)
+        if kind in ("sum", "mean", "max"):
+            return ops.reduce(kind, inputs[0], node.attributes["axis"])
+        if kind == "lstm":
+            names = ("directions", "options")
+            return write_lstm(ops, *inputs, **{name: node.attributes[name] for name in names})
+        if kind == "identity":
+            return ops.reshape(inputs[0], inputs[0].shape, out.name)
+        if kind == "reshape":
+            return ops.reshape(inputs[0], out.shape)
+        if kind == "concat":
+            return ops.concat(inputs, **node.attributes)
+        written: dict[str, Callable[..., Tensor]] = {
+            "weight": ops.floats, "gather": lambda indices, table: ops.gather(table, indices),
+            "linear": self._linear, "layer_norm": self._layer_norm, "softplus": self._softplus,
+            "is_nan": lambda x: ops.op("NOT_EQUAL", [x, x], x.shape, "bool"),
+            "cast": lambda x, to: ops.cast(x, to), "slice": ops.slice, "sort": ops.sort,
+            "transpose": ops.transpose,
+        }  # fmt: skip
+        if kind not in written:
+            raise ConfigError(f"LiteRT files have no operation '{kind}' here; export to ONNX")
+        return written[kind](*inputs, **node.attributes)
 
-    def _identity(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.reshape(x, x.shape, node.outputs[0].name)
-
-    def _weight(self, node: Node, weight: str) -> Tensor:
-        return self._ops.floats(weight)
-
-    def _gather(self, node: Node, indices: Tensor, table: str) -> Tensor:
-        return self._ops.gather(table, indices)
-
-    def _linear(self, node: Node, x: Tensor, weight: str, bias: str | None) -> Tensor:
+    def _linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor:
         return self._ops.linear(x, weight, None if bias is None else self._ops.floats(bias))
 
-    def _lstm(
-        self, node: Node, *inputs: Tensor, directions: Any, options: CellOptions, hidden_size: int
-    ) -> tuple[Tensor, ...]:
-        return write_lstm(self._ops, *inputs, directions=directions, options=options)
-
-    def _layer_norm(self, node: Node, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
+    def _layer_norm(self, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
         ops = self._ops
         scaled = ops.binary("MUL", ops.normalised(x, eps), ops.floats(weight))
         return ops.binary("ADD", scaled, ops.floats(bias))
 
-    def _softplus(self, node: Node, x: Tensor) -> Tensor:
+    def _softplus(self, x: Tensor) -> Tensor:
         """max(x, 0) + log(1 + exp(-|x|)): nothing in it overflows."""
         ops = self._ops
         powers = ops.unary("EXP", ops.unary("NEG", ops.unary("ABS", x)))
         rest = ops.unary("LOG", ops.binary("ADD", powers, 1.0))
         return ops.binary("ADD", ops.unary("RELU", x), rest)
 
-    def _is_nan(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.op("NOT_EQUAL", [x, x], x.shape, "bool")
-
-    def _cast(self, node: Node, x: Tensor, to: str) -> Tensor:
-        return self._ops.cast(x, to)
-
-    def _concat(self, node: Node, *tensors: Tensor, axis: int) -> Tensor:
-        return self._ops.concat(tensors, axis)
-
-    def _slice(self, node: Node, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
-        return self._ops.slice(x, axis, start, stop)
-
-    def _reshape(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.reshape(x, node.outputs[0].shape)
-
-    def _transpose(self, node: Node, x: Tensor, axes: Sequence[int]) -> Tensor:
-        return self._ops.transpose(x, axes)
-
-    def _sort(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.sort(x)
-
 
 class LitertRunner:
-    """A .tflite file in LiteRT's interpreter, on one thread.
-
-    Args:
-        path: of the file.
-        is_exact: multiply int8 weights in float32 (`with_float_products`): a wrong
-            weight shows that the rounding of LiteRT's own products would hide.
-
-    Raises:
-        FormatError: the interpreter does not accept it.
-        MissingExtraError: ai-edge-litert is not installed.
-    """
+    """A .tflite file in LiteRT's interpreter, on one thread."""
 
     def __init__(self, path: Path, *, is_exact: bool = False) -> None:
         try:
@@ -160,11 +126,7 @@ class LitertRunner:
             raise self._refused(error) from None
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs by name.
-
-        Raises:
-            FormatError: the interpreter cannot run the file on these inputs.
-        """
+        """Returns the outputs by name."""
         try:
             return dict(self._run(**{k: np.ascontiguousarray(a) for k, a in inputs.items()}))
         except (ValueError, RuntimeError) as error:

@@ -58,11 +58,7 @@ FileKind = Literal["keras", "hdf5", "torch", "safetensors", "onnx"]
 
 
 def read_model_file(path: str | os.PathLike[str]) -> bytes:
-    """Returns the bytes of a file.
-
-    Raises:
-        FormatError: there is none, or it is a directory.
-    """
+    """Returns the bytes of a file."""
     file = Path(path)
     if not file.exists():
         there = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
@@ -74,11 +70,7 @@ def read_model_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def kind_of_file(data: bytes, path: Path) -> FileKind:
-    """Returns what a file is, by what it holds.
-
-    Raises:
-        FormatError: nothing that is imported.
-    """
+    """Returns what a file is, by what it holds."""
     if data.startswith(_HDF5_MAGIC):
         return "hdf5"
     if data.startswith(_ZIP_MAGIC):
@@ -103,11 +95,7 @@ def kind_of_file(data: bytes, path: Path) -> FileKind:
 
 
 def read_keras_archive(data: bytes, path: Path) -> KerasArchive:
-    """Reads a `.keras` file.
-
-    Raises:
-        FormatError: damaged, or it claims more than it holds.
-    """
+    """Reads a `.keras` file."""
     _names(data, path)
     config, metadata = (_json_part(data, name, path) for name in (KERAS_CONFIG, KERAS_METADATA))
     limit = _MAX_RATIO * len(data) + (1 << 20)
@@ -115,12 +103,7 @@ def read_keras_archive(data: bytes, path: Path) -> KerasArchive:
 
 
 def read_hdf5(data: bytes, path: Path) -> Hdf5:
-    """Reads an HDF5 file.
-
-    Raises:
-        FormatError: damaged, or it refers to other files.
-        MissingExtraError: h5py is not installed.
-    """
+    """Reads an HDF5 file."""
     if find_spec("h5py") is None:
         raise MissingExtraError(
             f"{path} holds HDF5, which h5py reads: pip install 'fastlstm[keras]'"
@@ -130,22 +113,13 @@ def read_hdf5(data: bytes, path: Path) -> Hdf5:
 
 
 def read_torch(data: bytes, path: Path) -> Arrays:
-    """Reads the tensors of a `.pt` file, in its order; nothing else is unpickled.
-
-    Raises:
-        FormatError: damaged, or it holds other objects.
-    """
+    """Reads the tensors of a `.pt` file, in its order; nothing else is unpickled."""
     arrays, about = _converted("torch", data, path)
     return {name: arrays[name] for name in about["names"]}
 
 
 def read_onnx(data: bytes, path: Path) -> LayerStack:
-    """Reads an ONNX file, and arrays that are stored in its directory.
-
-    Raises:
-        FormatError: damaged, or a model that is not imported; the operator is named.
-        MissingExtraError: onnx is not installed.
-    """
+    """Reads an ONNX file, and arrays that are stored in its directory."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise MissingExtraError(
             f"{path} is read by onnx and onnxruntime: pip install 'fastlstm[onnx]'"
@@ -160,11 +134,7 @@ def read_onnx(data: bytes, path: Path) -> LayerStack:
 
 
 def read_safetensors(data: bytes, path: Path) -> Arrays:
-    """Reads the floating-point tensors of a safetensors file.
-
-    Raises:
-        FormatError: damaged.
-    """
+    """Reads the floating-point tensors of a safetensors file."""
     from fastlstm.runs.tensors import decode_tensors
 
     try:

@@ -32,11 +32,7 @@ class Zeros(NamedTuple):
 
 
 def call(g: GraphBuilder, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns what a function of torch, or a method by its name, gives.
-
-    Raises:
-        Unwritable: another function, or arguments that the graph cannot hold.
-    """
+    """Returns what a function of torch, or a method by its name, gives."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     is_known = isinstance(target, str) or any(
         getattr(place, name, None) is target for place in (operator, torch, F)
@@ -293,11 +289,7 @@ _SYNONYMS = {
 def call_layer(
     g: GraphBuilder, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Returns what a layer gives in evaluation.
-
-    Raises:
-        Unwritable: another kind of layer, or one with something that the graph cannot hold.
-    """
+    """Returns what a layer gives in evaluation."""
     function = next((f for kind, f in _LAYERS.items() if isinstance(layer, kind)), None)
     if function is None:
         raise Unwritable("no operation for it")

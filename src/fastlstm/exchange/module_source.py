@@ -109,9 +109,6 @@ def module_graph(
     tuple `output_0` and so on, a dict its keys.
     The example is the argument of a call, a tuple of arguments, or a dict of them by name; types,
     numbers of axes and fixed lengths count. `weights` stand in place of the module's own.
-
-    Raises:
-        ConfigError: something that cannot be written; all of it is named with its place.
     """
     arguments = arguments_of(module, example)
     tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor | tuple)}

@@ -103,9 +103,6 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
 
     Arrays outside the file are read from `folder` and from below only; `allow` is told how many
     bytes they have, before they are read.
-
-    Raises:
-        FormatError: damaged, or a model that is not imported.
     """
     import onnx
 
@@ -420,7 +417,7 @@ class _Reader:
     def _lstm(self, label: str, get: Callable[..., Any], inputs: list[Any]) -> tuple[Any, ...]:
         x, W, R, B, lengths, h, c, P = inputs
         constants = [part for part in (W, R, B, P) if part is not None]
-        if not all(isinstance(part, np.ndarray) for part in constants):
+        if not all(isinstance(part, np.ndarray) for part in constants) or R is None or R.ndim != 3:
             raise FormatError(f"{label} has weights that are no constants of the file")
         if not isinstance(x, _Stream):
             raise FormatError(f"{label} reads what no input of the model becomes")
@@ -498,76 +495,39 @@ def _scaled(label: str, x: _Stream, scale: Any, shift: Any) -> _Stream:
 
 
 def _lstm_layer(label: str, get: Callable[..., Any], W: Any, R: Any, B: Any, P: Any) -> LSTMLayer:
-    D = 2 if get("direction") == b"bidirectional" else 1
-    H = R.shape[-1] if R.ndim == 3 else 0
-    is_right = W.ndim == 3 and W.shape[:2] == (D, 4 * H) and R.shape == (D, 4 * H, H)
-    if not H or not is_right or (B is not None and B.shape != (D, 8 * H)):
-        of_bias = "" if B is None else f", B {B.shape}"
-        raise FormatError(
-            f"{label} has W {W.shape}, R {R.shape}{of_bias}, expected"
-            f" ({D}, 4H, I), ({D}, 4H, H) and ({D}, 8H)"
-        )
+    D, H = R.shape[0], R.shape[2]
     for name, is_so in {
         "peepholes (its input P)": P is not None and P.any(), "clip": get("clip"),
         "input_forget": get("input_forget"),
     }.items():  # fmt: skip
         if is_so:
             raise FormatError(f"{label} has {name}, which is not imported")
-    gates, candidate, scale, shift = _activations(label, get, D)
-    order = np.concatenate([np.arange(H) + k * H for k in _GATES])
-    is_gate = np.repeat([True, True, False, True], H)
-    factor, added = np.where(is_gate, scale, 1), np.where(is_gate, shift, 0)
-    cells = []
-    for d in range(D):
-        w, r = (np.asarray(part[d], np.float32)[order] for part in (W, R))
-        b = np.zeros(4 * H, np.float32) if B is None else (B[d, : 4 * H] + B[d, 4 * H :])[order]
-        if scale != 1 or shift:
-            w, r, b = w * factor[:, None], r * factor[:, None], b * factor + added
-        cells.append(CellWeights(*(np.asarray(part, np.float32) for part in (w, r, b))))
-    return LSTMLayer(
-        label, cells[0], cells[1] if D == 2 else None,
-        activation=candidate, recurrent_activation=gates,
-    )  # fmt: skip
-
-
-def _activations(
-    label: str, get: Callable[..., Any], D: int
-) -> tuple[Activation, Activation, float, float]:
-    """Returns functions of the gates and of the candidate, and what turns x into the argument of
-    the first one: clip(alpha x + beta) is clip(y / 6 + 0.5) at y = 6 alpha x + 6 (beta - 0.5)."""
     given = get("activations") or [b"sigmoid", b"tanh", b"tanh"] * D
     names = [name.decode("utf-8", "replace").lower() for name in given]
-    alphas, betas = (list(get(f"activation_{n}") or ()) for n in ("alpha", "beta"))
-    functions = []
-    for name in names:
-        if name not in _ACTIVATIONS:
-            raise FormatError(
-                f"{label} has the activation {name:.40}, expected one of Sigmoid, Tanh, Relu,"
-                " Softsign, HardSigmoid, Affine (1, 0)"
-            )
-        numbers = {"affine": (1.0, 0.0), "hardsigmoid": (0.2, 0.5)}.get(name)
-        if numbers is not None:
-            pairs = zip((alphas, betas), numbers, strict=True)
-            numbers = tuple(own.pop(0) if own else default for own, default in pairs)  # type: ignore[assignment]
-        functions.append((name, numbers))
-    if len(names) != 3 * D or functions[:3] != functions[-3:] or functions[1] != functions[2]:
+    if not set(names) <= _ACTIVATIONS.keys() or names[:3] != names[-3:] or names[1] != names[2]:
         raise FormatError(
-            f"{label} has the activations {', '.join(names)}: those of candidate and cell, and of"
-            " both directions, are the same here"
+            f"{label} has the activations {', '.join(names)}; imported are"
+            f" {', '.join(_ACTIVATIONS)}, alike for candidate and cell and for both directions"
         )
-    (gates, own), (candidate, others) = functions[:2]
-    exact = {"hardsigmoid": (1 / 6, 0.5), "affine": (1.0, 0.0)}
-    for name, numbers in ((candidate, others), *([(gates, own)] if gates == "affine" else [])):
-        if numbers is not None and not np.allclose(numbers, exact[name], atol=1e-6):
-            raise FormatError(
-                f"{label} has {name} with alpha {numbers[0]:g} and beta {numbers[1]:g}, expected"
-                f" {exact[name][0]:g} and {exact[name][1]:g}"
-            )
-    scale, shift = 1.0, 0.0
-    if gates == "hardsigmoid" and own is not None:
-        scale, shift = 6 * own[0], 6 * (own[1] - 0.5)
-    scale, shift = (e if abs(v - e) < 1e-6 else v for v, e in ((scale, 1.0), (shift, 0.0)))
-    return _ACTIVATIONS[gates], _ACTIVATIONS[candidate], scale, shift
+    order = np.concatenate([np.arange(H) + k * H for k in _GATES])
+    factor, added = np.ones(4 * H, np.float32), np.zeros(4 * H, np.float32)
+    if names[0] == "hardsigmoid":
+        # clip(alpha x + beta) is clip(y / 6 + 0.5) at y = 6 alpha x + 6 (beta - 0.5)
+        is_gate = np.repeat([True, True, False, True], H)
+        alpha, beta = (
+            (get(f"activation_{n}") or [d])[0] for n, d in (("alpha", 0.2), ("beta", 0.5))
+        )
+        if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
+            factor[is_gate], added[is_gate] = 6 * alpha, 6 * (beta - 0.5)
+    cells = []
+    for d in range(D):
+        w, r = (np.asarray(part[d], np.float32)[order] * factor[:, None] for part in (W, R))
+        b = np.zeros(4 * H, np.float32) if B is None else (B[d, : 4 * H] + B[d, 4 * H :])[order]
+        cells.append(CellWeights(w, r, np.asarray(b * factor + added, np.float32)))
+    return LSTMLayer(
+        label, cells[0], cells[1] if D == 2 else None,
+        activation=_ACTIVATIONS[names[1]], recurrent_activation=_ACTIVATIONS[names[0]],
+    )  # fmt: skip
 
 
 def _shape(item: Any) -> tuple[int | None, ...]:
@@ -588,11 +548,7 @@ def _label(node: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Returns an error as one line, without ONNX Runtime's own places.
-
-    Raises:
-        MemoryError: that was the error.
-    """
+    """Returns an error as one line, without ONNX Runtime's own places."""
     if "bad_alloc" in str(error):
         raise MemoryError
     line = (str(error) or type(error).__name__).splitlines()[0]
@@ -608,11 +564,7 @@ def _printable(text: str, length: int = 80) -> str:
 
 
 def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack:
-    """Returns the layers in the arrangement that gives ONNX Runtime's answers.
-
-    Raises:
-        FormatError: none does.
-    """
+    """Returns the layers in the arrangement that gives ONNX Runtime's answers."""
     stack = unpack(arrays, about["stack"])
     answers = [(order, arrays[f"x{k}"], arrays[f"y{k}"]) for k, order in enumerate(about["orders"])]
     for candidate in _candidates(stack, about["reverses"], about["half"]):

@@ -26,11 +26,7 @@ SIGNATURE = "serving_default"
 
 
 def write_saved_model(graph: Graph) -> dict[str, bytes]:
-    """Returns the files of a SavedModel by relative path, with one signature, `serving_default`.
-
-    Raises:
-        MissingExtraError: TensorFlow is not installed.
-    """
+    """Returns the files of a SavedModel by relative path, with one signature, `serving_default`."""
     tf = _tensorflow()
     module = _Module(graph)
     specs = {
@@ -194,11 +190,7 @@ def _along(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 class SavedModelRunner:
-    """A SavedModel in TensorFlow, called by its signature. No TensorFlow Serving runs here.
-
-    Args:
-        path: of its directory.
-    """
+    """A SavedModel in TensorFlow, called by its signature. No TensorFlow Serving runs here."""
 
     def __init__(self, path: Path) -> None:
         tf = self._tf = _tensorflow()

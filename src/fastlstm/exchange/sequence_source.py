@@ -113,9 +113,6 @@ def sequence_graph(
     Outputs: of a regressor `answers` `(B, K)`; of a classifier `probabilities` `(B, K)` and
     `label` `(B,)` int32, the number of the likeliest class. The classes are in the metadata.
     Weights have the names of the network; T is `length`, None is any number.
-
-    Raises:
-        ConfigError: a column that needs float64.
     """
     network = stored.network
     mean, std = stored.mean.numpy(), stored.std.numpy()
@@ -178,11 +175,7 @@ _SELU, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def _stack_outputs(g: GraphBuilder, network: StackNetwork, T: Size) -> Value:
-    """Adds the inputs and layers of a model; returns its outputs `(B, K)`.
-
-    Raises:
-        ConfigError: a layer that is not exported; it is named.
-    """
+    """Adds the inputs and layers of a model; returns its outputs `(B, K)`."""
     config = network.config
     if config.num_tokens:
         x = g.transpose(g.input("tokens", ("B", T), "int32"), (1, 0))

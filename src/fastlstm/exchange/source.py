@@ -82,10 +82,6 @@ def rounded_network(
     """Returns a copy of a network with rounded weights, and these as a file holds them.
 
     Matrices that the run stores rounded (`stored`) are not rounded again.
-
-    Raises:
-        ConfigError: a weight that the format cannot hold.
-        NonFiniteError: a weight is NaN or Inf.
     """
     copied = copy.deepcopy(network)
     named = {n: p for n, p in copied.named_parameters() if p.is_floating_point()}

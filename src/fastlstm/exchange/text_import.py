@@ -87,16 +87,7 @@ def tokens_of(stack: LayerStack) -> int | None:
 def text_files(
     stack: LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the files of a text run, and what the user should know.
-
-    Args:
-        stack: a model that `tokens_of` finds tokens in.
-        vocabulary: its tokens.
-        about: for the key `import` of config.json.
-
-    Raises:
-        FormatError: a model that no text run holds.
-    """
+    """Returns the files of a text run, and what the user should know."""
     lstms, norms, dense = text_parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
     head = dense[-1].weight
@@ -155,11 +146,7 @@ def _layer_tensors(k: int, cell: CellWeights, norm: LayerNorm | None) -> dict[st
 
 
 def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
-    """Returns the LSTM layers, the norms behind them, the one or two matrices of the output.
-
-    Raises:
-        FormatError: other layers, or in another order.
-    """
+    """Returns the LSTM layers, the norms behind them, the one or two matrices of the output."""
     layers = [layer for layer in stack.logits.layers if not isinstance(layer, Dropout)]
     if isinstance(layers[0], Embedding):
         layers = layers[1:]
@@ -284,15 +271,7 @@ class _EqualLayers:
 
 
 def _equal_layers(layers: list[LSTMLayer], head: Weights) -> _EqualLayers:
-    """Returns the layers with one width.
-
-    Args:
-        layers: in order, all one way or all both ways.
-        head: weights on the output of the last one, `(K, F)`.
-
-    Raises:
-        FormatError: outputs of both ways are multiplied, or there would be many times more weights.
-    """
+    """Returns the layers with one width."""
     H = max(layer.hidden_size for layer in layers)
     ways = 1 if layers[0].backward is None else 2
     own = sum(4 * c.weight_ih.size + 4 * c.weight_hh.size for la in layers for c in _ways(la))
@@ -348,19 +327,7 @@ def _spread(weight: Weights, read: LSTMLayer | None, H: int) -> Weights:
 def read_vocabulary(
     size: int, text: str | None, chars: str | None, vocab: str | None
 ) -> Vocabulary:
-    """Returns the vocabulary that one of three options gives.
-
-    Args:
-        size: tokens of the model.
-        text: a text with all of its characters: they are numbered in the order of Unicode.
-        chars: the characters in the order of the model's numbers.
-        vocab: a JSON file: a list of the characters in order, an object from character to number
-            or from number to character; or tokenizer.json of a run.
-
-    Raises:
-        ConfigError: none is given, or more than one.
-        DataError: it is of another size, or no vocabulary.
-    """
+    """Returns the vocabulary that one of three options gives."""
     given = {"text": text, "chars": chars, "vocab": vocab}
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:

@@ -85,9 +85,6 @@ def text_stack(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) 
     """Describes a text model as layers: tokens in, logits out, from the zero state.
 
     A tied embedding appears twice, as two matrices.
-
-    Raises:
-        ConfigError: it is no plain sequence of layers.
     """
     options = CellOptions.of(config)
     if config.residual or options.layer_norm or options.zoneout != (0.0, 0.0):
