@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from fastlstm.exchange.onnx_format import write_onnx
-from fastlstm.exchange.text_graph import text_graph
+from fastlstm.exchange.text_source import text_graph
 from fastlstm.runs.weight_formats import in_format
 from fastlstm.text.decoder import Decoder
 from fastlstm.text.held_out import validation_ids

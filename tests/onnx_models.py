@@ -10,8 +10,7 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from fastlstm.exchange.onnx_model import read_onnx
-from fastlstm.sequence.packed_stack import unpack
+from fastlstm.exchange.onnx_model import proved, read_onnx
 from fastlstm.sequence.stack_module import ImportedModel
 
 HERE = Path("/nowhere")
@@ -51,7 +50,7 @@ def lstm_arrays(D=1, H=4, C=3, seed=0):
 
 def imported(data, folder=HERE):
     """Returns the module of a file, read in this process."""
-    return ImportedModel(unpack(*read_onnx(data, folder, lambda num_bytes: None)))
+    return ImportedModel(proved(*read_onnx(data, folder, lambda num_bytes: None)))
 
 
 def outputs(data, x, **others):

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from fastlstm.compression.options import CompressConfig
     from fastlstm.compression.report import CompressReport
     from fastlstm.exchange.export import ExportReport, export
-    from fastlstm.exchange.import_run import ImportedRun, import_run
-    from fastlstm.exchange.read_model import import_module
+    from fastlstm.exchange.import_run import ImportedRun, import_module, import_run
     from fastlstm.forecast.config import ForecastConfig
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.forecast.train import train_forecaster
@@ -85,7 +84,7 @@ _HOMES = {
     "restore": "fastlstm.nn.convert",
     "thaw": "fastlstm.nn.convert",
     "ImportedRun": "fastlstm.exchange.import_run",
-    "import_module": "fastlstm.exchange.read_model",
+    "import_module": "fastlstm.exchange.import_run",
     "import_run": "fastlstm.exchange.import_run",
     "select": "fastlstm.ops.registry",
     "train": "fastlstm.text.train",

@@ -4,10 +4,8 @@ Five files, made here by Keras (on torch) and torch, are damaged in four ways ea
 overwritten, parts zeroed, parts repeated; every second one of ONNX in what it says: sizes, names,
 types, where arrays are. A file that is still read must give a module. Printed are the errors by
 kind and the largest memory of this process and of the processes that read files.
-SavedModels, which only TensorFlow makes, are damaged too where a directory of saved_model_import.py
-is given: one of their files each time, which is now and then left out or made a link.
 
-usage: python tests/campaigns/import_damage.py [--files 200] [--only SUFFIX] [--saved-models DIR]
+usage: python tests/campaigns/import_damage.py [--files 200] [--only SUFFIX]
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import collections
 import os
 import random
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -122,51 +119,27 @@ def damaged(data: bytes, rng: random.Random, k: int) -> bytes:
     return data[:at] + data[at : at + size] + data[at:]
 
 
-def damage(files: dict[Path, bytes], rng: random.Random, k: int) -> None:
-    """Writes a model's files, one of them damaged."""
-    chosen = rng.choice(sorted(files))
-    for path, data in files.items():
-        path.unlink(missing_ok=True)
-        if path != chosen:
-            path.write_bytes(data)
-        elif len(files) == 1 or k % 10 > 1:
-            path.write_bytes(damaged(data, rng, k))
-        elif k % 10 == 1:
-            path.symlink_to("/etc/passwd")
-
-
-def saved_models(folder: Path, given: str | None) -> list[Path]:
-    """Copies SavedModels of both versions of Keras."""
-    if given is None:
-        return []
-    names = [f"Keras {k}, both ways, concat" for k in (2, 3)]
-    return [shutil.copytree(Path(given, name), folder / name) for name in names]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--files", type=int, default=200, help="per format")
     parser.add_argument("--only", metavar="SUFFIX")
-    parser.add_argument("--saved-models", metavar="DIR")
     options = parser.parse_args()
     rng, failed = random.Random(0), 0
     with tempfile.TemporaryDirectory() as folder:
-        models = [*make_files(Path(folder)), *saved_models(Path(folder), options.saved_models)]
-        for path in models:
-            name = path.suffix or path.name
+        for path in make_files(Path(folder)):
+            name = path.suffix
             if options.only not in (None, path.suffix):
                 continue
-            parts = [part for part in path.rglob("*") if part.is_file()] or [path]
-            files = {part: part.read_bytes() for part in parts if part.name != "fingerprint.pb"}
+            data = path.read_bytes()
             kinds = collections.Counter[str]()
             started, slowest = time.perf_counter(), 0.0
             for k in range(options.files):
                 if path.suffix == ".onnx" and k % 2:
-                    path.write_bytes(misleading(files[path], rng))
+                    path.write_bytes(misleading(data, rng))
                 else:
-                    damage(files, rng, k // 2 if path.suffix == ".onnx" else k)
+                    path.write_bytes(damaged(data, rng, k // 2 if path.suffix == ".onnx" else k))
                 began = time.perf_counter()
                 try:
                     fastlstm.import_module(path)

@@ -9,7 +9,7 @@ import pytest
 
 from fastlstm.cli.export import COMMAND
 from fastlstm.cli.main import main
-from fastlstm.exchange.targets import TARGETS
+from fastlstm.exchange.export import TARGETS
 
 
 def test_the_report(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

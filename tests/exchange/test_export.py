@@ -20,7 +20,6 @@ import fastlstm
 from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
-from fastlstm.exchange import targets
 from fastlstm.exchange.text_source import TextSource
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.data.text import prepare_text
@@ -220,9 +219,9 @@ def test_bits_per_character_are_those_of_the_text(
 
 def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
     """Has a weight, or a scale, of every file that is written changed."""
-    target = targets.TARGETS[to]
+    target = export_module.TARGETS[to]
 
-    def corrupted(source: Any, form: targets.Form) -> targets.Written:
+    def corrupted(source: Any) -> dict[str, bytes]:
         own = source._weights[name]
         if isinstance(own, QuantizedMatrix):
             scales = own.scales.copy()
@@ -233,9 +232,9 @@ def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
             changed.flat[5] += 0.01
         bad = copy.copy(source)
         bad._weights = {**source._weights, name: changed}
-        return target.write(bad, form)
+        return target.write(bad)
 
-    monkeypatch.setitem(targets.TARGETS, to, dataclasses.replace(target, write=corrupted))
+    monkeypatch.setitem(export_module.TARGETS, to, dataclasses.replace(target, write=corrupted))
 
 
 @pytest.mark.parametrize(
@@ -259,8 +258,8 @@ def test_a_wrong_weight_is_found_before_anything_is_published(
 def test_layer_norm_in_the_cell_has_a_limit_of_its_own(
     text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = dataclasses.replace(targets.TARGETS["litert"], limits={"fp32": 1e-20})
-    monkeypatch.setitem(targets.TARGETS, "litert", target)
+    target = dataclasses.replace(export_module.TARGETS["litert"], limits={"fp32": 1e-20})
+    monkeypatch.setitem(export_module.TARGETS, "litert", target)
     report = fastlstm.export(text_run(layer_norm=True), to="litert", out=tmp_path / "out")
     assert report.proof is not None
     assert report.proof.limit == 1e-4
@@ -275,13 +274,13 @@ def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
     text_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str,
     weights: str,
 ) -> None:  # fmt: skip
-    write, target = export_module.storage.write_file, targets.TARGETS[to]
+    write, target = export_module.storage.write_file, export_module.TARGETS[to]
     data = b"x" * 1000
     plain = dataclasses.replace(
-        target, write=lambda source, form: targets.Written({target.model: data}, [], []),
+        target, write=lambda source: {target.model: data},
         runner=None, exact_runner=None,  # either would be a TypeError
     )  # fmt: skip
-    monkeypatch.setitem(targets.TARGETS, to, plain)
+    monkeypatch.setitem(export_module.TARGETS, to, plain)
 
     def flipped(path: Path, data: bytes) -> None:
         write(path, data[:-1] + bytes([data[-1] ^ 1]) if path.name == target.model else data)

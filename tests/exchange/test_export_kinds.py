@@ -18,7 +18,7 @@ import torch
 
 import fastlstm
 from fastlstm.errors import ConfigError, ExportError
-from fastlstm.exchange import targets
+from fastlstm.exchange import export as export_module
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.report.export import export_rows
 from fastlstm.sequence.files import read_sequence_model
@@ -140,7 +140,7 @@ def test_a_sequence_model(
         ("numbers", {"to": "onnx", "length": 3}, "is for sequence models that go to litert"),
         ("numbers", {"to": "litert", "length": 0}, "length=0 is no number of steps"),
         ("text", {"to": "litert", "length": 3}, "is for sequence models that go to litert"),
-        ("numbers", {"to": "keras"}, "a sequence model is not written as Keras layers"),
+        ("numbers", {"to": "keras"}, "Keras files hold text models, and this is a sequence"),
     ],
 )
 def test_what_sequence_models_cannot_do(
@@ -231,17 +231,17 @@ class Tagger(torch.nn.Module):
 def test_every_row_of_an_embedding_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = targets.TARGETS["onnx"]
+    target = export_module.TARGETS["onnx"]
 
-    def corrupted(source: Any, form: targets.Form) -> targets.Written:
+    def corrupted(source: Any) -> dict[str, bytes]:
         bad = copy.copy(source)
         bad._graph = copy.copy(source._graph)
         table = np.array(source._graph.weights["embedding.weight"])
         table[8] += 1
         bad._graph.weights = {**source._graph.weights, "embedding.weight": table}
-        return target.write(bad, form)
+        return target.write(bad)
 
-    monkeypatch.setitem(targets.TARGETS, "onnx", dataclasses.replace(target, write=corrupted))
+    monkeypatch.setitem(export_module.TARGETS, "onnx", dataclasses.replace(target, write=corrupted))
     example = torch.zeros(2, 3, dtype=torch.long)  # row 0 alone
     with pytest.raises(ExportError, match="is off by"):
         fastlstm.export(Tagger(5.0), example, to="onnx", out=tmp_path / "out")
@@ -255,7 +255,7 @@ def test_outputs_without_any_number_are_no_proof(tmp_path: Path) -> None:
 
 def test_a_wrong_label_is_found(sequence_runs: dict[str, Path]) -> None:
     source = SequenceSource(read_sequence_model(sequence_runs["labels"]), "fp32")
-    outputs = source.run(next(source.cases(targets.Form())))
+    outputs = source.run(next(source.cases()))
     assert source.in_units(outputs)["label"].all()
     assert not source.in_units({**outputs, "label": 1 - outputs["label"]})["label"].any()
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.forecast_graph import forecast_graph
-from fastlstm.exchange.forecast_source import random_windows
+from fastlstm.exchange.forecast_graph import forecast_graph, random_windows
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
 from fastlstm.forecast.files import StoredForecaster

@@ -9,7 +9,7 @@ import torch
 
 import fastlstm
 from fastlstm.errors import FormatError
-from fastlstm.exchange.read_model import read_layer_stack
+from fastlstm.exchange.import_run import read_layer_stack
 from keras_models import keras, outputs, saved, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.exchange.forecast_graph import forecast_graph
-from fastlstm.exchange.forecast_source import random_windows
+from fastlstm.exchange.forecast_graph import forecast_graph, random_windows
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.forecast.files import StoredForecaster
 from fastlstm.runs.weight_formats import as_floats, in_format

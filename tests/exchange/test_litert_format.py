@@ -14,9 +14,8 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, MissingExtraError
 from fastlstm.exchange.graph import Graph, GraphBuilder
 from fastlstm.exchange.litert_file import ALIGNMENT, SIGNATURE
-from fastlstm.exchange.litert_format import LitertRunner, write_litert
-from fastlstm.exchange.litert_stored import read_metadata
-from fastlstm.exchange.text_graph import text_graph
+from fastlstm.exchange.litert_format import LitertRunner, read_metadata, write_litert
+from fastlstm.exchange.text_source import text_graph
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
 from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions

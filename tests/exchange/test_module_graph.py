@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fastlstm
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.module_graph import module_graph
+from fastlstm.exchange.module_source import module_graph
 from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
 from fastlstm.ops.cell_options import ACTIVATIONS
 from onnx_results import results_of

@@ -30,8 +30,9 @@ def test_cases_of_onnx(monkeypatch):
         ends = [name for name in lstm_node.output if name]
         inputs = (("X", x.shape),)
         data = graph_of([lstm_node], weights, inputs=inputs, outputs=ends, opset=14)
-        if "peepholes" in case["name"]:
-            with pytest.raises(FormatError, match="LSTM 'Y_h' has peepholes"):
+        refused = {"peepholes": "LSTM 'Y_h' has peepholes", "batchwise": "layout"}
+        if said := next((said for part, said in refused.items() if part in case["name"]), None):
+            with pytest.raises(FormatError, match=said):
                 imported(data)
             continue
         got = imported(data)(torch.from_numpy(x)).detach().numpy()
@@ -94,18 +95,23 @@ def test_state_as_inputs_is_carried():
 
 
 @pytest.mark.parametrize(
-    ("direction", "layout", "merge"),
-    [("reverse", 0, None), ("bidirectional", 1, None), ("bidirectional", 0, "sum"),
-     ("bidirectional", 0, "mul")],
-)  # fmt: skip
-def test_directions_and_merges(direction, layout, merge):
+    ("direction", "merge"),
+    [
+        ("reverse", None),
+        ("bidirectional", None),
+        ("bidirectional", "sum"),
+        ("bidirectional", "mul"),
+    ],
+)
+def test_directions_and_merges(direction, merge):
     D = 2 if direction == "bidirectional" else 1
     lstm = node("LSTM", ["x", "W", "R", "B"], ["a"], hidden_size=4, direction=direction)
-    lstm.attribute.append(helper.make_attribute("layout", layout))
     nodes = [lstm]
     if merge is None:
-        order = [0, 1, 2, 3] if layout else [0, 2, 1, 3]
-        nodes += [node("Transpose", ["a"], ["t"], perm=order), node("Reshape", ["t", "s"], ["y"])]
+        nodes += [
+            node("Transpose", ["a"], ["t"], perm=[0, 2, 1, 3]),
+            node("Reshape", ["t", "s"], ["y"]),
+        ]
     else:
         nodes += [
             node("Split", ["a"], ["f", "b"], axis=1),
@@ -113,12 +119,7 @@ def test_directions_and_merges(direction, layout, merge):
             node("Squeeze", ["m", "one"], ["y"]),
         ]
     arrays = {**lstm_arrays(D), "s": np.array([0, 0, -1]), "one": np.array([1])}
-    data = graph_of(nodes, arrays)
-    if layout:  # which ONNX Runtime does not compute
-        assert not imported(data)._is_time_major
-    else:
-        assert imported(data)._is_time_major
-        check(data)
+    assert check(graph_of(nodes, arrays))._is_time_major
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,10 @@ def test_scaled_columns_and_functions():
 LSTM = node("LSTM", ["x", "W", "R", "B"], ["y", "h"], "rnn", hidden_size=4)
 
 
+def changed_to(*inputs):
+    return node("LSTM", inputs, ["y", "h"], "rnn", hidden_size=4)
+
+
 def changed(**attributes):
     return node("LSTM", ["x", "W", "R", "B"], ["y", "h"], "rnn", hidden_size=4, **attributes)
 
@@ -171,26 +176,28 @@ def changed(**attributes):
     [
         ([changed(clip=1.0)], "LSTM 'rnn' has clip"),
         ([changed(input_forget=1)], "LSTM 'rnn' has input_forget"),
-        ([changed(activations=["Sigmoid", "Elu", "Elu"])], "the activation elu, expected one of"),
-        ([changed(activations=["Sigmoid", "Tanh", "Relu"])], "those of candidate and cell"),
-        ([changed(direction="bidirectional")], r"has W \(1, 16, 3\).* expected \(2, 4H, I\)"),
-        ([node("LSTM", ["x", "W", "x"], ["y"], "rnn")], "weights that are no constants"),
-        ([node("LSTM", ["x", "W", "R", "", "", "one"], ["y"], "rnn")], "stored, and not zero"),
-        ([node("LSTM", ["x", "W", "R", "", "lens"], ["y"], "rnn")], "sequence_lens that are not"),
+        ([changed(activations=["Sigmoid", "Elu", "Elu"])], "activations sigmoid, elu, elu; imported are"),
+        ([changed(activations=["Sigmoid", "Tanh", "Relu"])], "alike for candidate and cell"),
+        ([changed(direction="bidirectional")], "Input W must have shape {2,16,3}"),
+        ([changed_to("x", "W", "x")], "weights that are no constants"),
+        ([changed_to("x", "W", "R", "", "", "one")], "stored, and not zero"),
+        ([changed_to("x", "W", "R", "", "lens")], "sequence_lens that are not"),
         ([LSTM, node("Einsum", ["y"], ["z"], "mix", equation="abcd->abcd")], "Einsum 'mix' is no"),
         ([LSTM, node("Add", ["y", "y"], ["z"], "twice")], "Add 'twice' joins different paths"),
-        ([LSTM, node("Gather", ["y", "third"], ["z"], "third")], "neither that of every step nor"),
-        ([LSTM, node("MatMul", ["y", "W2"], ["z"], "wide")], "a matrix for 16 columns"),
-        ([node("GRU", ["x", "W", "R"], ["y"])], "no LSTM operator; its operators are GRU"),
-        ([node("LSTM", ["q", "W", "R"], ["y"], "rnn")], "'rnn' reads 'q' before it is made"),
-        ([LSTM, node("Tanh", ["y"], ["h"], "act")], "Tanh 'act' makes 'h' a second time"),
-        ([node("LSTM", ["W", "W", "R"], ["y"], "rnn")], "reads what no input"),
+        ([LSTM, node("Gather", ["y", "third"], ["z"], "third")], "cuts sequences that are longer"),
+        ([LSTM, node("MatMul", ["y", "W2"], ["z"], "wide")], "MatMul 'wide'|wide. Op .MatMul"),
+        ([node("GRU", ["x", "W12", "R12"], ["y"], hidden_size=4)], "its operators are GRU"),
+        ([changed_to("q", "W", "R")], "cannot load it: .*'q' is not a graph input"),
+        ([LSTM, node("Tanh", ["y"], ["h"], "act")], r"Duplicate definition of name \(h\)"),
+        ([changed_to("W3", "W", "R")], "it has no LSTM operator"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )  # fmt: skip
 def test_what_is_not_imported_is_named(nodes, said):
     arrays = {**lstm_arrays(), "one": np.ones((1, 1, 4), np.float32), "third": np.array(2)}
     arrays |= {"lens": np.array([1], np.int32), "W2": np.ones((16, 2), np.float32)}
+    arrays |= {"W12": arrays["W"][:, :12], "R12": arrays["R"][:, :12]}
+    arrays["W3"] = arrays["W"][:, :5]
     with pytest.raises(FormatError, match=said):
         imported(graph_of(nodes, arrays, outputs=(nodes[-1].output[0],)))
 
@@ -204,14 +211,14 @@ def test_what_depends_on_the_sizes_is_refused():
         node("Mul", ["h", "factor"], ["z"]),
     ]
     data = graph_of(nodes, {**lstm_arrays(), "zero": np.array(0)}, outputs=("z",))
-    with pytest.raises(FormatError, match="depends on the number of steps"):
+    with pytest.raises(FormatError, match="Mul 'z' computes something from the number of steps"):
         imported(data)
 
 
 def test_a_frozen_number_of_steps_is_named():
     nodes = [LSTM, node("Reshape", ["y", "three"], ["z"], "frozen")]
-    data = graph_of(nodes, {**lstm_arrays(), "three": np.array([3, -1, 4])}, outputs=("z",))
-    with pytest.raises(FormatError, match=r"some numbers of steps only \(Reshape 'frozen'"):
+    data = graph_of(nodes, {**lstm_arrays(), "three": np.array([5, -1, 4])}, outputs=("z",))
+    with pytest.raises(FormatError, match=r"cannot run it on 7 × 3 .*Name:'frozen'"):
         imported(data)
 
 
@@ -243,12 +250,12 @@ def test_arrays_beside_the_model(beside):
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"location": "/etc/hostname"}, "outside of the model's directory"),
-        ({"location": "../m.data"}, "outside of the model's directory"),
-        ({"location": "link"}, "a link, which is not followed"),
-        ({"location": "none"}, "which is not there"),
-        ({"offset": 100_000}, "ends before it"),
-        ({"length": -1}, "ends before it"),
+        ({"location": "/etc/hostname"}, "it is an absolute path"),
+        ({"location": "../m.data"}, "points outside the directory"),
+        ({"location": "link"}, "it is a symbolic link"),
+        ({"location": "none"}, "not regular file"),
+        ({"offset": 100_000}, "exceeds file size"),
+        ({"length": -1}, "must be non-negative"),
     ],
     ids=str,
 )
@@ -262,17 +269,14 @@ def test_arrays_elsewhere_are_refused(about, said, beside):
 
 def test_damaged_files(tmp_path):
     data = graph_of([LSTM], lstm_arrays())
-    model = onnx.load_model_from_string(data)
-    negative, large, twice = (onnx.load_model_from_string(data) for _ in range(3))
+    negative, large = (onnx.load_model_from_string(data) for _ in range(2))
     negative.graph.initializer[0].dims[0] = -1
     large.graph.initializer[0].dims[0] = 1 << 40
-    twice.graph.initializer.append(model.graph.initializer[0])
     for damaged, said in (
         (data[:50], "damaged"),
-        (negative.SerializeToString(), r"the array 'W' has a negative size"),
-        (large.SerializeToString(), r"the array 'W' of the sizes \[1099511627776"),
-        (twice.SerializeToString(), "two arrays 'W'"),
-        (graph_of([LSTM], lstm_arrays(), opset=99), "opset 99, expected"),
+        (negative.SerializeToString(), "Out of bounds dimensions"),
+        (large.SerializeToString(), "ONNX Runtime cannot load it"),
+        (graph_of([LSTM], lstm_arrays(), opset=99), "Opset 99"),
     ):
         with pytest.raises(FormatError, match=said):
             imported(damaged)
@@ -399,7 +403,7 @@ def test_a_constant_outside_of_the_file_is_refused():
     onnx.external_data_helper.set_external_data(value, "/etc/hostname")
     value.ClearField("raw_data")
     nodes = [node("Constant", [], ["k"], "outside", value=value), LSTM]
-    with pytest.raises(FormatError, match="Constant 'outside' has an array outside of the file"):
+    with pytest.raises(FormatError, match="it is an absolute path: /etc/hostname"):
         imported(graph_of(nodes, lstm_arrays()))
 
 
@@ -419,7 +423,7 @@ class Cut(nn.Module):
     [
         (lambda x: x[:, -8:], "Slice .* cuts sequences that are longer"),
         (lambda x: x[:, :8], "Slice .* cuts sequences that are longer"),
-        (lambda x: x.long().float(), "Cast .* turns what it reads into another kind"),
+        (lambda x: x.long().float(), "do not give ONNX Runtime's answers"),
     ],
 )
 def test_what_changes_longer_sequences_or_values_is_named(cut, said):
@@ -437,5 +441,5 @@ def test_a_bound_on_the_number_of_steps_is_named():
     ]  # fmt: skip
     numbers = {"zero": [0], "one": [1], "most": [100]}
     arrays = lstm_arrays() | {n: np.array(v, np.int64) for n, v in numbers.items()}
-    with pytest.raises(FormatError, match="Min 'end' compares the number of steps"):
+    with pytest.raises(FormatError, match="Min 'end' computes something from the number of steps"):
         imported(graph_of(steps, arrays))

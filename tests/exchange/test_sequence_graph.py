@@ -14,7 +14,7 @@ from fastlstm import SequenceClassifier, SequenceRegressor
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.onnx_format import write_onnx
-from fastlstm.exchange.sequence_graph import sequence_graph
+from fastlstm.exchange.sequence_source import sequence_graph
 from fastlstm.exchange.torch_format import TorchRunner, write_torch
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.sequence.answers import Answers, Labels, Numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastlstm.exchange.staged_directory import staged_directory
+from fastlstm.exchange.export import staged_directory
 from fastlstm.system import storage
 
 

@@ -256,7 +256,7 @@ def _state(torch: Any, loaded: Any) -> dict[str, Any]:
 
 
 def _onnx_reader() -> Any:
-    import onnx.reference  # noqa: F401  (large: before the limit on memory)
+    import onnxruntime  # noqa: F401  (large: before the limit on memory)
 
     from fastlstm.exchange.onnx_model import read_onnx
 

@@ -1,15 +1,24 @@
-"""`export()`: a trained model as a file of another runtime, checked in that runtime."""
+"""`export()`: a trained model as a file of another runtime, checked in that runtime.
+
+A `Source` is the model, a `Target` the kind of file; `Graph` is what the one states and the other
+writes. `prove` runs the written file in the target's own runtime beside fastlstm's network.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from fastlstm.errors import (
@@ -20,15 +29,17 @@ from fastlstm.errors import (
     kind_of_value,
     nearest_hint,
 )
-from fastlstm.exchange.forecast_source import ForecastSource
-from fastlstm.exchange.graph import Value
+from fastlstm.exchange.forecast_graph import ForecastSource
+from fastlstm.exchange.graph import Graph, Value
+from fastlstm.exchange.keras_format import KerasRunner, write_keras
+from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.module_source import ModuleSource
-from fastlstm.exchange.proof import LAYER_NORM_LIMIT, Proof, compare, prove
+from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
+from fastlstm.exchange.saved_model_format import SavedModelRunner, write_saved_model
 from fastlstm.exchange.sequence_source import SequenceSource
-from fastlstm.exchange.source import Source
-from fastlstm.exchange.staged_directory import staged_directory
-from fastlstm.exchange.targets import TARGETS, Form, Target
-from fastlstm.exchange.text_source import TextSource
+from fastlstm.exchange.source import Arrays, Source, differences, largest_error
+from fastlstm.exchange.text_source import TEXT_GRAPH, TextSource
+from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import FileRecord
@@ -37,8 +48,109 @@ from fastlstm.sequence.files import read_sequence_model
 from fastlstm.system import storage
 from fastlstm.system.fields import is_whole
 from fastlstm.text.stored_model import load_stored_model
+from fastlstm.training.signals import ended_like_ctrl_c
 
 REPORT_FILE = "export.json"
+LAYER_NORM_LIMIT = 1e-4
+"""Of models with layer norm in the cell, which multiplies what float32 rounds wherever a cell is
+small: two libraries differ by up to 5e-5."""
+
+
+class Runner(Protocol):
+    """A written model in its target's own runtime, whose name and version are `version`."""
+
+    version: str
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Returns the outputs by name."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file.
+
+    Attributes:
+        model: name of the model's file, or folder, in the directory that is written.
+        write: returns the files of a model.
+        runner: loads the model.
+        limits: by format of the weights, the largest error of an output, in units of the largest
+            value of that output or of 1, whichever is larger.
+        has_loops: can run any number of steps in one call; else texts are written as one step.
+        has_state: the state of a text model is an input and an output.
+        exact_runner: loads the same weights into the same runtime without the rounding of its int8
+            products, to which the limit of fp32 applies; None where it rounds nothing.
+    """
+
+    model: str
+    write: Callable[[Source], dict[str, bytes]]
+    runner: Callable[[Path], Runner]
+    limits: Mapping[str, float]
+    has_loops: bool = True
+    has_state: bool = True
+    exact_runner: Callable[[Path], Runner] | None = None
+
+
+def _saved_model(source: Source) -> dict[str, bytes]:
+    return {f"1/{name}": data for name, data in write_saved_model(source.graph()).items()}
+
+
+def _torch(source: Source) -> dict[str, bytes]:
+    graph = source.graph()
+    files = {"model.pt2": write_torch(graph)}
+    if graph.name == TEXT_GRAPH:  # other models have names of their own
+        files["model.safetensors"] = state_dict_file(graph)
+    return files
+
+
+def _one_file(name: str, write: Callable[[Graph], bytes]) -> Callable[[Source], dict[str, bytes]]:
+    return lambda source: {name: write(source.graph())}
+
+
+_EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
+_LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
+"""Of int8 the activations are rounded too, by LiteRT's kernels."""
+TARGETS = {
+    "keras": Target(
+        "model.keras", lambda source: {"model.keras": write_keras(source.stack())}, KerasRunner,
+        {"fp32": 1e-5}, has_state=False,
+    ),
+    "litert": Target(
+        "model.tflite", _one_file("model.tflite", write_litert), LitertRunner, _LITERT,
+        has_loops=False, exact_runner=partial(LitertRunner, is_exact=True),
+    ),
+    "onnx": Target("model.onnx", _one_file("model.onnx", write_onnx), OnnxRunner, _EXACT),
+    "saved-model": Target("1", _saved_model, SavedModelRunner, _EXACT),
+    "torch": Target("model.pt2", _torch, TorchRunner, {"fp32": 1e-5}),
+}  # fmt: skip
+"""Every target by name. A new one is a file with a writer and a runner, and its place here."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the target's runtime computed, beside what fastlstm computes.
+
+    Attributes:
+        runtime: name and version.
+        errors: one of each case: `shapes` of the inputs by name, `error` of the outputs. An error
+            is the largest difference, in units of the largest value of that output, or of 1.
+        limit: of the errors.
+        figures: quality on data, speed (`Source.figures`).
+    """
+
+    runtime: str
+    errors: list[dict[str, Any]]
+    limit: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_error(self) -> float:
+        """The largest error of all cases; NaN where a result is NaN on one side only."""
+        return float(np.max([case["error"] for case in self.errors]))
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no error is above the limit."""
+        return self.max_error <= self.limit
 
 
 @dataclass(frozen=True)
@@ -126,8 +238,12 @@ def export(
         ExportError: the target's runtime computes something else; nothing is written.
         RunDirectoryError: no run, or `out` exists.
     """
-    target = _target(to)
-    path = _checked_out(out, target)
+    if to not in TARGETS:
+        raise ConfigError(
+            Setting("to", to), f" is unknown{nearest_hint(to, TARGETS)}; expected one of"
+            f" {', '.join(TARGETS)}",
+        )  # fmt: skip
+    target, path = TARGETS[to], _checked_out(out, TARGETS[to])
     if check_text is not None and not check:
         raise ConfigError(Setting("check_text"), " is not read without a check; leave it out")
     if isinstance(model, nn.Module):
@@ -135,18 +251,48 @@ def export(
             raise ConfigError("give an example of the module's arguments: export(module, example)")
         _refuse_options("module", check_text=check_text, quantiles=quantiles)
         name = type(model).__name__
-        source: Source = ModuleSource(model, example, _weight_format(weights, "fp32", target))
+        source: Source = ModuleSource(model, example, _weight_format(weights, "fp32", to))
     elif not isinstance(model, str | os.PathLike):
         raise ConfigError(
             f"the model is {kind_of_value(model)}, expected a run directory or a torch module"
         )
     else:
         name = os.fspath(model)
-        source = _source(model, weights, check_text, quantiles, target)
-    return _published(name, source, target, _form(source, target, step, length), path, check)
+        source = _source(model, weights, check_text, quantiles, to)
+    _set_form(source, to, step, length)
+    with storage.storage_errors(path, "write the export"), staged_directory(path) as staged:
+        files = target.write(source)
+        num_bytes = (
+            sum(map(len, files.values())) if to == "saved-model" else len(files[target.model])
+        )
+        files |= source.files()
+        for file, data in files.items():
+            (staged / file).parent.mkdir(parents=True, exist_ok=True)
+            storage.write_file(staged / file, data)
+        proof = _proof(source, target, staged, files) if check else None
+        inputs, outputs = _signature(source)
+        report = ExportReport(
+            source=name, kind=source.kind, target=to, path=os.fspath(path),
+            model=target.model, num_bytes=num_bytes,
+            weights=source.weight_format, is_step=source.is_step,
+            files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
+            inputs=inputs, outputs=outputs, proof=proof, notes=source.notes,
+        )  # fmt: skip
+        storage.write_json(staged / REPORT_FILE, report.to_dict())
+    return report
 
 
-def _form(source: Source, target: Target, step: bool, length: int | None) -> Form:
+def _signature(source: Source) -> tuple[list[Value], list[Value]]:
+    """Returns inputs and outputs of the file; a Keras file has tokens and logits, batch first."""
+    graph = source.graph()
+    if source.has_state:
+        return graph.inputs, graph.outputs
+    logits = Value("logits", "float32", ("B", "T", graph.outputs[0].shape[-1]))
+    return [Value("tokens", "int32", ("B", "T"))], [logits]
+
+
+def _set_form(source: Source, to: str, step: bool, length: int | None) -> None:
+    target = TARGETS[to]
     if length is not None and (source.kind != "sequence" or target.has_loops):
         raise ConfigError(
             Setting("length", length), " is for sequence models that go to litert; leave it out"
@@ -158,49 +304,9 @@ def _form(source: Source, target: Target, step: bool, length: int | None) -> For
         raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
     if is_step and not target.has_state:
         raise ConfigError(
-            Setting("step", True), f" needs the state as an input, which {target.name} has not got"
+            Setting("step", True), f" needs the state as an input, which {to} has not got"
         )
-    return Form(is_step, target.has_state, length)
-
-
-def _published(
-    name: str, source: Source, target: Target, form: Form, path: Path, check: bool
-) -> ExportReport:
-    """Writes beside `path`, checks, and gives it that name."""
-    with (
-        storage.storage_errors(path, "write the export"),
-        staged_directory(path) as staged,
-    ):
-        written = target.write(source, form)
-        files = {**written.files, **source.files()}
-        for file, data in files.items():
-            (staged / file).parent.mkdir(parents=True, exist_ok=True)
-            storage.write_file(staged / file, data)
-        proof = _proof(source, target, staged, files, form) if check else None
-        report = ExportReport(
-            source=name, kind=source.kind, target=target.name, path=os.fspath(path),
-            model=target.model, num_bytes=_size(written.files, target.model),
-            weights=source.weight_format, is_step=form.is_step,
-            files={n: dataclasses.asdict(FileRecord.of(data)) for n, data in files.items()},
-            inputs=written.inputs, outputs=written.outputs, proof=proof, notes=source.notes,
-        )  # fmt: skip
-        storage.write_json(staged / REPORT_FILE, report.to_dict())
-    return report
-
-
-def _size(files: Mapping[str, bytes], model: str) -> int:
-    """Returns the bytes of a file, or of all files of a folder."""
-    own = (data for name, data in files.items() if f"{name}/".startswith(f"{model}/"))
-    return sum(map(len, own))
-
-
-def _target(name: str) -> Target:
-    if name not in TARGETS:
-        raise ConfigError(
-            Setting("to", name), f" is unknown{nearest_hint(name, TARGETS)}; expected one of"
-            f" {', '.join(TARGETS)}",
-        )  # fmt: skip
-    return TARGETS[name]
+    source.is_step, source.has_state, source.length = is_step, target.has_state, length
 
 
 def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
@@ -220,7 +326,7 @@ def _source(
     weights: str | None,
     check_text: Any,
     quantiles: Sequence[float] | None,
-    target: Target,
+    to: str,
 ) -> Source:
     require_run(run)
     kind = kind_of_run(run)
@@ -230,15 +336,15 @@ def _source(
     if kind == "text":
         text = load_stored_model(run)
         own, note = text.weight_format, text.note
-        source = TextSource(text, _weight_format(weights, own, target), check_text)
+        source = TextSource(text, _weight_format(weights, own, to), check_text)
     elif kind == "forecaster":
         stored = read_forecaster(Path(run))
         own = "fp32" if stored.compression is None else stored.compression.weights
-        source = ForecastSource(stored, _weight_format(weights, own, target), quantiles)
+        source = ForecastSource(stored, _weight_format(weights, own, to), quantiles)
     else:
         own = "fp32"
         sequences = read_sequence_model(Path(run))
-        source = SequenceSource(sequences, _weight_format(weights, own, target))
+        source = SequenceSource(sequences, _weight_format(weights, own, to))
     if note is not None:
         source.notes.append(note)
     if source.weight_format != own and own != "fp32":
@@ -254,38 +360,32 @@ def _refuse_options(kind: str | None, **options: Any) -> None:
             raise ConfigError(Setting(name), f" has no meaning for a {kind}; leave it out")
 
 
-def _weight_format(asked: str | None, own: str, target: Target) -> str:
+def _weight_format(asked: str | None, own: str, to: str) -> str:
     """Returns the format to write, by default that of the run where the target has it."""
+    known = TARGETS[to].limits
     if asked is None:
-        return own if own in target.limits else "fp32"
-    if asked not in target.limits:
+        return own if own in known else "fp32"
+    if asked not in known:
         raise ConfigError(
-            Setting("weights", asked), f" cannot be held by {target.name}, which holds"
-            f" {', '.join(target.limits)}",
-        )  # fmt: skip
+            Setting("weights", asked), f" cannot be held by {to}, which holds {', '.join(known)}"
+        )
     return asked
 
 
-def _proof(
-    source: Source, target: Target, directory: Path, files: dict[str, bytes], form: Form
-) -> Proof:
-    """Runs what the disk holds.
-
-    Raises:
-        ExportError: it is not what was written, or computes something else.
-    """
+def _proof(source: Source, target: Target, directory: Path, files: dict[str, bytes]) -> Proof:
+    """Runs what the disk holds."""
     for name, data in files.items():
         if storage.read_bytes(directory / name) != data:
             raise ExportError(f"{name} on disk is not what was written: nothing is exported")
     path, limits, exact = directory / target.model, target.limits, None
     if target.exact_runner is not None and source.weight_format == "int8":
-        exact = compare(source, target.exact_runner(path), form, limits["fp32"])
+        exact = compare(source, target.exact_runner(path), limits["fp32"])
         _refuse_wrong(exact)
     limit = limits[source.weight_format]
     if any(node.kind == "lstm" and node.attributes["options"].layer_norm
-           for node in source.graph(form).nodes):  # fmt: skip
+           for node in source.graph().nodes):  # fmt: skip
         limit = max(limit, LAYER_NORM_LIMIT)
-    proof = prove(source, target.runner(path), form, limit)
+    proof = prove(source, target.runner(path), limit)
     _refuse_wrong(proof)
     if exact is not None:
         proof.figures["max_error_without_rounding"] = exact.max_error
@@ -303,3 +403,88 @@ def _refuse_wrong(proof: Proof) -> None:
             f"{proof.runtime} is off by {proof.max_error:.3g}, the limit is {proof.limit:g}:"
             " nothing is exported; please report it with config.json of the run"
         )
+
+
+def prove(source: Source, runner: Runner, limit: float) -> Proof:
+    """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
+    proof = compare(source, runner, limit)
+    if proof.is_good:
+        proof.figures.update(source.figures(runner))
+        if (own := source.unrounded()) is not None:
+            own.is_step, own.has_state, own.length = source.is_step, source.has_state, source.length
+            proof.figures["rounding"] = _rounding(own, source)
+    return proof
+
+
+def compare(source: Source, runner: Runner, limit: float) -> Proof:
+    """Runs random inputs of shapes that the writer did not use."""
+    errors = []
+    compared: dict[str, bool] = {}
+    models: tuple[Source | Runner, ...] = (source, runner)
+    for inputs in source.cases():
+        expected, got = (source.in_units(model.run(inputs)) for model in models)
+        shapes = {name: list(array.shape) for name, array in inputs.items()}
+        due = expected if source.has_state else {name: expected[name] for name in got}
+        errors.append({"shapes": shapes, "error": largest_error(due, got)})
+        for name, value in due.items():
+            compared[name] = compared.get(name, False) or bool(np.isfinite(value).any())
+    if not all(compared.values()):  # equal, but only NaN
+        errors[-1]["error"] = float("nan")
+    return Proof(runner.version, errors, limit)
+
+
+def _rounding(own: Source, source: Source) -> dict[str, float]:
+    """Returns how far the rounded weights move the outputs: at most, and in the mean square."""
+    moved = []
+    for inputs in own.cases():
+        before, after = (model.in_units(model.run(inputs)) for model in (own, source))
+        for name, value in before.items():
+            is_number = np.isfinite(value) & np.isfinite(after[name])
+            moved.append(differences(value, after[name])[is_number])
+    values = np.concatenate(moved).astype(np.float64)
+    return {
+        "max_error": float(values.max(initial=0.0)),
+        "rms_error": float(np.sqrt(np.mean(values**2))),
+    }
+
+
+@contextmanager
+def staged_directory(path: Path) -> Iterator[Path]:
+    """Yields a new directory beside `path`, which is renamed to `path` after the block.
+
+    An error, SIGTERM, SIGHUP or Ctrl-C removes it, and the parents that were made for it. What
+    killed processes left of the same `path` is removed first: the directory is locked while it is
+    in use.
+    In the main thread SIGTERM raises SystemExit(143) within the block.
+
+    Raises:
+        OSError: a directory cannot be made or renamed.
+    """
+    made = [parent for parent in path.parents if not parent.exists()]
+    staged, lock = storage.temporary_name(path), -1
+    with ended_like_ctrl_c():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_left_overs(path)
+            storage.make_dir(staged)
+            lock = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield staged
+            storage.rename(staged, path)
+        except BaseException:
+            with suppress(OSError):
+                storage.remove_tree(staged)
+            with suppress(OSError):
+                for parent in made:
+                    parent.rmdir()
+            raise
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+
+def _remove_left_overs(path: Path) -> None:
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.tmp-[0-9]+-[0-9a-f]{{8}}")
+    for old in list(path.parent.iterdir()):
+        if pattern.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
+            storage.remove_unlocked(old)

@@ -1,33 +1,174 @@
-"""A forecaster as a `Graph`: rows of a table in, forecasts in the table's units out.
+"""A forecaster to export: rows of a table in, forecasts in the table's units out.
 
-The same as `forecast.window_forecaster.WindowForecaster`, with the network of
+The graph computes what `forecast.window_forecaster.WindowForecaster` does, with the network of
 `forecast.model.network.ForecastNetwork`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.columns import Columns, Features, repeated, scaled
-from fastlstm.exchange.forecast_levels import patch_levels, present_mean, window_level
+from fastlstm.exchange.columns import (
+    Columns,
+    Features,
+    patch_levels,
+    present_mean,
+    repeated,
+    scaled,
+    window_level,
+)
 from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels, moved
-from fastlstm.exchange.graph import GraphBuilder
-from fastlstm.exchange.lstm_layers import LSTMStack, State, lstm_layers
+from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, State, Value, lstm_layers
+from fastlstm.exchange.source import Arrays, Source, rounded_network
 from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.model.network import LINEAR
-from fastlstm.forecast.window_forecaster import float64_columns
+from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
+from fastlstm.forecast.window_forecaster import WindowForecaster, float64_columns
 from fastlstm.runs.weight_formats import as_floats
+from fastlstm.training.session import torch_settings_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fastlstm.exchange.graph import Graph, Value
     from fastlstm.forecast.files import StoredForecaster
+
+QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
+"""Levels that are exported where none are given."""
+BATCHES = (1, 3, 64)
+_SPEED_S = 0.3
+
+
+class ForecastSource(Source):
+    """A forecaster; levels of its quantiles are by default `QUANTILES`, none of a distribution."""
+
+    kind = "forecaster"
+
+    def __init__(
+        self, stored: StoredForecaster, weight_format: str, quantiles: Sequence[float] | None
+    ) -> None:
+        super().__init__(weight_format)
+        own = {} if stored.compression is None else stored.compression.matrices
+        self._given = stored
+        network, self._weights = rounded_network(stored.network, weight_format, own)
+        self._stored = dataclasses.replace(stored, network=network)
+        self._model = WindowForecaster(self._stored, "")
+        is_plain = network.output.is_calibrated and not isinstance(network.output, StudentT)
+        if quantiles is None:
+            quantiles = QUANTILES if is_plain else ()
+        self._levels = tuple(quantiles)
+
+    def graph(self) -> Graph:
+        return forecast_graph(self._stored, self._weights, self._levels)
+
+    def unrounded(self) -> ForecastSource | None:
+        compression = self._given.compression
+        own = "fp32" if compression is None else compression.weights
+        if self.weight_format in ("fp32", own):
+            return None
+        return ForecastSource(self._given, "fp32", self._levels)
+
+    def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yields random windows, with unknown names; the last have missing values where the model
+        knows none."""
+        for B in BATCHES:
+            yield random_windows(self._stored, B)
+        yield random_windows(self._stored, BATCHES[1], missing=0.02)
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        forecasts = self._model.run(inputs["past"], inputs.get("future"), inputs.get("static"))
+        outputs: dict[str, NDArray[Any]] = {"forecast": forecasts.values()}
+        if self._levels:
+            outputs["quantiles"] = forecasts.quantiles(self._levels)
+        output = self._stored.network.output
+        if isinstance(output, StudentT):
+            degrees, _, scale = output.read(forecasts.parameters)
+            outputs |= {
+                "degrees_of_freedom": degrees.numpy(),
+                "scale": scale.numpy() * forecasts.std[:, None],
+            }
+        if isinstance(output, NegativeBinomial):
+            outputs["dispersion"] = forecasts.parameters[..., 1].numpy()
+        return outputs
+
+    def in_units(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Returns outputs in deviations of their columns."""
+        mean, std = self._stored.scaler.mean[: len(self._std)], self._std
+        scaled = dict(outputs)
+        scaled["forecast"] = (outputs["forecast"] - mean) / std
+        if "quantiles" in outputs:
+            scaled["quantiles"] = (outputs["quantiles"] - mean[:, None]) / std[:, None]
+        if "scale" in outputs:
+            scaled["scale"] = outputs["scale"] / std
+        return scaled
+
+    def figures(self, runner: Any) -> dict[str, Any]:
+        """Returns windows per second, one at a time and 64 at once, on one thread."""
+        speeds: dict[str, dict[str, float]] = {}
+        with torch_settings_kept():
+            torch.set_num_threads(1)
+            for B in (1, 64):
+                inputs = random_windows(self._stored, B, missing=0.0)
+                speeds[str(B)] = {
+                    "target": _windows_per_s(runner.run, inputs, B),
+                    "fastlstm": _windows_per_s(self.run, inputs, B),
+                }
+        return {"windows_per_s": speeds}
+
+    @property
+    def _std(self) -> NDArray[np.float64]:
+        return self._stored.scaler.std[: self._stored.network.config.num_targets]
+
+
+def random_windows(
+    stored: StoredForecaster, B: int, *, missing: float | None = None
+) -> dict[str, NDArray[np.float32]]:
+    """Returns random inputs of a forecaster's graph: `past`, and `future` and `static` if it has
+    them, B windows.
+
+    A share of values is missing, by default 0.3 for a model that knows them. Then the first window
+    lacks its first half, the last one its first column; static columns lack 0.3 if it is not 0.
+    """
+    config = stored.network.config
+    rng = np.random.default_rng(B)
+    L, F = config.input_size, config.num_future
+    mean, std = stored.scaler.mean, stored.scaler.std
+    values = mean + std * rng.normal(size=(B, L + config.horizon, len(mean)))
+    statics = stored.static_scale[:, 0] + rng.normal(size=(B, config.num_static))
+    for rows, pairs in ((values, config.categories), (statics, config.static_categories)):
+        for place, size in pairs:
+            rows[..., place] = rng.integers(0, size + 1, rows.shape[:-1])
+    if config.output == "negative_binomial":
+        targets = values[..., : config.num_targets]
+        targets[:] = rng.poisson(5, size=targets.shape)
+    if missing != 0:
+        statics[rng.random(statics.shape) < 0.3] = np.nan
+    if share := (0.3 if config.has_missing else 0.0) if missing is None else missing:
+        values[rng.random(values.shape) < share] = np.nan
+        values[0, : L // 2] = np.nan
+        values[-1, :L, 0] = np.nan
+    inputs = {"past": values[:, :L]}
+    if F:
+        inputs["future"] = values[:, L:, -F:]
+    if config.num_static:
+        inputs["static"] = statics
+    return {name: array.astype(np.float32) for name, array in inputs.items()}
+
+
+def _windows_per_s(run: Any, inputs: Arrays, B: int) -> float:
+    run(inputs)
+    num, started = 0, time.perf_counter()
+    while (taken_s := time.perf_counter() - started) < _SPEED_S:
+        run(inputs)
+        num += B
+    return num / taken_s
 
 
 def forecast_graph(
@@ -43,15 +184,7 @@ def forecast_graph(
     Outputs: `forecast` `(B, h, C)`; with `levels` `quantiles` `(B, h, C, Q)`. The output student_t
     adds `degrees_of_freedom` and `scale` `(B, h, C)` of Student's t around the forecast,
     negative_binomial adds `dispersion`: the variance is forecast + dispersion * forecast².
-
-    Args:
-        stored: as read.
-        weights: by the names of its network; matrices may be `QuantizedMatrix`.
-        levels: of the quantiles.
-
-    Raises:
-        ConfigError: a column that needs float64, a level outside those calibrated, or levels for
-            an output that is a distribution.
+    Weights have the names of the network; matrices may be `QuantizedMatrix`.
     """
     check_levels(stored.network.config.output, levels)
     if columns := float64_columns(stored):

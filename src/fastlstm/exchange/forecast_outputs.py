@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastlstm.errors import ConfigError, Setting
-from fastlstm.exchange.columns import unscaled
-from fastlstm.exchange.forecast_levels import present_mean
+from fastlstm.exchange.columns import present_mean, unscaled
 from fastlstm.forecast.calibration import LEVELS, MIN_SPREAD, require_known
 from fastlstm.forecast.model.outputs import QUANTILES
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastlstm.exchange.columns import Columns
-    from fastlstm.exchange.forecast_levels import Levels
+    from fastlstm.exchange.columns import Columns, Levels
     from fastlstm.exchange.graph import GraphBuilder, Value
     from fastlstm.forecast.config import OutputKind
     from fastlstm.forecast.files import StoredForecaster

@@ -1,25 +1,26 @@
 """A model as a graph of a few operations, which every export target can hold.
 
-A writer of a target (`onnx_writer.py`, `litert_writer.py`, …) turns each operation into the
-target's own. Nothing is traced: the builders (`text_graph.py`, `forecast_graph.py`, …) state what
-the network computes, and the written file is checked against the network itself.
+The sources (`text_source.py`, `forecast_graph.py`, …) state what a network computes; nothing is
+traced. The writer of a target (`onnx_format.py`, `litert_format.py`, …) turns each operation into
+its own, and the written file is checked against the network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fastlstm.ops.cell_options import CellOptions
-
+CELL_EPSILON = 1e-5
+"""Added to the variance in the cell's layer norm, as `ops.cell_call` does (which loads torch)."""
 DType = Literal["float32", "int32", "bool"]
 Size = int | str
 """Length of an axis: a number, or the name of one that callers choose, such as "B"."""
@@ -34,16 +35,9 @@ class Value:
     shape: tuple[Size, ...]
 
 
-@dataclass(frozen=True)
-class Node:
-    """An operation.
-
-    Attributes:
-        kind: name of the method of `GraphBuilder` that made it.
-        inputs: values; weights are named in `attributes`.
-        outputs: values.
-        attributes: numbers, names of weights, options.
-    """
+class Node(NamedTuple):
+    """An operation: `kind` is the method of `GraphBuilder` that made it, `attributes` its numbers,
+    options and names of weights."""
 
     kind: str
     inputs: tuple[Value, ...]
@@ -59,7 +53,7 @@ class Graph:
         name: of the model.
         weights: arrays by name: float32, float16, or matrices in int8 with scales.
         inputs: in the order in which callers give them.
-        outputs: results by name, in order.
+        outputs: results, in order.
         nodes: in the order in which they run.
         metadata: texts that the file carries along.
     """
@@ -82,13 +76,8 @@ class Graph:
 
 
 class GraphBuilder:
-    """Builds a `Graph`, operation by operation. Axes and shapes are numpy's; two values of an
-    operation are broadcast as numpy does.
-
-    Args:
-        name: of the model.
-        weights: that operations name; constants are added to them.
-    """
+    """Builds a `Graph`, operation by operation, with numpy's axes, shapes and broadcasting.
+    Operations name their weights; constants are added to these."""
 
     def __init__(self, name: str, weights: dict[str, NDArray[Any] | QuantizedMatrix]) -> None:
         self.graph = Graph(name, dict(weights))
@@ -135,19 +124,11 @@ class GraphBuilder:
         options: CellOptions,
         lengths: Value | None = None,
     ) -> tuple[Value, Value, Value]:
-        """One layer of an LSTM.
+        """One layer of an LSTM on `x` `(T, B, I)` from h and c `(D, B, H)`; D is 2 both ways.
 
-        Args:
-            x: `(T, B, I)`.
-            h: first output `(D, B, H)`; D is 2 where it runs both ways, else 1.
-            c: first cell, as `h`.
-            directions: for each of D the names of `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)` and
-                the biases `(4H,)` to be summed; gates i, f, g, o.
-            options: of the cell.
-            lengths: steps of each sequence, `(B,)` int32; outputs after them are 0.
-
-        Returns:
-            Outputs `(T, B, D * H)`, and the last h and c, `(D, B, H)`.
+        `directions` has for each of D the names of `weight_ih` `(4H, I)`, `weight_hh` `(4H, H)` and
+        the biases `(4H,)` to be summed; gates i, f, g, o. Outputs after `lengths` `(B,)` int32 are
+        0. Returns outputs `(T, B, D * H)`, and the last h and c.
         """
         H = self.graph.weights[directions[0][1]].shape[1]
         outputs = (
@@ -226,6 +207,20 @@ class GraphBuilder:
         """Returns `x` with its last axis, of known length, in ascending order."""
         return self._add("sort", (x,), x.shape, x.dtype)
 
+    def softmax(self, x: Value, axis: int = -1) -> Value:
+        """Returns shares along an axis."""
+        shares = self.unary("exp", self._below_largest(x, axis))
+        return self.binary("div", shares, self.reduce("sum", shares, axis))
+
+    def log_softmax(self, x: Value, axis: int = -1) -> Value:
+        """Returns the logarithm of shares along an axis."""
+        below = self._below_largest(x, axis)
+        total = self.reduce("sum", self.unary("exp", below), axis)
+        return self.binary("sub", below, self.unary("log", total))
+
+    def _below_largest(self, x: Value, axis: int) -> Value:
+        return self.binary("sub", x, self.reduce("max", x, axis))
+
     def _add(
         self,
         kind: str,
@@ -248,6 +243,60 @@ class GraphBuilder:
     @staticmethod
     def _number(like: Value, number: float) -> NDArray[Any]:
         return np.asarray(number, like.dtype)
+
+
+class LSTMStack(NamedTuple):
+    """Layers of an LSTM, one way or both, whose weights have names with this prefix."""
+
+    prefix: str
+    hidden_size: int
+    num_layers: int
+    num_directions: int = 1
+    has_bias: bool = True
+    options: CellOptions = TORCHS_CELL
+
+
+State = list[tuple[Value, Value]]
+"""h and c of every layer, `(D, B, H)` each."""
+
+
+def lstm_layers(
+    g: GraphBuilder,
+    x: Value,
+    stack: LSTMStack,
+    state: State | None = None,
+    lengths: Value | None = None,
+) -> tuple[Value, State]:
+    """Runs the layers on `x` `(T, B, I)` without NaN, from zero where there is no state.
+
+    Returns outputs `(T, B, D * H)`, and the state after the last step.
+    """
+    D = stack.num_directions
+    if state is None:
+        zero = zeros(g, x, (D, 1, stack.hidden_size))
+        state = [(zero, zero)] * stack.num_layers
+    after = []
+    for layer, (h, c) in enumerate(state):
+        directions = [_names(stack, layer, suffix) for suffix in ("", "_reverse")[:D]]
+        x, h, c = g.lstm(x, h, c, directions, stack.options, lengths)
+        after.append((h, c))
+    return x, after
+
+
+def _names(stack: LSTMStack, layer: int, suffix: str) -> tuple[str, str, tuple[str, ...]]:
+    w_ih, w_hh, *biases = (
+        f"{stack.prefix}{name}_l{layer}{suffix}"
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    return w_ih, w_hh, tuple(biases) if stack.has_bias else ()
+
+
+def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
+    """Returns zeros of a shape `(D, 1, H)` with the batch of `x` `(T, B, I)`: `(D, B, H)`."""
+    first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
+    is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
+    none = g.binary("mul", g.cast(is_nan, "float32"), 0.0)  # 0 for any number
+    return g.binary("add", none, g.constant(np.zeros(shape, np.float32)))
 
 
 def interpret(

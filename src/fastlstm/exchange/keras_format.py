@@ -41,12 +41,7 @@ _DTYPE = {
 
 
 def write_keras(stack: LayerStack) -> bytes:
-    """Returns a Sequential model of Keras 3; its input is `(batch, time)` or `(batch, time, C)`.
-
-    Raises:
-        ConfigError: a layer that cannot be written.
-        MissingExtraError: h5py is not installed.
-    """
+    """Returns a Sequential model of Keras 3; its input is `(batch, time)` or `(batch, time, C)`."""
     try:
         import h5py
     except ImportError:
@@ -174,11 +169,7 @@ def _missing(package: str) -> MissingExtraError:
 
 
 class KerasRunner:
-    """A .keras file in Keras, by the backend that it is set to.
-
-    Args:
-        path: of the file.
-    """
+    """A .keras file in Keras, by the backend that it is set to."""
 
     def __init__(self, path: Path) -> None:
         quiet_tensorflow()

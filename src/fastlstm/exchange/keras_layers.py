@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
-from fastlstm.exchange.keras_activation import activation_of, unknown_activation
-from fastlstm.exchange.keras_cell import cell_of
+from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.sequence.layer_stack import (
     FUNCTIONS,
+    CellWeights,
     Dense,
     Dropout,
     Embedding,
@@ -24,9 +24,13 @@ from fastlstm.sequence.layer_stack import (
     LSTMLayer,
     Merge,
     Steps,
+    Weights,
 )
 
 Arrays = list[NDArray[np.float32]]
+_OTHER_NAMES = {"swish": "silu", "exp": "exponential"}
+_HARD_SIGMOID_SCALE = 1.2
+"""clip(0.2 x + 0.5) of Keras 1 and 2 is clip(y / 6 + 0.5), Keras 3's and ours, at y = 1.2 x."""
 
 
 @dataclass
@@ -94,11 +98,7 @@ class KerasLayer:
         return bool(self.config.get(name, default))
 
     def inner(self, name: str) -> KerasLayer:
-        """Returns the layer that this one wraps; it takes from the same arrays.
-
-        Raises:
-            FormatError: it has none, or a custom one.
-        """
+        """Returns the layer that this one wraps; it takes from the same arrays."""
         settings = self.config.get(name)
         if not isinstance(settings, dict):
             raise FormatError(f"the layer '{self.name}' ({self.kind}) lacks the layer it wraps")
@@ -109,11 +109,7 @@ class KerasLayer:
 
 
 def class_of(settings: Mapping[str, Any]) -> str:
-    """Returns the class of a described layer.
-
-    Raises:
-        FormatError: a class that is not of Keras itself.
-    """
+    """Returns the class of a described layer."""
     kind, registered = settings.get("class_name"), settings.get("registered_name")
     module = settings.get("module")
     if not isinstance(kind, str):
@@ -135,11 +131,7 @@ def name_of(settings: Mapping[str, Any]) -> str:
 
 
 def read_layer(layer: KerasLayer) -> list[Layer]:
-    """Returns the layers of a stack that one layer of Keras is.
-
-    Raises:
-        FormatError: a layer that cannot be imported; it is named.
-    """
+    """Returns the layers of a stack that one layer of Keras is."""
     reader = _READERS.get(layer.kind)
     if reader is None:
         raise FormatError(
@@ -151,11 +143,7 @@ def read_layer(layer: KerasLayer) -> list[Layer]:
 
 def output_shape(layer: KerasLayer, before: list[Layer]) -> tuple[int, ...]:
     """Returns the shape that a Reshape behind a Dense layer, or the Squeeze of its one column,
-    gives the output of one sequence.
-
-    Raises:
-        FormatError: it is behind another layer, or its shape holds another number of values.
-    """
+    gives the output of one sequence."""
     if layer.kind == "Squeeze":
         dense = next((la for la in before[::-1] if not isinstance(la, Function)), None)
         if not isinstance(dense, Dense) or len(dense.weight) > 1:
@@ -203,13 +191,13 @@ def _dense(layer: KerasLayer) -> list[Layer]:
 
 
 def _function(layer: KerasLayer) -> list[Layer]:
-    function = activation_of(layer, "activation", "linear")
+    function = _activation_of(layer, "activation", "linear")
     if function == "linear":
         return []
     if function == "hard_sigmoid" and layer.version < 3:
         function = "hard_sigmoid_0.2"
     if function not in FUNCTIONS:
-        raise unknown_activation(layer, "activation", function, FUNCTIONS)
+        raise _unknown_activation(layer, "activation", function, FUNCTIONS)
     return [Function(layer.name, function)]
 
 
@@ -272,7 +260,7 @@ def _time_distributed(layer: KerasLayer) -> list[Layer]:
 
 
 def _lstm(layer: KerasLayer) -> list[Layer]:
-    weights, options = cell_of(layer)
+    weights, options = _cell_of(layer)
     every_step = layer.is_set("return_sequences")
     reverses = layer.is_set("go_backwards")
     return [LSTMLayer(layer.name, weights, every_step=every_step, reverses=reverses, **options)]
@@ -297,12 +285,126 @@ def _bidirectional(layer: KerasLayer) -> list[Layer]:
     is_reversed = first.is_set("go_backwards")
     if is_reversed or (second.config is not first.config and not second.is_set("go_backwards")):
         raise FormatError(f"the layer '{layer.name}' reads both ways in the same direction")
-    forward, options = cell_of(first)
-    backward, others = cell_of(second)
+    forward, options = _cell_of(first)
+    backward, others = _cell_of(second)
     if options != others or forward.weight_hh.shape != backward.weight_hh.shape:
         raise FormatError(f"the two layers in '{layer.name}' are of different kinds or sizes")
     every_step = first.is_set("return_sequences")
     return [LSTMLayer(layer.name, forward, backward, merge, every_step, **options)]
+
+
+# the cell ---------------------------------------------------------------------------------------
+
+
+def _cell_of(layer: KerasLayer) -> tuple[CellWeights, dict[str, Any]]:
+    """Returns the weights of an LSTM and its activations by the names of `LSTMLayer`."""
+    _note_dropout(layer)
+    if layer.is_set("stateful"):
+        layer.notes.append(
+            f"'{layer.name}' is stateful: here the state starts at zero in each call"
+        )
+    H = layer.whole("units", "output_dim")
+    if layer.kind == "CuDNNLSTM":
+        weights = _cudnn_weights(layer, H)
+        return weights, {}
+    if layer.arrays and layer.arrays[0].shape[1:] == (H,):
+        weights = _keras_1_weights(layer, H)
+    else:
+        kernel = layer.take("kernel", None, 4 * H)
+        recurrent = layer.take("recurrent kernel", H, 4 * H)
+        has_bias = layer.is_set("use_bias", True)
+        bias = layer.take("bias", 4 * H) if has_bias else np.zeros(4 * H, np.float32)
+        weights = CellWeights(
+            np.ascontiguousarray(kernel.T), np.ascontiguousarray(recurrent.T), bias
+        )
+    activation = _activation_of(layer, "activation", "tanh")
+    default = "hard_sigmoid" if layer.version < 2 else "sigmoid"
+    name = "inner_activation" if "inner_activation" in layer.config else "recurrent_activation"
+    gates = _activation_of(layer, name, default)
+    for setting, value in (("activation", activation), (name, gates)):
+        if value not in ACTIVATIONS:
+            raise _unknown_activation(layer, setting, value, ACTIVATIONS)
+    if layer.version < 3:
+        if activation == "hard_sigmoid":
+            raise FormatError(
+                f"activation of the layer '{layer.name}' is the hard_sigmoid of Keras"
+                f" {layer.version}, clip(0.2 x + 0.5), which fastlstm.LSTM lacks"
+            )
+        if gates == "hard_sigmoid":
+            weights = _steeper(weights, H)
+    return weights, {"activation": activation, "recurrent_activation": gates}
+
+
+def _note_dropout(layer: KerasLayer) -> None:
+    rates = {
+        name: layer.number(*names, default=0.0)
+        for name, names in {
+            "dropout": ("dropout", "dropout_W"),
+            "recurrent_dropout": ("recurrent_dropout", "dropout_U"),
+        }.items()
+    }
+    given = ", ".join(f"{name} {rate:g}" for name, rate in rates.items() if rate)
+    if given:
+        layer.notes.append(f"'{layer.name}' had {given} in training: not imported")
+
+
+def _keras_1_weights(layer: KerasLayer, H: int) -> CellWeights:
+    """Returns weights stored as twelve arrays: W, U and b of the gates i, c, f, o."""
+    gates: dict[str, tuple[Weights, Weights, Weights]] = {}
+    for gate in "icfo":
+        kernel = layer.take(f"W_{gate}", None, H)
+        gates[gate] = kernel, layer.take(f"U_{gate}", H, H), layer.take(f"b_{gate}", H)
+    if len({kernel.shape for kernel, _, _ in gates.values()}) > 1:
+        raise FormatError(f"the kernels of the layer '{layer.name}' have different widths")
+    W, U, b = zip(*(gates[gate] for gate in "ifco"), strict=True)
+    join = [np.concatenate([part.T for part in parts]) for parts in (W, U)]
+    return CellWeights(join[0], join[1], np.concatenate(b))
+
+
+def _cudnn_weights(layer: KerasLayer, H: int) -> CellWeights:
+    """Returns weights stored as cuDNN reads them: every gate transposed, two biases."""
+    kernel = layer.take("kernel", None, 4 * H)
+    recurrent = layer.take("recurrent kernel", H, 4 * H)
+    biases = layer.take("bias", 8 * H)
+    # Of each gate `(I, H)` the memory is that of `(H, I)`, and the recurrent one is not transposed.
+    parts = [part.reshape(H, -1) for part in np.split(kernel, 4, axis=1)]
+    hidden = np.concatenate(np.split(recurrent, 4, axis=1))
+    return CellWeights(np.concatenate(parts), hidden, biases[: 4 * H] + biases[4 * H :])
+
+
+def _steeper(weights: CellWeights, H: int) -> CellWeights:
+    """Returns weights whose gates, in the hard sigmoid of Keras 3, are those of Keras 1 and 2."""
+    scale = np.full(4 * H, _HARD_SIGMOID_SCALE, np.float32)
+    scale[2 * H : 3 * H] = 1.0  # the candidate
+    column = scale[:, None]
+    return CellWeights(weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale)
+
+
+def _activation_of(layer: KerasLayer, setting: str, default: str) -> str:
+    """Returns the name of an activation, which is stored as a text or as a described function."""
+    value = layer.config.get(setting, default)
+    if value is None:
+        return "linear"
+    if isinstance(value, dict):
+        if value.get("class_name") != "function" or value.get("registered_name") not in (
+            *(None, "function"),
+            value.get("config"),
+        ):
+            named = value.get("registered_name") or value.get("class_name")
+            raise _unknown_activation(layer, setting, named, ())
+        value = value.get("config")
+    return _OTHER_NAMES.get(str(value), str(value))
+
+
+def _unknown_activation(
+    layer: KerasLayer, setting: str, value: Any, known: tuple[str, ...]
+) -> FormatError:
+    """Returns the error for an activation that is none of the `known` ones."""
+    expected = [name for name in known if name != "hard_sigmoid_0.2"]
+    hint = f"; imported are {', '.join(expected)}" if expected else ""
+    return FormatError(
+        f"{setting} of the layer '{layer.name}' is {value!s:.60}, which cannot be imported{hint}"
+    )
 
 
 _READERS: dict[str, Callable[[KerasLayer], list[Layer]]] = {

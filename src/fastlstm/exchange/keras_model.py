@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
 from fastlstm.exchange.keras_layers import (
@@ -16,30 +19,21 @@ from fastlstm.exchange.keras_layers import (
     output_shape,
     read_layer,
 )
-from fastlstm.exchange.keras_path import MAX_LAYERS
-from fastlstm.exchange.keras_weights import ArchiveWeights, Hdf5Weights
 from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
 from fastlstm.sequence.layer_stack import Layer, LayerStack
 
-
-class StoredWeights(Protocol):
-    """The weights in a file, for the layers of a described model."""
-
-    def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
-        """Yields the described layers from input to output, each with its arrays."""
-
-    def is_shared(self, settings: Mapping[str, Any]) -> bool:
-        """Whether arrays that a layer leaves belong to the next one."""
+_MODELS = ("Sequential", "Functional", "Model")
+"""Classes of models, which hold layers."""
+_MAX_LAYERS = 1000
+_MAX_NESTED = 16
+_ROOTS = ("layers", "_layer_checkpoint_dependencies")
+"""Group of the layers in model.weights.h5: of Keras 3 and late Keras 2, of Keras 2.12."""
 
 
 def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
-    """Returns the layers of a `.keras` file.
-
-    Raises:
-        FormatError: a layer that cannot be imported, or weights that are not those described.
-    """
+    """Returns the layers of a `.keras` file."""
     version = str(archive.metadata.get("keras_version", "3"))
-    return stack_of(archive.config, version, ArchiveWeights(archive.weights), path)
+    return _stack_of(archive.config, version, ArchiveWeights(archive.weights), path)
 
 
 def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
@@ -52,11 +46,11 @@ def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
         )
     config = json_of(described, "its model_config", path)
     version = str(root.get("keras_version") or "1")  # the first ones did not write it
-    return stack_of(config, version, Hdf5Weights(file), path)
+    return _stack_of(config, version, Hdf5Weights(file), path)
 
 
-def stack_of(
-    config: Mapping[str, Any], version: str, weights: StoredWeights, path: Path
+def _stack_of(
+    config: Mapping[str, Any], version: str, weights: Hdf5Weights | ArchiveWeights, path: Path
 ) -> LayerStack:
     """Returns the layers of a described model; raises what `read_archive` does."""
     number = re.match(r"\d{1,3}", version)
@@ -65,8 +59,8 @@ def stack_of(
     notes: list[str] = []
     window, time_major, shape = None, set(), None
     for count, (settings, arrays) in enumerate(weights.of_layers(config)):
-        if count == MAX_LAYERS:
-            raise FormatError(f"{path}: the model has more than {MAX_LAYERS} layers")
+        if count == _MAX_LAYERS:
+            raise FormatError(f"{path}: the model has more than {_MAX_LAYERS} layers")
         own = settings.get("config")
         own = own if isinstance(own, dict) else {}
         kind = class_of(settings)
@@ -113,3 +107,241 @@ def _window(config: Mapping[str, Any]) -> int | None:
         if isinstance(shape, list) and len(shape) > 1:
             steps = shape[1]
     return steps if type(steps) is int and steps > 0 else None
+
+
+# the path of layers -------------------------------------------------------------------------------
+
+
+def layers_of(config: Mapping[str, Any], depth: int = 0) -> list[dict[str, Any]]:
+    """Returns the described layers of a model, from input to output; nested models are kept."""
+    listed = listed_layers(config, depth)
+    return listed if config["class_name"] == "Sequential" else _path_of(config["config"], listed)
+
+
+def listed_layers(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]:
+    """Returns the described layers of a model in the order of the file."""
+    kind, inner = config.get("class_name"), config.get("config")
+    if kind not in _MODELS:
+        class_of(config)  # refuses a class of the user's own by its name
+        raise FormatError(
+            f"the model is {kind!r:.60}; imported are Sequential and Functional models of one path"
+        )
+    listed: Any = inner.get("layers") if isinstance(inner, dict) else inner
+    is_list = isinstance(listed, list) and (kind == "Sequential" or isinstance(inner, dict))
+    if not is_list or not all(isinstance(part, dict) for part in listed):
+        raise FormatError("the model's description lists no layers")
+    if len(listed) > _MAX_LAYERS or depth > _MAX_NESTED:
+        raise FormatError(f"the model has {len(listed)} layers in one of its models")
+    layers: list[dict[str, Any]] = listed
+    return layers
+
+
+def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the layers of a graph from its input to its output."""
+    by_name = {str(layer.get("name") or name_of(layer)): layer for layer in listed}
+    start, end = (_ends(config.get(key), key) for key in ("input_layers", "output_layers"))
+    path: list[dict[str, Any]] = []
+    name = end
+    while len(path) <= len(listed):
+        if name not in by_name:
+            raise FormatError(
+                f"the layer '{name}' is an input of the model, but not among its layers"
+            )
+        layer = by_name[name]
+        if _is_in_training(layer.get("inbound_nodes")):
+            raise FormatError(
+                f"the layer '{name}' is called with training=True: it drops at random in every"
+                " prediction, which cannot be imported; save the model without it"
+            )
+        path.append(layer)
+        before = list(_sources(layer.get("inbound_nodes")))
+        if not before and name == start:
+            break
+        if len(before) != 1 or before[0][1] != 0:
+            reads = ", ".join(sorted({source for source, _ in before})) or "nothing"
+            raise FormatError(
+                f"the layer '{name}' reads {reads}; imported are models of one path, in which"
+                " every layer reads the output of the one before it, once"
+            )
+        name = before[0][0]
+    unused = by_name.keys() - {str(layer.get("name") or name_of(layer)) for layer in path}
+    if unused:
+        raise FormatError(
+            f"the layer '{min(unused)}' is not on the path from input to output; imported are"
+            " models of one path"
+        )
+    return path[::-1]
+
+
+def _ends(value: Any, key: str) -> str:
+    """Returns the one layer in `input_layers` or `output_layers`."""
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
+        return value[0]
+    raise FormatError(
+        f"the model has {key} {value!s:.80}; imported are models with one input and one output"
+    )
+
+
+def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Yields the layers that a node reads, each with the number of its output."""
+    if depth > _MAX_NESTED:
+        return
+    if isinstance(node, dict):
+        history = node.get("keras_history")
+        if isinstance(history, list) and len(history) == 3:
+            node = history
+        else:
+            for value in node.values():
+                yield from _sources(value, depth + 1)
+            return
+    if isinstance(node, list):
+        is_place = len(node) in (3, 4) and isinstance(node[0], str)
+        if is_place and type(node[1]) is int and type(node[2]) is int:
+            yield node[0], node[2]
+            if len(node) == 4:
+                yield from _sources(node[3], depth + 1)
+            return
+        for value in node:
+            yield from _sources(value, depth + 1)
+
+
+def _is_in_training(node: Any, depth: int = 0) -> bool:
+    """Whether a layer is called with `training=True`, as its nodes say it."""
+    if depth > _MAX_NESTED:
+        return False
+    if isinstance(node, dict):
+        parts = list(node.values())
+        if node.get("training") is True:
+            return True
+    else:
+        parts = node if isinstance(node, list) else []
+    return any(_is_in_training(part, depth + 1) for part in parts)
+
+
+# the arrays ---------------------------------------------------------------------------------------
+
+
+class Hdf5Weights:
+    """Weights of `.h5` files: per layer a list of names, of a nested model all in one list."""
+
+    def __init__(self, file: Hdf5) -> None:
+        self._file = file
+        self._used: set[str] = set()
+        self._root = "model_weights" if "model_weights" in file.attributes else ""
+
+    def of_layers(self, config: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        for layer in layers_of(config):
+            arrays = self._arrays(str(layer.get("name") or name_of(layer)))
+            if len(set(_trainable(layer))) > 1:  # Keras lists what is frozen last
+                raise FormatError(
+                    f"a part of the layer '{name_of(layer)}' is frozen, which changes the order of"
+                    " its weights in an .h5 file; save the model as .keras"
+                )
+            yield from self._flat(layer, arrays, 0)
+            if arrays:
+                raise FormatError(f"the layer '{name_of(layer)}' has weights too many")
+
+    def is_shared(self, settings: Mapping[str, Any]) -> bool:
+        return True  # counted above, once a nested model is through
+
+    def _flat(
+        self, layer: dict[str, Any], arrays: Arrays, depth: int
+    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        if layer.get("class_name") not in _MODELS:
+            yield layer, arrays
+            return
+        for inner in layers_of(layer, depth):
+            yield from self._flat(inner, arrays, depth + 1)
+
+    def _arrays(self, layer: str) -> Arrays:
+        group = f"{self._root}/{layer}".lstrip("/")
+        found = []
+        for name in _text_list(self._file.attributes.get(group, {}), "weight_names"):
+            path = f"{group}/{name}".lstrip("/")
+            if path not in self._file.arrays:
+                raise FormatError(f"the file lacks the array '{path:.120}', which it lists")
+            if path in self._used:
+                raise FormatError(f"the array '{path:.120}' belongs to two layers")
+            self._used.add(path)
+            found.append(self._file.arrays[path])
+        return found
+
+
+def _trainable(described: Any) -> Iterator[bool]:
+    """Yields whether a layer, and each one within it, is trained; models have no say."""
+    if isinstance(described, dict):
+        config = described.get("config")
+        is_layer = described.get("class_name") not in (None, *_MODELS)  # its layers say it
+        if is_layer and isinstance(config, dict) and "trainable" in config:
+            yield bool(config["trainable"])
+        for part in described.values():
+            yield from _trainable(part)
+    elif isinstance(described, list):
+        for part in described:
+            yield from _trainable(part)
+
+
+def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
+    """Returns a list of texts, which Keras cuts into several attributes where it is long."""
+    if name in attributes:
+        parts = [attributes[name]]
+    else:
+        numbered = (f"{name}{k}" for k in range(len(attributes)))
+        parts = [attributes[key] for key in numbered if key in attributes]
+    return [str(text) for part in parts if isinstance(part, list) for text in part]
+
+
+class ArchiveWeights:
+    """Weights of `.keras` files: by the place of a layer among those of its class."""
+
+    def __init__(self, file: Hdf5) -> None:
+        self._arrays: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
+        for path, array in file.arrays.items():
+            folders = path.split("/")
+            for depth in range(1, len(folders)):
+                group = "/".join(folders[:depth])
+                self._arrays.setdefault(group, []).append((path, array))
+        self._groups = file.attributes.keys()
+
+    def of_layers(
+        self, config: Mapping[str, Any], prefix: str = "", depth: int = 0
+    ) -> Iterator[tuple[dict[str, Any], Arrays]]:
+        root = next((f"{prefix}{name}" for name in _ROOTS if f"{prefix}{name}" in self._groups), "")
+        groups = dict(self._groups_of(listed_layers(config, depth), root))
+        for layer in layers_of(config, depth):
+            group = groups[id(layer)]
+            if layer.get("class_name") in _MODELS:
+                yield from self.of_layers(layer, f"{group}/", depth + 1)
+            else:
+                yield layer, self._below(group)
+
+    def is_shared(self, settings: Mapping[str, Any]) -> bool:
+        return False
+
+    def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
+        """Yields the group of every layer: layers of one class are numbered, names do not count."""
+        counts: dict[str, int] = {}
+        for layer in listed:
+            name = _snake_case(str(layer.get("class_name")))
+            k = counts[name] = counts.get(name, -1) + 1
+            yield id(layer), f"{root}/{name}_{k}" if k else f"{root}/{name}"
+
+    def _below(self, group: str) -> Arrays:
+        """Returns the arrays of a layer in Keras' order: both ways of a Bidirectional in turn."""
+        found = []
+        for path, array in self._arrays.get(group, ()):
+            *folders, number = path[len(group) + 1 :].split("/")
+            if not number.isdecimal() or len(number) > 6:
+                raise FormatError(f"the file has an array '{path:.120}', which no layer has")
+            is_second = "backward_layer" in folders
+            found.append(((is_second, int(number)), array))
+        return [array for _, array in sorted(found, key=lambda pair: pair[0])]
+
+
+def _snake_case(name: str) -> str:
+    """Returns the name of a class as Keras turns it into that of a layer."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, FormatError, Setting
-from fastlstm.exchange.graph import interpret
-from fastlstm.exchange.litert_file import SIGNATURE, LiteRTFile, Tensor, missing
-from fastlstm.exchange.litert_lstm import write_lstm
-from fastlstm.exchange.litert_operations import LiteRTOperations
-from fastlstm.exchange.litert_stored import with_float_products
+from fastlstm.exchange.graph import CELL_EPSILON, interpret
+from fastlstm.exchange.litert_file import (
+    SIGNATURE,
+    LiteRTFile,
+    LiteRTOperations,
+    Tensor,
+    missing,
+    packed,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -35,11 +39,7 @@ def write_litert(graph: Graph) -> bytes:
     """Returns the graph as a .tflite file.
 
     Axes with a name are resized when the file runs. Its signature has the names of the graph's
-    inputs and outputs. `litert_stored.read_metadata` returns the graph's metadata.
-
-    Raises:
-        ConfigError: an axis of time with a name, or too many bytes for the format.
-        MissingExtraError: ai-edge-litert is not installed.
+    inputs and outputs. `read_metadata` returns the graph's metadata.
     """
     return _Writer(graph).model()
 
@@ -66,79 +66,49 @@ class _Writer:
         return self._file.to_bytes(inputs, outputs)
 
     def _written(self, node: Node, *inputs: Tensor) -> Any:
-        out = node.outputs[0]
-        if node.kind in _OPERATORS:
-            return self._ops.op(_OPERATORS[node.kind], inputs, out.shape, out.dtype)
-        if node.kind in ("sum", "mean", "max"):
-            return self._ops.reduce(node.kind, inputs[0], node.attributes["axis"])
-        write = getattr(self, f"_{node.kind}", None)
-        if write is None:
-            raise ConfigError(f"LiteRT files have no operation '{node.kind}' here; export to ONNX")
-        return write(node, *inputs, **node.attributes)
+        ops, out, kind = self._ops, node.outputs[0], node.kind
+        if kind in _OPERATORS:
+            return ops.op(_OPERATORS[kind], inputs, out.shape, out.dtype)
+        if kind in ("sum", "mean", "max"):
+            return ops.reduce(kind, inputs[0], node.attributes["axis"])
+        if kind == "lstm":
+            names = ("directions", "options")
+            return write_lstm(ops, *inputs, **{name: node.attributes[name] for name in names})
+        if kind == "identity":
+            return ops.reshape(inputs[0], inputs[0].shape, out.name)
+        if kind == "reshape":
+            return ops.reshape(inputs[0], out.shape)
+        if kind == "concat":
+            return ops.concat(inputs, **node.attributes)
+        written: dict[str, Callable[..., Tensor]] = {
+            "weight": ops.floats, "gather": lambda indices, table: ops.gather(table, indices),
+            "linear": self._linear, "layer_norm": self._layer_norm, "softplus": self._softplus,
+            "is_nan": lambda x: ops.op("NOT_EQUAL", [x, x], x.shape, "bool"),
+            "cast": lambda x, to: ops.cast(x, to), "slice": ops.slice, "sort": ops.sort,
+            "transpose": ops.transpose,
+        }  # fmt: skip
+        if kind not in written:
+            raise ConfigError(f"LiteRT files have no operation '{kind}' here; export to ONNX")
+        return written[kind](*inputs, **node.attributes)
 
-    def _identity(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.reshape(x, x.shape, node.outputs[0].name)
-
-    def _weight(self, node: Node, weight: str) -> Tensor:
-        return self._ops.floats(weight)
-
-    def _gather(self, node: Node, indices: Tensor, table: str) -> Tensor:
-        return self._ops.gather(table, indices)
-
-    def _linear(self, node: Node, x: Tensor, weight: str, bias: str | None) -> Tensor:
+    def _linear(self, x: Tensor, weight: str, bias: str | None) -> Tensor:
         return self._ops.linear(x, weight, None if bias is None else self._ops.floats(bias))
 
-    def _lstm(
-        self, node: Node, *inputs: Tensor, directions: Any, options: CellOptions, hidden_size: int
-    ) -> tuple[Tensor, ...]:
-        return write_lstm(self._ops, *inputs, directions=directions, options=options)
-
-    def _layer_norm(self, node: Node, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
+    def _layer_norm(self, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
         ops = self._ops
         scaled = ops.binary("MUL", ops.normalised(x, eps), ops.floats(weight))
         return ops.binary("ADD", scaled, ops.floats(bias))
 
-    def _softplus(self, node: Node, x: Tensor) -> Tensor:
+    def _softplus(self, x: Tensor) -> Tensor:
         """max(x, 0) + log(1 + exp(-|x|)): nothing in it overflows."""
         ops = self._ops
         powers = ops.unary("EXP", ops.unary("NEG", ops.unary("ABS", x)))
         rest = ops.unary("LOG", ops.binary("ADD", powers, 1.0))
         return ops.binary("ADD", ops.unary("RELU", x), rest)
 
-    def _is_nan(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.op("NOT_EQUAL", [x, x], x.shape, "bool")
-
-    def _cast(self, node: Node, x: Tensor, to: str) -> Tensor:
-        return self._ops.cast(x, to)
-
-    def _concat(self, node: Node, *tensors: Tensor, axis: int) -> Tensor:
-        return self._ops.concat(tensors, axis)
-
-    def _slice(self, node: Node, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
-        return self._ops.slice(x, axis, start, stop)
-
-    def _reshape(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.reshape(x, node.outputs[0].shape)
-
-    def _transpose(self, node: Node, x: Tensor, axes: Sequence[int]) -> Tensor:
-        return self._ops.transpose(x, axes)
-
-    def _sort(self, node: Node, x: Tensor) -> Tensor:
-        return self._ops.sort(x)
-
 
 class LitertRunner:
-    """A .tflite file in LiteRT's interpreter, on one thread.
-
-    Args:
-        path: of the file.
-        is_exact: multiply int8 weights in float32 (`litert_stored.with_float_products`): a wrong
-            weight shows that the rounding of LiteRT's own products would hide.
-
-    Raises:
-        FormatError: the interpreter does not accept it.
-        MissingExtraError: ai-edge-litert is not installed.
-    """
+    """A .tflite file in LiteRT's interpreter, on one thread."""
 
     def __init__(self, path: Path, *, is_exact: bool = False) -> None:
         try:
@@ -156,11 +126,7 @@ class LitertRunner:
             raise self._refused(error) from None
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs by name.
-
-        Raises:
-            FormatError: the interpreter cannot run the file on these inputs.
-        """
+        """Returns the outputs by name."""
         try:
             return dict(self._run(**{k: np.ascontiguousarray(a) for k, a in inputs.items()}))
         except (ValueError, RuntimeError) as error:
@@ -169,3 +135,164 @@ class LitertRunner:
     def _refused(self, error: Exception) -> FormatError:
         reason = " ".join(str(error).split())
         return FormatError(f"{self._path}: LiteRT cannot run it ({reason:.200})")
+
+
+# the LSTM -----------------------------------------------------------------------------------------
+
+
+def write_lstm(
+    ops: LiteRTOperations,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    directions: Any,
+    options: CellOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Writes `GraphBuilder.lstm`; returns its three results.
+
+    All tensors keep three axes, `(1, B, …)` of one step: what is read of `h` needs no reshape.
+    """
+    T = x.shape[0]
+    assert isinstance(T, int), "LiteRT has no loops here: T is known"
+    masks = None if lengths is None else _masks(ops, lengths, T)
+    outputs, hs, cs = [], [], []
+    for d, direction in enumerate(directions):
+        cell = _Cell(ops, direction, options)
+        state = ops.slice(h, 0, d, d + 1), ops.slice(c, 0, d, d + 1)
+        y, h_d, c_d = cell.run(x, state, masks, is_backward=d == 1)
+        outputs.append(y)
+        hs.append(h_d)
+        cs.append(c_d)
+    return ops.concat(outputs, 2), ops.concat(hs, 0), ops.concat(cs, 0)
+
+
+def _masks(ops: LiteRTOperations, lengths: Tensor, T: int) -> list[Tensor]:
+    """Returns for each step which sequences it is within, `(1, B, 1)` bool."""
+    by_row = ops.reshape(lengths, (1, lengths.shape[0], 1))
+    return [
+        ops.op("LESS", [ops.constant(np.int32(t)), by_row], by_row.shape, "bool") for t in range(T)
+    ]
+
+
+class _Cell:
+    """The cell of one direction of a layer."""
+
+    def __init__(
+        self,
+        ops: LiteRTOperations,
+        direction: tuple[str, str, tuple[str, ...]],
+        options: CellOptions,
+    ) -> None:
+        self._ops, self._options = ops, options
+        self._w_ih, self._w_hh, biases = direction
+        self._norm = {
+            name: ops.floats(self._w_ih.replace("weight_ih", name)) for name in options.parameters
+        }
+        total = sum((np.asarray(ops.weights[b], np.float32) for b in biases), np.float32(0))
+        self._bias = ops.constant(np.asarray(total), f"{self._w_ih}.bias") if biases else None
+
+    def run(
+        self, x: Tensor, state: tuple[Tensor, Tensor], masks: list[Tensor] | None, is_backward: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the outputs `(T, B, H)` and the last state, `(1, B, H)` twice."""
+        ops, T = self._ops, x.shape[0]
+        assert isinstance(T, int)
+        products = self._input_products(x)
+        h, c = state
+        outputs = []
+        for t in reversed(range(T)) if is_backward else range(T):
+            y, new_c = self._step(ops.slice(products, 0, t, t + 1), h, c)
+            if masks is None:
+                h, c = y, new_c
+            else:
+                h, c = ops.where(masks[t], y, h), ops.where(masks[t], new_c, c)
+                y = ops.where(masks[t], y, 0.0)
+            outputs.append(y)
+        return ops.concat(outputs[::-1] if is_backward else outputs, 0), h, c
+
+    def _input_products(self, x: Tensor) -> Tensor:
+        """Returns what the input adds to the gates, bias included, of all steps at once."""
+        if not self._norm:
+            return self._ops.linear(x, self._w_ih, self._bias)
+        products = self._normalised(self._ops.linear(x, self._w_ih, None), "gamma_ih")
+        return products if self._bias is None else self._ops.binary("ADD", products, self._bias)
+
+    def _step(self, products: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        ops, options = self._ops, self._options
+        recurrent = ops.linear(h, self._w_hh, None)
+        if self._norm:
+            recurrent = self._normalised(recurrent, "gamma_hh")
+        i, f, g, o = ops.split(ops.binary("ADD", products, recurrent), 2, 4)
+        i, f, o = (self._activation(options.recurrent_activation, gate) for gate in (i, f, o))
+        added = ops.binary("MUL", i, self._activation(options.activation, g))
+        new_c = ops.binary("ADD", ops.binary("MUL", f, c), added)
+        shown = new_c
+        if self._norm:
+            shown = ops.binary("ADD", self._normalised(new_c, "gamma_c"), self._norm["beta_c"])
+        new_h = ops.binary("MUL", o, self._activation(options.activation, shown))
+        keep_h, keep_c = options.zoneout
+        return self._zoned_out(keep_h, h, new_h), self._zoned_out(keep_c, c, new_c)
+
+    def _normalised(self, x: Tensor, gamma: str) -> Tensor:
+        return self._ops.binary("MUL", self._ops.normalised(x, CELL_EPSILON), self._norm[gamma])
+
+    def _zoned_out(self, keep: float, old: Tensor, new: Tensor) -> Tensor:
+        ops = self._ops
+        if keep == 0:
+            return new
+        return ops.binary("ADD", ops.binary("MUL", old, keep), ops.binary("MUL", new, 1 - keep))
+
+    def _activation(self, name: str, x: Tensor) -> Tensor:
+        ops = self._ops
+        if name == "hard_sigmoid":
+            line = ops.binary("ADD", ops.binary("MUL", x, 1 / 6), 0.5)
+            return ops.binary("MINIMUM", ops.binary("MAXIMUM", line, 0.0), 1.0)
+        if name == "softsign":
+            return ops.binary("DIV", x, ops.binary("ADD", ops.unary("ABS", x), 1.0))
+        kinds = {"sigmoid": "LOGISTIC", "tanh": "TANH", "relu": "RELU"}
+        return ops.unary(kinds[name], x) if name in kinds else x
+
+
+# files of ours ----------------------------------------------------------------------------------
+
+
+def with_float_products(data: bytes) -> bytes:
+    """Returns a file that multiplies in float32 what this one multiplies in int8.
+
+    Weights and scales are the same, and nothing else is rounded. The file is ours and trusted.
+    """
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromPackedBuf(data)
+    graph, code = model.subgraphs[0], schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.DEQUANTIZE
+    code.version = 5
+    model.operatorCodes.append(code)
+    operators, floats = [], dict[int, int]()
+    for operator in graph.operators:
+        kind = model.operatorCodes[operator.opcodeIndex].builtinCode
+        place = operator.inputs[1] if kind == schema.BuiltinOperator.FULLY_CONNECTED else None
+        if place is not None and graph.tensors[place].type == schema.TensorType.INT8:
+            if place not in floats:
+                floats[place] = len(graph.tensors)
+                shape = graph.tensors[place].shape
+                graph.tensors.append(schema.TensorT(shape=shape, name="floats", hasRank=True))
+                dequantize = schema.OperatorT(opcodeIndex=len(model.operatorCodes) - 1)
+                dequantize.inputs, dequantize.outputs = [place], [floats[place]]
+                operators.append(dequantize)
+            operator.inputs = [operator.inputs[0], floats[place], *operator.inputs[2:]]
+        operators.append(operator)
+    graph.operators = operators
+    return packed(model, len(data))
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Returns the texts that a .tflite file of ours, which is trusted, carries along, by name."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(data, 0)
+    entries = [model.Metadata(k) for k in range(model.MetadataLength())]
+    texts = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries]
+    return {entry.Name().decode(): t.decode() for entry, t in zip(entries, texts, strict=True)}

@@ -26,7 +26,6 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.sequence.layer_stack import LayerStack
-from fastlstm.sequence.packed_stack import unpack
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -59,11 +58,7 @@ FileKind = Literal["keras", "hdf5", "torch", "safetensors", "onnx"]
 
 
 def read_model_file(path: str | os.PathLike[str]) -> bytes:
-    """Returns the bytes of a file.
-
-    Raises:
-        FormatError: there is none, or it is a directory.
-    """
+    """Returns the bytes of a file."""
     file = Path(path)
     if not file.exists():
         there = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
@@ -75,11 +70,7 @@ def read_model_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def kind_of_file(data: bytes, path: Path) -> FileKind:
-    """Returns what a file is, by what it holds.
-
-    Raises:
-        FormatError: nothing that is imported.
-    """
+    """Returns what a file is, by what it holds."""
     if data.startswith(_HDF5_MAGIC):
         return "hdf5"
     if data.startswith(_ZIP_MAGIC):
@@ -104,11 +95,7 @@ def kind_of_file(data: bytes, path: Path) -> FileKind:
 
 
 def read_keras_archive(data: bytes, path: Path) -> KerasArchive:
-    """Reads a `.keras` file.
-
-    Raises:
-        FormatError: damaged, or it claims more than it holds.
-    """
+    """Reads a `.keras` file."""
     _names(data, path)
     config, metadata = (_json_part(data, name, path) for name in (KERAS_CONFIG, KERAS_METADATA))
     limit = _MAX_RATIO * len(data) + (1 << 20)
@@ -116,12 +103,7 @@ def read_keras_archive(data: bytes, path: Path) -> KerasArchive:
 
 
 def read_hdf5(data: bytes, path: Path) -> Hdf5:
-    """Reads an HDF5 file.
-
-    Raises:
-        FormatError: damaged, or it refers to other files.
-        MissingExtraError: h5py is not installed.
-    """
+    """Reads an HDF5 file."""
     if find_spec("h5py") is None:
         raise MissingExtraError(
             f"{path} holds HDF5, which h5py reads: pip install 'fastlstm[keras]'"
@@ -131,33 +113,28 @@ def read_hdf5(data: bytes, path: Path) -> Hdf5:
 
 
 def read_torch(data: bytes, path: Path) -> Arrays:
-    """Reads the tensors of a `.pt` file, in its order; nothing else is unpickled.
-
-    Raises:
-        FormatError: damaged, or it holds other objects.
-    """
+    """Reads the tensors of a `.pt` file, in its order; nothing else is unpickled."""
     arrays, about = _converted("torch", data, path)
     return {name: arrays[name] for name in about["names"]}
 
 
 def read_onnx(data: bytes, path: Path) -> LayerStack:
-    """Reads an ONNX file, and arrays that are stored in its directory.
+    """Reads an ONNX file, and arrays that are stored in its directory."""
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        raise MissingExtraError(
+            f"{path} is read by onnx and onnxruntime: pip install 'fastlstm[onnx]'"
+        )
+    from fastlstm.exchange.onnx_model import proved
 
-    Raises:
-        FormatError: damaged, or a model that is not imported; the operator is named.
-        MissingExtraError: onnx is not installed.
-    """
-    if find_spec("onnx") is None:
-        raise MissingExtraError(f"{path} is read by onnx: pip install 'fastlstm[onnx]'")
-    return unpack(*_converted("onnx", data, path))
+    found = _converted("onnx", data, path)
+    try:
+        return proved(*found)
+    except FormatError as error:
+        raise FormatError(f"{path}: ", *error.args) from None
 
 
 def read_safetensors(data: bytes, path: Path) -> Arrays:
-    """Reads the floating-point tensors of a safetensors file.
-
-    Raises:
-        FormatError: damaged.
-    """
+    """Reads the floating-point tensors of a safetensors file."""
     from fastlstm.runs.tensors import decode_tensors
 
     try:

@@ -37,12 +37,7 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 
 
 def write_onnx(graph: Graph) -> bytes:
-    """Returns the graph as an ONNX file.
-
-    Raises:
-        ConfigError: a cell that ONNX's LSTM does not have, or too many bytes for the format.
-        MissingExtraError: onnx is not installed.
-    """
+    """Returns the graph as an ONNX file."""
     return _Writer(graph).model()
 
 
@@ -94,6 +89,10 @@ class _Writer:
             self._op(_OPERATORS[node.kind], names, out)
         elif node.kind in _REDUCTIONS:
             self._reduce(node, names, out)
+        elif node.kind == "concat":
+            self._op("Concat", names, out, axis=attributes["axis"])
+        elif node.kind == "transpose":
+            self._op("Transpose", names, out, perm=list(attributes["axes"]))
         else:
             getattr(self, f"_{node.kind}")(node, names, out, **attributes)
 
@@ -207,8 +206,8 @@ class _Writer:
         dtype = {"float32": kinds.FLOAT, "int32": kinds.INT32, "bool": kinds.BOOL}[to]
         self._op("Cast", names, out, to=dtype)
 
-    def _concat(self, node: Node, names: list[str], out: str, axis: int) -> None:
-        self._op("Concat", names, out, axis=axis)
+    def _last(self, node: Node, names: list[str], out: str, axis: int) -> None:
+        self._slice(node, names, out, axis, -1, np.iinfo(np.int64).max)
 
     def _slice(
         self, node: Node, names: list[str], out: str, axis: int, start: int, stop: int
@@ -223,13 +222,6 @@ class _Writer:
         sizes = [0 if is_kept else size for size, is_kept in zip(shape, kept, strict=True)]
         sizes = [-1 if isinstance(size, str) else size for size in sizes]
         self._op("Reshape", [names[0], self._integers(sizes)], out)
-
-    def _last(self, node: Node, names: list[str], out: str, axis: int) -> None:
-        ends = [self._integers([number]) for number in (-1, np.iinfo(np.int64).max, axis)]
-        self._op("Slice", [names[0], *ends], out)
-
-    def _transpose(self, node: Node, names: list[str], out: str, axes: Any) -> None:
-        self._op("Transpose", names, out, perm=list(axes))
 
     def _reduce(self, node: Node, names: list[str], out: str) -> None:
         axis = node.attributes["axis"]
@@ -278,11 +270,7 @@ def _missing(package: str) -> MissingExtraError:
 
 
 class OnnxRunner:
-    """An ONNX file in ONNX Runtime, on one thread.
-
-    Args:
-        path: of the file.
-    """
+    """An ONNX file in ONNX Runtime, on one thread."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -1,10 +1,10 @@
-"""TensorFlow SavedModels: a `Graph` as a tf.Module, written and run by TensorFlow."""
+"""TensorFlow SavedModels: a `Graph` as one tf.function, saved and run by TensorFlow."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.errors import MissingExtraError
-from fastlstm.exchange.graph import interpret, reshaped
-from fastlstm.exchange.litert_lstm import EPSILON as CELL_EPSILON
+from fastlstm.exchange.graph import CELL_EPSILON, interpret, reshaped
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.system.environment import quiet_tensorflow
 
@@ -27,11 +26,7 @@ SIGNATURE = "serving_default"
 
 
 def write_saved_model(graph: Graph) -> dict[str, bytes]:
-    """Returns the files of a SavedModel by relative path, with one signature, `serving_default`.
-
-    Raises:
-        MissingExtraError: TensorFlow is not installed.
-    """
+    """Returns the files of a SavedModel by relative path, with one signature, `serving_default`."""
     tf = _tensorflow()
     module = _Module(graph)
     specs = {
@@ -41,10 +36,11 @@ def write_saved_model(graph: Graph) -> dict[str, bytes]:
         )
         for value in graph.inputs
     }  # fmt: skip
-    call = tf.function(module.compute).get_concrete_function(**specs)
+    call = tf.function(lambda **inputs: interpret(graph, inputs, module.compute))
     with tempfile.TemporaryDirectory() as directory:
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        tf.saved_model.save(module.holder, directory, {SIGNATURE: call}, options)
+        signatures = {SIGNATURE: call.get_concrete_function(**specs)}
+        tf.saved_model.save(module.holder, directory, signatures, options)
         root = Path(directory)
         files = (path for path in sorted(root.rglob("*")) if path.is_file())
         return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
@@ -67,110 +63,62 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-def _threads(tf: Any) -> str:
-    threading = tf.config.threading
-    intra = threading.get_intra_op_parallelism_threads()
-    inter = threading.get_inter_op_parallelism_threads()
-    if (intra, inter) == (1, 1):
-        return "one thread"
-    within, between = (num or "as many as it takes" for num in (intra, inter))
-    return f"threads: {within} within an operation, {between} between them"
-
-
 class _Module:
-    """Computes a graph with TensorFlow's operations; `holder` keeps the variables."""
+    """The operations of a graph in TensorFlow; `holder` keeps the variables."""
 
     def __init__(self, graph: Graph) -> None:
-        tf = _tensorflow()
-        self._tf, self._graph = tf, graph
+        tf = self._tf = _tensorflow()
         self.holder = tf.Module(name=graph.name)
-        self.holder.weights = {}
-        self._weights: dict[str, Callable[[], Any]] = {}
-        for name, w in graph.weights.items():
-            self._weights[name] = self._variable(name.replace(".", "_"), w)
-        self._simple: dict[str, Callable[..., Any]] = {
+        self.holder.weights = {
+            name.replace(".", "_"): tuple(tf.Variable(a, trainable=False) for a in _stored(w))
+            for name, w in graph.weights.items()
+        }
+        self._operations: dict[str, Any] = {
             **{"add": tf.add, "sub": tf.subtract, "mul": tf.multiply, "div": tf.divide},
             **{"maximum": tf.maximum, "minimum": tf.minimum, "equal": tf.equal, "less": tf.less},
             **{"relu": tf.nn.relu, "sigmoid": tf.sigmoid, "tanh": tf.tanh, "exp": tf.exp},
             **{"log": tf.math.log, "sqrt": tf.sqrt, "softplus": tf.nn.softplus},
             **{"is_nan": tf.math.is_nan, "not": tf.logical_not, "where": tf.where},
-            "identity": tf.identity,
+            **{"identity": tf.identity, "sort": tf.sort, "weight": self._weight},
+            **{"gather": self._gather, "linear": self._linear, "lstm": self._lstm},
+            "sum": lambda x, axis: tf.reduce_sum(x, axis, keepdims=True),
+            "mean": lambda x, axis: tf.reduce_mean(x, axis, keepdims=True),
+            "max": lambda x, axis: tf.reduce_max(x, axis, keepdims=True),
+            "cast": lambda x, to: tf.cast(x, to),
+            "concat": lambda *values, axis: tf.concat(values, axis),
+            "transpose": lambda x, axes: tf.transpose(x, axes),
+            "slice": lambda x, axis, start, stop: x[_along(axis, slice(start, stop))],
+            "last": lambda x, axis: x[_along(axis, slice(-1, None))],
+            "layer_norm": self._layer_norm,
         }
 
-    def compute(self, **inputs: Any) -> dict[str, Any]:
-        """Returns the outputs by name."""
-        return interpret(self._graph, inputs, self._computed)
-
-    def _variable(self, name: str, w: Any) -> Callable[[], Any]:
-        """Returns what gives a weight in float32; the variable has the weight's own format."""
-        tf = self._tf
-        if isinstance(w, QuantizedMatrix):
-            codes = self._kept(f"{name}_codes", w.codes)
-            scales = self._kept(f"{name}_scales", w.scales.astype(np.float32)[:, None])
-            return lambda: tf.cast(codes, tf.float32) * scales
-        variable = self._kept(name, np.asarray(w))
-        if variable.dtype == tf.float16:
-            return lambda: tf.cast(variable, tf.float32)
-        return lambda: tf.convert_to_tensor(variable)
-
-    def _kept(self, name: str, array: NDArray[Any]) -> Any:
-        variable = self._tf.Variable(array, trainable=False, name=name)
-        self.holder.weights[name] = variable
-        return variable
-
-    def _computed(self, node: Node, *inputs: Any) -> Any:
-        if node.kind in self._simple:
-            return self._simple[node.kind](*inputs)
+    def compute(self, node: Node, *inputs: Any) -> Any:
+        """Returns the result of an operation."""
         if node.kind == "reshape":
             return self._tf.reshape(inputs[0], reshaped(node, self._tf.shape(inputs[0])))
-        return getattr(self, f"_{node.kind}")(*inputs, **node.attributes)
+        return self._operations[node.kind](*inputs, **node.attributes)
 
     def _weight(self, weight: str) -> Any:
-        return self._weights[weight]()
+        """Returns a weight in float32; the variable has the weight's own format."""
+        tf, (stored, *scales) = self._tf, self.holder.weights[weight.replace(".", "_")]
+        if scales:
+            return tf.cast(stored, tf.float32) * scales[0]
+        return tf.cast(stored, tf.float32) if stored.dtype == tf.float16 else tf.identity(stored)
 
     def _gather(self, indices: Any, table: str) -> Any:
-        return self._tf.gather(self._weights[table](), indices)
+        return self._tf.gather(self._weight(table), indices)
 
     def _linear(self, x: Any, weight: str, bias: str | None) -> Any:
-        product = self._tf.matmul(x, self._weights[weight](), transpose_b=True)
-        return product if bias is None else product + self._weights[bias]()
+        product = self._tf.matmul(x, self._weight(weight), transpose_b=True)
+        return product if bias is None else product + self._weight(bias)
 
     def _layer_norm(self, x: Any, weight: str, bias: str, eps: float) -> Any:
-        return self._normalised(x, eps) * self._weights[weight]() + self._weights[bias]()
+        return self._normalised(x, eps) * self._weight(weight) + self._weight(bias)
 
     def _normalised(self, x: Any, eps: float) -> Any:
         """Returns `x` with mean 0 and variance 1 over its last axis."""
-        tf = self._tf
-        mean = tf.reduce_mean(x, -1, keepdims=True)
-        variance = tf.reduce_mean(tf.square(x - mean), -1, keepdims=True)
-        return (x - mean) / tf.sqrt(variance + eps)
-
-    def _cast(self, x: Any, to: str) -> Any:
-        return self._tf.cast(x, to)
-
-    def _concat(self, *values: Any, axis: int) -> Any:
-        return self._tf.concat(values, axis)
-
-    def _slice(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        return x[(slice(None),) * axis + (slice(start, stop),)]
-
-    def _last(self, x: Any, axis: int) -> Any:
-        return x[(slice(None),) * axis + (slice(-1, None),)]
-
-    def _transpose(self, x: Any, axes: tuple[int, ...]) -> Any:
-        return self._tf.transpose(x, axes)
-
-    def _sort(self, x: Any) -> Any:
-        return self._tf.sort(x, -1)
-
-    def _sum(self, x: Any, axis: int) -> Any:
-        return self._tf.reduce_sum(x, axis, keepdims=True)
-
-    def _mean(self, x: Any, axis: int) -> Any:
-        return self._tf.reduce_mean(x, axis, keepdims=True)
-
-    def _max(self, x: Any, axis: int) -> Any:
-        return self._tf.reduce_max(x, axis, keepdims=True)
+        mean, variance = self._tf.nn.moments(x, -1, keepdims=True)
+        return (x - mean) / self._tf.sqrt(variance + eps)
 
     def _lstm(
         self, x: Any, h: Any, c: Any, lengths: Any = None, *, directions: Any,
@@ -191,14 +139,14 @@ class _Module:
         """Returns outputs `(T, B, H)` and the last h and c of one direction."""
         tf = self._tf
         w_ih, w_hh, biases = names
-        recurrent = self._weights[w_hh]()
+        recurrent = self._weight(w_hh)
         norm = {name: self._weight(w_ih.replace("weight_ih", name)) for name in options.parameters}
 
         def normalised(x: Any, gamma: str) -> Any:
             return self._normalised(x, CELL_EPSILON) * norm[gamma] if norm else x
 
-        gates_x = normalised(tf.matmul(x, self._weights[w_ih](), transpose_b=True), "gamma_ih")
-        gates_x += sum(self._weights[name]() for name in biases)
+        gates_x = normalised(tf.matmul(x, self._weight(w_ih), transpose_b=True), "gamma_ih")
+        gates_x += sum(self._weight(name) for name in biases)
         steps = tf.range(tf.shape(x)[0])
         gate, shape = (
             self._activation(name) for name in (options.recurrent_activation, options.activation)
@@ -211,8 +159,8 @@ class _Module:
             i, f, g, o = tf.split(gates_x + gates_h, 4, -1)
             new_c = gate(f) * c + gate(i) * shape(g)
             shown = normalised(new_c, "gamma_c") + (norm["beta_c"] if norm else 0.0)
-            new_h = gate(o) * shape(shown)
-            new_h, new_c = _mixed(keep_h, h, new_h), _mixed(keep_c, c, new_c)
+            new_h = keep_h * h + (1 - keep_h) * gate(o) * shape(shown)
+            new_c = keep_c * c + (1 - keep_c) * new_c
             if lengths is None:
                 return new_h, new_h, new_c
             inside = (number < lengths)[:, None]
@@ -223,31 +171,36 @@ class _Module:
         last = 0 if is_backward else -1
         return ys, hs[last], cs[last]
 
-    def _activation(self, name: str) -> Callable[[Any], Any]:
-        tf = self._tf
-        functions: dict[str, Callable[[Any], Any]] = {
-            "sigmoid": tf.sigmoid, "tanh": tf.tanh, "relu": tf.nn.relu,
-            "softsign": tf.nn.softsign, "linear": tf.identity,
-            "hard_sigmoid": lambda x: tf.clip_by_value(x / 6 + 0.5, 0.0, 1.0),
-        }  # fmt: skip
-        return functions[name]
+    def _activation(self, name: str) -> Any:
+        if name == "hard_sigmoid":
+            return lambda x: self._tf.clip_by_value(x / 6 + 0.5, 0.0, 1.0)
+        own = {"softsign": self._tf.nn.softsign, "linear": self._tf.identity}
+        return own.get(name) or self._operations[name]
 
 
-def _mixed(keep: float, old: Any, new: Any) -> Any:
-    return new if keep == 0 else keep * old + (1 - keep) * new
+def _stored(w: Any) -> list[NDArray[Any]]:
+    """Returns the arrays that a weight is stored as: int8 has scales."""
+    if isinstance(w, QuantizedMatrix):
+        return [w.codes, w.scales.astype(np.float32)[:, None]]
+    return [np.asarray(w)]
+
+
+def _along(axis: int, part: slice) -> tuple[slice, ...]:
+    return (slice(None),) * axis + (part,)
 
 
 class SavedModelRunner:
-    """A SavedModel in TensorFlow. No TensorFlow Serving runs here.
-
-    Args:
-        path: of its directory.
-    """
+    """A SavedModel in TensorFlow, called by its signature. No TensorFlow Serving runs here."""
 
     def __init__(self, path: Path) -> None:
-        tf = _tensorflow()
-        self._tf = tf
-        self.version = f"tensorflow {tf.__version__}, {_threads(tf)}"
+        tf = self._tf = _tensorflow()
+        threading = tf.config.threading
+        numbers = (
+            threading.get_intra_op_parallelism_threads(),
+            threading.get_inter_op_parallelism_threads(),
+        )
+        threads = "one thread" if numbers == (1, 1) else "the threads of this program"
+        self.version = f"tensorflow {tf.__version__}, {threads}"
         self._loaded = tf.saved_model.load(str(path))  # keeps the variables alive
         self._call = self._loaded.signatures[SIGNATURE]
 

@@ -31,10 +31,6 @@ def sequence_run_files(
     """Returns the files of a sequence run, what the user should know, and whether it has classes.
 
     `answer` and `classes` are options of `import_run`.
-
-    Raises:
-        FormatError: a model that no such run holds.
-        ConfigError: options that are needed or do not fit.
     """
     stack = _answering(stack, answer)
     if classes:

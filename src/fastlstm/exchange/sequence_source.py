@@ -1,40 +1,55 @@
-"""A sequence model to export: its graph and its own answers."""
+"""A sequence model to export: sequences in the user's units in, answers out.
+
+The graph computes what `SequenceRegressor.predict` and `SequenceClassifier.predict_proba` do, and
+the number of what `SequenceClassifier.predict` returns.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.rounded_network import rounded_network
-from fastlstm.exchange.sequence_graph import sequence_graph
-from fastlstm.exchange.targets import Arrays, Form, Runner
+from fastlstm.exchange.columns import scaled, unscaled
+from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, Size, Value, lstm_layers
+from fastlstm.exchange.source import Arrays, Source, rounded_network
+from fastlstm.forecast.window_forecaster import needs_float64
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
-from fastlstm.sequence.files import StoredSequenceModel
-from fastlstm.sequence.layer_stack import LayerStack
+from fastlstm.sequence.layer_stack import (
+    Dense,
+    Dropout,
+    Embedding,
+    Function,
+    Layer,
+    LayerNorm,
+    LSTMLayer,
+    Steps,
+)
+from fastlstm.sequence.stack_module import StackNetwork
+
+if TYPE_CHECKING:
+    from fastlstm.exchange.columns import Columns
+    from fastlstm.sequence.files import StoredSequenceModel
+    from fastlstm.sequence.model import NetworkConfig
 
 SHAPES = ((1, 1), (7, 3), (100, 64))
 """Steps and sequences, (T, B)."""
 
 
-class SequenceSource:
-    """A sequence model.
-
-    Args:
-        stored: the model.
-        weight_format: "fp32", "fp16" or "int8".
-    """
+class SequenceSource(Source):
+    """A sequence model."""
 
     kind = "sequence"
 
     def __init__(self, stored: StoredSequenceModel, weight_format: str) -> None:
-        self.weight_format, self.notes = weight_format, list[str]()
+        super().__init__(weight_format)
         self._given = stored
         network, self._weights = rounded_network(stored.network, weight_format)
         self._stored = dataclasses.replace(stored, network=network)
@@ -42,24 +57,18 @@ class SequenceSource:
         self._model: Any = kind()
         self._model._take(self._stored)
 
-    def graph(self, form: Form) -> Graph:
-        return sequence_graph(self._stored, self._weights, form.length)
-
-    def stack(self) -> LayerStack:
-        raise ConfigError("a sequence model is not written as Keras layers; export it to onnx")
+    def graph(self) -> Graph:
+        return sequence_graph(self._stored, self._weights, self.length)
 
     def unrounded(self) -> SequenceSource | None:
         return SequenceSource(self._given, "fp32") if self.weight_format != "fp32" else None
 
-    def files(self) -> dict[str, bytes]:
-        return {}
-
-    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
+    def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random sequences of several lengths, some values missing where they may be."""
         config = self._stored.network.config
         mean, std = self._stored.mean.numpy(), self._stored.std.numpy()
         for steps, B in SHAPES:
-            T = steps if form.length is None else form.length
+            T = self.length or steps
             rng = np.random.default_rng(steps)
             values = mean + std * rng.normal(size=(B, T, config.num_columns))
             if config.has_missing:
@@ -91,6 +100,178 @@ class SequenceSource:
         std = np.where(answers.std > 0, answers.std, 1)
         return {"answers": (outputs["answers"] - answers.mean) / std}
 
-    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
-        """Returns nothing: the answers are compared, no data is at hand."""
-        return {}
+
+def sequence_graph(
+    stored: StoredSequenceModel, weights: Mapping[str, Any], length: int | None = None
+) -> Graph:
+    """Describes a sequence model.
+
+    Inputs: `values` `(B, T, C)` float32 in the user's units (of token ids `tokens` `(B, T)` int32),
+    padded at the end, and `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing
+    value; a model that was trained without any takes it for the mean of its column.
+
+    Outputs: of a regressor `answers` `(B, K)`; of a classifier `probabilities` `(B, K)` and
+    `label` `(B,)` int32, the number of the likeliest class. The classes are in the metadata.
+    Weights have the names of the network; T is `length`, None is any number.
+    """
+    network = stored.network
+    mean, std = stored.mean.numpy(), stored.std.numpy()
+    if len(large := np.flatnonzero(needs_float64(mean, std))):
+        raise ConfigError(
+            f"column {large[0]} of the sequences is so large beside its range that float32 loses"
+            " its digits, and an exported model computes in float32: subtract a constant from it"
+            " before training"
+        )
+    g = GraphBuilder("fastlstm_sequence", dict(weights))
+    T = length or "T"
+    if isinstance(network, StackNetwork):
+        outputs = _stack_outputs(g, network, T)
+    else:
+        values = g.input("values", ("B", T, network.config.num_columns))
+        lengths = g.input("lengths", ("B",), "int32")
+        columns = scaled(g, g.transpose(values, (1, 0, 2)), mean, std)
+        outputs = _outputs(g, network.config, columns, lengths)
+    answers = stored.answers
+    if isinstance(answers, Labels):
+        g.output("probabilities", g.softmax(outputs))
+        g.output("label", _first_largest(g, outputs))
+        g.graph.metadata["classes"] = json.dumps(answers.values, default=str)
+    else:
+        g.output("answers", unscaled(g, outputs, answers.mean, answers.std))
+    return g.graph
+
+
+def _outputs(g: GraphBuilder, config: NetworkConfig, columns: Columns, lengths: Value) -> Value:
+    """Returns what a `SequenceNetwork` does, `(B, K)`."""
+    parts = [columns.values]
+    if config.has_missing:
+        parts.append(g.cast(columns.is_there, "float32"))
+    x = g.unary("relu", g.linear(g.concat(parts, -1), "embed.weight", "embed.bias"))
+    H, D = config.hidden_size, 2 if config.bidirectional else 1
+    stack = LSTMStack("lstm.", H, config.num_layers, D)
+    y, state = lstm_layers(g, x, stack, lengths=lengths)
+    if config.pooling == "mean":
+        pooled = _mean_of_steps(g, y, lengths)
+    else:
+        hidden = state[-1][0]
+        ways = [g.reshape(g.slice(hidden, 0, k, k + 1), ("B", H)) for k in range(D)]
+        pooled = g.concat(ways, -1)
+    return g.linear(pooled, "head.weight", "head.bias")
+
+
+def _first_largest(g: GraphBuilder, x: Value) -> Value:
+    """Returns the place of the largest number of each row `(B, K)`, the first of several."""
+    K = int(x.shape[1])
+    is_largest = g.binary("equal", x, g.reduce("max", x, -1))
+    behind = np.arange(K, 0, -1, dtype=np.float32)
+    longest = g.reduce("max", g.where(is_largest, g.constant(behind), 0.0), -1)
+    place = g.binary("sub", g.constant(np.float32(K)), longest)
+    return g.cast(g.reshape(place, ("B",)), "int32")
+
+
+# imported models --------------------------------------------------------------------------------
+
+_SELU, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _stack_outputs(g: GraphBuilder, network: StackNetwork, T: Size) -> Value:
+    """Adds the inputs and layers of a model; returns its outputs `(B, K)`."""
+    config = network.config
+    if config.num_tokens:
+        x = g.transpose(g.input("tokens", ("B", T), "int32"), (1, 0))
+    else:
+        x = g.transpose(g.input("values", ("B", T, config.num_columns)), (1, 0, 2))
+    lengths = g.input("lengths", ("B",), "int32")
+    before: Layer | None = None
+    for k, layer in enumerate(network.stack.layers):
+        x = _added(g, f"model.layers.{k}.", layer, before, x, lengths)
+        before = layer
+    return x
+
+
+def _mean_of_steps(g: GraphBuilder, y: Value, lengths: Value) -> Value:
+    """Returns the mean `(B, K)` of what an LSTM writes `(T, B, K)`, which is 0 in padding."""
+    count = g.reshape(g.cast(lengths, "float32"), ("B", 1))
+    total = g.reshape(g.reduce("sum", y, 0), ("B", y.shape[2]))
+    return g.binary("div", total, count)
+
+
+def _added(
+    g: GraphBuilder, prefix: str, layer: Layer, before: Layer | None, x: Value, lengths: Value
+) -> Value:
+    match layer:
+        case Embedding(masks_zero=False):
+            return g.gather(f"{prefix}weight", x)
+        case LSTMLayer(reverses=False):
+            return _lstm(g, f"{prefix}lstm.", layer, x, lengths)
+        case Dense():
+            return g.linear(x, f"{prefix}weight", f"{prefix}bias")
+        case LayerNorm():
+            return g.layer_norm(x, f"{prefix}weight", f"{prefix}bias", layer.epsilon)
+        case Function() if layer.function in _FUNCTIONS:
+            return _FUNCTIONS[layer.function](g, x)
+        case Dropout():
+            return x
+        case Steps(part="mean") if isinstance(before, LSTMLayer):
+            return _mean_of_steps(g, x, lengths)
+    raise ConfigError(
+        f"the layer '{layer.name}' ({type(layer).__name__}) of this imported model is not exported:"
+        " the file that it was imported from has it"
+    )
+
+
+def _lstm(g: GraphBuilder, prefix: str, layer: LSTMLayer, x: Value, lengths: Value) -> Value:
+    H, D = layer.hidden_size, 1 if layer.backward is None else 2
+    options = CellOptions(
+        activation=layer.activation, recurrent_activation=layer.recurrent_activation
+    )
+    y, state = lstm_layers(g, x, LSTMStack(prefix, H, 1, D, options=options), lengths=lengths)
+    if layer.every_step:
+        ways = [g.slice(y, 2, k * H, (k + 1) * H) for k in range(D)]
+    else:
+        ways = [g.reshape(g.slice(state[-1][0], 0, k, k + 1), ("B", H)) for k in range(D)]
+    if len(ways) == 1 or layer.merge == "concat":
+        return g.concat(ways, -1)
+    both = g.binary("mul" if layer.merge == "mul" else "add", *ways)
+    return g.binary("mul", both, 0.5) if layer.merge == "ave" else both
+
+
+def _unary(kind: str) -> Callable[[GraphBuilder, Value], Value]:
+    return lambda g, x: g.unary(kind, x)
+
+
+def _hard_sigmoid(slope: float) -> Callable[[GraphBuilder, Value], Value]:
+    def add(g: GraphBuilder, x: Value) -> Value:
+        line = g.binary("add", g.binary("mul", x, slope), 0.5)
+        return g.binary("minimum", g.binary("maximum", line, 0.0), 1.0)
+
+    return add
+
+
+def _softsign(g: GraphBuilder, x: Value) -> Value:
+    size = g.binary("maximum", x, g.binary("mul", x, -1.0))
+    return g.binary("div", x, g.binary("add", size, 1.0))
+
+
+def _elu(alpha: float, scale: float) -> Callable[[GraphBuilder, Value], Value]:
+    def add(g: GraphBuilder, x: Value) -> Value:
+        below = g.binary("sub", g.unary("exp", g.binary("minimum", x, 0.0)), 1.0)
+        both = g.binary("add", g.unary("relu", x), g.binary("mul", below, alpha))
+        return g.binary("mul", both, scale)
+
+    return add
+
+
+_FUNCTIONS: dict[str, Callable[[GraphBuilder, Value], Value]] = {
+    **{name: _unary(name) for name in ("relu", "tanh", "sigmoid", "softplus")},
+    "linear": lambda g, x: x,
+    "hard_sigmoid": _hard_sigmoid(1 / 6),
+    "hard_sigmoid_0.2": _hard_sigmoid(0.2),
+    "softsign": _softsign,
+    "elu": _elu(1.0, 1.0),
+    "selu": _elu(_SELU, _SELU_SCALE),
+    "silu": lambda g, x: g.binary("mul", x, g.unary("sigmoid", x)),
+    "exponential": _unary("exp"),
+    "softmax": lambda g, x: g.softmax(x),
+    "log_softmax": lambda g, x: g.log_softmax(x),
+}

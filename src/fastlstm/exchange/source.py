@@ -1,54 +1,119 @@
-"""What is exported: a graph to write, and the network that the written file is checked against."""
+"""`Source`: a model to export, with the network that the written file is checked against."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+import copy
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.targets import Arrays, Form, Runner
-from fastlstm.sequence.layer_stack import LayerStack
+from fastlstm.errors import ConfigError
+from fastlstm.runs.weight_formats import as_floats, in_format
+
+if TYPE_CHECKING:
+    from fastlstm.exchange.graph import Graph
+    from fastlstm.sequence.layer_stack import LayerStack
+
+Arrays = Mapping[str, NDArray[Any]]
+Network = TypeVar("Network", bound=nn.Module)
 
 
-class Source(Protocol):
+class Source:
     """A model to export.
 
     Attributes:
         kind: "text", "forecaster", "sequence" or "module".
-        weight_format: of its weights in the written file.
+        weight_format: of its weights in the written file: "fp32", "fp16" or "int8".
         notes: for the user.
+        is_step: a text model is written as one token per call, without an axis of time.
+        has_state: the state is an input and an output; else every call starts from zero.
+        length: steps of the sequences that a sequence model takes; None is any number.
     """
 
-    kind: str
-    weight_format: str
-    notes: list[str]
+    kind = ""
+    is_step, has_state = False, True
+    length: int | None = None
 
-    def graph(self, form: Form) -> Graph:
-        """Returns the graph."""
+    def __init__(self, weight_format: str) -> None:
+        self.weight_format, self.notes = weight_format, list[str]()
+
+    def graph(self) -> Graph:
+        """Returns the model as a graph."""
+        raise NotImplementedError
 
     def stack(self) -> LayerStack:
-        """Returns the model as a sequence of layers.
+        """Returns the model as a sequence of layers; raises ConfigError where it is none."""
+        raise ConfigError(
+            f"Keras files hold text models, and this is a {self.kind}; export it to onnx"
+        )
 
-        Raises:
-            ConfigError: it is none.
-        """
-
-    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random inputs of several shapes, in the order and names of the graph's inputs."""
+    def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yields random inputs of several shapes, by the names of the graph's inputs."""
+        raise NotImplementedError
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Returns the outputs of fastlstm's own network for the graph's inputs."""
+        raise NotImplementedError
 
     def in_units(self, outputs: Arrays) -> Arrays:
         """Returns outputs in units of about 1, in which errors are counted."""
+        return outputs
 
-    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
+    def figures(self, runner: Any) -> dict[str, Any]:
         """Returns what is measured beside the errors: quality on data, speed."""
+        return {}
 
     def unrounded(self) -> Source | None:
         """Returns the model with its own weights; None where those of the file are the same."""
+        return None
 
     def files(self) -> dict[str, bytes]:
         """Returns files to be written beside the model, such as the tokenizer."""
+        return {}
+
+
+def rounded_network(
+    network: Network, weight_format: str, stored: Mapping[str, Any] | None = None
+) -> tuple[Network, dict[str, Any]]:
+    """Returns a copy of a network with rounded weights, and these as a file holds them.
+
+    Matrices that the run stores rounded (`stored`) are not rounded again.
+    """
+    copied = copy.deepcopy(network)
+    named = {n: p for n, p in copied.named_parameters() if p.is_floating_point()}
+    arrays = {name: parameter.detach().numpy() for name, parameter in named.items()}
+    weights = in_format({**arrays, **(stored or {})}, weight_format)
+    with torch.no_grad():
+        for name, array in as_floats(weights).items():
+            named[name].copy_(torch.from_numpy(array))
+    return copied, weights
+
+
+def largest_error(expected: Arrays, got: Arrays) -> float:
+    """Returns the largest difference, in units of the largest value of an output or of 1.
+
+    NaN where an output is missing, has another shape, or is NaN on one side only.
+    """
+    if not expected or not expected.keys() <= got.keys():
+        return float("nan")
+    return float(np.max([_difference(value, got[name]) for name, value in expected.items()]))
+
+
+def _difference(expected: NDArray[Any], got: NDArray[Any]) -> float:
+    if expected.shape != got.shape:
+        return float("nan")
+    return float(differences(expected, got).max(initial=0.0))
+
+
+def differences(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:
+    """Returns what each value is off by, in units of the largest one or of 1."""
+    is_equal = (expected == got) | (np.isnan(expected) & np.isnan(got))
+    finite = np.abs(expected[np.isfinite(expected)])
+    scale = max(1.0, float(finite.max(initial=0.0)))
+    with np.errstate(invalid="ignore"):
+        differences: NDArray[Any] = np.where(is_equal, 0.0, np.abs(expected - got)) / scale
+    return differences

@@ -1,19 +1,35 @@
-"""A layer stack as a text run: embedding or one-hot -> LSTM layers -> output."""
+"""A layer stack as a text run: embedding or one-hot -> LSTM layers -> output.
+
+Its file does not hold the vocabulary, which is given and checked. A model of characters knows them
+by numbers; ours are in the order of Unicode, so the rows of its embedding and of its output are put
+into that order: `Vocabulary.ids`. Layers of several widths get one width: `_EqualLayers`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
+from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, FormatError, Setting, counted
-from fastlstm.exchange.equal_layers import equal_layers
-from fastlstm.exchange.text_graph import NORM_EPSILON
-from fastlstm.exchange.vocabulary import Vocabulary
+from fastlstm.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    FastLSTMError,
+    FormatError,
+    Setting,
+    counted,
+    kind_of_value,
+)
+from fastlstm.exchange.text_source import NORM_EPSILON
 from fastlstm.sequence.layer_stack import (
     CellWeights,
     Dense,
@@ -26,12 +42,32 @@ from fastlstm.sequence.layer_stack import (
     Weights,
 )
 from fastlstm.system.fields import check_values
-from fastlstm.system.storage import encode_json
+from fastlstm.system.storage import encode_json, parse_json, read_bytes
 from fastlstm.text.config import ModelConfig
+from fastlstm.text.data.sources import open_source
+from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from fastlstm.text.files import settings_files
 from fastlstm.text.stored_model import CONFIG_FILE, MODEL_BOUNDS, MODEL_FILE, parameter_shapes
 
-_SPARE_BYTES = 64 << 20
+_MAX_GROWTH, _SPARE_BYTES = 16, 64 << 20
+_MAX_BYTES = 64 << 20
+_NO_CHARACTER = re.compile(r"|\[\w+\]|<\w+>")
+"""Tokens that vocabularies have for padding and the unknown: empty, [UNK], <pad>."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens of an imported model.
+
+    Attributes:
+        tokenizer: ours.
+        ids: of each of its tokens the number in the imported model, shape `(V,)`.
+        unused: numbers of the imported model that stand for no character.
+    """
+
+    tokenizer: Tokenizer
+    ids: NDArray[np.int64]
+    unused: tuple[int, ...] = ()
 
 
 def tokens_of(stack: LayerStack) -> int | None:
@@ -51,20 +87,11 @@ def tokens_of(stack: LayerStack) -> int | None:
 def text_files(
     stack: LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the files of a text run, and what the user should know.
-
-    Args:
-        stack: a model that `tokens_of` finds tokens in.
-        vocabulary: its tokens.
-        about: for the key `import` of config.json.
-
-    Raises:
-        FormatError: a model that no text run holds.
-    """
+    """Returns the files of a text run, and what the user should know."""
     lstms, norms, dense = text_parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
     head = dense[-1].weight
-    equal = equal_layers(lstms, dense[0].weight)
+    equal = _equal_layers(lstms, dense[0].weight)
     first = stack.layers[0]
     embed_size = first.weight.shape[1] if isinstance(first, Embedding) else lstms[0].input_size
     try:
@@ -119,11 +146,7 @@ def _layer_tensors(k: int, cell: CellWeights, norm: LayerNorm | None) -> dict[st
 
 
 def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
-    """Returns the LSTM layers, the norms behind them, the one or two matrices of the output.
-
-    Raises:
-        FormatError: other layers, or in another order.
-    """
+    """Returns the LSTM layers, the norms behind them, the one or two matrices of the output."""
     layers = [layer for layer in stack.logits.layers if not isinstance(layer, Dropout)]
     if isinstance(layers[0], Embedding):
         layers = layers[1:]
@@ -222,3 +245,196 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
             Setting(name), " is the vocabulary of a text model, and this model is none: a text"
             " model answers with as many tokens as it reads",
         )  # fmt: skip
+
+
+# layers of one width ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _EqualLayers:
+    """Layers of H hidden units each way, which compute what those of other widths did.
+
+    Units that a narrower layer lacks have weights of zero: their state is never read. Outputs of
+    both ways that were added are side by side, and what reads them has its columns twice.
+
+    Attributes:
+        hidden_size: H.
+        cells: of each layer, of one way or of both.
+        head: what reads the last layer, `(K, H)` or `(K, 2H)`.
+        is_padded: some layer was narrower.
+    """
+
+    hidden_size: int
+    cells: list[tuple[CellWeights, ...]]
+    head: Weights
+    is_padded: bool
+
+
+def _equal_layers(layers: list[LSTMLayer], head: Weights) -> _EqualLayers:
+    """Returns the layers with one width."""
+    H = max(layer.hidden_size for layer in layers)
+    ways = 1 if layers[0].backward is None else 2
+    own = sum(4 * c.weight_ih.size + 4 * c.weight_hh.size for la in layers for c in _ways(la))
+    grown = sum(16 * H * ways * (max(layer.input_size, ways * H) + H) for layer in layers)
+    if grown > _MAX_GROWTH * own + _SPARE_BYTES:
+        raise FormatError(
+            f"its LSTM layers have from {min(la.hidden_size for la in layers)} to {H} units; a run"
+            " has layers of one width, and filling them with zeros would take"
+            f" {grown / max(own, 1):.0f} times the weights"
+        )
+    cells: list[tuple[CellWeights, ...]] = []
+    for k, layer in enumerate(layers):
+        found = []
+        for cell in _ways(layer):
+            weight = cell.weight_ih if k == 0 else _spread(cell.weight_ih, layers[k - 1], H)
+            hidden = _spread(cell.weight_hh, None, H)
+            bias = _taller(cell.bias[:, None], H)[:, 0]
+            found.append(CellWeights(_taller(weight, H), _taller(hidden, H), bias))
+        cells.append(tuple(found))
+    is_padded = any(layer.hidden_size < H for layer in layers)
+    return _EqualLayers(H, cells, _spread(head, layers[-1], H), is_padded)
+
+
+def _ways(layer: LSTMLayer) -> list[CellWeights]:
+    return [layer.forward] if layer.backward is None else [layer.forward, layer.backward]
+
+
+def _taller(weight: Weights, H: int) -> Weights:
+    """Returns `(4H, C)` of `(4h, C)`: every gate has rows of zeros below."""
+    gates = weight.reshape(4, -1, weight.shape[1])
+    out = np.zeros((4, H, weight.shape[1]), np.float32)
+    out[:, : gates.shape[1]] = gates
+    return out.reshape(4 * H, -1)
+
+
+def _spread(weight: Weights, read: LSTMLayer | None, H: int) -> Weights:
+    """Returns weights on the outputs of a layer of H units; `read` is as it was, None one way."""
+    ways = 1 if read is None or read.backward is None else 2
+    if read is not None and ways == 2 and read.merge != "concat":
+        if read.merge == "mul":
+            raise FormatError(f"the layer '{read.name}' multiplies its two outputs")
+        weight = np.concatenate([weight, weight], 1)
+        weight = weight / np.float32(2) if read.merge == "ave" else weight
+    h = weight.shape[1] // ways
+    out = np.zeros((len(weight), ways, H), np.float32)
+    out[:, :, :h] = weight.reshape(len(weight), ways, h)
+    return out.reshape(len(weight), ways * H)
+
+
+# the vocabulary -----------------------------------------------------------------------------------
+
+
+def read_vocabulary(
+    size: int, text: str | None, chars: str | None, vocab: str | None
+) -> Vocabulary:
+    """Returns the vocabulary that one of three options gives."""
+    given = {"text": text, "chars": chars, "vocab": vocab}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        came = "none came" if not names else f"{' and '.join(names)} came"
+        raise ConfigError(
+            f"this text model has {counted(size, 'token')}, and its file does not say which: give"
+            " one of ", Setting("text"), " (the text it was trained on), ", Setting("chars"),
+            " (its characters in order) and ", Setting("vocab"), f" (a JSON file); {came}. A"
+            " classifier of the next token needs none: ", Setting("classes", True),
+        )  # fmt: skip
+    if text is not None:
+        return _of_characters(sorted(_characters_of(text)), size, "text")
+    if chars is not None:
+        if not isinstance(chars, str):
+            raise ConfigError(Setting("chars"), f" is {kind_of_value(chars)}, expected a text")
+        return _of_characters(list(chars), size, "chars")
+    return _of_file(Path(str(vocab)), size)
+
+
+def _characters_of(text: str) -> set[str]:
+    """Returns the characters of a text, read as `train` reads it."""
+    from fastlstm.text.data.text import prepare_text
+
+    tokenizer = prepare_text(open_source(text)).tokenizer
+    assert isinstance(tokenizer, CharTokenizer)
+    return set(tokenizer.chars)
+
+
+def _of_characters(listed: list[str], size: int, option: str) -> Vocabulary:
+    if len(listed) != size:
+        raise DataError(
+            Setting(option), f" has {counted(len(listed), 'character')}, the model has"
+            f" {counted(size, 'token')}; {_hint(len(listed), size)}",
+        )  # fmt: skip
+    return _numbered(dict(enumerate(listed)), size, option)
+
+
+def _hint(given: int, size: int) -> str:
+    if given == size - 1:
+        return (
+            "one of them may stand for padding or unknown characters: name the numbers of the"
+            ' characters in a JSON file, {"a": 1, …}'
+        )
+    return "give the vocabulary that the model was trained with"
+
+
+def _numbered(characters: Mapping[int, str], size: int, option: str) -> Vocabulary:
+    """Returns a vocabulary of characters by their numbers in the model."""
+    by_char = {char: number for number, char in characters.items()}
+    if len(by_char) != len(characters):
+        raise DataError(Setting(option), " has the same character twice")
+    wrong = next((char for char in by_char if len(char) != 1), None)
+    if wrong is not None:
+        raise DataError(
+            Setting(option), f" has {wrong!r:.40}, which is not one character, as a text run has:"
+            " a model of words or other pieces is a classifier of the next token with ",
+            Setting("classes", True),
+        )  # fmt: skip
+    outside = next((number for number in characters if not 0 <= number < size), None)
+    if outside is not None:
+        raise DataError(
+            Setting(option), f" has the number {outside}, the model has {counted(size, 'token')}"
+        )
+    ordered = sorted(by_char)
+    try:
+        "".join(ordered).encode("utf-8")
+        tokenizer = CharTokenizer("".join(ordered))
+    except ValueError as error:
+        raise DataError(Setting(option), f" is no vocabulary of characters ({error})") from None
+    ids = np.array([by_char[char] for char in ordered], np.int64)
+    return Vocabulary(tokenizer, ids, tuple(sorted(set(range(size)) - set(ids.tolist()))))
+
+
+def _of_file(path: Path, size: int) -> Vocabulary:
+    try:
+        data = read_bytes(path, _MAX_BYTES)
+        value = parse_json(data, path, _MAX_BYTES)
+    except (FastLSTMError, OSError) as error:
+        raise DataError(Setting("vocab"), f": {path} is no JSON file ({error})") from None
+    if isinstance(value, dict) and value.get("format") == "fastlstm-tokenizer":
+        try:
+            tokenizer = load_tokenizer(data, str(path))
+        except CorruptFileError as error:
+            raise DataError(Setting("vocab"), ": ", *error.args) from None
+        if tokenizer.vocab_size != size:
+            raise DataError(
+                f"{path} has {counted(tokenizer.vocab_size, 'token')}, the model has {size}"
+            )
+        return Vocabulary(tokenizer, np.arange(size))
+    numbers = _numbers_of(value, path)
+    named = {number: char for number, char in numbers.items() if not _NO_CHARACTER.fullmatch(char)}
+    return _numbered(named, size, "vocab")
+
+
+def _numbers_of(value: Any, path: Path) -> dict[int, str]:
+    """Returns number -> character of a JSON list or object."""
+    if isinstance(value, list) and all(isinstance(char, str) for char in value):
+        return dict(enumerate(value))
+    if isinstance(value, dict) and value:
+        if all(type(number) is int for number in value.values()):
+            found = {number: char for char, number in value.items()}
+            if len(found) != len(value):
+                raise DataError(f"{path} gives two characters the same number")
+            return found
+        if all(isinstance(char, str) and number.isdecimal() for number, char in value.items()):
+            return {int(number): char for number, char in value.items()}
+    raise DataError(
+        f"{path} is no vocabulary: expected a JSON list of characters, an object from character to"
+        " number or from number to character, or tokenizer.json of a run"
+    )

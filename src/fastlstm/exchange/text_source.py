@@ -1,11 +1,11 @@
-"""A text model to export: its graph, its own network, and scores on a text in both runtimes."""
+"""A text model to export: its graph and layers, its own network, scores in both runtimes."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, counted
-from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.proof import largest_error
-from fastlstm.exchange.targets import Arrays, Form, Runner
-from fastlstm.exchange.text_graph import text_graph, text_stack
+from fastlstm.errors import ConfigError, DataError, Setting, counted
+from fastlstm.exchange.graph import Graph, GraphBuilder
+from fastlstm.exchange.source import Arrays, Source, largest_error
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.sequence.layer_stack import LayerStack
+from fastlstm.sequence.layer_stack import (
+    CellWeights,
+    Dense,
+    Embedding,
+    Layer,
+    LayerNorm,
+    LayerStack,
+    LSTMLayer,
+)
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
@@ -28,7 +35,82 @@ from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
 from fastlstm.text.weight_report import writing_speed
 
 if TYPE_CHECKING:
+    from fastlstm.text.config import ModelConfig
     from fastlstm.text.model import LanguageModel
+
+TEXT_GRAPH = "fastlstm_text"
+"""Name of the graphs of text models."""
+_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+NORM_EPSILON = 1e-5
+"""Of torch.nn.LayerNorm."""
+
+
+def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool) -> Graph:
+    """Describes a text model.
+
+    Inputs are `tokens` `(T, B)` int32, `h` and `c` `(L, B, H)`; outputs `logits` `(T, B, V)`,
+    `h_out` and `c_out`. Of a step (one token per call) `tokens` are `(B,)`, `logits` `(B, V)`.
+    Weights have the names of `LanguageModel`; matrices may be `QuantizedMatrix`.
+    """
+    L, H, V = config.num_layers, config.rnn_size, config.vocab_size
+    g = GraphBuilder(TEXT_GRAPH, dict(weights))
+    tokens = g.input("tokens", ("B",) if is_step else ("T", "B"), "int32")
+    h, c = g.input("h", (L, "B", H)), g.input("c", (L, "B", H))
+    x = g.gather("embedding.weight", tokens)
+    if is_step:
+        x = g.reshape(x, (1, "B", config.embed_size))
+    options = CellOptions.of(config)
+    hs, cs = [], []
+    for k in range(L):
+        w_ih, w_hh, *biases = (f"layers.{k}.{name}_l0" for name in _PARAMETERS)
+        direction = (w_ih, w_hh, tuple(biases))
+        states = g.slice(h, 0, k, k + 1), g.slice(c, 0, k, k + 1)
+        y, h_k, c_k = g.lstm(x, *states, [direction], options)
+        if config.output_norm:
+            y = g.layer_norm(y, f"norms.{k}.weight", f"norms.{k}.bias", NORM_EPSILON)
+        x = g.binary("add", x, y) if config.residual and x.shape == y.shape else y
+        hs.append(h_k)
+        cs.append(c_k)
+    if config.output_rank:
+        x = g.linear(x, "projection.weight")
+    output = "embedding.weight" if config.tie_weights else "output.weight"
+    logits = g.linear(x, output, "output.bias")
+    g.output("logits", g.reshape(logits, ("B", V)) if is_step else logits)
+    g.output("h_out", g.concat(hs, 0))
+    g.output("c_out", g.concat(cs, 0))
+    return g.graph
+
+
+def text_stack(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LayerStack:
+    """Describes a text model as layers: tokens in, logits out, from the zero state.
+
+    A tied embedding appears twice, as two matrices.
+    """
+    options = CellOptions.of(config)
+    if config.residual or options.layer_norm or options.zoneout != (0.0, 0.0):
+        name = "residual" if config.residual else "layer_norm" if options.layer_norm else "zoneout"
+        raise ConfigError("Keras has no layer for ", Setting(name), "; export to another target")
+    layers: list[Layer] = [Embedding("embedding", weights["embedding.weight"])]
+    for k in range(config.num_layers):
+        own = {name: weights[f"layers.{k}.{name}_l0"] for name in _PARAMETERS}
+        bias = own["bias_ih"] + own["bias_hh"]
+        cell = CellWeights(own["weight_ih"], own["weight_hh"], bias)
+        layers.append(
+            LSTMLayer(
+                f"lstm_{k}", cell, activation=options.activation,
+                recurrent_activation=options.recurrent_activation,
+            )
+        )  # fmt: skip
+        if config.output_norm:
+            scale, shift = weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]
+            layers.append(LayerNorm(f"norm_{k}", scale, shift, NORM_EPSILON))
+    if config.output_rank:
+        first = weights["projection.weight"]
+        layers.append(Dense("projection", first, np.zeros(len(first), np.float32)))
+    output = weights["embedding.weight" if config.tie_weights else "output.weight"]
+    layers.append(Dense("output", output, weights["output.bias"]))
+    return LayerStack(tuple(layers), "fastlstm")
+
 
 SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
 """Steps and lanes, (T, B), that a written file is run at."""
@@ -39,25 +121,19 @@ _OWN_ERROR = 2.5e-6
 """That fastlstm's own float32 may have in what is compared: a quarter of the smallest limit."""
 
 
-class TextSource:
-    """A text model.
-
-    Args:
-        stored: the model.
-        weight_format: "fp32", "fp16" or "int8".
-        check_text: text to compare both runtimes on; None is the run's own validation part.
-    """
+class TextSource(Source):
+    """A text model; `check_text` is compared on, None is the run's own validation part."""
 
     kind = "text"
 
     def __init__(self, stored: StoredModel, weight_format: str, check_text: Any = None) -> None:
-        self.weight_format, self.notes = weight_format, list[str]()
+        super().__init__(weight_format)
         self._stored, self._text = stored, check_text
         self._weights = in_format(stored.weights, weight_format)
         self._model = build_model(as_floats(self._weights), stored.model_config).eval()
 
-    def graph(self, form: Form) -> Graph:
-        graph = text_graph(self._weights, self._stored.model_config, is_step=form.is_step)
+    def graph(self) -> Graph:
+        graph = text_graph(self._weights, self._stored.model_config, is_step=self.is_step)
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
 
@@ -72,7 +148,7 @@ class TextSource:
     def files(self) -> dict[str, bytes]:
         return {TOKENIZER_FILE: self._stored.tokenizer.to_json()}
 
-    def cases(self, form: Form) -> Iterator[dict[str, NDArray[Any]]]:
+    def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random tokens and states.
 
         A cell need not contract: then rounding alone, of any runtime, grows from step to step
@@ -81,28 +157,28 @@ class TextSource:
         """
         rng = np.random.default_rng(0)
         config = self._stored.model_config
-        for T, lanes in [(1, B) for _, B in SHAPES] if form.is_step else SHAPES:
+        for T, lanes in [(1, B) for _, B in SHAPES] if self.is_step else SHAPES:
             B = max(1, min(lanes, _MAX_LOGITS // (T * config.vocab_size)))
             tokens = rng.integers(0, config.vocab_size, (T, B), dtype=np.int32)
             shape = (config.num_layers, B, config.rnn_size)
             h = rng.uniform(-1, 1, shape).astype(np.float32)
             c = rng.normal(size=shape).astype(np.float32)
-            if not form.has_state:
+            if not self.has_state:
                 h, c = np.zeros_like(h), np.zeros_like(c)
-            if form.is_step:
+            if self.is_step:
                 yield {"tokens": tokens[0], "h": h, "c": c}
             else:
-                yield from self._parts({"tokens": tokens, "h": h, "c": c}, form.has_state)
+                yield from self._parts({"tokens": tokens, "h": h, "c": c})
 
-    def _parts(self, inputs: dict[str, NDArray[Any]], has_state: bool) -> Iterator[dict[str, Any]]:
+    def _parts(self, inputs: dict[str, NDArray[Any]]) -> Iterator[dict[str, Any]]:
         """Yields the steps in parts that rounding changes little, each from fastlstm's state; the
         first alone where a file takes no state."""
         tokens = inputs["tokens"]
         num = self._num_comparable(inputs)
         yield {**inputs, "tokens": tokens[:num]}
         if num < len(tokens):
-            self._note_growth(has_state)
-        while has_state and num < len(tokens):
+            self._note_growth()
+        while self.has_state and num < len(tokens):
             state = self.run({**inputs, "tokens": tokens[:num]})
             tokens = tokens[num:]
             inputs = {"tokens": tokens[:num], "h": state["h_out"], "c": state["c_out"]}
@@ -123,10 +199,9 @@ class TextSource:
         exact, own = self._run(self._in_float64, given), self.run(given)
         return largest_error(self.in_units(exact), self.in_units(own))
 
-    def _note_growth(self, has_state: bool) -> None:
-        parts = (
-            "its steps in parts, each from fastlstm's state" if has_state else "first steps only"
-        )
+    def _note_growth(self) -> None:
+        own = "its steps in parts, each from fastlstm's state"
+        parts = own if self.has_state else "first steps only"
         note = f"rounding grows from step to step of this model; compared were {parts}"
         if note not in self.notes:
             self.notes.append(note)
@@ -149,11 +224,8 @@ class TextSource:
         return {name: value.numpy() for name, value in outputs.items()}
 
     def in_units(self, outputs: Arrays) -> Arrays:
-        """Returns logits in units of the largest that outputs of an LSTM, in [-1, 1], can give.
-
-        Rounding of the state moves a logit by as much as its weights are large, however small the
-        sum itself is.
-        """
+        """Returns logits in units of the largest that outputs of an LSTM, in [-1, 1], can give:
+        rounding of the state moves a logit by as much as its weights are large."""
         return {**outputs, "logits": outputs["logits"] / self._largest_logit}
 
     @cached_property
@@ -161,14 +233,14 @@ class TextSource:
         sums = self._model.output_weight.detach().abs().sum(1)
         return max(1.0, float(sums.max()))
 
-    def figures(self, runner: Runner, form: Form) -> dict[str, Any]:
+    def figures(self, runner: Any) -> dict[str, Any]:
         """Returns figures of the first tokens of a text, and the speed of one stream.
 
         Bits per character are those of the run's own weights, of fastlstm with the weights as they
         are written, and of the target.
         """
-        speeds = {"target": self._speed(runner, form)} if form.has_state else {}
-        if not form.has_state:
+        speeds = {"target": self._speed(runner)} if self.has_state else {}
+        if not self.has_state:
             self.notes.append("every call starts from the zero state")
         elif (why := native_refusal(self._stored.model_config)) is None:
             speeds["fastlstm"] = self._own_speed()
@@ -189,7 +261,7 @@ class TextSource:
         targets = tokens[1:]
         chars = float(self._stored.tokenizer.token_chars[targets[is_scored]].sum())
         bits = math.log(2) * max(chars, 1.0)
-        here, there = self._logits(self, ids, False), self._logits(runner, ids, form.is_step)
+        here, there = self._logits(self, ids, False), self._logits(runner, ids, self.is_step)
         before, own = here, self.unrounded()
         if own is not None:
             before = self._logits(own, ids, False)
@@ -237,11 +309,11 @@ class TextSource:
             steps.append(outputs["logits"])
         return np.stack(steps)
 
-    def _speed(self, runner: Runner, form: Form) -> float:
+    def _speed(self, runner: Any) -> float:
         """Returns tokens per second of one stream, one token per call."""
         config = self._stored.model_config
         h = c = np.zeros((config.num_layers, 1, config.rnn_size), np.float32)
-        token = np.zeros(1 if form.is_step else (1, 1), np.int32)
+        token = np.zeros(1 if self.is_step else (1, 1), np.int32)
         num, started = 0, time.perf_counter()
         while (taken_s := time.perf_counter() - started) < _SPEED_S:
             outputs = runner.run({"tokens": token, "h": h, "c": c})

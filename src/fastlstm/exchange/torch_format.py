@@ -33,21 +33,26 @@ _EXAMPLE_SIZES = {"T": 5, "B": 3}
 """Any but 0 and 1, which torch would take as fixed."""
 _SATURATED = 1e6
 """A gate of it is 1, of its negative 0, exactly, whatever the input adds."""
-_OPERATORS: dict[str, Callable[..., Tensor]] = {
+_OPERATORS: dict[str, Callable[..., Any]] = {
     **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div},
     **{"maximum": torch.maximum, "minimum": torch.minimum, "equal": torch.eq, "less": torch.lt},
     **{"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp},
     **{"log": torch.log, "sqrt": torch.sqrt, "softplus": F.softplus, "is_nan": torch.isnan},
     **{"not": torch.logical_not, "identity": torch.clone, "where": torch.where},
+    "cast": lambda x, to: x.to(_DTYPES[to]),
+    "concat": lambda *values, axis: torch.cat(values, axis),
+    "slice": lambda x, axis, start, stop: x.narrow(axis, start, stop - start),
+    "last": lambda x, axis: x.narrow(axis, -1, 1),
+    "transpose": lambda x, axes: x.permute(axes),
+    "sort": lambda x: x.sort(-1).values,
+    "sum": lambda x, axis: x.sum(axis, keepdim=True),
+    "mean": lambda x, axis: x.mean(axis, keepdim=True),
+    "max": lambda x, axis: x.amax(axis, keepdim=True),
 }
 
 
 def write_torch(graph: Graph) -> bytes:
-    """Returns the graph as a .pt2 file, which `torch.export.load` reads.
-
-    Raises:
-        ConfigError: a cell that torch's LSTM does not have.
-    """
+    """Returns the graph as a .pt2 file, which `torch.export.load` reads."""
     module = _GraphModule(graph).eval()
     example, dynamic = {}, {}
     for value in graph.inputs:
@@ -109,7 +114,7 @@ class _GraphModule(nn.Module):
 
     def _computed(self, node: Node, *inputs: Tensor) -> Any:
         if node.kind in _OPERATORS:
-            return _OPERATORS[node.kind](*inputs)
+            return _OPERATORS[node.kind](*inputs, **node.attributes)
         if node.kind == "reshape":
             return inputs[0].reshape(reshaped(node, inputs[0].shape))
         return getattr(self, f"_{node.kind}")(*inputs, **node.attributes)
@@ -129,33 +134,6 @@ class _GraphModule(nn.Module):
     def _layer_norm(self, x: Tensor, weight: str, bias: str, eps: float) -> Tensor:
         scale = self._stored(weight)
         return F.layer_norm(x, scale.shape, scale, self._stored(bias), eps)
-
-    def _cast(self, x: Tensor, to: str) -> Tensor:
-        return x.to(_DTYPES[to])
-
-    def _concat(self, *values: Tensor, axis: int) -> Tensor:
-        return torch.cat(values, axis)
-
-    def _slice(self, x: Tensor, axis: int, start: int, stop: int) -> Tensor:
-        return x.narrow(axis, start, stop - start)
-
-    def _last(self, x: Tensor, axis: int) -> Tensor:
-        return x.narrow(axis, -1, 1)
-
-    def _transpose(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return x.permute(axes)
-
-    def _sort(self, x: Tensor) -> Tensor:
-        return x.sort(-1).values
-
-    def _sum(self, x: Tensor, axis: int) -> Tensor:
-        return x.sum(axis, keepdim=True)
-
-    def _mean(self, x: Tensor, axis: int) -> Tensor:
-        return x.mean(axis, keepdim=True)
-
-    def _max(self, x: Tensor, axis: int) -> Tensor:
-        return x.amax(axis, keepdim=True)
 
     def _lstm(
         self, x: Tensor, h: Tensor, c: Tensor, *lengths: Tensor, directions: Any,
@@ -201,11 +179,7 @@ class _GraphModule(nn.Module):
 
 
 class TorchRunner:
-    """A .pt2 file in torch, without fastlstm's kernels.
-
-    Args:
-        path: of the file.
-    """
+    """A .pt2 file in torch, without fastlstm's kernels."""
 
     def __init__(self, path: Path) -> None:
         self.version = f"torch {torch.__version__}, one thread"

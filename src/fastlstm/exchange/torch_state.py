@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,67 +27,67 @@ from fastlstm.sequence.layer_stack import (
     Weights,
 )
 
-_LSTM_TENSOR = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh|weight_hr)_l(\d+)(_reverse)?")
+_LSTM_TENSOR = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
 _NOTE = (
     "a state_dict does not say what is computed between its tensors: read as tanh and sigmoid"
-    " cells, the output of every step, {}"
+    " cells, the output of every step, {} functions between layers"
 )
-_MAX_LINEAR = 5
+_MAX_ORDERS = 500
 _KINDS = {3: "nn.GRU", 1: "nn.RNN"}
 """Modules with the names of an LSTM's tensors, by the gates of their cell."""
+_READ = "imported are models of embedding, LSTM and linear layers"
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Tensors below one prefix, by the rest of their names."""
+class _Module(NamedTuple):
+    """Tensors below one prefix, by the rest of their names; `layers` of an LSTM."""
 
     prefix: str
     tensors: Mapping[str, Weights]
+    layers: tuple[LSTMLayer, ...] = ()
 
     @property
-    def is_lstm(self) -> bool:
-        return "weight_ih_l0" in self.tensors
+    def weight(self) -> Weights:
+        return self.tensors["weight"]
+
+    def named(self, name: str) -> str:
+        return f"'{self.prefix}.{name}'" if self.prefix else f"'{name}'"
 
 
 def read_state(
     arrays: Mapping[str, Weights], path: object, activation: str | None = None
 ) -> LayerStack:
-    """Returns the layers of a state_dict.
-
-    Args:
-        arrays: its tensors.
-        path: for messages.
-        activation: between linear layers, one of `FUNCTIONS`.
-
-    Raises:
-        FormatError: tensors that no such model has, or that can be read in two ways.
-        ConfigError: no activation for several linear layers, or one for none or a single one.
-    """
-    groups = _groups(arrays)
-    lstms = _in_order([group for group in groups if group.is_lstm], path)
-    layers: list[Layer] = [layer for group in lstms for layer in _lstm_layers(group)]
-    first, last = layers[0], layers[-1]
-    assert isinstance(first, LSTMLayer)
-    assert isinstance(last, LSTMLayer)
-    table, linears = _ends([g for g in groups if not g.is_lstm], first, last, path)
-    before = [] if table is None else [Embedding(table.prefix, table.tensors["weight"])]
-    after: list[Layer] = []
-    for k, g in enumerate(linears):
-        weight = g.tensors["weight"]
-        after.append(Dense(g.prefix, weight, g.tensors.get("bias", np.zeros(len(weight), "f4"))))
-        if k < len(linears) - 1 and _between(linears, activation) != "linear":
-            after.append(Function(g.prefix, str(activation)))
+    """Returns the layers of a state_dict; `activation`, one of `FUNCTIONS`, is between linear
+    layers."""
+    found: dict[str, dict[str, Weights]] = {}
+    for name, array in arrays.items():
+        prefix, _, rest = name.rpartition(".")
+        found.setdefault(prefix, {})[rest] = array
+    modules = [_module(_Module(prefix, found[prefix]), path) for prefix in sorted(found)]
+    if not any(module.layers for module in modules):
+        raise FormatError(f"{path} has no tensor weight_ih_l0: it is no state_dict with an LSTM")
+    order = _order(modules, path)
+    layers: list[Layer] = []
+    linears = [module for module in order[1:] if not module.layers]
+    for k, module in enumerate(order):
+        if module.layers:
+            layers += module.layers
+        elif k == 0:
+            layers.append(Embedding(module.prefix, module.weight))
+        else:
+            bias = module.tensors.get("bias", np.zeros(len(module.weight), np.float32))
+            if isinstance(layers[-1], Dense) and _between(linears, activation) != "linear":
+                layers.append(Function(layers[-1].name, str(activation)))
+            layers.append(Dense(module.prefix, module.weight, bias))
     if len(linears) < 2 and activation is not None:
         raise ConfigError(
             Setting("activation"), " is the function between linear layers, and this state_dict has"
             f" {counted(len(linears), 'linear layer')}; leave it out",
         )  # fmt: skip
-    between = activation if len(linears) > 1 else "no"
-    note = _NOTE.format(f"{between} functions between layers")
-    return LayerStack((*before, *layers, *after), "torch", notes=(note,))
+    note = _NOTE.format(activation if len(linears) > 1 else "no")
+    return LayerStack(tuple(layers), "torch", notes=(note,))
 
 
-def _between(linears: Sequence[_Group], activation: str | None) -> str:
+def _between(linears: Sequence[_Module], activation: str | None) -> str:
     if activation in FUNCTIONS:
         return str(activation)
     names = " and ".join(f"'{g.prefix}'" for g in linears)
@@ -98,182 +98,92 @@ def _between(linears: Sequence[_Group], activation: str | None) -> str:
     )  # fmt: skip
 
 
-def _groups(arrays: Mapping[str, Weights]) -> list[_Group]:
-    found: dict[str, dict[str, Weights]] = {}
-    for name, array in arrays.items():
-        prefix, _, rest = name.rpartition(".")
-        found.setdefault(prefix, {})[rest] = array
-    return [_Group(prefix, found[prefix]) for prefix in sorted(found)]
+# the order --------------------------------------------------------------------------------------
 
 
-# LSTM layers ------------------------------------------------------------------------------------
-
-
-def _in_order(groups: list[_Group], path: object) -> list[_Group]:
-    """Returns the LSTM modules in the one order in which the output of each fits the next.
-
-    Raises:
-        FormatError: there is none, or names and shapes allow several orders.
-    """
-    if not groups:
-        raise FormatError(f"{path} has no tensor weight_ih_l0: it is no state_dict with an LSTM")
-    if len(groups) == 1:
-        return groups
-    ordered = _numbered(groups)  # layers.0, layers.1, …
-    if ordered and _fits(ordered):
-        return ordered
-    names = ", ".join(f"'{group.prefix}'" for group in groups[:8])
-    orders = (
-        [order for order in itertools.permutations(groups) if _fits(order)]
-        if len(groups) < 6
-        else []
+def _order(modules: list[_Module], path: object) -> list[_Module]:
+    """Returns the modules in the one order in which each reads what the one before it writes: of
+    several the one in which an embedding is named so, and names count up."""
+    lstms = [module for module in modules if module.layers]
+    natural = [*(m for m in modules if not m.layers), *(_numbered(lstms) or lstms)]
+    orders = [*itertools.islice(_orders(natural, None, False), _MAX_ORDERS)]
+    likely_ones: tuple[Callable[[list[_Module]], bool], ...] = (
+        lambda order: not order[0].layers and "emb" in order[0].prefix.lower(),
+        lambda order: _is_numbered([m for m in order[1:] if not m.layers]),
+        lambda order: _is_numbered([m for m in order if m.layers]),
     )
+    for is_likely in likely_ones:
+        likely = [order for order in orders if is_likely(order)]
+        orders = likely if len(orders) > 1 and likely else orders
     if len(orders) == 1:
-        return list(orders[0])
-    why = "fit in several orders" if orders else "do not follow each other"
-    raise FormatError(f"{path}: the LSTMs {names} {why}; save those of one model, numbered")
-
-
-def _fits(groups: list[_Group] | tuple[_Group, ...]) -> bool:
-    widths = [(_lstm_layers(g)[0].input_size, _lstm_layers(g)[-1].output_size) for g in groups]
-    return all(a[1] == b[0] for a, b in itertools.pairwise(widths))
-
-
-def _lstm_layers(group: _Group) -> list[LSTMLayer]:
-    """Returns the layers of one `nn.LSTM`.
-
-    Raises:
-        FormatError: tensors missing, too many or of wrong shapes.
-    """
-    for name in group.tensors:
-        match = _LSTM_TENSOR.fullmatch(name)
-        if match is None or match[1] == "weight_hr":
-            what = "a projection (proj_size)" if match else "no part of torch's LSTM"
-            raise FormatError(f"{_full(group, name)} is {what}, which cannot be imported")
-    layers: list[LSTMLayer] = []
-    is_both = "weight_ih_l0_reverse" in group.tensors
-    used = 0
-    while f"weight_ih_l{len(layers)}" in group.tensors:
-        k = len(layers)
-        forward, num = _cell(group, f"l{k}")
-        backward = None
-        if is_both:
-            backward, more = _cell(group, f"l{k}_reverse")
-            num += more
-            if backward.weight_ih.shape != forward.weight_ih.shape:
-                raise FormatError(f"{_full(group, f'weight_ih_l{k}_reverse')} differs in shape")
-        layer = LSTMLayer(f"{group.prefix}.l{k}".lstrip("."), forward, backward)
-        if layers and layer.input_size != layers[-1].output_size:
-            raise FormatError(
-                f"{_full(group, f'weight_ih_l{k}')} reads {layer.input_size} columns, the layer"
-                f" before it writes {layers[-1].output_size}"
-            )
-        layers.append(layer)
-        used += num
-    if used != len(group.tensors):
-        raise FormatError(f"'{group.prefix}' has tensors of layers that are not complete")
-    return layers
-
-
-def _cell(group: _Group, suffix: str) -> tuple[CellWeights, int]:
-    """Returns the weights of one layer and direction, and the number of its tensors."""
-    found = {name: group.tensors.get(f"{name}_{suffix}") for name in ("weight_ih", "weight_hh")}
-    ih, hh = found["weight_ih"], found["weight_hh"]
-    if ih is None or hh is None:
-        raise FormatError(f"'{group.prefix}' lacks weight_ih or weight_hh of {suffix}")
-    H = hh.shape[-1] if hh.ndim == 2 else 0
-    gates = len(hh) // H if H else 0
-    if gates in _KINDS and hh.shape == (gates * H, H):
-        raise FormatError(f"'{group.prefix}' is {_KINDS[gates]}; imported is nn.LSTM")
-    if H < 1 or hh.shape != (4 * H, H) or ih.ndim != 2 or ih.shape[0] != 4 * H or not ih.shape[1]:
-        raise FormatError(
-            f"{_full(group, f'weight_hh_{suffix}')} has the shape {hh.shape} and weight_ih"
-            f" {ih.shape}, expected (4H, H) and (4H, I)"
-        )
-    bias, num = np.zeros(4 * H, np.float32), 2
-    for name in (f"bias_ih_{suffix}", f"bias_hh_{suffix}"):
-        part = group.tensors.get(name)
-        if part is not None:
-            if part.shape != (4 * H,):
-                raise FormatError(
-                    f"{_full(group, name)} has the shape {part.shape}, not ({4 * H},)"
-                )
-            bias, num = bias + part, num + 1
-    return CellWeights(ih, hh, bias), num
-
-
-def _full(group: _Group, name: str) -> str:
-    return f"'{group.prefix}.{name}'" if group.prefix else f"'{name}'"
-
-
-# before and after -------------------------------------------------------------------------------
-
-
-def _ends(
-    groups: list[_Group], first: LSTMLayer, last: LSTMLayer, path: object
-) -> tuple[_Group | None, tuple[_Group, ...]]:
-    """Returns the embedding, if there is one, and the linear layers in their order."""
-    for group in groups:
-        _refuse_others(group, path)
-    tables = [g for g in groups if _is_embedding(g, first.input_size)]
-    found = [
-        (table, chain)
-        for table in (None, *tables)
-        for chain in _chains([g for g in groups if g is not table], last.output_size)
-    ]
-    for is_likely in (_has_embeddings_name, lambda way: list(way[1]) == _numbered(way[1])):
-        likely = [way for way in found if is_likely(way)]
-        found = likely if len(found) > 1 and likely else found
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = " and ".join(sorted(_full(g, "weight") for g in groups))
+        return orders[0]
+    others = [module for module in modules if not module.layers]
+    if orders and len({tuple(m.prefix for m in order if m.layers) for order in orders}) < 2:
+        names = " and ".join(sorted(module.named("weight") for module in others))
         raise FormatError(
             f"{path}: {names} fit in several orders, as an embedding or as linear layers; save a"
             " state_dict in which the name of the embedding contains 'embedding' and linear layers"
             " are numbered"
         )
-    ends = [g for g in groups if _is_linear(g, last.output_size) and g not in tables]
+    if orders or not any(True for _ in _orders(lstms, None, False)):
+        names = ", ".join(f"'{module.prefix}'" for module in lstms[:8])
+        why = "fit in several orders" if orders else "do not follow each other"
+        raise FormatError(f"{path}: the LSTMs {names} {why}; save those of one model, numbered")
+    first, width = lstms[0].layers[0].input_size, lstms[-1].layers[-1].output_size
+    ends = [m for m in others if m.weight.shape[1] == width]
+    tables = [m for m in others if m.weight.shape[1] == first and m not in ends]
     if len(ends) > 1:
-        names = " and ".join(_full(g, "weight") for g in ends)
+        names = " and ".join(module.named("weight") for module in ends)
         raise FormatError(
             f"{path}: {names} both fit as the output layer; save a state_dict with one"
         )
-    left = next(g for g in (*(g for g in groups if g not in (*tables, *ends)), *groups))
+    left = next(m for m in (*(m for m in others if m not in (*ends, *tables)), *others))
     raise FormatError(
-        f"{path}: {_full(left, 'weight')} {left.tensors['weight'].shape} belongs to no embedding of"
-        f" {first.input_size} columns and to no linear layers on {last.output_size}; imported are"
-        " models of embedding, LSTM and linear layers"
+        f"{path}: {left.named('weight')} {left.weight.shape} belongs to no embedding of {first}"
+        f" columns and to no linear layers on {width}; {_READ}"
     )
 
 
-def _chains(groups: list[_Group], width: int) -> Iterator[tuple[_Group, ...]]:
-    """Yields the orders in which each linear layer reads what the one before it writes."""
-    if not groups:
-        yield ()
-    if len(groups) > _MAX_LINEAR:
-        return
-    for group in groups:
-        if _is_linear(group, width):
-            rest = [g for g in groups if g is not group]
-            for chain in _chains(rest, len(group.tensors["weight"])):
-                yield group, *chain
+def _orders(left: list[_Module], width: int | None, is_behind: bool) -> Iterator[list[_Module]]:
+    """Yields the orders of modules behind one that writes `width` columns; `is_behind` an LSTM."""
+    if not left and is_behind:
+        yield []
+    for module in left:
+        rest = [other for other in left if other is not module]
+        if module.layers:
+            fits = width in (None, module.layers[0].input_size)
+            reads, behind = module.layers[-1].output_size, True
+        elif is_behind:
+            fits, reads, behind = module.weight.shape[1] == width, len(module.weight), True
+            rest = [other for other in rest if not other.layers] if fits else rest
+            fits = fits and len(rest) == len(left) - 1  # LSTMs come before linear layers
+        else:
+            fits = width is None and module.tensors.keys() == {"weight"}
+            reads, behind = module.weight.shape[1], False
+        if fits:
+            for order in _orders(rest, reads, behind):
+                yield [module, *order]
 
 
-def _has_embeddings_name(way: tuple[_Group | None, tuple[_Group, ...]]) -> bool:
-    return way[0] is not None and "emb" in way[0].prefix.lower()
-
-
-def _numbered(groups: Sequence[_Group]) -> list[_Group]:
+def _numbered(modules: Sequence[_Module]) -> list[_Module]:
     """Returns modules whose names differ in numbers only in the order of these, else none."""
-    if len({re.sub(r"\d+", "#", group.prefix) for group in groups}) > 1:
+    if len({re.sub(r"\d+", "#", module.prefix) for module in modules}) > 1:
         return []
-    return sorted(groups, key=lambda g: [int(n[-9:]) for n in re.findall(r"\d+", g.prefix)])
+    return sorted(modules, key=lambda m: [int(n[-9:]) for n in re.findall(r"\d+", m.prefix)])
 
 
-def _refuse_others(group: _Group, path: object) -> None:
-    """Raises FormatError for tensors that neither an embedding nor a linear layer has."""
-    weight, names = group.tensors.get("weight"), group.tensors.keys()
+def _is_numbered(modules: list[_Module]) -> bool:
+    return len(modules) < 2 or modules == _numbered(modules)
+
+
+# modules ----------------------------------------------------------------------------------------
+
+
+def _module(module: _Module, path: object) -> _Module:
+    """Returns an LSTM with its layers, or a matrix."""
+    if any(name.startswith("weight_ih_l") for name in module.tensors):
+        return module._replace(layers=tuple(_lstm_layers(module)))
+    weight, names = module.tensors.get("weight"), module.tensors.keys()
     kind = None
     if "running_mean" in names:
         kind = "a BatchNorm"
@@ -281,29 +191,70 @@ def _refuse_others(group: _Group, path: object) -> None:
         kind = f"an nn.Conv{weight.ndim - 2}d"
     elif weight is not None and weight.ndim == 1:
         kind = "a normalization, whose place is not known"
-    elif weight is None or names - {"weight", "bias"}:
-        name = min(names)
-        raise FormatError(
-            f"{path}: {_full(group, name)} belongs to no embedding and to no linear layer; imported"
-            " are models of embedding, LSTM and linear layers"
-        )
     if kind is not None:
+        raise FormatError(f"{path}: '{module.prefix}' is {kind}; {_READ}")
+    bias = module.tensors.get("bias")
+    if (
+        weight is None
+        or weight.ndim != 2
+        or names - {"weight", "bias"}
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
         raise FormatError(
-            f"{path}: '{group.prefix}' is {kind}; imported are models of embedding, LSTM and linear"
-            " layers"
+            f"{path}: {module.named(min(names))} belongs to no embedding and to no linear layer;"
+            f" {_READ}"
         )
+    return module
 
 
-def _is_embedding(group: _Group, width: int) -> bool:
-    weight = group.tensors.get("weight")
-    alone = group.tensors.keys() == {"weight"}
-    return alone and weight is not None and weight.ndim == 2 and weight.shape[1] == width
+def _lstm_layers(module: _Module) -> Iterator[LSTMLayer]:
+    for name in module.tensors:
+        if _LSTM_TENSOR.fullmatch(name) is None:
+            what = "a projection (proj_size)" if "weight_hr" in name else "no part of torch's LSTM"
+            raise FormatError(f"{module.named(name)} is {what}, which cannot be imported")
+    ways = ("", "_reverse") if "weight_ih_l0_reverse" in module.tensors else ("",)
+    width, used, k = None, 0, 0
+    while f"weight_ih_l{k}" in module.tensors:
+        cells = []
+        for way in ways:
+            cell, num = _cell(module, f"l{k}{way}")
+            width = width or cell.weight_ih.shape[1]
+            if cell.weight_ih.shape[1] != width:
+                raise FormatError(
+                    f"{module.named(f'weight_ih_l{k}{way}')} reads {cell.weight_ih.shape[1]}"
+                    f" columns, the layer before it writes {width}"
+                )
+            cells.append(cell)
+            used += num
+        backward = cells[1] if len(cells) == 2 else None
+        layer = LSTMLayer(f"{module.prefix}.l{k}".lstrip("."), cells[0], backward)
+        width, k = layer.output_size, k + 1
+        yield layer
+    if used != len(module.tensors):
+        raise FormatError(f"'{module.prefix}' has tensors of layers that are not complete")
 
 
-def _is_linear(group: _Group, width: int) -> bool:
-    weight, bias = group.tensors.get("weight"), group.tensors.get("bias")
-    if weight is None or weight.ndim != 2 or weight.shape[1] != width:
-        return False
-    if group.tensors.keys() - {"weight", "bias"}:
-        return False
-    return bias is None or bias.shape == weight.shape[:1]
+def _cell(module: _Module, suffix: str) -> tuple[CellWeights, int]:
+    """Returns the weights of one layer and direction, and the number of its tensors."""
+    ih, hh = (module.tensors.get(f"{name}_{suffix}") for name in ("weight_ih", "weight_hh"))
+    if ih is None or hh is None:
+        raise FormatError(f"'{module.prefix}' lacks weight_ih or weight_hh of {suffix}")
+    H = hh.shape[-1] if hh.ndim == 2 else 0
+    gates = len(hh) // H if H else 0
+    if gates in _KINDS and hh.shape == (gates * H, H):
+        raise FormatError(f"'{module.prefix}' is {_KINDS[gates]}; imported is nn.LSTM")
+    if H < 1 or hh.shape != (4 * H, H) or ih.ndim != 2 or ih.shape[0] != 4 * H or not ih.shape[1]:
+        raise FormatError(
+            f"{module.named(f'weight_hh_{suffix}')} has the shape {hh.shape} and weight_ih"
+            f" {ih.shape}, expected (4H, H) and (4H, I)"
+        )
+    bias, num = np.zeros(4 * H, np.float32), 2
+    for name in (f"bias_ih_{suffix}", f"bias_hh_{suffix}"):
+        part = module.tensors.get(name)
+        if part is not None:
+            if part.shape != (4 * H,):
+                raise FormatError(
+                    f"{module.named(name)} has the shape {part.shape}, not ({4 * H},)"
+                )
+            bias, num = bias + part, num + 1
+    return CellWeights(ih, hh, bias), num
