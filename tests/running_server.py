@@ -15,7 +15,6 @@ import pytest
 
 from fastlstm.serve.server import Runner
 from fastlstm.serve.settings import Settings
-from fastlstm.serve.times import TimedLoop
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer
 from fastlstm.text.decode_stream import Stream
@@ -104,8 +103,7 @@ class Running:
             await self.runner.run()
 
         try:
-            with asyncio.Runner(loop_factory=TimedLoop) as loop:
-                loop.run(serve())
+            asyncio.run(serve())
         except BaseException as error:
             self.error = error
         finally:

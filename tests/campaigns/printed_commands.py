@@ -3,7 +3,7 @@
 usage: python tests/campaigns/printed_commands.py RESULTS.jsonl [NAME...]
 Paths have spaces, quotes and leading dashes, a text is read from standard input, columns of a table
 have spaces. Every profile is one line with its commands and what failed; one that is there is not
-repeated. A command that trains, tunes or serves gets Ctrl-C as soon as it works; others run to
+repeated. A command that trains or tunes gets Ctrl-C as soon as it works; others run to
 their end.
 """
 
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +45,7 @@ PLANTED = "--steps 400 --threads 1 --batch-size 2 --eval-every 2 --checkpoint-ev
 FORECASTER = "--horizon 4 --hidden-size 8 --input-size 16 --precision fp32 --cache-dir cache"
 QUICK = "--measure 2s --no-verify"
 BUDGET = "--budget 10s --tune-time 90s --axes lr"
-RUN, URL_PORT = 'runs/Bob\'s "run"', 8765
+RUN = 'runs/Bob\'s "run"'
 SUBJECTS: dict[str, str] = {
     "text": f"profile {shlex.quote(TEXT)} {SMALL} {PLANTED} {QUICK}",
     "text that begins with a dash": f"profile {SMALL} {PLANTED} {QUICK} -- '{DASHED}'",
@@ -68,10 +67,6 @@ SUBJECTS: dict[str, str] = {
     f" --steps 400 --evaluations 200 --batch-size 2 {QUICK}",
     "run of a table": f"profile 'runs/-a table' --threads 1 --checkpoint-every 2 {QUICK}",
     "instruction set": f"profile {shlex.quote(TEXT)} {SMALL} --rnn-size 128 --steps 400 {QUICK}",
-    "generation": f"profile {shlex.quote(RUN)} --generation --measure 15s --no-verify"
-    " --prompt \"it's\" --stop=-x --weights fp32",
-    "server": f"profile http://127.0.0.1:{URL_PORT} --load 6 --measure 10s"
-    f" --run {shlex.quote(RUN)}",
     "tune of a text": f"tune {shlex.quote(TEXT)} {SMALL} --out 'tuning/a b' {BUDGET}",
     "tune of a table": f"tune {shlex.quote(TABLE)} --target {shlex.quote(TARGET)} {FORECASTER}"
     f" --out '-tuning' {BUDGET}",
@@ -162,11 +157,7 @@ def subject(name: str, folder: Path) -> list[dict[str, str]]:
     """Profiles or tunes, runs the commands that are printed and returns what became of them."""
     command = f"fastlstm {SUBJECTS[name]}"
     environment = {"FASTLSTM_ISA": "scalar"} if name == "instruction set" else {}
-    if name == "server":
-        with served(folder):  # the commands start it anew
-            done = printed(command, folder, environment)
-    else:
-        done = printed(command, folder, environment)
+    done = printed(command, folder, environment)
     if done.returncode:
         return [{"command": command, "failure": f"exit {done.returncode}: {done.stderr[-300:]}"}]
     return tried(commands_in(done.stdout), folder, (folder / TEXT).read_bytes())
@@ -184,16 +175,6 @@ def printed(
 def commands_in(output: str) -> list[str]:
     """Returns the commands in what a verb printed, as they are printed."""
     return [match.group(1) for match in _COMMAND.finditer(output)]
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[None]:
-    """Serves the run with one slot until the end of the block."""
-    words = ["fastlstm", "serve", RUN, "--port", str(URL_PORT), "--max-streams", "2"]
-    words += ["--weights", "fp32"]
-    with started(shlex.join(words), folder) as (process, _):
-        wait_until(process, answers)
-        yield
 
 
 @contextmanager
@@ -237,17 +218,6 @@ def wait_until(process: subprocess.Popen[bytes], works: Callable[[], bool]) -> b
     return False
 
 
-def answers() -> bool:
-    """Returns whether the server has a model."""
-    try:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{URL_PORT}/v1/models", timeout=1.0
-        ) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
 def failure_of(command: str, folder: Path, data: bytes = b"") -> str:
     """Runs a printed command; returns why it failed, or an empty text.
 
@@ -280,8 +250,6 @@ def sign_of_work(command: str, folder: Path, output: IO[bytes]) -> Callable[[], 
     """Returns what says that a command does its work; None for one that runs to its end."""
     words = shlex.split(command)
     verb = words[words.index("fastlstm") + 1] if "fastlstm" in words else ""
-    if verb == "serve":
-        return answers
     if verb == "tune":
         return lambda: os.fstat(output.fileno()).st_size > 0
     if verb != "train":

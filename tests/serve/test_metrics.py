@@ -8,10 +8,9 @@ from fastlstm.serve.metrics import Metrics
 
 KINDS = {
     "counter": {
-        *("requests", "outcomes", "rejected", "disconnects", "stalls", "connections_refused"),
+        *("requests", "outcomes", "rejected", "disconnects", "stalls"),
         *("connections_dismissed", "log_dropped", "tokens_written", "tokens_read", "tokens_known"),
-        *("failed_texts", "windows", "engine_seconds", "text_seconds", "http_seconds"),
-        *("request_seconds", "send_wait_seconds"),
+        *("failed_texts", "windows"),
     },
     "gauge": {"streams_active", "queue_depth", "slots", "sequences", "model_info"},
     "histogram": {"tick_seconds", "first_token_seconds", "inter_chunk_seconds", "batch_windows"},

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -298,17 +297,3 @@ def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:
     from fastlstm.text.loading import load_decoder
 
     assert np.isfinite(load_decoder(run_path).decoder.nbytes)
-
-
-def test_too_many_connections_are_said_by_the_thread_of_the_log(
-    serve: Any, monkeypatch: Any
-) -> None:
-    """Printed by the event loop, a standard error that nobody reads would stop the server."""
-    server = serve()
-    lines: list[str] = []
-    monkeypatch.setattr(server.runner.service.log, "write", lines.append)
-    limits: list[Any] = []
-    server.runner._limit(SimpleNamespace(limit=lambda *given: limits.extend(given)))
-    limits[-1]()
-    assert [line.startswith("fastlstm: WARNING: ") for line in lines] == [True]
-    assert not [text for text in server.said if "connections are open" in text]

@@ -34,7 +34,7 @@ def test_before_the_model_is_loaded_there_is_no_engine_but_metrics() -> None:
     for ask in (lambda: service.engine, lambda: service.text_engine, service.require_ready):
         with pytest.raises(Unavailable, match="still being loaded"):
             ask()
-    assert (service.is_stuck, service.is_full, service.num_held) == (False, False, 0)
+    assert (service.is_stuck, service.num_held) == (False, 0)
     assert b"fastlstm_requests" in service.metrics_text()
     service.drain()
     service.stop()
@@ -67,17 +67,13 @@ def test_the_engine_of_the_other_kind_is_refused(
     assert (caught.value.status, caught.value.message, caught.value.code) == (404, message, code)
 
 
-def test_only_texts_are_refused_early_and_not_while_the_server_ends() -> None:
-    for kind, is_full in ((TextEngine, True), (ForecastEngine, False)):
-        service = service_of(kind)
-        assert not service.is_full
-        service.engine.admission.reserve(Reservation())
-        assert service.is_full is is_full
-        assert service.num_held == 1
-        service.drain()
-        assert not service.is_full
-        with pytest.raises(Unavailable):
-            service.loaded.admission.reserve(Reservation())  # type: ignore[union-attr]
+def test_nothing_is_admitted_while_the_server_ends() -> None:
+    service = service_of(TextEngine)
+    service.engine.admission.reserve(Reservation())
+    assert service.num_held == 1
+    service.drain()
+    with pytest.raises(Unavailable, match="shutting down"):
+        service.loaded.admission.reserve(Reservation())  # type: ignore[union-attr]
 
 
 def test_a_stuck_engine_is_not_ready() -> None:

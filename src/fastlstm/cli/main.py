@@ -156,10 +156,9 @@ def module_of(verb: str) -> Any:
 
 
 def commands(verb: str) -> list[Command]:
-    """Returns the commands of a verb: one, or one for texts and one for tables, and others."""
+    """Returns the commands of a verb: one, or one for texts and one for tables."""
     module = module_of(verb)
-    found = [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
-    return [*found, *getattr(module, "OTHER_COMMANDS", ())]
+    return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
 
 
 def _has_flag(verb: str, flag: str) -> bool:

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli import profile_generation, profile_server
 from fastlstm.cli.command import Command, Option, Positional
 from fastlstm.cli.config_file import resolve_config
 from fastlstm.cli.inputs import one_or_many, require_tables
@@ -65,10 +64,8 @@ COMMAND = Command(
         "fastlstm profile book.txt --batch-size 8 --threads 1",
         "fastlstm profile runs/book --ops",
     ),
-    other="Other subjects have options of their own:\n"
-    "  fastlstm profile --horizon N --help    training a forecaster on a table\n"
-    "  fastlstm profile --generation --help   writing text\n"
-    "  fastlstm profile http://127.0.0.1:8000 --help   a running server",
+    other="Training a forecaster on a table has options of its own:\n"
+    "  fastlstm profile --horizon N --help",
 )
 TABLE_COMMAND = Command(
     verb="profile",
@@ -77,7 +74,6 @@ TABLE_COMMAND = Command(
     options=(*_PROFILE_OPTIONS, *FORECAST_OPTIONS),
     examples=("fastlstm profile ETTh1.csv --horizon 96 --threads 1",),
 )
-OTHER_COMMANDS = (profile_generation.COMMAND, profile_server.COMMAND)
 
 
 def run(argv: list[str]) -> int:
@@ -85,10 +81,6 @@ def run(argv: list[str]) -> int:
     from fastlstm.training.signals import ended_like_ctrl_c
 
     with ended_like_ctrl_c():
-        if "--generation" in argv:
-            return profile_generation.run(argv)
-        if any(map(profile_server.is_url, argv)):
-            return profile_server.run(argv)
         return _profile_training(argv)
 
 

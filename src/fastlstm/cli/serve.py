@@ -62,7 +62,7 @@ def _serve_function() -> Callable[..., None]:
     try:
         from fastlstm.serve.server import serve
     except ModuleNotFoundError as error:
-        if error.name in ("starlette", "uvicorn", "h11", "prometheus_client"):
+        if error.name in ("starlette", "uvicorn", "h11", "prometheus_client", "msgspec"):
             raise MissingExtraError(
                 f"fastlstm serve needs {error.name}: pip install 'fastlstm[serve]'"
             ) from None

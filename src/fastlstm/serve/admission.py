@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Overloaded, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import Worker
-from fastlstm.serve.times import EngineTimes
 
 if TYPE_CHECKING:
     from fastlstm.serve.metrics import Metrics
@@ -209,7 +208,6 @@ class ModelThread:
     Attributes:
         num_active: texts or windows that the model works on.
         has_work: something waits for the model, or for its next call.
-        times: seconds of the thread by phase.
     """
 
     num_active: int
@@ -219,7 +217,6 @@ class ModelThread:
         self.admission, self._deliver = admission, deliver
         self._changed = admission.changed
         self._waiting: deque[Any] = deque()
-        self.times = EngineTimes()
         self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
         self._thread.start()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
@@ -11,16 +12,16 @@ from starlette.routing import Route, Router
 from fastlstm.report.markup import to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
-from fastlstm.serve.forecast.openapi import forecast_document
 from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import ApiError, no_model
 from fastlstm.serve.http.keys import KeyGate
 from fastlstm.serve.metrics import CONTENT_TYPE
+from fastlstm.serve.openapi import Model, ModelList, document_of
 from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
 from fastlstm.serve.text.completions import Completions
-from fastlstm.serve.text.openapi import text_document
 
 if TYPE_CHECKING:
+    from msgspec import Struct
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -96,19 +97,17 @@ class _Pages:
         return Response(self._service.metrics_text(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        engine, has_keys = self._service.engine, bool(self._service.keys)
-        if isinstance(engine, ForecastEngine):
-            return JSONResponse(forecast_document(engine, has_keys=has_keys))
-        return JSONResponse(text_document(engine, has_keys=has_keys))
+        has_keys = bool(self._service.keys)
+        return JSONResponse(document_of(self._service.engine, has_keys=has_keys))
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._described()]})
+        return _json(ModelList([self._described()]))
 
     async def model(self, request: Request) -> Response:
         described, name = self._described(), request.path_params["name"]
-        if name != described["id"]:
-            raise no_model(name, described["id"])
-        return JSONResponse(described)
+        if name != described.id:
+            raise no_model(name, described.id)
+        return _json(described)
 
     async def chat(self, request: Request) -> Response:
         self._service.text_engine  # noqa: B018  a forecaster has an error of its own
@@ -116,7 +115,10 @@ class _Pages:
         message = f"this model continues a text and was not trained to chat; {what}"
         raise ApiError(404, message, None, "not_a_chat_model")
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> Model:
         engine = self._service.text_engine
-        own = {"object": "model", "created": engine.created, "owned_by": "fastlstm"}
-        return {"id": engine.name, **own}
+        return Model(engine.name, engine.created)
+
+
+def _json(value: Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

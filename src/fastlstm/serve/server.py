@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import resource
@@ -20,14 +21,13 @@ from fastlstm.errors import ConfigError, counted
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.serve.app import make_app
 from fastlstm.serve.forecast.engine import ForecastEngine
+from fastlstm.serve.http.access import MAX_HEADER_BYTES
+from fastlstm.serve.http.connections import Connection, Watch, max_connections
 from fastlstm.serve.http.keys import Keys, is_local
-from fastlstm.serve.http.listener import A_TURN, Listener, Notice, max_connections
-from fastlstm.serve.http.protocol import protocol_class
 from fastlstm.serve.http.worker import Worker
 from fastlstm.serve.log import LogHandler
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
-from fastlstm.serve.times import TimedLoop
 from fastlstm.system import hardware
 from fastlstm.system.signal_handlers import STOP_SIGNALS, is_not_ignored
 from fastlstm.text.loading import InferenceModel, load_decoder
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 _SEND_BUFFER = 1 << 18
 """Bytes the kernel may hold for a connection; by default a slow reader would get 4 MB."""
+_A_TURN, _BACKLOG = 16, 2048
+"""Connections accepted per turn of the event loop, and those that wait for it in the kernel."""
+_KEEP_ALIVE_S = 30
 _FLUSH_S, _CANCEL_S = 5, 1.0
 """Time for clients to read the end of their answers, and for tasks to be cancelled."""
 _POLL_S = 0.05
@@ -53,6 +56,11 @@ of 700 most of the time would go there, with the interpreter held."""
 
 class Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(_BACKLOG)  # uvicorn's backlog is also what asyncio accepts per turn
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,45 +99,29 @@ class Runner:
             ConfigError: the address cannot be listened on.
             FastLSTMError: the model cannot be loaded.
         """
-        if isinstance(loop := asyncio.get_running_loop(), TimedLoop):
-            self.service.metrics.http.idle = loop.selector
-        bound = _listen(self._settings)
-        self._limit(bound)
-        self.service.is_local = is_local(bound.getsockname()[0])
-        server = Server(_config(self._settings, self.service))
+        service, settings = self.service, self._settings
+        bound = _listen(settings)
+        service.is_local = is_local(bound.getsockname()[0])
+        # Far more than places: a client that finds none must get an answer.
+        limit = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
+        server = Server(_config(service, limit))
+        # Through the log's thread: a slow reader of standard error must not block the event loop.
+        watch = Watch(settings, limit, service.metrics, service.log.write)
+        asyncio.get_running_loop().set_exception_handler(_handler(watch))
         serving = asyncio.create_task(server.serve([bound]))
-        watching = asyncio.create_task(self.service.stalls.watch())
+        watching = asyncio.create_task(watch.run(server.server_state.connections))  # type: ignore[arg-type]
         with self._signals():
             try:
                 await self._open(bound)
                 await self._ending.wait()
                 await self._drain()
             finally:
-                await asyncio.to_thread(self.service.stop)
+                await asyncio.to_thread(service.stop)
                 await _end_answers(server.server_state)
                 server.should_exit = True
                 await serving
                 watching.cancel()
-                self.service.log.close()
-
-    def _limit(self, bound: Listener) -> None:
-        service, settings = self.service, self._settings
-        # Far more than places: a client that finds none must get an answer.
-        limit = max_connections(4096 + 4 * (settings.max_streams + settings.max_queue))
-        # Through the log's thread: a slow reader of standard error must not block the event loop.
-        notice = Notice(lambda text: service.log.write(f"fastlstm: {text}"), limit)
-
-        def make_room() -> bool:
-            notice.too_many()
-            has_closed = service.idle.make_room()
-            service.metrics.dismissed.inc(has_closed)
-            return has_closed
-
-        def on_refused() -> None:
-            notice.too_many()
-            service.metrics.refused.inc()
-
-        bound.limit(limit, make_room, on_refused)
+                service.log.close()
 
     def end(self) -> None:
         """Starts to end; a second call leaves out the grace."""
@@ -262,8 +254,7 @@ def serve(
             logging.getLogger().addHandler(LogHandler(runner.service.log))
         await runner.run()
 
-    with asyncio.Runner(loop_factory=TimedLoop) as loop:
-        loop.run(run())
+    asyncio.run(run())
 
 
 def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
@@ -280,10 +271,22 @@ def _load(path: str, settings: Settings) -> InferenceModel | WindowForecaster:
     )
 
 
-def _config(settings: Settings, service: Service) -> uvicorn.Config:
+def _handler(watch: Watch) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Returns what handles errors of the event loop: no traceback where files have run out."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if getattr(context.get("exception"), "errno", None) in (errno.EMFILE, errno.ENFILE):
+            watch.too_many()  # asyncio accepts again after a second
+        else:
+            loop.default_exception_handler(context)
+
+    return handle
+
+
+def _config(service: Service, limit: int) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service),
-        http=protocol_class(service),
+        http=Connection,
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -292,18 +295,20 @@ def _config(settings: Settings, service: Service) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=30,
+        limit_concurrency=limit + 1,  # as uvicorn counts the connection that asks
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_FLUSH_S,
-        backlog=A_TURN,
+        backlog=_A_TURN,
     )
 
 
-def _listen(settings: Settings) -> Listener:
+def _listen(settings: Settings) -> socket.socket:
     try:
         # With its protocol: else asyncio leaves Nagle's 40 ms on.
         own = (socket.AF_UNSPEC, socket.SOCK_STREAM, socket.IPPROTO_TCP, socket.AI_PASSIVE)
         *kind, _, address = socket.getaddrinfo(settings.host, settings.port, *own)[0]
-        bound = Listener(*kind)
+        bound = socket.socket(*kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         bound.bind(address)

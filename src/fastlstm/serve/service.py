@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.body import Bodies
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
-from fastlstm.serve.http.listener import IdleConnections
-from fastlstm.serve.http.sender import Stalls
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.text.engine import TextEngine
@@ -25,8 +23,6 @@ class Service:
     """A server's state.
 
     Attributes:
-        stalls: the answers under way.
-        idle: the connections that wait for a request.
         loaded: the engine, whatever the server's state; None while the model is loaded.
         is_draining: nothing new is admitted.
         is_local: it can be reached from this machine only.
@@ -37,8 +33,6 @@ class Service:
         self.bodies = Bodies(settings.max_body, settings.body_timeout)
         self.metrics = Metrics()
         self.log = Log(self.metrics.log_dropped)
-        self.stalls = Stalls(settings.stall)
-        self.idle = IdleConnections()
         self.is_draining = self.is_local = False
         self.loaded: TextEngine | ForecastEngine | None = None
 
@@ -77,12 +71,6 @@ class Service:
         self.engine  # noqa: B018
         if self.is_stuck:
             raise Unavailable("requests are under way but make no progress; ask another server")
-
-    @property
-    def is_full(self) -> bool:
-        """Whether every place for texts is taken."""
-        engine = self.loaded
-        return isinstance(engine, TextEngine) and not self.is_draining and engine.admission.is_full
 
     def metrics_text(self) -> bytes:
         if self.loaded is not None:

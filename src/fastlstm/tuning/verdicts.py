@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -174,19 +174,12 @@ def _pairs_text(found: Estimate) -> str:
     return f"{found.pairs} pairs of turns{few}"
 
 
-def ranked(verdicts: Iterable[Verdict], last: Collection[str] = ()) -> list[Verdict]:
+def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Returns the best verdict of each cause, an undecided one before one that is not worth it:
     recommended ones first, then those that `fastlstm tune` is to try, each by what they are worth.
-
-    Args:
-        verdicts: on all variants.
-        last: effects whose verdicts come after the others.
     """
     best = {v.cause: v for v in sorted(verdicts, key=_standing)}
-    return sorted(
-        best.values(),
-        key=lambda v: (not v.is_recommended, not v.is_to_try, v.effect in last, -v.worth),
-    )
+    return sorted(best.values(), key=lambda v: (not v.is_recommended, not v.is_to_try, -v.worth))
 
 
 def _standing(verdict: Verdict) -> tuple[bool, bool, float]:

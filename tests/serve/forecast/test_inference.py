@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def test_metadata(forecasts: Running) -> None:
     get = forecasts.client.get
     server = get("/v2").json()
     assert server["name"] == "fastlstm"
-    assert {"binary_tensor_data", "sequence", "sequence(string_id)"} <= set(server["extensions"])
+    assert set(server["extensions"]) == {"parameters", "sequence", "sequence(string_id)"}
     assert get("/v2/health/live").json() == {"live": True}
     assert get("/v2/health/ready").json() == {"ready": True}
     for path in ("/v2/models/waves", "/v2/models/waves/versions/1"):
@@ -115,15 +114,9 @@ def test_levels_far_from_zero_are_float64(serve: Any, tmp_path: Path) -> None:
     (found,) = infer(server, request).json()["outputs"]
     assert found["datatype"] == "FP64"
     np.testing.assert_allclose(np.reshape(found["data"], found["shape"]), own, rtol=0, atol=1e-4)
-    asked["parameters"] = {"binary_data_size": past.nbytes}
-    request = {"inputs": [asked, names()], "parameters": {"binary_data_output": True}}
-    answer = server.client.post(PAST, **binary(request, past.astype("<f8").tobytes()))
-    size = int(answer.headers["inference-header-content-length"])
-    again = np.frombuffer(answer.content[size:], "<f8").reshape(own.shape)
-    np.testing.assert_array_equal(again, np.reshape(found["data"], found["shape"]))
     refused = infer(server, body(past))
     assert refused.status_code == 400
-    assert "has datatype 'FP32', expected 'FP64'" in refused.json()["error"]
+    assert "inputs[0].datatype: invalid enum value 'FP32'" in refused.json()["error"]
     asked = {"name": "past", "shape": [1, L, 2], "datatype": "FP64", "data": [1e300] * 2 * L}
     assert "beyond the range of float32" in infer(server, {"inputs": [asked]}).json()["error"]
 
@@ -212,98 +205,14 @@ def test_every_role_matters(whole_forecasts: Running) -> None:
         assert np.abs(output(infer(whole_forecasts, {"inputs": inputs})) - plain).max() > 1e-6
 
 
-def test_nan_is_null_where_values_may_be_missing(whole_forecasts: Running) -> None:
-    inputs = everything_request(1, 70)
-    expected = output(infer(whole_forecasts, {"inputs": inputs}))
-    text = json.dumps({"inputs": inputs}).replace("null", "NaN")
-    assert "NaN" in text
-    kind = {"content-type": "application/json"}
-    answer = whole_forecasts.client.post(PAST, content=text, headers=kind)
-    np.testing.assert_array_equal(output(answer), expected)
-
-
-def binary(request: dict[str, Any], *parts: bytes, length: int | None = None) -> dict[str, Any]:
-    head = json.dumps(request).encode()
-    size = len(head) if length is None else length
-    headers = {"inference-header-content-length": str(size)}
-    return {"content": head + b"".join(parts), "headers": headers}
-
-
-def test_binary_tensors(forecasts: Running) -> None:
-    values = last_windows().astype("<f4")
-    own = output(infer(forecasts, body(values)))
-    head = {"name": "past", "shape": [3, L, 2], "datatype": "FP32"}
-    head["parameters"] = {"binary_data_size": values.nbytes}
-    answer = forecasts.client.post(PAST, **binary({"inputs": [head]}, values.tobytes()))
-    np.testing.assert_array_equal(output(answer), own)
-    for request in (
-        {"inputs": [head], "parameters": {"binary_data_output": True}},
-        {"inputs": [head], "outputs": [{"name": "forecast", "parameters": {"binary_data": True}}]},
-    ):
-        answer = forecasts.client.post(PAST, **binary(request, values.tobytes()))
-        size = int(answer.headers["inference-header-content-length"])
-        listed = json.loads(answer.content[:size])["outputs"]
-        assert listed[0]["parameters"] == {"binary_data_size": own.nbytes}
-        np.testing.assert_array_equal(
-            np.frombuffer(answer.content[size:], "<f4").reshape(own.shape), own
-        )
-
-
-def test_binary_names(whole_forecasts: Running) -> None:
-    inputs = everything_request(2, 70)
-    own = output(infer(whole_forecasts, {"inputs": inputs}))
-    tail = []
-    for one in inputs:
-        data = one.pop("data")
-        if one["datatype"] == "BYTES":
-            tail.append(b"".join(struct.pack("<I", len(v)) + v.encode() for v in data))
-        else:
-            tail.append(np.array(data, dtype="<f4").tobytes())
-        one["parameters"] = {"binary_data_size": len(tail[-1])}
-    answer = whole_forecasts.client.post(PAST, **binary({"inputs": inputs}, *tail))
-    np.testing.assert_array_equal(output(answer), own)
-    for spoilt, why in (
-        ([*tail[:3], tail[3].replace(b"work", b"wo\xffk"), *tail[4:]], "is not UTF-8"),
-        ([*tail[:3], b"\xff" * len(tail[3]), *tail[4:]], "holds 0 whole elements"),
-    ):
-        answer = whole_forecasts.client.post(PAST, **binary({"inputs": inputs}, *spoilt))
-        assert answer.status_code == 400
-        assert why in answer.json()["error"]
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"length": 10**6}, "the body has only"),
-        ({"length": 3}, "not valid JSON"),
-        ({"parts": (b"1234",)}, "behind the last tensor: 4 bytes; send"),
-        ({"parts": ()}, "only 0 bytes left"),
-        ({"size": 4}, "has 4 bytes, its shape [1, 24, 2] of FP32 says 192"),
-        ({"size": -1}, "input 'past' has binary_data_size -1, expected"),
-        ({"size": "x"}, "input 'past' has binary_data_size 'x', expected"),
-        ({"data": [1]}, "has data and binary_data_size"),
-    ],
-)
-def test_binary_that_is_wrong(forecasts: Running, change: dict[str, Any], why: str) -> None:
-    size = change.get("size", 4 * L * 2)
-    head = {"name": "past", "shape": [1, L, 2], "datatype": "FP32"}
-    head |= {"parameters": {"binary_data_size": size}}
-    head |= {"data": change["data"]} if "data" in change else {}
-    parts = (b"\0" * (4 * L * 2), *change.get("parts", ())) if change.get("parts") != () else ()
-    sent = binary({"inputs": [head]}, *parts, length=change.get("length"))
-    answer = forecasts.client.post(PAST, **sent)
+def test_binary_tensors_are_refused_in_words(forecasts: Running) -> None:
+    headers = {"inference-header-content-length": "10"}
+    answer = forecasts.client.post(PAST, content=b"{}", headers=headers)
     assert answer.status_code == 400
-    assert why in answer.json()["error"]
-
-
-@pytest.mark.parametrize("length", ["x", "-1", "1.5", "", "9" * 19, "9" * 5000])
-def test_a_length_that_is_none_is_refused(forecasts: Running, length: str) -> None:
-    head = {"name": "past", "shape": [1, L, 2], "datatype": "FP32"}
-    sent = binary({"inputs": [head]})
-    sent["headers"] = {HEADER: length}
-    answer = forecasts.client.post(PAST, **sent)
-    assert answer.status_code == 400
-    assert "expected the number of bytes of JSON" in answer.json()["error"]
+    assert "send JSON (tritonclient: binary_data=False)" in answer.json()["error"]
+    named = {"outputs": [{"name": "forecast", "parameters": {"binary_data": False}}]}
+    assert infer(forecasts, {**past(), **named}).status_code == 200
+    assert infer(forecasts, past(parameters={"binary_data_size": 3})).status_code == 400
 
 
 def past(**changes: Any) -> dict[str, Any]:
@@ -320,72 +229,62 @@ def with_value(place: int, value: Any) -> dict[str, Any]:
 
 ROW = [0.5, 0.5]
 BAD: list[tuple[Any, str]] = [
-    ([1], "the request is a list of 1, expected a JSON object"),
-    ({}, "'inputs' is missing, expected a list of tensors: past"),
-    ({"inputs": None}, "'inputs' is missing"),
-    ({"inputs": 5}, "inputs is 5, expected a list of tensors"),
-    ({"inputs": []}, "the input 'past' is missing"),
-    ({"inputs": [7]}, "expected a list of tensors"),
+    ([1], "the request: expected `object`, got `array`"),
+    ({}, "the request: object missing required field `inputs`"),
+    ({"inputs": None}, "inputs: expected `array`, got `null`"),
+    ({"inputs": []}, "the input 'past' is missing; this model takes past, series_names"),
+    ({"inputs": [7]}, "inputs[0]: expected `object`, got `int`"),
     ({"inputs": past()["inputs"] * 2}, "'past' comes twice"),
     ({**past(), "input": []}, "unknown field 'input' (did you mean 'inputs'?)"),
-    (past(name="pas"), "no input 'pas' (did you mean 'past'?)"),
-    (past(name=None), "no input null"),
-    (past(extra=1), "unknown field 'extra'"),
-    (past(datatype="FP64"), "datatype 'FP64', expected 'FP32'"),
-    (past(datatype="float"), "datatype 'float', expected 'FP32'"),
-    (past(datatype=None), "datatype null, expected 'FP32'"),
-    (past(shape=None), "has shape null"),
-    (past(shape=[L, 2]), f"has shape [{L}, 2], expected [-1, -1, 2]"),
-    (past(shape=[1, L, 3]), "the last axis being y, temp"),
-    (past(shape=[1, L, -2]), "expected a list of whole numbers"),
-    (past(shape=[1, True, 2]), "expected a list of whole numbers"),
-    (past(shape=[1, 2.5, 2]), "expected a list of whole numbers"),
-    (past(shape=[10**30, L, 2]), "expected a list of whole numbers"),
+    (past(name="pas"), "inputs[0].name: invalid value 'pas'; GET /v2/models/waves lists"),
+    (past(name=None), "inputs[0].name: expected `str`"),
+    (past(extra=1), "unknown field 'extra' of inputs[0]"),
+    (past(datatype="FP64"), "inputs[0].datatype: invalid enum value 'FP64'"),
+    (past(datatype=None), "inputs[0].datatype: expected `str`"),
+    (past(shape=None), "inputs[0].shape: expected `array`"),
+    (past(shape=[L, 2]), "inputs[0].shape: expected `array` of length 3"),
+    (past(shape=[1, L, 3]), "shape[2]: invalid enum value 3; GET /v2/models/waves lists the"),
+    (past(shape=[1, L, -2]), "inputs[0].shape[2]: invalid enum value -2"),
+    (past(shape=[-1, L, 2]), "inputs[0].shape[0]: expected `int` >= 0"),
+    (past(shape=[1, True, 2]), "inputs[0].shape[1]: expected `int`, got `bool`"),
+    (past(shape=[1, 2.5, 2]), "inputs[0].shape[1]: expected `int`, got `float`"),
+    (past(shape=[10**30, L, 2]), "inputs[0].shape[0]: expected `int` <= 2147483647"),
     (past(shape=[2**31 - 1, 2**31 - 1, 2]), "has 48 elements, its shape"),
     (past(shape=[2, L, 2]), "has 48 elements, its shape [2, 24, 2] says 96"),
     (past(shape=[0, L, 2], data=[]), "'past' has no windows"),
     (past(shape=[0, 2**31 - 1, 2], data=[]), "'past' has no windows"),
-    (past(shape=[1, 3, 2], data=[ROW] * 3), "nested data with a list of 3 at axis 0"),
     (past(shape=[1, 3, 2], data=[[ROW] * 3]), "'past' has 3 rows, the model reads 24"),
     (past(data=[[ROW] * (L - 1) + [[0.5]]]), "with a list of 1 at axis 2"),
-    (past(data=[[ROW] * (L - 1) + [0.5]]), "with 0.5 at axis 2"),
-    (past(data=[ROW] * L), "input 'past' has nested data with a list of 24 at axis 0"),
-    (past(data=[[[[0.5]] * 2] * L]), "has a list of 1 as element 0, expected numbers"),
-    (past(data=None), "has null as data"),
-    (past(data="AAAA"), "has 'AAAA' as data"),
-    (with_value(5, "1"), "has '1' as element 5, expected numbers"),
-    (with_value(5, True), "has true as element 5, expected numbers"),
-    (with_value(5, [1]), "has a list of 1 as element 5"),
-    (with_value(5, {}), "has an object as element 5"),
-    (with_value(5, None), "missing value (null or NaN) at [0, 2, 1]"),
-    (with_value(5, 1e39), "beyond the range of float32, at [0, 2, 1]"),
-    (with_value(5, 10**400), "beyond the range of float32"),
-    (past(parameters=[]), "parameters of input 'past' is a list of 0"),
-    ({**past(), "parameters": 3}, "parameters of the request is 3"),
-    (
-        past(parameters={"shared_memory_region": "x"}),
-        "unknown parameter of input 'past' 'shared_memory_region'",
-    ),
+    (past(data=[[ROW] * (L - 1) + [0.5]]), "data[0][23]: expected `array`, got `float`"),
+    (past(data=[ROW] * L), "data[0][0]: expected `array`, got `float`"),
+    (past(data=[[[[0.5]] * 2] * L]), "data[0][0][0]: expected `float | null`, got `array`"),
+    (past(data=None), "data: expected `array`, got `null`"),
+    (past(data="AAAA"), "data: expected `array`, got `str`"),
+    (with_value(5, "1"), "input 'past' data[5]: expected `float | null`, got `str`"),
+    (with_value(5, True), "data[5]: expected `float | null`, got `bool`"),
+    (with_value(5, None), "missing value (null) at [0, 2, 1]"),
+    (with_value(5, 1e39), "beyond the range of float32 at [0, 2, 1]"),
+    (with_value(5, 10**400), "data[5]: number out of range"),
+    (past(parameters=[]), "inputs[0].parameters: expected `object | null`, got `array`"),
+    ({**past(), "parameters": 3}, "parameters: expected `object | null`, got `int`"),
+    (past(parameters={"shared_memory_region": "x"}), "'shared_memory_region' of inputs[0].param"),
     (
         {**past(), "outputs": [{"name": "forecast", "parameters": {"binary_dat": True}}]},
-        "unknown parameter of output 'forecast' 'binary_dat' (did you mean 'binary_data'?)",
+        "unknown field 'binary_dat' of outputs[0].parameters (did you mean 'binary_data'?)",
     ),
-    (past(shape=[1 << 31, L, 2]), "expected a list of whole numbers, 0 to 2147483647"),
     ({**past(), "parameters": {"quantile": [0.5]}}, "(did you mean 'quantiles'?)"),
     *[
-        ({**past(), "parameters": {"quantiles": levels}}, "expected a list of 1 to 199 numbers")
+        ({**past(), "parameters": {"quantiles": levels}}, "parameters.quantiles")
         for levels in ([], 0.5, [0.5, "x"], [0.001], [1], [True], ["0.5"], [0.5] * 200)
     ],
     ({**past(), "outputs": [{"name": "quantiles"}]}, "needs the parameter quantiles"),
-    ({**past(), "outputs": [{"name": "mean"}]}, "no output 'mean'; this model has forecast"),
+    ({**past(), "outputs": [{"name": "mean"}]}, "outputs[0].name: invalid enum value 'mean'"),
     ({**past(), "outputs": [{"name": "forecast"}] * 2}, "name it once"),
-    ({**past(), "outputs": {}}, "outputs is an object"),
-    ({**past(), "outputs": [{"name": "forecast", "data": 1}]}, "unknown field of outputs 'data'"),
-    ({**past(), "id": 7}, "id is 7, expected a string"),
-    ({**past(), "parameters": {"timeout": -1}}, "timeout is -1"),
-    ({**past(), "parameters": {"timeout": 1 << 53}}, "expected a whole number of microseconds"),
-    ({**past(), "parameters": {"timeout": 10**400}}, "timeout is a huge number"),
-    ({**past(), "parameters": {"binary_data_output": 1}}, "binary_data_output is 1"),
+    ({**past(), "outputs": {}}, "outputs: expected `array | null`, got `object`"),
+    ({**past(), "id": 7}, "id: expected `str | null`, got `int`"),
+    ({**past(), "parameters": {"timeout": 1 << 53}}, "timeout: expected `int` <= 90071992547409"),
+    ({**past(), "parameters": {"timeout": 10**400}}, "timeout: expected `int` <= "),
+    ({**past(), "parameters": {"binary_data_output": 1}}, "expected `bool | null`, got `int`"),
 ]  # fmt: skip
 
 
@@ -402,15 +301,18 @@ def test_what_is_wrong_is_named(forecasts: Running, request_: Any, why: str) -> 
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
-        (b'{"inputs": "\xff"}', "can't decode byte 0xff"),
-        (b'{"id": "a", "id": "b"}', "key 'id' appears twice"),
-        (b"[" * 100_000, "nested deeper than 64 levels"),
-        (b'{"id": ' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper than 64 levels"),
-        (b'{"id": ' + b"9" * 5000 + b"}", "too many digits"),
-        (json.dumps(with_value(5, float("nan"))).encode(), "missing value (null or NaN) at"),
-        (json.dumps(with_value(5, float("inf"))).encode(), "infinite"),
-        (json.dumps(with_value(5, -float("inf"))).encode(), "infinite"),
-        (json.dumps(past()).replace("0.5", "1e999").encode(), "infinite"),
+        (b'{"inputs": "\xff"}', "inputs: expected `array`, got `str`"),
+        (b'{"id": "\xff"}', "can't decode byte 0xff"),
+        (b"[" * 100_000, "expected `object`, got `array`"),
+        (b'{"id": ' + b"[" * 100 + b"]" * 100 + b"}", "id: expected `str | null`, got `array`"),
+        (
+            json.dumps(past(data=[])).replace("[]", "[" * 100_000 + "]" * 100_000).encode(),
+            "the JSON is nested too deep",
+        ),
+        (b'{"id": ' + b"9" * 5000 + b"}", "id: "),
+        (json.dumps(with_value(5, float("nan"))).encode(), "not valid JSON: invalid character"),
+        (json.dumps(with_value(5, float("inf"))).encode(), "not valid JSON: invalid character"),
+        (json.dumps(past()).replace("0.5", "1e999").encode(), "number out of range"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else value,
 )
@@ -426,8 +328,8 @@ def test_what_is_no_json_is_refused(forecasts: Running, text: bytes, why: str) -
     [
         (1, "xyz", "column 'sky' knows no 'xyz'; training has seen 3 names in it"),
         (1, "fogg", "knows no 'fogg' (did you mean 'fog'?)"),
-        (1, 3, "has 3 as element 0, expected strings"),
-        (1, "\ud800", "column 'sky' knows no"),
+        (1, 3, "input 'past_names' data[0]: expected `str | null`, got `int`"),
+        (1, "\ud800", "not valid JSON"),
         (3, "Work", "column 'kind' knows no 'Work'"),
         (5, "", "column 'place' knows no ''"),
     ],
@@ -492,7 +394,6 @@ def test_errors_have_the_protocols_shape(serve: Any, plain_model: Any) -> None:
         (413, client.post(PAST, content=good + " " * 2000, headers=kind)),
         (415, client.post(PAST, content=good)),
         (415, client.post(PAST, content=good, headers={**kind, "content-encoding": "gzip"})),
-        (400, client.post(PAST, content=good, headers={HEADER: "x"})),
         (401, client.post(PAST, json=past(), headers={"authorization": "x"})),
     ]
     for status, answer in cases:
@@ -501,9 +402,6 @@ def test_errors_have_the_protocols_shape(serve: Any, plain_model: Any) -> None:
         assert isinstance(answer.json()["error"], str)
         assert ".py" not in answer.text
     assert client.post(PAST, json=past()).status_code == 200
-
-
-HEADER = "inference-header-content-length"
 
 
 def test_each_protocol_is_at_its_model_only(forecasts: Running, server: Running) -> None:

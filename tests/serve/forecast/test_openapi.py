@@ -50,7 +50,11 @@ def test_the_document_describes_the_model(whole_forecasts: Running) -> None:
     assert {"200", "400", "404", "409", "413", "503", "504"} <= set(infer["responses"])
     request = document["components"]["schemas"]["Request"]
     listed = request["properties"]["inputs"]["items"]["anyOf"]
-    assert [one["properties"]["name"]["const"] for one in listed] == [
-        *("past", "past_names", "future", "future_names", "static", "static_names", "series_names"),
+    names = ["past", "past_names", "future", "future_names", "static", "static_names"]
+    assert [one["$ref"].rpartition("/")[2] for one in listed] == [
+        f"Input_{name}" for name in [*names, "series_names"]
     ]
+    past = document["components"]["schemas"]["Input_past"]
+    assert past["properties"]["name"] == {"enum": ["past"]}
+    assert "last axis: y, temp, price" in past["properties"]["data"]["description"]
     assert not [path for path in document["paths"] if path.startswith("/v1")]

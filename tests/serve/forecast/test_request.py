@@ -15,7 +15,7 @@ from fastlstm.serve.forecast.request import (
     input_specs,
     output_specs,
     parse_request,
-    request_schema,
+    request_decoder,
 )
 from fastlstm.serve.forecast.sequence_store import SequenceStep
 from fastlstm.serve.http.errors import ApiError
@@ -25,7 +25,8 @@ VALUES = np.arange(2 * L * 2, dtype=np.float32).reshape(2, L, 2)
 
 
 def parsed(model: WindowForecaster, request: Any) -> InferRequest:
-    return parse_request(json.dumps(request).encode(), None, model, input_specs(model))
+    decoder = request_decoder(input_specs(model).values())
+    return parse_request(json.dumps(request).encode(), model, decoder)
 
 
 def refused(model: WindowForecaster, request: Any) -> str:
@@ -43,14 +44,14 @@ def test_what_the_model_takes_and_gives_is_listed(plain_model: WindowForecaster)
     outputs = output_specs(plain_model)
     assert outputs["forecast"].shape == (-1, h, 1)
     assert outputs["quantiles"].shape == (-1, h, 1, -1)
-    properties = request_schema([past])["properties"]
-    assert set(properties) == {"id", "parameters", "inputs", "outputs"}
+    fields = request_decoder([past]).type.__struct_fields__
+    assert set(fields) == {"id", "parameters", "inputs", "outputs"}
 
 
 def test_a_plain_request_has_its_rows_and_the_forecast(plain_model: WindowForecaster) -> None:
     request = parsed(plain_model, body(VALUES))
     np.testing.assert_array_equal(request.past, VALUES)
-    assert request.outputs == {"forecast": False}
+    assert request.outputs == ("forecast",)
     assert (request.id, request.levels, request.step, request.timeout_s) == (None, (), None, None)
     assert request.future is None
     assert np.isnan(request.statics).all()  # of which series they are was not said
@@ -63,13 +64,13 @@ def test_older_rows_are_left_out(plain_model: WindowForecaster) -> None:
 
 
 def test_parameters_choose_the_outputs(plain_model: WindowForecaster) -> None:
-    parameters = {"quantiles": [0.25, 0.5], "timeout": 2_500_000, "binary_data_output": True}
+    parameters = {"quantiles": [0.25, 0.5], "timeout": 2_500_000, "binary_data_output": False}
     request = parsed(plain_model, {**body(VALUES, **parameters), "id": "mine"})
-    assert request.outputs == {"forecast": True, "quantiles": True}
+    assert request.outputs == ("forecast", "quantiles")
     assert (request.id, request.levels, request.timeout_s) == ("mine", (0.25, 0.5), 2.5)
     named = [{"name": "quantiles", "parameters": {"binary_data": False}}]
     request = parsed(plain_model, {**body(VALUES, **parameters), "outputs": named})
-    assert request.outputs == {"quantiles": False}
+    assert request.outputs == ("quantiles",)
 
 
 def test_a_sequence_may_begin_with_few_rows(plain_model: WindowForecaster) -> None:
@@ -84,15 +85,18 @@ def test_a_sequence_may_begin_with_few_rows(plain_model: WindowForecaster) -> No
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"quantiles": []}, "quantiles is [], expected a list of 1 to 199 numbers"),
-        ({"quantiles": [0.001]}, "numbers from 0.005 to 0.995"),
-        ({"quantiles": [True]}, "expected a list of 1 to 199 numbers"),
-        ({"timeout": -1}, "timeout is -1, expected a whole number of microseconds"),
-        ({"sequence_id": 1 << 64}, "expected a whole number below 2^64 or a string"),
-        ({"sequence_id": True}, "sequence_id is true"),
+        ({"quantiles": []}, "parameters.quantiles: expected `array` of length >= 1"),
+        ({"quantiles": [0.5] * 200}, "parameters.quantiles: expected `array` of length <= 199"),
+        ({"quantiles": [0.001]}, "parameters.quantiles[0]: expected `float` >= 0.005"),
+        ({"quantiles": [True]}, "parameters.quantiles[0]: expected `float`, got `bool`"),
+        ({"timeout": -1}, "parameters.timeout: expected `int` >= 0"),
+        ({"sequence_id": 1 << 64}, "sequence_id: expected `int` <= 18446744073709551615"),
+        ({"sequence_id": True}, "parameters.sequence_id: expected `int | str | null`, got `bool`"),
+        ({"sequence_id": "x" * 257}, "parameters.sequence_id: expected `str` of length <= 256"),
+        ({"binary_data_output": True}, "binary_data_output: binary tensors are not supported"),
         ({"sequence_start": True}, "go with a sequence_id other than 0"),
         ({"sequence_id": "a"}, "'past' has 2 windows, a sequence has one"),
-        ({"quantile": [0.5]}, "unknown parameter 'quantile' (did you mean 'quantiles'?)"),
+        ({"quantile": [0.5]}, "unknown field 'quantile' of parameters (did you mean 'quantiles'?)"),
     ],
 )
 def test_wrong_parameters_are_named(
@@ -104,11 +108,12 @@ def test_wrong_parameters_are_named(
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ("forecast", "outputs is 'forecast', expected a list of objects with a name"),
-        ([{"name": "mean"}], "there is no output 'mean'; this model has forecast, quantiles"),
+        ("forecast", "outputs: expected `array | null`, got `str`"),
+        ([{"name": "mean"}], "outputs[0].name: invalid enum value 'mean'"),
+        ([{"name": "forecast", "parameters": {"binary_data": True}}], "binary_data: binary"),
         ([{"name": "quantiles"}], "needs the parameter quantiles"),
         ([{"name": "forecast"}] * 2, "output 'forecast' appears twice; name it once"),
-        ([{"name": "forecast", "shape": []}], "unknown field of outputs 'shape'"),
+        ([{"name": "forecast", "shape": []}], "unknown field 'shape' of outputs[0]"),
     ],
 )
 def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, message: str) -> None:
@@ -116,7 +121,7 @@ def test_wrong_outputs_are_named(plain_model: WindowForecaster, outputs: Any, me
 
 
 def test_windows_that_are_missing_or_short_are_refused(plain_model: WindowForecaster) -> None:
-    assert "'inputs' is missing" in refused(plain_model, {})
+    assert "object missing required field `inputs`" in refused(plain_model, {})
     assert "'past' has no windows" in refused(plain_model, body(VALUES[:0]))
     short = refused(plain_model, body(VALUES[:, 1:]))
     assert f"'past' has {L - 1} rows, the model reads {L}; send {L}" in short

@@ -1,44 +1,77 @@
-"""Tensors on their own: names as binary data."""
+"""Tensors on their own: flat and nested data, names, and what is refused."""
 
 from __future__ import annotations
 
-import struct
+import json
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from fastlstm.serve.forecast.tensors import TensorSpec, read_inputs
+from fastlstm.serve.forecast.tensors import TensorSpec, answer_parts, read_inputs
 from fastlstm.serve.http.errors import ApiError
 
-NAMES = {"kind": TensorSpec("kind", "BYTES", (-1, 1), ("kind",))}
+ROWS = TensorSpec("rows", "FP32", (-1, 2), ("a", "b"), may_miss=True)
+KIND = TensorSpec("kind", "BYTES", (-1, 1), ("kind",))
 
 
-def packed(*names: str) -> bytes:
-    return b"".join(struct.pack("<I", len(n.encode())) + n.encode() for n in names)
-
-
-def read(count: int, data: bytes) -> Any:
-    tensor = {"name": "kind", "shape": [count, 1], "datatype": "BYTES"}
-    tensor["parameters"] = {"binary_data_size": len(data)}
-    return read_inputs([tensor], memoryview(data), NAMES)["kind"].ravel().tolist()
+def read(spec: TensorSpec, shape: list[int], data: Any) -> Any:
+    tensor = {"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": data}
+    found = msgspec.json.decode(json.dumps(tensor), type=spec.struct())
+    return read_inputs([found])[spec.name]
 
 
 @pytest.mark.parametrize("names", [("a",), ("",), ("a", ""), ("", "", "é"), ("x" * 300, "")])
-def test_names_may_be_empty(names: tuple[str, ...]) -> None:
-    assert read(len(names), packed(*names)) == list(names)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_names_may_be_empty(names: tuple[str, ...], is_nested: bool) -> None:
+    data = [[name] for name in names] if is_nested else names
+    assert read(KIND, [len(names), 1], data).ravel().tolist() == list(names)
+
+
+def test_numbers_are_flat_or_nested_and_null_is_missing() -> None:
+    expected = np.array([[1, np.nan], [3, 4.5]], dtype=np.float32)
+    for data in ([1, None, 3, 4.5], [[1, None], [3, 4.5]]):
+        found = read(ROWS, [2, 2], data)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, expected)
+    assert read(ROWS, [0, 2], []).shape == (0, 2)
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (packed("a") + b"\0", "holds 1 whole element and 1 more byte, its shape [1, 1] says 1"),
-        (packed("a", "b"), "holds 2 whole elements and 0 more bytes"),
-        (packed("ab")[:-1], "holds 0 whole elements and 5 more bytes"),
-        (b"", "holds 0 whole elements and 0 more bytes"),
-        (b"\xff\xff\xff\xff", "holds 0 whole elements and 4 more bytes"),
+        ([1, 2, 3], "input 'rows' has 3 elements, its shape [2, 2] says 4"),
+        (
+            [[1, 2], [3]],
+            "nested data with a list of 1 at axis 1, its shape [2, 2] says a list of 2",
+        ),
+        ([[1, 2]], "nested data with a list of 1 at axis 0"),
+        ([[1, 2], 3], "input 'rows' data[1]: expected `array`, got `int`"),
+        ([1, 2, [3], 4], "input 'rows' data[2]: expected `float | null`, got `array`"),
+        ([1, 2, "3", 4], "input 'rows' data[2]: expected `float | null`, got `str`"),
+        ({}, "input 'rows' data: expected `array`, got `object`"),
+        ([1, 2, 3, 1e39], "input 'rows' is beyond the range of float32 at [1, 1]"),
     ],
 )
-def test_names_that_do_not_fit_are_refused(data: bytes, why: str) -> None:
+def test_data_that_does_not_fit_is_refused(data: Any, why: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read(1, data)
+        read(ROWS, [2, 2], data)
     assert why in caught.value.message
+
+
+def test_a_missing_name_is_refused_where_none_was_missing() -> None:
+    with pytest.raises(ApiError, match=r"has a missing value \(null\) at \[1, 0\]"):
+        read(KIND, [2, 1], ["a", None])
+
+
+def test_an_answer_is_made_in_parts() -> None:
+    outputs = {"forecast": np.arange(10_000, dtype=np.float32), "quantiles": np.zeros((1, 2))}
+    parts = list(answer_parts({"model_name": "é"}, outputs))
+    assert max(map(len, parts)) < 40_000
+    found = json.loads(b"".join(parts))
+    assert [found["model_name"], *(one["datatype"] for one in found["outputs"])] == [
+        *("é", "FP32", "FP64"),
+    ]
+    assert found["outputs"][0]["data"] == list(range(10_000))
+    assert found["outputs"][1]["shape"] == [1, 2]

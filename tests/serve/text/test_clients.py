@@ -284,12 +284,10 @@ HOSTILE = [
     (b"POST /v1/completions HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n"
      b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
-     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-     b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+     b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
     (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1, 2\r\n\r\n", 400),
-    (b"GET /health/live HTTP/1.1\nhost: localhost\n\n", 400),
-    (b"GET /health/live HTTP/1.1\r\nhost: localhost\nx: y\r\n\r\n", 400),
     (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: y\rz: 1\r\n\r\n", 400),
     (b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n", 400),
     *[(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -311,19 +309,19 @@ def test_what_is_no_good_http_is_answered_so(server: Running, data: bytes, statu
 
 def test_a_request_behind_another_is_held_to_the_same(server: Running) -> None:
     first = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: a\ny: b\r\n\r\n"
+    smuggled = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx : y\r\n\r\n"
     with connect(server) as client:
         client.sendall(first + smuggled)
         answer = answer_of(client)
     assert answer.count(b"HTTP/1.1 200 ") == 1
     assert answer.count(b"HTTP/1.1 400 ") == 1
-    assert b"ends with LF only" in answer
+    assert b"not valid HTTP/1.1" in answer
     unread = b"POST /nope HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n"
     with connect(server) as client:
         client.sendall(unread)
         assert client.recv(4096).startswith(b"HTTP/1.1 404 ")
         client.sendall(b"{}" + smuggled)
-        assert b"ends with LF only" in answer_of(client)
+        assert b"not valid HTTP/1.1" in answer_of(client)
 
 
 def test_a_length_that_comes_twice_alike_is_one(server: Running) -> None:

@@ -158,7 +158,7 @@ def test_models_and_errors(client: Any) -> None:
     assert client.models.retrieve("tiny").owned_by == "fastlstm"
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4' here"):
         client.completions.create(model="gpt-4", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="temperature is 9, expected a number, 0 to 2"):
+    with pytest.raises(openai.BadRequestError, match="expected `float` <= 2"):
         client.completions.create(model="tiny", prompt="a", temperature=9)
     told = "not in the vocabulary: 'Q' at 2; remove them, or train with vocab byte or bpe,"
     with pytest.raises(openai.BadRequestError, match=told):

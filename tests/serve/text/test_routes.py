@@ -275,9 +275,7 @@ def test_half_an_answer_ends_with_its_connection(error: BaseException, outcome: 
     assert metrics.outcomes.labels(outcome)._value.get() == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["content-type", "content-encoding", "inference-header-content-length"]
-)
+@pytest.mark.parametrize("name", ["content-type", "content-encoding"])
 def test_a_header_with_two_meanings_is_refused(server: Running, name: str) -> None:
     given = [(name, "5"), (name, "identity"), ("content-type", "application/json")]
     answer = server.client.post("/v1/completions", content=b'{"prompt":"a"}', headers=given)

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import counted
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
-from fastlstm.serve.forecast.request import InferRequest, input_specs, output_specs, parse_request
+from fastlstm.serve.forecast.request import (
+    InferRequest,
+    input_specs,
+    output_specs,
+    parse_request,
+    request_decoder,
+)
 from fastlstm.serve.forecast.sequence_store import SequenceStore
-from fastlstm.serve.forecast.tensors import Answer, encode_answer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import settle
@@ -25,11 +31,13 @@ if TYPE_CHECKING:
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 
+Floats = NDArray[np.floating]
 VERSION = "1"
 _SHORT_BODY = 1 << 16
 """Bytes of a request that are parsed on the event loop; longer ones are parsed by a worker."""
 _FEW_NUMBERS = 1 << 10
-"""Numbers of an answer that are encoded on the event loop; more are encoded by a worker."""
+"""Numbers of an answer that are computed on the event loop; more are computed by a worker."""
+Outputs = dict[str, Floats]
 
 
 class PendingForecast(Reservation):
@@ -58,6 +66,7 @@ class ForecastEngine(Engine):
         super().__init__(model.name, settings, metrics)
         self.model, self.path = model, f"/v2/models/{model.name}/infer"
         self.inputs, self.outputs = input_specs(model), output_specs(model)
+        self.decoder = request_decoder(self.inputs.values())
         self._sequences = SequenceStore(
             model.input_size,
             Places(settings.max_sequences, is_shared=is_shared),
@@ -91,11 +100,9 @@ class ForecastEngine(Engine):
         super().update_gauges()
         self._metrics.sequences.set(len(self._sequences))
 
-    async def read(
-        self, pending: PendingForecast, body: bytes, header_length: int | None
-    ) -> InferRequest:
+    async def read(self, pending: PendingForecast, body: bytes) -> InferRequest:
         """Parses a request; those of one key are parsed in order, long ones by a worker."""
-        args, tenant = (body, header_length, self.model, self.inputs), pending.tenant
+        args, tenant = (body, self.model, self.decoder), pending.tenant
         if len(body) <= _SHORT_BODY and not self._num_reading[tenant]:
             return parse_request(*args)
         self._num_reading[tenant] += 1
@@ -137,10 +144,10 @@ class ForecastEngine(Engine):
             )
             raise ApiError(400, message)
 
-    async def encode(
+    async def outputs_of(
         self, pending: PendingForecast, request: InferRequest, forecasts: Forecasts
-    ) -> Answer:
-        """Returns the answer, whose `parts` are encoded by `next_part`.
+    ) -> Outputs:
+        """Returns the outputs that a request asks for, by name.
 
         Raises:
             ApiError: 400, the forecast is not finite, or validation had too few values for a
@@ -148,16 +155,12 @@ class ForecastEngine(Engine):
             Disconnected: the client has left.
         """
         if forecasts.parameters.numel() * (1 + len(request.levels)) <= _FEW_NUMBERS:
-            return self._encode(request, forecasts)
+            return self._outputs(request, forecasts)
         return await pending.wait(
-            self._writer.call(self._encode, request, forecasts, tenant=pending.tenant)
+            self._writer.call(self._outputs, request, forecasts, tenant=pending.tenant)
         )
 
-    def next_part(self, pending: PendingForecast, answer: Answer) -> asyncio.Future[bytes]:
-        """Has a worker encode the next part of an answer; empty at the end."""
-        return self._writer.call(next, answer.parts, b"", tenant=pending.tenant)
-
-    def _encode(self, request: InferRequest, forecasts: Forecasts) -> Answer:
+    def _outputs(self, request: InferRequest, forecasts: Forecasts) -> Outputs:
         make: dict[str, Callable[[], Any]] = {
             "forecast": forecasts.values,
             "quantiles": lambda: forecasts.quantiles(request.levels),
@@ -170,11 +173,7 @@ class ForecastEngine(Engine):
         if not all(np.isfinite(values).all() for values in outputs.values()):
             message = "the forecast is not finite: the inputs are far beyond what the model knows"
             raise ApiError(400, f"{message}{request.rows_note}")
-        head: dict[str, Any] = {"model_name": self.name, "model_version": VERSION}
-        if request.id is not None:
-            head["id"] = request.id
-        binary = frozenset(name for name, is_binary in request.outputs.items() if is_binary)
-        return encode_answer(head, outputs, binary)
+        return outputs
 
     def _spread(self, batch: BatchResult) -> None:
         self._progress_s = time.monotonic()

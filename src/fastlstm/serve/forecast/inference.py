@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fastlstm.serve.forecast.engine import VERSION, PendingForecast
-from fastlstm.serve.http.body import HEADER_LENGTH
-from fastlstm.serve.http.errors import ApiError, no_model, shown
+from fastlstm.serve.forecast.tensors import answer_parts
+from fastlstm.serve.http.errors import ApiError, Disconnected, no_model, shown
 from fastlstm.serve.http.sender import Sender
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from fastlstm.forecast.window_forecaster import Forecasts
-    from fastlstm.serve.forecast.engine import ForecastEngine
+    from fastlstm.serve.forecast.engine import ForecastEngine, Outputs
     from fastlstm.serve.forecast.request import InferRequest
-    from fastlstm.serve.forecast.tensors import Answer
     from fastlstm.serve.http.access import Record
     from fastlstm.serve.service import Service
 
-EXTENSIONS = ("binary_tensor_data", "parameters", "sequence", "sequence(string_id)")
+EXTENSIONS = ("parameters", "sequence", "sequence(string_id)")
+_BINARY = b"inference-header-content-length"
+_FEW_NUMBERS = 1 << 12
+"""Numbers of an answer that is sent whole, with its length."""
 
 
 def inference_routes(service: Service) -> list[Route]:
@@ -87,17 +89,22 @@ class Infer:
         # A place is taken before the body is read: so the memory of bodies is bounded, too.
         engine.admission.reserve(pending)
         try:
-            with Sender(scope, receive, send, pending.leave, service) as sender:
-                body = await service.bodies.read_tensors(scope, receive)
+            with Sender(scope, receive, send, pending.leave, service.metrics) as sender:
+                if any(name == _BINARY for name, _ in scope["headers"]):
+                    message = "binary tensors are not supported; send JSON (tritonclient:"
+                    raise ApiError(400, f"{message} binary_data=False)", closes=True)
+                body = await service.bodies.read_json(scope, receive)
                 sender.watch_client()
-                request = await engine.read(pending, *body)
+                request = await engine.read(pending, body)
                 del body
                 engine.submit(pending, request)
                 record.windows = pending.num_places
                 forecasts = await _forecasts(pending, request, record)
-                answer = await engine.encode(pending, request, forecasts)
+                outputs = await engine.outputs_of(pending, request, forecasts)
                 del forecasts  # shares memory with all of its pass
-                await _send(answer, engine, pending, sender)
+                head = {"model_name": engine.name, "model_version": VERSION}
+                head |= {} if request.id is None else {"id": request.id}
+                await _send(head, outputs, pending, sender)
         finally:
             engine.scheduler.release(pending)
 
@@ -114,16 +121,18 @@ async def _forecasts(pending: PendingForecast, request: InferRequest, record: Re
 
 
 async def _send(
-    answer: Answer, engine: ForecastEngine, pending: PendingForecast, sender: Sender
+    head: dict[str, str], outputs: Outputs, pending: PendingForecast, sender: Sender
 ) -> None:
-    kind, more = b"application/json", []
-    if answer.json_length is not None:
-        kind = b"application/octet-stream"
-        more.append((HEADER_LENGTH, b"%d" % answer.json_length))
-    await sender.start(kind, answer.length, *more)
-    if answer.length is not None:
-        await sender.body(b"".join(answer.parts), is_last=True)
+    parts = answer_parts(head, outputs)
+    if sum(values.size for values in outputs.values()) <= _FEW_NUMBERS:
+        whole = b"".join(parts)
+        await sender.start(b"application/json", len(whole))
+        await sender.body(whole, is_last=True)
         return
-    while part := await pending.wait(engine.next_part(pending, answer)):
+    await sender.start(b"application/json")
+    for part in parts:
+        if pending.has_left:
+            raise Disconnected
         await sender.body(part)
+        await asyncio.sleep(0)  # each part is made in a turn of the event loop of its own
     await sender.body(b"", is_last=True)

@@ -4,73 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
 from fastlstm.serve.forecast.sequence_store import SequenceStep
-from fastlstm.serve.forecast.tensors import (
-    FLOATS,
-    TensorSpec,
-    parameters_of,
-    read_inputs,
-    short,
-    split_body,
-)
-from fastlstm.serve.http import fields
+from fastlstm.serve.forecast.tensors import FLOATS, Tensor, TensorSpec, read_inputs
 from fastlstm.serve.http.errors import ApiError, value_name
+from fastlstm.serve.http.structs import MAX_NUMBER, decode, refused
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
 
 Floats = NDArray[np.floating]
 
-MAX_NAME = 256
-_MAX_LEVELS, _LEVEL = 199, fields.Number(0.005, 0.995)
 _MAX_HINTS = 1000
 _NAMES = "_names"
-_OUTPUTS = ("forecast", "quantiles")
+_MAX_ID = (1 << 64) - 1
+OutputName = Literal["forecast", "quantiles"]
+Name = Annotated[str, Meta(max_length=256)]
+SequenceNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": _MAX_ID})]
+Level = Annotated[float, Meta(ge=0.005, le=0.995)]
+_NO_BINARY = "binary tensors are not supported; send false (tritonclient: binary_data=False)"
 
 
-class _Levels(fields.Field):
-    def parse(self, name: str, value: Any) -> tuple[float, ...]:
-        levels = value if isinstance(value, list) else []
-        if not 1 <= len(levels) <= _MAX_LEVELS or not all(
-            type(level) in (int, float) and _LEVEL.low <= level <= _LEVEL.high for level in levels
-        ):
-            bounds = f"{_LEVEL.low} to {_LEVEL.high}"
-            expected = f"a list of 1 to {_MAX_LEVELS} numbers from {bounds}"
-            raise _bad(f"{name} is {short(value)}, expected {expected}")
-        return tuple(map(float, levels))
+class Parameters(Struct, forbid_unknown_fields=True):
+    """Parameters of a request; null counts as left out."""
 
-    def schema(self) -> fields.Schema:
-        items = _LEVEL.schema()
-        return {"type": "array", "items": items, "minItems": 1, "maxItems": _MAX_LEVELS}
+    quantiles: Annotated[list[Level], Meta(min_length=1, max_length=199)] | None = None
+    timeout: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="microseconds")] | None = None
+    sequence_id: SequenceNumber | Name | None = None
+    sequence_start: bool | None = None
+    sequence_end: bool | None = None
+    binary_data_output: bool | None = None
 
 
-class _SequenceId(fields.Field):
-    def parse(self, name: str, value: Any) -> int | str:
-        is_number = type(value) is int and 0 <= value < 1 << 64
-        if not is_number and not (type(value) is str and len(value) <= MAX_NAME):
-            expected = f"a whole number below 2^64 or a string of at most {MAX_NAME} characters"
-            raise fields.unexpected(name, value, expected)
-        return cast("int | str", value)
+class OutputParameters(Struct, forbid_unknown_fields=True):
+    """Parameters of an output."""
 
-    def schema(self) -> fields.Schema:
-        return {"anyOf": [fields.Integer(0, (1 << 64) - 1).schema(), _ID.schema()]}
+    binary_data: bool | None = None
 
 
-_ID = fields.Text(MAX_NAME)
-_PARAMETERS: dict[str, fields.Field] = {
-    "quantiles": _Levels(),
-    "timeout": fields.Integer(0, (1 << 53) - 1, " of microseconds", "microseconds; 0 is none"),
-    "sequence_id": _SequenceId(),
-    "sequence_start": fields.Flag(),
-    "sequence_end": fields.Flag(),
-    "binary_data_output": fields.Flag(),
-}
+class Output(Struct, forbid_unknown_fields=True):
+    """An output that a request asks for."""
+
+    name: OutputName
+    parameters: OutputParameters | None = None
+
+
+class InferFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """An inference request as it comes; `request_decoder` narrows its inputs."""
+
+    id: Name | None = None
+    parameters: Parameters | None = None
+    inputs: list[Any]
+    outputs: list[Output] | None = None
+
+
+NAMES = tuple(
+    name
+    for kind in (InferFields, Parameters, Output, OutputParameters, Tensor)
+    for name in kind.__struct_fields__
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class InferRequest:
         future: shape ``(B, h, future covariates)``, or None where there are none.
         statics: shape ``(B, S)``, with the number of the series behind them if the model knows
             several; or None where there are none, or the sequence has them.
-        outputs: which to answer, and whether binary.
+        outputs: which to answer.
         levels: of the quantiles.
         step: of a sequence, or None.
         timeout_s: from the request's headers, or None.
@@ -94,7 +93,7 @@ class InferRequest:
     past: Floats
     future: Floats | None
     statics: Floats | None
-    outputs: dict[str, bool]
+    outputs: tuple[str, ...]
     levels: tuple[float, ...]
     step: SequenceStep | None
     timeout_s: float | None
@@ -138,32 +137,29 @@ def _datatype(model: WindowForecaster) -> str:
     return next(name for name, dtype in FLOATS.items() if dtype == model.dtype)
 
 
-def request_schema(inputs: Iterable[TensorSpec]) -> fields.Schema:
-    """Returns the JSON schema of a request with these inputs."""
-    parameters = fields.object_schema({"binary_data": fields.Flag().schema()})
-    output = {"name": {"enum": list(_OUTPUTS)}, "parameters": fields.or_null(parameters)}
-    outputs = {"type": "array", "items": fields.object_schema(output, "name")}
-    properties = {
-        "id": fields.or_null(_ID.schema()),
-        "parameters": fields.or_null(fields.fields_schema(_PARAMETERS)),
-        "inputs": {"type": "array", "items": {"anyOf": [spec.schema() for spec in inputs]}},
-        "outputs": fields.or_null(outputs),
-    }
-    return fields.object_schema(properties, "inputs")
+def request_decoder(inputs: Iterable[TensorSpec]) -> msgspec.json.Decoder[InferFields]:
+    """Returns the decoder of requests with these inputs."""
+    kinds = tuple(spec.struct() for spec in inputs)
+    own = [("inputs", list[Union[kinds]])]  # type: ignore[valid-type]  # noqa: UP007
+    kind = msgspec.defstruct(
+        "Request", own, bases=(InferFields,), forbid_unknown_fields=True, kw_only=True
+    )
+    return msgspec.json.Decoder(kind)
 
 
 def parse_request(
-    body: bytes, header_length: int | None, model: WindowForecaster, specs: Mapping[str, TensorSpec]
+    body: bytes, model: WindowForecaster, decoder: msgspec.json.Decoder[InferFields]
 ) -> InferRequest:
-    """Parses and checks a request with `header_length` bytes of JSON; null counts as left out."""
-    request, binary = split_body(body, header_length)
-    fields.check_names(request, ("id", "parameters", "inputs", "outputs"))
-    values = fields.parse_fields(parameters_of(request, "the request"), _PARAMETERS, "parameter")
-    step = _step(values)
-    inputs = read_inputs(request.get("inputs"), binary, specs)
+    """Parses and checks a request; null counts as left out."""
+    notes = {"inputs": f"; GET /v2/models/{model.name} lists the inputs"}
+    fields = decode(body, decoder, NAMES, notes=notes)
+    parameters = fields.parameters or Parameters()
+    if parameters.binary_data_output:
+        raise refused("binary_data_output", _NO_BINARY)
+    step, inputs = _step(parameters), read_inputs(fields.inputs)
     past = _joined(model.past, "past", inputs)
     if past is None:
-        raise _bad(f"the input 'past' is missing; this model takes {', '.join(specs)}")
+        raise _bad(f"the input 'past' is missing; this model takes {', '.join(input_specs(model))}")
     future = _joined(model.future, "future", inputs)
     statics = _joined(model.static, "static", inputs)
     _check_rows(past, model.input_size, step)
@@ -185,17 +181,16 @@ def parse_request(
             part for part in (statics, unknown if series is None else series) if part is not None
         ]
         statics = np.concatenate(parts, 1)
-    levels, request_id = values.get("quantiles", ()), request.get("id")
-    is_binary = values.get("binary_data_output", False)
+    levels = tuple(parameters.quantiles or ())
     return InferRequest(
-        id=None if request_id is None else _ID.parse("id", request_id),
+        id=fields.id,
         past=np.ascontiguousarray(past[:, -model.input_size :]),  # without the older rows
         future=future,
         statics=statics,
-        outputs=_outputs(request.get("outputs"), levels, is_binary=is_binary),
+        outputs=_outputs(fields.outputs or [], levels),
         levels=levels,
         step=step,
-        timeout_s=values["timeout"] / 1e6 if values.get("timeout") else None,
+        timeout_s=parameters.timeout / 1e6 if parameters.timeout else None,
     )
 
 
@@ -255,9 +250,11 @@ def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> Non
         raise _bad(f"'past' has {windows} windows, a sequence has one; send one sequence a request")
 
 
-def _step(values: Mapping[str, Any]) -> SequenceStep | None:
-    name = values.get("sequence_id", 0)
-    starts, ends = (values.get(key, False) for key in ("sequence_start", "sequence_end"))
+def _step(parameters: Parameters) -> SequenceStep | None:
+    name = parameters.sequence_id
+    starts, ends = bool(parameters.sequence_start), bool(parameters.sequence_end)
+    if isinstance(name, int) and name > _MAX_ID:
+        raise refused("sequence_id", f"expected `int` <= {_MAX_ID}")
     if name:
         return SequenceStep(name, starts, ends)
     if starts or ends:
@@ -265,26 +262,17 @@ def _step(values: Mapping[str, Any]) -> SequenceStep | None:
     return None
 
 
-def _outputs(listed: Any, levels: tuple[float, ...], *, is_binary: bool) -> dict[str, bool]:
-    """Returns which outputs to answer, in their order, and whether binary."""
-    if listed is None or listed == []:
-        return dict.fromkeys(_OUTPUTS if levels else _OUTPUTS[:1], is_binary)
-    if not isinstance(listed, list) or not all(isinstance(output, dict) for output in listed):
-        raise fields.unexpected("outputs", listed, "a list of objects with a name")
-    outputs: dict[str, bool] = {}
+def _outputs(listed: list[Output], levels: tuple[float, ...]) -> tuple[str, ...]:
+    """Returns which outputs to answer, in their order."""
+    names = tuple(output.name for output in listed)
     for output in listed:
-        fields.check_names(output, ("name", "parameters"), "field of outputs")
-        name = output.get("name")
-        if name not in _OUTPUTS:
-            known = ", ".join(_OUTPUTS)
-            raise _bad(f"there is no output {value_name(name)}; this model has {known}")
-        if name == "quantiles" and not levels:
+        if output.name == "quantiles" and not levels:
             raise _bad("the output 'quantiles' needs the parameter quantiles, such as [0.1, 0.9]")
-        if name in outputs:
-            raise _bad(f"output '{name}' appears twice; name it once")
-        parameters = parameters_of(output, f"output '{name}'", "binary_data")
-        outputs[name] = fields.Flag().parse("binary_data", parameters.get("binary_data", is_binary))
-    return outputs
+        if names.count(output.name) > 1:
+            raise _bad(f"output '{output.name}' appears twice; name it once")
+        if output.parameters and output.parameters.binary_data:
+            raise refused("binary_data", _NO_BINARY)
+    return names or ("forecast", *(("quantiles",) if levels else ()))
 
 
 def _check_targets(past: Floats, targets: Sequence[str]) -> None:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from fastlstm.serve.log import Log
     from fastlstm.serve.metrics import Metrics
 
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32768
-_ONCE = (b"content-type", b"content-encoding", b"inference-header-content-length")
+MAX_HEADERS, MAX_HEADER_BYTES = 100, 32768
+_ONCE = (b"content-type", b"content-encoding")
 """Headers that may come once only: two could contradict each other."""
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _KEY_DIGITS = 4
@@ -103,7 +102,8 @@ class Access:
             _check_headers(scope)
             await self._app(scope, receive, send)
         except Disconnected:
-            record.failure = record.failure or "disconnected"
+            has_stalled = getattr(scope["state"].get("connection"), "has_stalled", False)
+            record.failure = record.failure or ("stalled" if has_stalled else "disconnected")
         except asyncio.CancelledError:  # the server ends
             record.failure = record.failure or "cancelled"
             await _end(scope, send, record, Unavailable(ENDING))
@@ -164,6 +164,13 @@ def _check_headers(scope: Scope) -> None:
         expected = f"at most {MAX_HEADERS} of {MAX_HEADER_BYTES}"
         raise ApiError(431, f"the request has {came}, expected {expected}", closes=True)
     names = [name for name, _ in headers]
+    if b"transfer-encoding" in names:  # what a proxy may read differently (request smuggling)
+        if b"content-length" in names:
+            message = "the request has Content-Length and Transfer-Encoding, expected one of them"
+            raise ApiError(400, message, closes=True)
+        if scope["http_version"] < "1.1":
+            message = "Transfer-Encoding goes with HTTP/1.1 only; send Content-Length"
+            raise ApiError(400, message, closes=True)
     for name in _ONCE:
         if (times := names.count(name)) > 1:
             raise ApiError(400, f"the header '{name.decode()}' comes {times} times; send it once")

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope
 
-HEADER_LENGTH = b"inference-header-content-length"
-"""Bytes of JSON before the binary data. No form can send it, so no content type is required."""
 _SHORT = 1 << 16
 """Bytes of a body that are read as they arrive."""
 _PARTS_PER_TURN = 4
@@ -35,24 +33,6 @@ class Bodies:
         """
         headers = dict(scope["headers"])
         _check_type(headers)
-        return await self._read(headers, receive)
-
-    async def read_tensors(self, scope: Scope, receive: Receive) -> tuple[bytes, int | None]:
-        """As `read_json`, and the length of the JSON if tensors follow it; 400 if it is none."""
-        headers = dict(scope["headers"])
-        length = headers.get(HEADER_LENGTH)
-        if length is None:
-            _check_type(headers)
-        elif not length.isdigit() or len(length) > 18:
-            came, expected = (
-                length[:100].decode("latin-1"),
-                "the number of bytes of JSON before tensors",
-            )
-            message = f"Inference-Header-Content-Length is '{came}', expected {expected}"
-            raise ApiError(400, message)
-        return await self._read(headers, receive), None if length is None else int(length)
-
-    async def _read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise ApiError(415, "the body is compressed; send it without Content-Encoding")
         length = headers.get(b"content-length", b"0")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
+
+import msgspec
 
 _TYPES = {
     401: "authentication_error",
@@ -50,13 +51,14 @@ class ApiError(Exception):
     def body_at(self, path: str) -> bytes:
         """Returns the error object as JSON, in the form of the path's protocol."""
         if path == "/v2" or path.startswith("/v2/"):
-            return json.dumps({"error": self.message}, separators=(",", ":")).encode("ascii")
+            return msgspec.json.encode({"error": self.message})
         return self.body
 
-    def response(self, *more: str) -> bytes:
-        """Returns the whole HTTP/1.1 response, for where no parser is."""
-        own = {"content-type": "application/json", "content-length": len(self.body), **self.headers}
-        lines = "\r\n".join([*(f"{name}: {value}" for name, value in own.items()), *more])
+    def response(self) -> bytes:
+        """Returns the whole HTTP/1.1 response, which ends the connection."""
+        kind = {"content-type": "application/json", "connection": "close"}
+        own = {**kind, "content-length": len(self.body), **self.headers}
+        lines = "\r\n".join(f"{name}: {value}" for name, value in own.items())
         head = f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{lines}\r\n\r\n"
         return head.encode("ascii") + self.body
 
@@ -97,9 +99,9 @@ def no_model(name: str, own: str) -> ApiError:
 def error_json(
     message: str, kind: str = "server_error", param: str | None = None, code: str | None = None
 ) -> bytes:
-    """Returns OpenAI's error object, ASCII."""
+    """Returns OpenAI's error object."""
     error = {"message": message, "type": kind, "param": param, "code": code}
-    return json.dumps({"error": error}, separators=(",", ":")).encode("ascii")
+    return msgspec.json.encode({"error": error})
 
 
 def shown(text: str) -> str:

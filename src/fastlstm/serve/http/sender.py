@@ -1,4 +1,4 @@
-"""Sending to a client that may be slow or stalled."""
+"""Sending to a client that may be slow, or leave."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from fastlstm.serve.service import Service
+    from fastlstm.serve.metrics import Metrics
 
 _SLICE = 1 << 16
 """Bytes handed to the connection at a time."""
 
 
 class Sender:
-    """Sends the answer to one request; cuts off a stalled client while it is open (`with`).
+    """Sends the answer to one request, and watches its client while it is open (`with`).
 
-    Calls `on_left` when the client has left, or is cut off. `waits_since_s` is when the slice was
-    handed to the connection that was not taken yet, or None.
+    Calls `on_left` when the client has left, or is cut off.
     """
 
     def __init__(
@@ -30,23 +29,18 @@ class Sender:
         receive: Receive,
         send: Send,
         on_left: Callable[[], object],
-        service: Service,
+        metrics: Metrics,
     ) -> None:
-        state = scope["state"]
-        self._connection, self._record = state.get("connection"), state["record"]
+        self._record = scope["state"]["record"]
         self._receive, self._send, self._on_left = receive, send, on_left
-        self._metrics, self._stalls = service.metrics, service.stalls
-        self._sends = service.metrics.http.sends
+        self._metrics = metrics
         self._watch: asyncio.Task[None] | None = None
         self._last_s = 0.0
-        self.waits_since_s: float | None = None
 
     def __enter__(self) -> Self:
-        self._stalls.senders.add(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stalls.senders.discard(self)
         if self._watch is not None:
             self._watch.cancel()
 
@@ -59,10 +53,8 @@ class Sender:
             pass
         self._on_left()
 
-    async def start(
-        self, kind: bytes, length: int | None = None, *more: tuple[bytes, bytes]
-    ) -> None:
-        headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
+    async def start(self, kind: bytes, length: int | None = None) -> None:
+        headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         else:
@@ -81,23 +73,10 @@ class Sender:
             self._metrics.between.observe(now_s - self._last_s)
         self._last_s = now_s
         for data, is_end in _slices(parts):
-            self.waits_since_s = time.monotonic()
-            self._sends.change(1)
             message = {"type": "http.response.body", "body": data}
-            try:
-                await self._send({**message, "more_body": not (is_last and is_end)})
-            finally:
-                self.waits_since_s = None
-                self._sends.change(-1)
+            await self._send({**message, "more_body": not (is_last and is_end)})
             if not is_end:
                 await asyncio.sleep(0)
-
-    def cut(self) -> None:
-        """Ends the connection of a stalled client; what it has not read is lost."""
-        self._record.failure = "stalled"
-        self._on_left()
-        if self._connection is not None:
-            self._connection.abort()
 
 
 def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
@@ -114,19 +93,3 @@ def _slices(parts: Sequence[bytes | bytearray]) -> Iterator[tuple[bytes, bool]]:
                 data.clear()
             data += view[first : first + _SLICE]
     yield bytes(data), True
-
-
-class Stalls:
-    """Cuts off clients that take no slice for `limit_s` seconds."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self.senders: set[Sender] = set()
-
-    async def watch(self) -> None:
-        while True:
-            await asyncio.sleep(min(1.0, self._limit_s / 4))
-            before_s = time.monotonic() - self._limit_s
-            for sender in list(self.senders):
-                if sender.waits_since_s is not None and sender.waits_since_s < before_s:
-                    sender.cut()

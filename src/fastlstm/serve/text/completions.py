@@ -37,17 +37,13 @@ class Completions:
         channel = Channel(scope["state"]["tenant"])
         # A place is taken before the body is read: so the memory of bodies is bounded, too.
         engine.admission.reserve(channel)
-        num_scored, num_texts = 0, 1
-        texts = service.metrics.http.texts
-        texts.change(num_texts)
+        num_scored = 0
         try:
-            with Sender(scope, receive, send, channel.leave, service) as sender:
+            with Sender(scope, receive, send, channel.leave, service.metrics) as sender:
                 body = await service.bodies.read_json(scope, receive)
                 sender.watch_client()
                 request, generations = await engine.read(channel, body)
                 del body
-                texts.change(request.num_choices - num_texts)
-                num_texts = request.num_choices
                 num_scored = engine.reserve_scores(request, generations, channel.tenant)
                 usage = Usage(sum(len(generation.prompt) for generation in generations))
                 num_repeated = usage.prompt_tokens if request.echo else 0
@@ -58,7 +54,6 @@ class Completions:
                 engine.submit(channel, generations)
                 await (answer.stream() if request.stream else answer.whole())
         finally:
-            texts.change(-num_texts)
             engine.release_scores(num_scored, channel.tenant)
             engine.scheduler.release(channel)
 

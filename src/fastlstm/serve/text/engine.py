@@ -14,7 +14,7 @@ from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.text.generation import GenerationRequest, State
 from fastlstm.serve.text.prefix_cache import NOTHING, Prefix, PrefixCache
-from fastlstm.serve.text.requests import CompletionRequest, completion_fields, parse_completion
+from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
 from fastlstm.serve.text.scheduler import Scheduler, StepResult
 from fastlstm.text.sampling import MAX_SEED
 from fastlstm.text.seal import Seal
@@ -96,7 +96,7 @@ class TextEngine(Engine):
     Attributes:
         created: when it was loaded, in seconds since 1970.
         seal: signs and opens states.
-        fields: of a completion request.
+        decoder: of completion requests.
     """
 
     kind, path = "language model", "/v1/completions"
@@ -115,7 +115,8 @@ class TextEngine(Engine):
         super().__init__(model.name, settings, metrics)
         self.model, self.created = model, int(time.time())
         self.seal = Seal(session_key, model.decoder.model_hash)
-        self.fields = completion_fields(model.name, model.tokenizer.vocab_size, settings.max_tokens)
+        vocab_size = model.tokenizer.vocab_size
+        self.decoder = completion_decoder(model.name, vocab_size, settings.max_tokens)
         self._scored = Places(settings.max_scored, is_shared=is_shared)
         self.scheduler = Scheduler(
             model.decoder,
@@ -127,19 +128,8 @@ class TextEngine(Engine):
             prefix_cache=PrefixCache(settings.prefix_cache),
             is_shared=is_shared,
         )
-        metrics.model = {
-            "name": model.name,
-            "weights": model.decoder.weight_format,
-            "hash": model.decoder.model_hash[:16],
-            "threads": str(settings.threads),
-            "threads_used": "auto" if threads is None else str(threads),
-            "max_streams": str(settings.max_streams),
-            "max_queue": str(settings.max_queue),
-        }
-
-    def update_gauges(self) -> None:
-        super().update_gauges()
-        self._metrics.engine_s, self._metrics.engine_text_s = self.scheduler.read_times()
+        about = {"name": model.name, "weights": model.decoder.weight_format}
+        metrics.describe(**about, hash=model.decoder.model_hash[:16])
 
     def submit(self, channel: Channel, generations: list[GenerationRequest]) -> None:
         """Starts generations; their output comes to the channel."""
@@ -152,11 +142,7 @@ class TextEngine(Engine):
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
         """Parses a request, and reserves a place for each text; long bodies go to a worker."""
         if len(body) <= _SHORT_BODY:
-            started_s = time.monotonic()
-            try:
-                return self._read(channel, body)
-            finally:
-                self._metrics.http.parse_s += time.monotonic() - started_s
+            return self._read(channel, body)
         # In no variable: an error's traceback leads here, and it would lead back to the error.
         return await channel.wait(
             self._reader.call(self._read, channel, body, tenant=channel.tenant)
@@ -165,7 +151,8 @@ class TextEngine(Engine):
     def _read(
         self, channel: Channel, body: bytes
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
-        request = parse_completion(body, self.fields, self.model.generation)
+        limit, defaults = self._settings.max_tokens, self.model.generation
+        request = parse_completion(body, self.decoder, self.name, limit, defaults)
         self.admission.reserve(channel, request.num_choices)
         return request, self._generations(request, channel)
 
@@ -174,10 +161,7 @@ class TextEngine(Engine):
     ) -> Result:
         """Calls a function, on a worker if it handles many tokens."""
         if num_tokens <= _FEW_TOKENS:
-            started_s = time.monotonic()
-            result = function(*args)
-            self._metrics.http.encode_s += time.monotonic() - started_s
-            return result
+            return function(*args)
         return await channel.wait(self._writer.call(function, *args, tenant=channel.tenant))
 
     def reserve_scores(

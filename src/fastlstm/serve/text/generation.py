@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,7 +74,6 @@ class GenerationRequest:
         scores_prompt: the prompt's tokens are scored, too.
         returns_state: the last chunk carries the state.
         prefix: the cached part of the prompt.
-        made_s: when it was read, `time.monotonic`.
     """
 
     channel: Channel
@@ -90,7 +88,6 @@ class GenerationRequest:
     scores_prompt: bool = False
     returns_state: bool = False
     prefix: Prefix = NOTHING
-    made_s: float = field(default_factory=time.monotonic)
 
     @property
     def indices(self) -> range:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 
@@ -237,5 +238,4 @@ def _text_json(text: str) -> bytes:
     return _dumps(text)[1:-1]
 
 
-def _dumps(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+_dumps = msgspec.json.encode

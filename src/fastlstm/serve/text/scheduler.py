@@ -133,14 +133,6 @@ class Scheduler(ModelThread):
                 self.admission.release(channel)
             self._changed.notify()
 
-    def read_times(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns seconds of the engine's thread, and texts times seconds, by phase."""
-        with self._changed:
-            now_s = time.monotonic()
-            waiting_s = sum(_queue_s(request, now_s) for request in self._waiting)
-            thread, texts = self.times.read()
-        return thread, {**texts, "queue": texts["queue"] + waiting_s}
-
     def wake(self) -> None:
         """To be called when a client has caught up."""
         with self._changed:
@@ -152,21 +144,14 @@ class Scheduler(ModelThread):
         while True:
             with self._changed:
                 while not (self.admission.is_stopping or self._active or self._waiting):
-                    self.times.count(0, 0)
-                    self.times.enter("idle")
                     self._changed.wait()
-                    self.times.enter("output")
                 if self.admission.is_stopping:
                     break
                 self._drop_cancelled()
                 self._start_waiting()
                 ready = [s for s in self._active if not s.channel.is_congested]
-                num_ready = sum(len(sequence.indices) for sequence in ready)
-                self.times.count(num_ready, self._slots.num_taken - num_ready)
                 if not ready and self._active:
-                    self.times.enter("blocked")
                     self._changed.wait(_CONGESTED_WAIT_S)
-                    self.times.enter("output")
             if ready:
                 self._deliver(self._step(ready))
         self._end_all()
@@ -177,7 +162,6 @@ class Scheduler(ModelThread):
             self._free(sequence)
         for request in [r for r in self._waiting if r.channel.is_cancelled]:
             self._waiting.remove(request)
-            self.times.add_queue(_queue_s(request, time.monotonic()))
             self.admission.release(request.channel, len(request.indices))
 
     def _start_waiting(self) -> None:
@@ -198,7 +182,6 @@ class Scheduler(ModelThread):
         self._waiting.extendleft(reversed(later))
 
     def _start(self, request: GenerationRequest) -> None:
-        self.times.add_queue(_queue_s(request, time.monotonic()))
         self._slots.take(request.channel.tenant, len(request.indices))
         try:
             self._active += first_sequences(request, self._decoder, self._tokenizer)
@@ -210,11 +193,9 @@ class Scheduler(ModelThread):
     def _step(self, ready: list[ActiveSequence]) -> StepResult:
         """Advances sequences, and sorts out what they wrote and which of them ended."""
         num_tokens = self._step_sizer.num_tokens(len(ready))
-        self.times.enter("model")
         start_s = time.perf_counter()
         failed = self._call(ready, num_tokens)
         seconds = time.perf_counter() - start_s
-        self.times.enter("output")
         why = _ALL_FAILED if len(failed) == len(ready) > 1 else _FAILED
         chunks: list[tuple[Channel, OutputChunk]] = []
         ended: list[ActiveSequence] = []
@@ -306,7 +287,6 @@ class Scheduler(ModelThread):
                 self._free(sequence)
             for request in self._waiting:
                 chunks += _failures(request, ENDING)
-                self.times.add_queue(_queue_s(request, time.monotonic()))
                 self.admission.release(request.channel, len(request.indices))
             self._active.clear()
             self._waiting.clear()
@@ -316,10 +296,6 @@ class Scheduler(ModelThread):
         count = len(ended.indices)
         self._slots.release(ended.channel.tenant, count)
         self.admission.release(ended.channel, count)
-
-
-def _queue_s(request: GenerationRequest, now_s: float) -> float:
-    return (now_s - request.made_s) * len(request.indices)
 
 
 def _failures(

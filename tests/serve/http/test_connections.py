@@ -1,0 +1,311 @@
+"""Connections: bodies in chunks, time limits, and more clients than there may be open files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h11
+import httpx
+import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fastlstm.errors import ConfigError
+from fastlstm.serve.http import connections
+from fastlstm.serve.http.access import MAX_HEADER_BYTES
+from fastlstm.serve.http.connections import Connection, Parser, Watch, max_connections
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.server import _handler
+from forecast_server import wait_until
+from running_server import SETTINGS
+from served_process import processes_of
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+BODY = b"a" * 3000
+
+
+def read(data: bytes) -> bytes:
+    """The body of a request that comes byte after byte."""
+    parser, body = Parser(h11.SERVER, MAX_HEADER_BYTES), b""
+    for byte in data:
+        parser.receive_data(bytes([byte]))
+        while (event := parser.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.EndOfMessage):
+                return body
+            if isinstance(event, h11.Data):
+                body += event.data
+    raise AssertionError("it never ended")
+
+
+def test_a_body_that_comes_byte_by_byte_is_read() -> None:
+    assert read(HEAD + b"content-length: 3000\r\n\r\n" + BODY) == BODY
+    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    assert read(chunked + b"bb8\r\n" + BODY + b"\r\n0\r\n\r\n") == BODY
+
+
+def test_a_connection_is_read_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(H11Protocol, "connection_made", lambda self, transport: None)
+    connection: Any = Connection.__new__(Connection)
+    connection.limit_concurrency = None
+    transport: Any = SimpleNamespace(max_size=1 << 18)  # asyncio's
+    connection.connection_made(transport)
+    assert transport.max_size == 1 << 17
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from fastlstm.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def start(plain_path: Path) -> Iterator[Any]:
+    yield from processes_of(plain_path)
+
+
+def is_live(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health/live", timeout=30).status_code == 200
+    return False
+
+
+def has_ended(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        while client.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_more_connections_than_files_stop_nobody(start: Any) -> None:
+    server = start("--header-timeout", "600", code=FEW_FILES)
+    host, port = server.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(90):
+            stack.enter_context(socket.create_connection((host, int(port)), 10))
+        # Those that ask nothing are closed once they have waited for a second.
+        wait_until(lambda: is_live(server.url))
+        answers = [httpx.get(f"{server.url}/metrics", timeout=30) for _ in range(3)]
+    assert [one.status_code for one in answers] == [200] * 3
+    assert "fastlstm_connections_dismissed_total 0.0" not in answers[0].text
+    assert server.end() == 0
+    lines = [line for line in server.lines if not line.startswith("{")]
+    assert sum("connections are open" in line for line in lines) == 1
+    assert len("".join(lines)) < 2000, lines[:20]
+
+
+def test_files_that_have_run_out_are_one_line_a_minute() -> None:
+    lines: list[str] = []
+    watch = Watch(SETTINGS, 10, Metrics(), lines.append)
+    others: list[Any] = []
+    loop: Any = SimpleNamespace(default_exception_handler=others.append)
+    handle = _handler(watch)
+    for _ in range(5):
+        handle(loop, {"exception": OSError(errno.EMFILE, "planted")})
+    assert [line.startswith("fastlstm: WARNING: 10 connections are open") for line in lines] == [
+        True
+    ]
+    handle(loop, {"exception": ValueError("planted")})
+    assert len(others) == 1
+
+
+def test_the_limit_leaves_room_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allow(number: int) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (number, number))
+
+    allow(1_000_000)
+    assert max_connections(6144) == 6144
+    allow(resource.RLIM_INFINITY)
+    assert max_connections(6144) == 6144
+    allow(2000)
+    assert 1 <= max_connections(6144) <= 2000 - connections._SPARE_FILES
+    allow(20)
+    with pytest.raises(ConfigError, match="the process may open 20 files"):
+        max_connections(6144)
+
+
+HELD = {
+    "silent": b"",
+    "trickling head": b"GET / HT",
+    "answered": b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    "answered, body to come": b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("sent", HELD.values(), ids=HELD)
+def test_who_holds_all_connections_and_asks_nothing_keeps_nobody_out(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 10)
+    monkeypatch.setattr(connections, "_WAITED_S", 0.2)
+    server = serve(header_timeout=60.0, body_timeout=60.0)
+    server.client.close()
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(server.address, 10)) for _ in range(10)
+        ]
+        for client in clients:
+            client.sendall(sent)
+            if sent.endswith(b"\n") or b"POST" in sent:
+                assert client.recv(5) == b"HTTP/"
+        time.sleep(0.1)
+        if sent == HELD["trickling head"]:
+            for client in clients:
+                client.sendall(b"T")  # one more byte makes no newcomer of it
+        time.sleep(0.4)
+        for _ in range(3):
+            answer = httpx.post(
+                f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 3}, timeout=10
+            )
+            assert answer.status_code == 200
+        wait_until(lambda: any(map(has_ended, clients)))
+    assert server.runner.service.metrics.dismissed._value.get() >= 1
+
+
+def test_a_connection_that_is_answered_is_not_closed_for_another(
+    serve: Any, lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastlstm.serve.server.max_connections", lambda _: 3)
+    monkeypatch.setattr(connections, "_WAITED_S", 0.2)
+    monkeypatch.setattr(connections, "_EXTRA", 2)
+    server = serve(max_tokens=1 << 40)
+    server.client.close()
+    body = {"prompt": "a", "max_tokens": 1 << 40, "stream": True}
+    with contextlib.ExitStack() as stack:
+        streams = []
+        for _ in range(3):
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+            answer = stack.enter_context(client.stream("POST", "/v1/completions", json=body))
+            streams.append(answer.iter_text())
+            next(streams[-1])
+        time.sleep(0.4)
+        refused = httpx.get(f"{server.url}/health/live", timeout=10)
+        assert refused.status_code == 503
+        # Many more are closed at once, whether they ask or not.
+        silent = [
+            stack.enter_context(socket.create_connection(server.address, 10)) for _ in range(4)
+        ]
+        wait_until(lambda: has_ended(silent[-1]))
+        for stream in streams:
+            assert next(stream)
+    assert server.runner.service.metrics.stalls._value.get() == 0
+
+
+class Fake:
+    """A connection in one state."""
+
+    def __init__(self, *waits_for: Any, since_s: float = 0.0, is_answering: bool = False) -> None:
+        self.waits_for, self.since_s, self.has_stalled = waits_for, since_s, False
+        self.is_idle = waits_for[0] in ("head", "request", "body") and not is_answering
+        self.conn = SimpleNamespace(trailing_data=(b"GET", False))
+        self.transport = SimpleNamespace(close=lambda: self.ends.append("closed"))
+        self.ends: list[Any] = []
+
+    def look(self, now_s: float) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.ends.append("aborted")
+
+    def refuse(self, error: Any) -> None:
+        self.ends.append(error.status)
+
+
+def watch_of(limit: int) -> Watch:
+    return Watch(SETTINGS, limit, Metrics(), lambda text: None)
+
+
+def test_each_wait_has_its_limit() -> None:
+    fakes = {
+        "head": (Fake("head"), SETTINGS.header_timeout, [408]),
+        "body": (Fake("body"), SETTINGS.body_timeout + connections._BODY_SPARE_S, ["aborted"]),
+        "reader": (Fake("reader", 100), SETTINGS.stall, ["aborted"]),
+    }
+    watch, free = watch_of(1000), [Fake("request"), Fake("answer")]
+    for fake, limit_s, ends in fakes.values():
+        found: list[Any] = [fake, *free]
+        watch.look(found, limit_s - 0.01)
+        assert fake.ends == []
+        watch.look(found, limit_s)
+        assert fake.ends == ends
+        assert fake.has_stalled == (fake.waits_for[0] == "reader")
+    silent = Fake("head")
+    silent.conn.trailing_data = (b"", False)
+    watch.look([silent], 3600.0)  # type: ignore[list-item]
+    assert silent.ends == ["aborted"]
+    assert [one.ends for one in free] == [[], []]
+
+
+def test_the_connections_that_have_waited_longest_make_room() -> None:
+    watch = watch_of(16)  # keeps room for two
+    idle = [Fake("request", since_s=7.0 + k) for k in range(3)]
+    busy = [Fake("answer") for _ in range(12)] + [Fake("body", is_answering=True)]
+    watch.look([*busy, idle[2], idle[0], idle[1]], 9.0)  # type: ignore[list-item]
+    assert [one.ends for one in idle] == [["closed"], ["closed"], []]
+    assert [one for one in busy if one.ends] == []
+    newcomers = [Fake("head", since_s=8.5) for _ in range(16)]
+    watch.look(newcomers, 9.0)  # type: ignore[arg-type]
+    assert [one for one in newcomers if one.ends] == []
+    watch.look([Fake("request") for _ in range(14)], 9.0)  # type: ignore[misc]
+
+
+def test_a_wait_begins_anew_with_progress_only() -> None:
+    connection: Any = Connection.__new__(Connection)
+    size, state = [0], [h11.IDLE]
+    connection.transport = SimpleNamespace(get_write_buffer_size=lambda: size[0])
+    connection.conn = SimpleNamespace(trailing_data=(b"", False))
+    connection.waits_for, connection.since_s, connection.cycle = ("head", None), 0.0, None
+
+    def looked(now_s: float) -> tuple[str, float]:
+        type(connection.conn).their_state = property(lambda self: state[0])
+        connection.look(now_s)
+        return connection.waits_for[0], connection.since_s
+
+    connection.conn = type("Conn", (), {"trailing_data": (b"", False)})()
+    assert looked(1.0) == ("head", 0.0)
+    connection.conn.trailing_data = (b"GET /", False)
+    assert looked(2.0) == ("head", 0.0)  # a byte more is no progress
+    state[0], connection.cycle = h11.SEND_BODY, object()
+    assert looked(3.0) == ("body", 3.0)
+    assert looked(4.0) == ("body", 3.0)
+    state[0] = h11.DONE
+    assert looked(5.0) == ("answer", 5.0)
+    size[0] = 100
+    assert looked(6.0) == ("reader", 6.0)
+    assert looked(7.0) == ("reader", 6.0)
+    size[0] = 90
+    assert looked(8.0) == ("reader", 8.0)
+    size[0], state[0], connection.conn.trailing_data = 0, h11.IDLE, (b"", False)
+    assert looked(9.0) == ("request", 9.0)
+    connection.conn.trailing_data = (b"G", False)
+    assert looked(10.0) == ("head", 10.0)
+
+
+def test_the_kernel_keeps_more_than_a_turn_takes(serve: Any) -> None:
+    from fastlstm.serve import server as server_module
+
+    server = serve()
+    held = asyncio.run_coroutine_threadsafe(hold(2.0), server.loop)
+    with contextlib.ExitStack() as stack:
+        for _ in range(server_module._A_TURN * 8):
+            stack.enter_context(socket.create_connection(server.address, 1))
+    held.result()
+
+
+async def hold(seconds: float) -> None:
+    """Keeps the event loop from accepting."""
+    time.sleep(seconds)
