@@ -25,7 +25,7 @@ HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
 """Hidden units to choose among."""
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
-"""Peak learning rates, measured on ETTh1 at H = 128 (docs/log.md)."""
+"""Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
 _SHARE_OF_SHORT = 0.1
 """Of the series, too short for the input that is chosen where none is asked for."""
 

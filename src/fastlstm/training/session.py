@@ -296,7 +296,7 @@ class RunSession(EventHub):
 
         With local steps of an optimizer whose steps have a length of their own, whatever that of
         the gradient, it is sqrt(W) times as high: the mean of W steps, each from a W-th of the
-        batch, is shorter than one from the whole (docs/log.md, local steps).
+        batch, is shorter than one from the whole (benchmarks/log, local steps).
         """
         if options.learning_rate is not None:
             return options
