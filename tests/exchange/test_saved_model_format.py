@@ -1,4 +1,4 @@
-"""What can be held of SavedModels without TensorFlow; `campaigns/saved_models.py` has the rest."""
+"""What can be held of SavedModels without TensorFlow."""
 
 from __future__ import annotations
 
