@@ -15,7 +15,6 @@ import collections
 import os
 import random
 import resource
-import shutil
 import sys
 import tempfile
 import time
