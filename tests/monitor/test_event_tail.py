@@ -55,11 +55,6 @@ def test_damaged_lines_are_skipped(path: Path) -> None:
     assert steps(EventTail(path)) == [1, 2]
 
 
-def test_keys_of_format_1_are_renamed(path: Path) -> None:
-    add(path, line(1, tokens_per_s=5.0))
-    assert EventTail(path).read() == [{"event": "step", "step": 1, "units_per_s": 5.0}]
-
-
 def test_a_cut_file_is_read_again(path: Path) -> None:
     add(path, line(1) + line(2))
     tail = EventTail(path)

@@ -65,15 +65,7 @@ class CellOptions:
                     f" is {value!r}{nearest_hint(str(value), ACTIVATIONS)}, expected one of"
                     f" {', '.join(ACTIVATIONS)}",
                 )
-        self._set_text()
-
-    def _set_text(self) -> None:
         object.__setattr__(self, "text", str(tuple(getattr(self, n) for n in OPTION_NAMES)))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Pickles of older versions have no `text`."""
-        self.__dict__.update(state)
-        self._set_text()
 
     def __eq__(self, other: object) -> bool:
         return self.text == other.text if isinstance(other, CellOptions) else NotImplemented

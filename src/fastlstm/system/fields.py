@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -223,22 +223,3 @@ def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:
         if key not in known:
             raise ConfigError(f"{origin}: unknown key '{key}'{nearest_hint(key, known)}")
     return kind(**values)
-
-
-def key_fields(config: Any, first: Collection[str]) -> dict[str, Any]:
-    """Returns a dataclass as a dict for a key or a hash that a new field must not change.
-
-    Args:
-        config: a dataclass; those it holds are taken apart too.
-        first: names of the fields that always count, those of the first version. Every other
-            field is left out where it is at its default.
-    """
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        make = field.default_factory
-        default = field.default if make is dataclasses.MISSING else make()
-        if field.name in first or value != default:
-            is_nested = dataclasses.is_dataclass(value)
-            values[field.name] = key_fields(value, first) if is_nested else value
-    return values

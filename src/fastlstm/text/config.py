@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from fastlstm.errors import ConfigError, FormatError, Setting
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.system.fields import check_fields, key_fields, parse_split
+from fastlstm.system.fields import check_fields, parse_split
 from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
@@ -113,51 +113,26 @@ class ModelConfig(CellOptions):
         return self.output_rank or self.rnn_size
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields, as config.json has them; without a rank where there is none."""
+        """Returns all fields, as config.json has them, without an output rank of 0."""
         values = dataclasses.asdict(self)
-        if not self.output_rank:  # a fastlstm that does not know it reads the others
+        if not self.output_rank:
             del values["output_rank"]
         return values
 
-    @property
-    def identity(self) -> str:
-        """What states of a model depend on, beside its weights, as format 1 wrote it."""
-        values = key_fields(self, _FIRST_FIELDS.values())
-        first = {old: values.pop(name) for old, name in _FIRST_FIELDS.items()}
-        pairs = ", ".join(f"{name}={value!r}" for name, value in [*first.items(), *values.items()])
-        return f"ModelConfig({pairs})"
 
-
-FORMAT_1_NAMES = {"recurrent_dropout": "weight_drop", "layer_norm": "output_norm"}
-"""Name in a config.json of format 1 -> today's. There `layer_norm` was no option of the cell."""
-_FIRST_FIELDS = {
-    name: FORMAT_1_NAMES.get(name, name)
-    for name in (
-        *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
-        *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
-    )
-}
-"""Fields of format 1, which always count for `identity`, with their names of today."""
-
-
-def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a config.json of any format with the names of this one.
+def require_format(config: dict[str, Any]) -> None:
+    """Checks that a config.json is of this format.
 
     Raises:
-        FormatError: of a newer format.
+        FormatError: it is of another format.
     """
     version = config.get("format_version")
-    newest = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
-    if type(version) is not int or not 1 <= version <= newest:
+    expected = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
+    if type(version) is not int or version != expected:
         raise FormatError(
-            f"has format version {version!s:.60}, this fastlstm reads up to {newest};"
-            " update it: pip install -U fastlstm"
+            f"has format version {version!s:.60}, this fastlstm reads {expected}; open the run"
+            " with the fastlstm that wrote it"
         )
-    renamed = dict(config, format_version=FORMAT_VERSION)
-    for part in ("model", "train", "given"):
-        if version == 1 and isinstance(config.get(part), dict):
-            renamed[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
-    return renamed
 
 
 @dataclass(frozen=True, kw_only=True)

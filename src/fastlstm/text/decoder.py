@@ -355,7 +355,7 @@ def _isa(weight_format: str) -> str:
 
 def model_hash(weights: Mapping[str, Weight], config: ModelConfig, weight_format: str) -> str:
     """Returns the SHA-256 of weights, sizes, options and format, in hex."""
-    digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
+    digest = hashlib.sha256(f"{config!r} {weight_format}".encode())
     for name in sorted(weights):
         digest.update(name.encode())
         w = weights[name]

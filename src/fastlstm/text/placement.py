@@ -136,7 +136,7 @@ def _rate(decoder: Decoder, num_streams: int) -> float:
 def _of(config: ModelConfig, weight_format: str | None, num_streams: int) -> dict[str, object]:
     return {
         "machine": hardware.machine("cuda", hardware.default_threads()),
-        "model": str(config.identity),
+        "model": repr(config),
         "weights": weight_format,
         "streams": num_streams.bit_length(),
     }

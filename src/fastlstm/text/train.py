@@ -37,7 +37,7 @@ from fastlstm.text.config import (
     WHY_NOT_OF_TEXTS,
     ModelConfig,
     TrainConfig,
-    in_todays_names,
+    require_format,
 )
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
@@ -435,7 +435,8 @@ def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options of a checkpoint, resolved and as the user first gave them."""
-    stored = in_todays_names(json.loads(checkpoint.files["config.json"]))
+    stored = json.loads(checkpoint.files["config.json"])
+    require_format(stored)
     configs = [built(TrainConfig, stored[name], "config.json") for name in ("train", "given")]
     return configs[0], configs[1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import gzip
 import json
@@ -18,13 +17,11 @@ from pyarrow import csv, feather
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data import dataset
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.timeline import Frequency, Timeline, show_time
-from fastlstm.system.fields import key_fields
+from fastlstm.forecast.data.timeline import Frequency, show_time
 from series_frames import START, long_table, replaced
 
 REGIONS = ["north", "south", "north"]
@@ -618,17 +615,6 @@ def test_a_claimed_number_of_segments_is_read_anew(tmp_path: Path, shape: tuple[
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     segments.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
     assert not prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path).from_cache
-
-
-def test_a_new_option_leaves_the_names_of_cached_tables() -> None:
-    like = PrepareOptions(like=Timeline(Frequency(3600), None, False))
-    for each in (like, PrepareOptions(), PrepareOptions(RoleRequest(target=("y",)))):
-        values = dataclasses.asdict(each)
-        for name in ("csv", "wide", "tz", "snap"):
-            del values[name]
-        if values["like"] is not None:
-            del values["like"]["frequency"]["month_day"]
-        assert key_fields(each, dataset._FIRST_FIELDS) == values
 
 
 def clock_rows(*lost: int, zone: str | None = None) -> Any:

@@ -40,19 +40,9 @@ from fastlstm.forecast.data.time_reader import Clock
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
-from fastlstm.system.fields import key_fields
 from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
 
 FORMAT_VERSION = 4
-_FIRST_FIELDS = frozenset(
-    {
-        *("roles", "target", "time", "series", "past", "future", "static", "categorical", "ignore"),
-        *("has_target", "policy", "disorder", "duplicates", "gaps", "dtype", "time_format"),
-        *("codes", "missing", "kept", "like", "frequency", "step", "unit", "is_month_end"),
-        *("time_zone", "is_wall"),
-    }
-)
-"""Fields of PrepareOptions, and of what it holds, in the first version of this format."""
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
 
@@ -170,7 +160,7 @@ def prepare_table(
     records = open_records(source, options.csv, asked)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = records.signature
-    key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)
+    key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
