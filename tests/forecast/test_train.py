@@ -97,7 +97,7 @@ def test_a_stopped_run_goes_on_bit_equal(
 ) -> None:
     config, folder, whole = unstopped
     path = str(folder / "table.parquet")
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same call with resume=True"):
+    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, start the run again with `resume=True`"):
         train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
     own, other = weights(folder / "whole"), weights(tmp_path / "run")
@@ -232,7 +232,7 @@ def stopped_after(
 ) -> list[dict[str, Any]]:
     """Runs until the event of that kind came so often; returns all events."""
     events: list[dict[str, Any]] = []
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same call with resume=True"):
+    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, start the run again with `resume=True`"):
         train_forecaster(
             path, config, out=out, observers=[events.append],
             stop=lambda: sum(event["event"] == kind for event in events) >= num,
@@ -321,7 +321,7 @@ def test_a_stop_while_scoring_is_honoured_and_resumed(path: str, tmp_path: Path)
     def is_evaluating() -> bool:
         return any("evaluating the forecasts" in event.get("text", "") for event in events)
 
-    with pytest.raises(Stopped, match="checkpoint-30 is saved, the same call with resume=True"):
+    with pytest.raises(Stopped, match="checkpoint-30 is saved, start the run again with `resume=True`"):
         train_forecaster(path, config, out=out, observers=[events.append], stop=is_evaluating)
     assert events[-1]["event"] == "end"
     assert events[-1]["reason"].startswith("stopped by")

@@ -255,7 +255,7 @@ def test_a_signal_saves_the_state_of_a_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signals.StopFlag, "__call__", lambda flag: True)
-    with pytest.raises(Stopped, match="the same call with resume=True continues it"):
+    with pytest.raises(Stopped, match="start the run again with `resume=True` to continue"):
         Forecaster(**QUICK).fit(waves(), out=tmp_path / "run")
     Forecaster(**QUICK).fit(waves())  # without a directory there is nothing to save to
 

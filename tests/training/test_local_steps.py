@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import Order, World
-from fastlstm.errors import ConfigError, LostProcessError, Stopped, in_flags
+from fastlstm.errors import ConfigError, LostProcessError, Stopped
 from fastlstm.training.follower import Part, follow
 from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.optimizer import OptimizerSet
@@ -378,7 +378,7 @@ def test_what_local_steps_cannot_do_is_refused(options, words):
 )
 def test_evaluations_and_checkpoints_within_rounds_are_told(options, eval_every, told):
     plan = Run(eval_every=eval_every, **options).trainer.plan
-    notes = [in_flags(note) for note in cut_rounds(plan)]
+    notes = [note for note in cut_rounds(plan)]
     assert [note[: len(told)] for note in notes] == [told] * bool(told)
     assert cut_rounds(dataclasses.replace(plan, world=World())) == []  # it has no rounds
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat, Names
 from fastlstm.system.fields import Precision, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
@@ -134,18 +134,13 @@ class ForecastConfig(TrainingOptions, CsvFormat):
                 object.__setattr__(self, field.name, read(field.name, getattr(self, field.name)))
         if double := set(self.missing_value) & set(self.keep_value):
             raise ConfigError(
-                Setting("missing_value"),
-                " and ",
-                Setting("keep_value"),
-                f" both hold {min(double):g}; leave it out of one",
+                f"`missing_value` and `keep_value` both hold {min(double):g}; leave it out of one"
             )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
             raise ConfigError(
-                Setting("balance"),
-                " draws windows of all series equally often, ",
-                Setting("tbptt"),
-                " reads series whole; leave out one of them",
+                "`balance` draws windows of all series equally often, `tbptt` reads series whole;"
+                " leave out one of them"
             )
 
 
@@ -166,7 +161,7 @@ def _names(field: str, value: Any) -> Names | None:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, Iterable) or not all(isinstance(name, str) for name in value):
-        raise ConfigError(Setting(field), f" is {value!r}, expected names of columns")
+        raise ConfigError(f"`{field}` is {value!r}, expected names of columns")
     return tuple(value)
 
 
@@ -179,9 +174,7 @@ def _numbers(field: str, value: Any) -> Numbers:
     except (TypeError, ValueError):
         numbers = (math.nan,)
     if not all(math.isfinite(number) for number in numbers):
-        raise ConfigError(
-            Setting(field), f" is {value!r}, expected numbers, such as -9999 or -9999,-99.9"
-        )
+        raise ConfigError(f"`{field}` is {value!r}, expected numbers, such as -9999 or -9999,-99.9")
     return numbers
 
 
@@ -202,8 +195,7 @@ def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
         counts = ()
     if len(counts) not in (2, 3) or any(count < 1 for count in counts):
         raise ConfigError(
-            Setting("split"),
-            f" is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
-            " or two or three counts of steps, such as 8640,2880,2880",
+            f"`split` is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
+            " or two or three counts of steps, such as 8640,2880,2880"
         )
     return counts

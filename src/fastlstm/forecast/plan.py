@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.distributed.shards import Shards
-from fastlstm.errors import ConfigError, DataError, Message, Setting
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -45,8 +45,7 @@ def choose_architecture(
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest segment of training rows has {longest}, a horizon of {config.horizon}"
-            f" needs at least {config.horizon + 1}; give longer series or a smaller ",
-            Setting("horizon"),
+            f" needs at least {config.horizon + 1}; give longer series or a smaller `horizon`"
         )
     usual = int(np.quantile(segments, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
@@ -88,11 +87,8 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
         patch = next((s for s in fitting if not any(size % s for size in fixed)), 1)
     if config.tbptt is not None and config.tbptt % patch:
         raise ConfigError(
-            Setting("tbptt"),
-            f" is {config.tbptt}, not a multiple of ",
-            Setting("patch"),
-            f" {patch}; give ",
-            Setting("tbptt", max(1, config.tbptt // patch) * patch),
+            f"`tbptt` is {config.tbptt}, not a multiple of `patch` {patch}; give"
+            f" `tbptt={max(1, config.tbptt // patch) * patch!r}`"
         )
     if config.input_size is None:
         input_size = max(1, input_size // patch) * patch
@@ -144,7 +140,7 @@ def note_of_short_series(
     fitting = (int(longest[short].min()) - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1:
         return note
-    return Message(f"{note}; ", Setting("input_size", fitting), " takes all")
+    return f"{note}; `input_size={fitting!r}` takes all"
 
 
 def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:

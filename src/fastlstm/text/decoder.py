@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
+from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
 from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
@@ -335,8 +335,8 @@ def make_decoder(
         return Decoder(weights, config, weight_format)
     if strict:
         raise KernelError(
-            f"{why}: text would be written on torch, token by token; leave out the option or ",
-            Setting("strict_kernels"),
+            f"{why}: text would be written on torch, token by token; leave out the option or"
+            " `strict_kernels`"
         )
     from fastlstm.text.torch_decoder import TorchDecoder
 

@@ -18,7 +18,6 @@ from fastlstm.errors import (
     ConfigError,
     DataError,
     FormatError,
-    Setting,
     UnknownCharacterError,
     kind_of_value,
 )
@@ -226,9 +225,9 @@ class TextSession(RunSession):
         stored, path = json.loads(checkpoint.files["config.json"]), checkpoint.path.parent
         if "compression" in stored:
             raise FormatError(
-                f"'{path}' was started by compress, not by train; continue it with compress and ",
-                Setting("resume", True), ", or give another ", Setting("out"),
-            )  # fmt: skip
+                f"'{path}' was started by compress, not by train; continue it with compress and"
+                " `resume=True`, or give another `out`"
+            )
         self._started_with = refuse_other_start(path, stored, start)
         return stored_configs(checkpoint)
 

@@ -307,7 +307,7 @@ class _Job:
                 self.unknown == "refuse" or not self.tokenizer.holds_any(scanned.seen)
             ):
                 raise UnknownCharacterError(
-                    f"{self.work.source.name}: ", describe_unseen(positions)
+                    f"{self.work.source.name}: {describe_unseen(positions)}"
                 )
             if positions:
                 return KnownCharacters(self.tokenizer.chars), positions[:10]
