@@ -48,9 +48,7 @@ def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
 
 def test_the_run_of_a_newer_fastlstm_is_refused(tmp_path: Path) -> None:
     saved = {"format": "fastlstm-run", "format_version": 3, "train": {}}
-    with pytest.raises(
-        ConfigError, match="has format version 3, this fastlstm reads 2;"
-    ):
+    with pytest.raises(ConfigError, match="has format version 3, this fastlstm reads 2;"):
         read(tmp_path, json.dumps(saved))
 
 

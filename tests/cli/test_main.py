@@ -224,7 +224,7 @@ def test_a_file_in_place_of_a_run_is_told_how_to_train_on_it(
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("ds,y\n1,2\n" if name.endswith("csv") else "prose")
     assert main([verb, name]) == 2
-    assert capsys.readouterr().err.endswith(f"to train on it: {told}\n")
+    assert capsys.readouterr().err.endswith(f"to train on it: `{told}`\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

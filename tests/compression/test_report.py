@@ -45,7 +45,9 @@ def test_the_error_says_how_to_go_on() -> None:
         steps=9, seconds=1.0, teacher_s=0.0, reason="no gain in 3 evaluations"
     )
     over = dataclasses.replace(REPORT, max_loss=0.005, training=training)
-    assert "--resume and a larger --patience trains on;" in str(quality_error(over, is_trained=True))
+    assert "--resume and a larger --patience trains on;" in str(
+        quality_error(over, is_trained=True)
+    )
     short = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=False)
     assert str(short).endswith(
         "nothing is published in 'runs/small'. Give a budget to train the model, which loses less,"

@@ -46,7 +46,11 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("runs", "text", ["runs is not a run", "runs/book, runs/etth"]),
         ("empty", None, ["empty: has no model and no checkpoint", "fastlstm train SOURCE"]),
         ("runs/etth", "text", ["is a forecaster", "or `fastlstm forecast` opens it"]),
-        ("runs/book", "forecaster", ["is a text model", "`fastlstm.LM.load` or `fastlstm generate` opens"]),
+        (
+            "runs/book",
+            "forecaster",
+            ["is a text model", "`fastlstm.LM.load` or `fastlstm generate` opens"],
+        ),
     ],
 )
 def test_what_is_no_such_run_is_said_with_what_to_do(

@@ -67,7 +67,7 @@ def test_a_linked_directory_of_tensorboard_is_refused(run: RunDirectory, tmp_pat
     ):
         pass
     text = str(caught.value)
-    assert text.endswith("remove it, or give --no-tensorboard")
+    assert text.endswith("remove it, or give `tensorboard=False`")
     with EventHub(run, []).files(None, tensorboard=False):
         pass
 

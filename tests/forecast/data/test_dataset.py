@@ -209,7 +209,7 @@ def test_disorder_is_refused_or_sorted() -> None:
 
 def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_cause() -> None:
     table = long_table()
-    hint = r"; if the table has several series, name their column with series=…; otherwise"
+    hint = r"; if the table has several series, name their column with `series`; otherwise"
     shops = table.rename_columns(
         ["shop" if name == "unique_id" else name for name in table.column_names]
     )
@@ -219,7 +219,7 @@ def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_
     with pytest.raises(DataError, match=r"has the same time as the row before" + hint):
         prepared(by_time)
     with pytest.raises(
-        DataError, match=r"is earlier than the row before; correct it, or give disorder="
+        DataError, match="is earlier than the row before; correct it, or give `disorder="
     ):
         prepared(table.take(np.r_[0:60, 61, 60, 62:150]))
 
@@ -334,7 +334,7 @@ def test_sentinels_and_missing_values_are_told() -> None:
     table = replaced(long_table(y=y), "temp", 5, None)
     notes = prepared(table).notes
     assert (
-        "column 'y' is -9999 in 2 rows: if that means no value, give missing_value=-9999" in notes
+        "column 'y' is -9999 in 2 rows: if that means no value, give `missing_value=-9999`" in notes
     )
     assert "column 'temp' has missing values in 1 row (0.67%)" in notes
     found = prepared(table, codes=Codes((-9999.0,)))
@@ -345,7 +345,7 @@ def test_sentinels_and_missing_values_are_told() -> None:
 BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     (
         "no target", lambda: long_table(y=None), {},
-        "no column 'y' to forecast; name one with target=",
+        "no column 'y' to forecast; name one with `target`",
     ),
     (
         "no numbers", lambda: pa.table({"ds": ["2020-01-01"], "a": ["1,5"]}), {},

@@ -315,7 +315,12 @@ def _numbers(sample: _Sample, form: CsvFormat, asked: Asked) -> list[Finding]:
             marks[","] = 1
     if marks and not form.thousands:
         mark = marks.most_common(1)[0][0]
-        found.append(("numbers in groups of three digits", f"`thousands={mark!r}`"))
+        found.append(
+            (
+                "numbers in groups of three digits",
+                f"`thousands={mark!r}`" if mark.isascii() else f"`thousands='{mark}'`",
+            )
+        )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:
         shown = " and ".join(map(repr, words))

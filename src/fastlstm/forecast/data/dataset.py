@@ -374,7 +374,8 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
 
 
 def _codes(name: str, *values: float) -> str:
-    return f"`{name}={','.join(map(shown, values))}`"
+    codes = ",".join(map(shown, values))
+    return f"`{name}={codes if len(values) == 1 else repr(codes)}`"
 
 
 def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:
