@@ -74,9 +74,8 @@ sanitize:  ## the kernels under the address, undefined-behaviour and thread sani
 bench: install  ## what this machine is and what it was measured to reach
 	.venv/bin/fastlstm info
 
-docs: install  ## the generated pages of docs/
+docs: install  ## docs/cli.md, which is generated
 	$(PY) docs/reference.py > docs/cli.md
-	$(PY) docs/messages.py > docs/messages.md
 
 clean:  ## remove the environment and everything built; runs/ stays
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,7 +28,7 @@ CANDIDATES: tuple[dict[str, Any], ...] = (
     {"learning_rate": 5e-4, "steps": 500},
 )
 WIDE: dict[str, Any] = {"learning_rate": 1e-3, "steps": 600, "hidden_size": 512, "ema": 0.995}
-"""Tried, too, at 96 steps; at 336 it overfits (docs/log.md)."""
+"""Tried, too, at 96 steps; at 336 it overfits (benchmarks/log)."""
 WIDE_HORIZONS = (96,)
 
 

@@ -28,7 +28,7 @@ _HEAD = """# The command line
 
 An error is one line on standard error; several problems with a table are a list. An internal error
 names the log file with its traceback; `FASTLSTM_DEBUG=1` prints it instead. `NO_COLOR=1` switches
-colours off. All messages: [messages.md](messages.md).
+colours off.
 """
 
 

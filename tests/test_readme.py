@@ -53,11 +53,3 @@ def test_commands_exist(repository):
     targets = [line.split()[1] for line in lines if line.startswith("make ")]
     assert targets == ["demo", "test"]
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
-def test_links_and_paths_exist(repository, page):
-    text = (repository / page).read_text(encoding="utf-8")
-    base = (repository / page).parent
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (base / link).exists(), link

@@ -25,15 +25,13 @@
     ├── DistributedError         exit code 69: a process of a distributed run is lost
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
-Each message says what came, what was expected and what to do. It consists of parts; a
-`Setting` among them reads ``name=value`` in Python, ``--name value`` on the command line and
-``name value`` for a client of the server.
+Each message says what came, what was expected and what to do. Names of settings and commands
+stand in backticks: ```gaps='fill'``` is an argument in Python, ``--gaps='fill'`` on the command
+line and ``gaps: fill`` in a configuration file.
 """
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -49,70 +47,14 @@ EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: not a failure; start the same command again with --resume."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting in a message.
-
-    Attributes:
-        name: of the field or parameter.
-        value: shown with the name; None shows the name only, ``...`` a placeholder.
-    """
-
-    name: str
-    value: Any = None
-
-    def __str__(self) -> str:
-        if self.value is None:
-            return self.name
-        if isinstance(self.value, list | tuple):
-            values = ", ".join(_spelt(value) for value in self.value)
-            return f"{self.name}=[{values}]"
-        return f"{self.name}={'…' if self.value is ... else _spelt(self.value)}"
-
-    @property
-    def flag(self) -> str:
-        """The setting on the command line."""
-        dashed = self.name.replace("_", "-")
-        if self.value is None or self.value is True:
-            return f"--{dashed}"
-        if self.value is False:
-            return f"--no-{dashed}"
-        if self.value is ...:
-            return f"--{dashed} {'FILE' if self.name == 'future' else 'NAME'}"
-        values = self.value if isinstance(self.value, list | tuple) else [self.value]
-        text = ",".join(v if isinstance(v, str) else _spelt(v) for v in values)
-        return f"--{dashed} {shlex.quote(text)}"
-
-    @property
-    def words(self) -> str:
-        """The setting for a client of the server."""
-        return self.name if self.value is None else f"{self.name} {self.value}"
+def Setting(name: str, value: Any = None) -> str:  # noqa: N802
+    """Returns a setting as messages show it."""
+    return f"`{name}`" if value is None or value is ... else f"`{name}={value!r}`"
 
 
-def _spelt(value: Any) -> str:
-    return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
-
-
-class Message(str):
-    """A text of parts, which may be `Setting`s; as a str it reads as in Python.
-
-    Args:
-        parts: to join.
-        flags: text for the command line; default: from the parts.
-
-    Attributes:
-        flags: text for the command line.
-        words: text for a client of the server.
-    """
-
-    flags: str
-    words: str
-
-    def __new__(cls, *parts: object, flags: str | None = None) -> Message:
-        text = super().__new__(cls, "".join(map(str, parts)))
-        text.flags = in_flags(*parts) if flags is None else flags
-        text.words = in_words(*parts)
-        return text
+def Message(*parts: object, flags: str | None = None) -> str:  # noqa: N802
+    """Returns the text of the parts."""
+    return "".join(map(str, parts))
 
 
 def counted(number: float, noun: str) -> str:
@@ -129,24 +71,13 @@ def kind_of_value(value: object) -> str:
     return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
-def in_flags(*parts: object) -> str:
-    """Returns the parts of a message as the command line shows them."""
-    texts = []
-    for part in parts:
-        if isinstance(part, Setting):
-            texts.append(part.flag)
-        else:
-            texts.append(part.flags if isinstance(part, Message) else str(part))
-    return "".join(texts)
-
-
 def in_words(*parts: object) -> str:
-    """Returns the parts of a message as a client of the server sees them."""
-    return "".join(p.words if isinstance(p, Setting | Message) else str(p) for p in parts)
+    """Returns the text of the parts."""
+    return "".join(map(str, parts))
 
 
 class FastLSTMError(Exception):
-    """Base class; made of the message's parts. `exit_code` is that of the command line;
+    """Base class. `exit_code` is that of the command line;
     `is_of_one_rank`: of several processes one that is not rank 0 has found it while they train."""
 
     exit_code = EXIT_FAILED
@@ -157,7 +88,7 @@ class FastLSTMError(Exception):
 
     def lines(self) -> list[str]:
         """Returns the lines that the command line shows."""
-        return [in_flags(*self.args)]
+        return [str(self)]
 
 
 class UsageError(FastLSTMError):
@@ -181,7 +112,7 @@ class DataErrors(DataError):
         return "\n".join([f"{self.args[0]}:", *(f"  - {error}" for error in self.args[1:])])
 
     def lines(self) -> list[str]:
-        return [f"{self.args[0]}:", *(f"- {in_flags(*error.args)}" for error in self.args[1:])]
+        return [f"{self.args[0]}:", *(f"- {error}" for error in self.args[1:])]
 
 
 class UnknownCharacterError(DataError):
@@ -253,7 +184,7 @@ class CommandError(FastLSTMError):
         return "\n".join(map(str, self.args))
 
     def lines(self) -> list[str]:
-        return [in_flags(part) for part in self.args]
+        return list(map(str, self.args))
 
 
 class DistributedError(FastLSTMError):

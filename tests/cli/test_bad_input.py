@@ -53,8 +53,8 @@ def test_invalid_utf8_names_the_switches(capsys, tmp_path):
     path = tmp_path / "broken.txt"
     path.write_bytes(b"x" * 1000 + b"\xff" + b"y" * 1000)
     line = train(capsys, path, tmp_path)
-    assert "--invalid-utf8 replace" in line
-    assert "--vocab byte" in line
+    assert "`invalid_utf8='replace'`" in line
+    assert "`vocab='byte'`" in line
 
 
 def test_missing_file_and_directory_without_text(capsys, tmp_path):
@@ -82,17 +82,17 @@ def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
         assert f"in use by process {os.getpid()}" in train(capsys, text, tmp_path)
     (tmp_path / "file").write_text("")
     line = refused(capsys, "train", text, "--out", tmp_path / "file" / "run", "--steps", 2)
-    assert "choose another --out" in line
+    assert "choose another `out`" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; remove them, or train with --vocab byte"),
-        (["--temperature", "-1"], "--temperature is -1"),
+        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; remove them, or train with `vocab='byte'`"),
+        (["--temperature", "-1"], "`temperature` is -1"),
         (["--temperature", "nan"], "nan"),
-        (["--top-p", "2"], "--top-p is 2"),
-        (["--top-k", "-3"], "--top-k is -3"),
+        (["--top-p", "2"], "`top_p` is 2"),
+        (["--top-k", "-3"], "`top_k` is -3"),
         (["--length", "-1"], "-1"),
         (["--repetition-penalty", "0"], "0"),
     ],

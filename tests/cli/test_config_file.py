@@ -8,6 +8,8 @@ import pytest
 
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.cli.options import TEXT_OPTIONS
+from fastlstm.cli.parser import parse
+from fastlstm.cli.train import COMMAND
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.text.config import TrainConfig
 
@@ -46,7 +48,7 @@ def test_the_saved_configuration_of_a_run_is_taken(tmp_path: Path) -> None:
 
 def test_the_run_of_a_newer_fastlstm_is_refused(tmp_path: Path) -> None:
     saved = {"format": "fastlstm-run", "format_version": 3, "train": {}}
-    with pytest.raises(ConfigError, match=r"--config .*: has format version 3, .* up to 2; update"):
+    with pytest.raises(ConfigError, match="has format version 3, this fastlstm reads 2;"):
         read(tmp_path, json.dumps(saved))
 
 
@@ -89,3 +91,12 @@ def test_no_such_file(tmp_path: Path) -> None:
 def test_not_a_huge_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="larger than 64 KiB"):
         read(tmp_path, b"#" * (1 << 16) + b"\n")
+
+
+@pytest.mark.parametrize("written", ["zoneout: 0.2", "zoneout: [0.2, 0.1]", "zoneout: 0.2,0.1"])
+def test_zoneout_in_a_file_and_on_the_command_line(written: str, tmp_path: Path) -> None:
+    pair = (0.2, 0.1) if "1" in written else (0.2, 0.2)
+    assert TrainConfig(**read(tmp_path, written)).zoneout == pair
+    flag = f"--zoneout={written.partition(': ')[2].strip('[]').replace(' ', '')}"
+    parsed = parse(COMMAND, ["book.txt", "--out", "r", flag])
+    assert TrainConfig(zoneout=parsed.values["zoneout"]).zoneout == pair

@@ -25,7 +25,7 @@ def test_the_report(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "the likeliest token is the same at 100.00% of" in lines["on text"]
     assert "tokens/s there" in lines["one stream"]
     assert main(command) == 2
-    assert f"{out} exists; give another --out or remove it" in capsys.readouterr().err
+    assert f"{out} exists; give another `out` or remove it" in capsys.readouterr().err
 
 
 def test_json_without_a_check(
@@ -49,8 +49,8 @@ def test_all_targets_are_offered() -> None:
     [
         (["--to", "tflite"], "tflite"),
         (["--to", "onnx", "--weights", "int4"], "int4"),
-        (["--to", "onnx", "--quantiles", "0.1"], "--quantiles has no meaning for a text"),
-        (["--to", "keras", "--step"], "--step needs the state as an input"),
+        (["--to", "onnx", "--quantiles", "0.1"], "`quantiles` has no meaning for a text"),
+        (["--to", "keras", "--step"], "`step=True` needs the state as an input"),
         (["--to", "onnx", "--check-text", "nothing.txt"], "nothing.txt"),
     ],
 )

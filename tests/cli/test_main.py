@@ -224,7 +224,7 @@ def test_a_file_in_place_of_a_run_is_told_how_to_train_on_it(
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("ds,y\n1,2\n" if name.endswith("csv") else "prose")
     assert main([verb, name]) == 2
-    assert capsys.readouterr().err.endswith(f"to train on it: {told}\n")
+    assert capsys.readouterr().err.endswith(f"to train on it: `{told}`\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,18 +317,17 @@ def test_a_signal_while_the_interpreter_leaves_does_not_replace_the_exit_code(na
 
 
 @pytest.mark.filterwarnings("default")
-def test_a_warning_names_flags(
+def test_a_warning_is_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(argv: list[str]) -> int:
-        told = errors.Message("give ", errors.Setting("gaps", "fill"))
-        warnings.warn(told, stacklevel=1)
+        warnings.warn("give `gaps='fill'`", stacklevel=1)
         return 0
 
     modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
     monkeypatch.setattr(main_module, "importlib", modules)
     assert main(["train"]) == 0
-    assert capsys.readouterr().err == "fastlstm: warning: give --gaps fill\n"
+    assert capsys.readouterr().err == "fastlstm: warning: give `gaps='fill'`\n"
 
 
 def test_control_characters_in_a_list_are_escaped(

@@ -71,7 +71,7 @@ def test_negative_numbers_and_stdin_are_no_flags() -> None:
         ([*BASE, "--vocab", "chars"], "--vocab is 'chars', expected one of char, byte, bpe"),
         ([*BASE, "--residual=maybe"], "--residual is 'maybe', expected true or false"),
         ([*BASE, "--no-residual=no"], "--no-residual takes no value, got 'no'"),
-        ([*BASE, "--resume=yes"], "--resume takes no value, got 'yes'"),
+        ([*BASE, "--resume=maybe"], "--resume is 'maybe', expected true or false"),
         (["book.txt"], "--out is missing; usage: fastlstm train SOURCE [SOURCE ...] --out RUN"),
         (["--out", "run"], "SOURCE is missing: a text file, directory, glob, '-' for stdin"),
         (["book.txt", "--out"], "--out needs a value: --out RUN"),

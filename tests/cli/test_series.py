@@ -144,9 +144,9 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--horizon", "0"], "--horizon is 0, expected a number from 1"),
+        (["--horizon", "0"], "`horizon` is 0, expected a number from 1"),
         (["--horizon", "4", "--target", "z"], "no column 'z'"),
-        (["--horizon", "4", "--split", "9"], "--split is '9', expected"),
+        (["--horizon", "4", "--split", "9"], "`split` is '9', expected"),
         (["--horizon", "4", "--steps", "3", "--epochs", "1"], "exclude each other"),
         (["--horizon", "400"], "needs at least 401"),
         (["--target", "y"], "--horizon is missing: give --horizon N to train a forecaster of the"),
@@ -171,7 +171,7 @@ def test_a_forecaster_writes_no_text(
     run: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", run[1]]) == 2
-    assert "is a forecaster, expected a text model: fastlstm forecast" in capsys.readouterr().err
+    assert "is a forecaster, expected a text model; `fastlstm.For" in capsys.readouterr().err
 
 
 def test_a_path_that_reads_like_a_parameter_is_left_alone(
@@ -183,27 +183,27 @@ def test_a_path_that_reads_like_a_parameter_is_left_alone(
     assert main(["prepare", str(path)]) == 2
     shown = capsys.readouterr().err
     assert f"{path}: series" in shown
-    assert "give --disorder sort" in shown
+    assert "give `disorder='sort'`" in shown
 
 
-def test_notes_about_tables_name_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_about_tables_name_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text("ds,y\n" + "".join(f"{1467331200 + 3600 * k},{k}\n" for k in range(99)))
     for _ in range(2):  # the second time from the cache
         assert main(["prepare", str(path)]) == 0
-        assert "give --time-format s" in capsys.readouterr().out
+        assert "give `time_format='s'`" in capsys.readouterr().out
     new = [str(path), "--out", str(tmp_path / "new"), *SMALL]
     assert main(["train", *new]) == 0
-    assert "give --time-format s" in " ".join(capsys.readouterr().out.split())
+    assert "give `time_format='s'`" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_table_out_of_order_is_told_by_flags(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_out_of_order_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = long_table(30)
     csv.write_csv(table.take([1, 0, *range(2, 90)]), tmp_path / "a.csv")
     assert main(["prepare", str(tmp_path / "a.csv")]) == 2
-    assert "correct it, or give --disorder sort" in capsys.readouterr().err
+    assert "correct it, or give `disorder='sort'`" in capsys.readouterr().err
 
 
 def test_texts_beside_tables_are_left_out_and_named(

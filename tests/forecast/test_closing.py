@@ -224,7 +224,7 @@ def test_a_stop_while_quantiles_are_calibrated_acts_at_once(
     monkeypatch.setattr(closing_module, "calibrate", counted)
     monkeypatch.setattr(Closing, "finish", finished)
     out = tmp_path / "run"
-    with pytest.raises(Stopped, match="is saved, the same call with resume=True continues it"):
+    with pytest.raises(Stopped, match="is saved, start the run again with `resume=True`"):
         train_forecaster(
             path, ForecastConfig(**{**QUICK, "checkpoint_every": 1000}), out=out,
             stop=lambda: bool(is_finishing) and read != [] and read[-1] != [],

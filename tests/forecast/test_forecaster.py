@@ -329,8 +329,8 @@ def test_what_is_known_ahead_without_times_is_counted_from_the_end() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stride": 0}, "stride is 0, expected 1"),
-        ({"season": -3}, "season is -3, expected 1"),
+        ({"stride": 0}, "`stride` is 0, expected 1"),
+        ({"season": -3}, "`season` is -3, expected 1"),
         ({"part": "validation"}, "part is 'validation', expected train, valid or test"),
         ({"part": "long.csv"}, "part is 'long.csv', .* takes a table as frame="),
         ({"part": waves()}, "part is a .*Table, .* takes a table as frame="),
@@ -360,15 +360,15 @@ def with_zone(zone: str | None) -> pa.Table:
 
 
 BAD = [
-    ({"horizon": 0}, lambda: waves(), "horizon is 0, expected a number from 1"),
-    ({"input_size": 25}, lambda: waves(), "not a multiple of patch 6; give input_size=24"),
+    ({"horizon": 0}, lambda: waves(), "`horizon` is 0, expected a number from 1"),
+    ({"input_size": 25}, lambda: waves(), "not a multiple of `patch` 6; give `input_size=24`"),
     ({}, lambda: waves(40), "a window needs 30 rows, the longest segment"),
     ({"horizon": 300}, lambda: waves(), "a horizon of 300 needs at least 301"),
-    ({"steps": 5, "epochs": 1}, lambda: waves(), "steps and epochs exclude each other"),
+    ({"steps": 5, "epochs": 1}, lambda: waves(), "`steps` and `epochs` exclude each other"),
     ({"budget": "soon", "steps": None}, lambda: waves(), "expected a duration"),
     ({"target": "z"}, lambda: waves(), "no column 'z'"),
     ({"tbptt": 12, "balance": True}, lambda: waves(), "leave out one of them"),
-    ({"tbptt": 13}, lambda: waves(), "tbptt is 13, not a multiple of patch 6; give tbptt=12"),
+    ({"tbptt": 13}, lambda: waves(), "`tbptt` is 13, not a multiple of `patch` 6; give `tbptt=12`"),
     ({"tbptt": 600}, lambda: waves(), "a chunk needs 600 rows and 6 after them,"),
     ({"tbptt": 12, "bidirectional": True}, lambda: waves(), "leave out bidirectional or tbptt"),
 ]

@@ -61,8 +61,8 @@ def test_pictures_have_a_panel_per_series_and_can_be_saved(
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"max_panels": 0}, "max_panels is 0"),
-        ({"max_panels": 1.5}, "max_panels is 1.5"),
+        ({"max_panels": 0}, "`max_panels` is 0"),
+        ({"max_panels": 1.5}, "`max_panels` is 1.5"),
         ({"series": []}, "empty"),
     ],
 )

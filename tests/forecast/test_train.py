@@ -97,7 +97,7 @@ def test_a_stopped_run_goes_on_bit_equal(
 ) -> None:
     config, folder, whole = unstopped
     path = str(folder / "table.parquet")
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same call with resume=True"):
+    with pytest.raises(Stopped, match=r"is saved, start the run again with `resume=True`"):
         train_forecaster(path, config, out=tmp_path / "run", stop=StopAt(polls))
     again = train_forecaster(path, config, out=tmp_path / "run", resume=True)
     own, other = weights(folder / "whole"), weights(tmp_path / "run")
@@ -125,7 +125,7 @@ def test_a_longer_end_goes_on_and_other_fields_are_refused(path: str, tmp_path: 
     told = [event["precision_why"] for event in events if event["event"] == "start"]
     assert told == ["the default", "as in the first start"]
     other = ForecastConfig(**{**QUICK, "horizon": 7})
-    with pytest.raises(ConfigError, match="horizon=7: this run was started with 6"):
+    with pytest.raises(ConfigError, match="`horizon=7`: this run was started with 6"):
         train_forecaster(path, other, out=out, resume=True, given=["horizon"])
     pq.write_table(long_table(130), path)
     with pytest.raises(FormatError, match=rf"was started with {path}; .* or was changed since"):
@@ -204,7 +204,7 @@ def test_pictures_of_forecasts_are_in_units_of_the_table_however_far_from_0(tmp_
 
 @pytest.mark.parametrize(
     ("given", "needed", "advice"),
-    [({}, 30, "; input_size=18 takes all"), ({"tbptt": 12}, 18, "")],
+    [({}, 30, "; `input_size=18` takes all"), ({"tbptt": 12}, 18, "")],
 )
 def test_series_too_short_to_be_trained_on_are_named(
     given: dict[str, Any], needed: int, advice: str
@@ -232,7 +232,7 @@ def stopped_after(
 ) -> list[dict[str, Any]]:
     """Runs until the event of that kind came so often; returns all events."""
     events: list[dict[str, Any]] = []
-    with pytest.raises(Stopped, match=r"checkpoint-\d+ is saved, the same call with resume=True"):
+    with pytest.raises(Stopped, match=r"is saved, start the run again with `resume=True`"):
         train_forecaster(
             path, config, out=out, observers=[events.append],
             stop=lambda: sum(event["event"] == kind for event in events) >= num,
@@ -321,7 +321,7 @@ def test_a_stop_while_scoring_is_honoured_and_resumed(path: str, tmp_path: Path)
     def is_evaluating() -> bool:
         return any("evaluating the forecasts" in event.get("text", "") for event in events)
 
-    with pytest.raises(Stopped, match="checkpoint-30 is saved, the same call with resume=True"):
+    with pytest.raises(Stopped, match="30 is saved, start the run again with `resume=True`"):
         train_forecaster(path, config, out=out, observers=[events.append], stop=is_evaluating)
     assert events[-1]["event"] == "end"
     assert events[-1]["reason"].startswith("stopped by")
@@ -541,7 +541,7 @@ def test_a_later_end_is_evaluated_on_the_way(path: str, tmp_path: Path) -> None:
 def test_a_checkpoint_is_for_resuming_only(path: str, tmp_path: Path) -> None:
     train_forecaster(path, ForecastConfig(**QUICK), out=tmp_path / "run")
     with pytest.raises(
-        FormatError, match="is a checkpoint of a forecaster, which only resume=True"
+        FormatError, match="is a checkpoint of a forecaster, which only `resume=True`"
     ):
         Forecaster.load(tmp_path / "run" / "checkpoint-30")
 

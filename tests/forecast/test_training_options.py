@@ -126,9 +126,9 @@ def test_automatic_precision_says_why() -> None:
     [
         ({"device": "cuda"}, "no usable NVIDIA GPU here"),
         ({"memory_limit_gb": 1.0}, "bounds GPU memory and this run is on the CPU"),
-        ({"precision": "fp16"}, "precision='fp16' needs an NVIDIA GPU"),
-        ({"optimizer": "lion"}, "optimizer is 'lion', expected"),
-        ({"accumulate": 0}, "accumulate is 0, expected"),
+        ({"precision": "fp16"}, "`precision='fp16'` needs an NVIDIA GPU"),
+        ({"optimizer": "lion"}, "`optimizer` is 'lion', expected"),
+        ({"accumulate": 0}, "`accumulate` is 0, expected"),
         ({"warmup": 0.6, "cooldown": 0.6}, "more than the whole run"),
     ],
 )
@@ -241,13 +241,13 @@ def test_fit_in_a_run_directory_leaves_what_the_command_line_leaves(tmp_path: Pa
     np.testing.assert_array_equal(again.predict(waves()), model.predict())
     with pytest.raises(RunDirectoryError, match="already contains a run"):
         Forecaster(**QUICK).fit(waves(), out=out)
-    with pytest.raises(ConfigError, match="hidden_size=16: this run was started with 8"):
+    with pytest.raises(ConfigError, match="`hidden_size=16`: this run was started with 8"):
         Forecaster(**{**QUICK, "hidden_size": 16}).fit(waves(), out=out, resume=True)
     longer = Forecaster(**{**QUICK, "steps": 20}).fit(waves(), out=out, resume=True)
     assert longer.fitted_.steps == 20
     given = json.loads((out / "config.json").read_text())["given"]
     assert given["hidden_size"] == 8
-    with pytest.raises(ConfigError, match="resume=True continues a run directory; give out"):
+    with pytest.raises(ConfigError, match="`resume=True` continues a run directory; give `out`"):
         Forecaster(**QUICK).fit(waves(), resume=True)
 
 
@@ -255,7 +255,7 @@ def test_a_signal_saves_the_state_of_a_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signals.StopFlag, "__call__", lambda flag: True)
-    with pytest.raises(Stopped, match="the same call with resume=True continues it"):
+    with pytest.raises(Stopped, match="start the run again with `resume=True` to continue"):
         Forecaster(**QUICK).fit(waves(), out=tmp_path / "run")
     Forecaster(**QUICK).fit(waves())  # without a directory there is nothing to save to
 

@@ -1,4 +1,4 @@
-"""A few pairs of layers of tests/campaigns/drop_in.py."""
+"""A few pairs of layers of campaigns/drop_in.py."""
 
 import pytest
 

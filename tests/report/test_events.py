@@ -1,4 +1,4 @@
-"""Events of every kind of run, and of runs that an earlier version stored, are shown alike."""
+"""Events of every kind of run are shown alike."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ from typing import Any
 
 import pytest
 
-from fastlstm.report.events import current, decode_event, measure_of, number, text_of, unit_of
-from fastlstm.report.history import read_history
+from fastlstm.report.events import decode_event, number, text_of
 from fastlstm.report.page import write_report
 from fastlstm.report.progress import PlainOutput
 
-STORED = Path(__file__).parents[1] / "format1" / "stored"
-RENAMED = {
-    "text": {"units": "tokens", "units_per_s": "tokens_per_s", "flop_per_unit": "flop_per_token"},
-    "forecast": {
-        **{"units": "windows", "units_per_s": "windows_per_s"},
-        "flop_per_unit": "flop_per_window",
-    },
-}
 UNITS = {"text": "tokens", "forecast": "windows", "sequence": "sequences"}
 
 
@@ -42,18 +33,6 @@ def run_of(task: str) -> list[dict[str, Any]]:
         {"event": "end", "reason": "20 steps", "step": 20, "units": 2000, "elapsed_s": 22.0,
          "train_s": 0.4, "best_step": 20, "run": "runs/a", **best},
     ]  # fmt: skip
-
-
-def in_format_1(event: dict[str, Any], task: str) -> dict[str, Any]:
-    keys = {**RENAMED[task], **({"num_units": "num_tokens"} if event["event"] == "eval" else {})}
-    found = {keys.get(key, key): value for key, value in event.items()}
-    if event["event"] == "start":
-        del found["unit"]
-        for split, size in found.pop("num_units").items():
-            found[f"{split}_{UNITS[task]}"] = size
-        if task == "text":
-            del found["task"]
-    return found
 
 
 def shown(events: list[dict[str, Any]]) -> str:
@@ -84,36 +63,6 @@ def test_every_kind_of_run_is_shown_in_its_own_unit(task: str, tmp_path: Path) -
     assert ("<th>accuracy</th>" in page) == (task == "sequence")
     assert ("validation, 1.5000 loss, accuracy 0.75, best" in text) == (task == "sequence")
     assert not any(other in page for other in others)
-
-
-@pytest.mark.parametrize("task", RENAMED)
-def test_format_1_is_shown_as_today(task: str, tmp_path: Path) -> None:
-    today = run_of(task)
-    old = [in_format_1(event, task) for event in today]
-    pages = []
-    for name, events in (("today", today), ("old", old)):
-        run = tmp_path / name / "run"
-        run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-        pages.append(write_report(run).read_text())
-    assert pages[0] == pages[1]
-
-
-@pytest.mark.parametrize(("name", "unit"), [("char", "tokens"), ("windows", "windows")])
-def test_stored_runs_of_format_1(name: str, unit: str) -> None:
-    history = read_history(STORED / name / "metrics.jsonl")
-    assert (history.unit, unit_of(history.start)) == (unit, unit)
-    assert history.end is not None
-    assert history.end["units"] == history.end["step"] * 32 or unit == "windows"
-    assert number(history.start["num_units"], "train") in (720, 70)
-    assert history.rate == history.end["units"] / history.end["train_s"]
-    assert history.best is not None
-    assert history.measure == measure_of({"task": "text" if unit == "tokens" else "forecast"})
-
-
-def test_windows_of_a_test_are_no_units() -> None:
-    test = {"event": "test", "windows": 3, "of_windows": 9}
-    assert current(test) == test
 
 
 @pytest.mark.parametrize("value", [None, True, "1", [1], float("nan"), 10**400])

@@ -43,7 +43,7 @@ def test_create_refuses_a_file_and_an_unwritable_place(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(RunDirectoryError, match="is a file, expected a directory; choose another"):
         RunDirectory(tmp_path / "file").create()
-    with pytest.raises(RunDirectoryError, match=r"cannot be written \(.*\); choose another out"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be written \(.*\); choose another `out`"):
         RunDirectory("/proc/fastlstm-run").create()
     with pytest.raises(RunDirectoryError, match=r"cannot be written \(Not a directory\)"):
         RunDirectory(tmp_path / "file" / "run").create()

@@ -332,11 +332,11 @@ def test_other_sequences_and_settings_are_refused() -> None:
     with pytest.raises(DataError, match="1 sequence came, expected 2 or more"):
         SequenceRegressor().fit(GOOD[:1], [1.0])
     for given, message in (
-        ({"pooling": "max"}, "pooling is 'max', expected one of last, mean"),
-        ({"hidden_size": 0}, "hidden_size is 0"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"epochs": 0}, "epochs is 0"),
-        ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"pooling": "max"}, "`pooling` is 'max', expected one of last, mean"),
+        ({"hidden_size": 0}, "`hidden_size` is 0"),
+        ({"dropout": 1.0}, "`dropout` is 1.0"),
+        ({"epochs": 0}, "`epochs` is 0"),
+        ({"held_out": 1.0}, "`held_out` is 1.0"),
     ):
         with pytest.raises(ConfigError, match=message):
             SequenceRegressor(**given).fit(GOOD, np.arange(6.0))
@@ -345,7 +345,7 @@ def test_other_sequences_and_settings_are_refused() -> None:
     )
     with (
         pytest.warns(UserWarning, match="half the learning rate"),
-        pytest.raises(NonFiniteError, match="came back after 3 roll-backs; lower learning_rate"),
+        pytest.raises(NonFiniteError, match="came back after 3 roll-backs; lower `learning_rate`"),
     ):
         wild.fit(walks(60), np.arange(60.0))
 

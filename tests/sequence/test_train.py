@@ -119,10 +119,10 @@ def test_a_run_is_resumed_with_what_it_was_started_with_only(tmp_path: Path) -> 
         SequenceClassifier(**QUICK).fit(X, Y > 0, out=out, resume=True)
     for name, value in (("hidden_size", 7), ("learning_rate", 1e-3), ("held_out", 0.3)):
         given = {**QUICK, name: value}
-        with pytest.raises(ConfigError, match=f"{name}={value}: this run was started with"):
+        with pytest.raises(ConfigError, match=f"`{name}={value}`: this run was started with"):
             SequenceRegressor(**given).fit(X, Y, out=out, resume=True)
     assert len([e for e in events_of(out) if e["event"] == "start"]) == 1
-    with pytest.raises(ConfigError, match="resume=True continues a run directory; give out"):
+    with pytest.raises(ConfigError, match="`resume=True` continues a run directory; give `out`"):
         SequenceRegressor(**QUICK).fit(X, Y, resume=True)
 
 
@@ -221,7 +221,7 @@ def test_precision_is_that_asked_for() -> None:
     assert losses["fp32"] != losses["bf16"]
     assert losses["auto"] in (losses["fp32"], losses["bf16"])
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
-    with pytest.raises(ConfigError, match="precision='fp16' needs an NVIDIA GPU"):
+    with pytest.raises(ConfigError, match="`precision='fp16'` needs an NVIDIA GPU"):
         SequenceRegressor(**{**QUICK, "precision": "fp16"}).fit(X, Y)
 
 

@@ -130,7 +130,7 @@ def test_keys_differ_with_every_part() -> None:
 
 def test_a_cache_that_cannot_be_written_names_the_switch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written .*cache_dir or FASTLSTM_CACHE"):
+    with pytest.raises(ConfigError, match=r"cannot be written .*`cache_dir` or FASTLSTM_CACHE"):
         TextCache(tmp_path / "file" / "below")
 
 

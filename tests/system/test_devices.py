@@ -30,8 +30,8 @@ except ConfigError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert done == (
-        "device='cuda': no usable NVIDIA GPU here (there is no NVIDIA driver);"
-        " use device='cpu' or auto False\n"
+        "`device='cuda'`: no usable NVIDIA GPU here (there is no NVIDIA driver);"
+        " use `device='cpu'` or auto False\n"
     )
 
 

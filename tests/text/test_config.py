@@ -5,7 +5,7 @@ import pytest
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built, parse_duration, parse_split
-from fastlstm.text.config import OPTIONS_OF_TABLES, PRESETS, ModelConfig, TrainConfig
+from fastlstm.text.config import OPTIONS_OF_TABLES, PRESETS, TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,3 @@ def test_options_of_tables_are_those_of_forecasters_alone():
     own = {field.name for field in dataclasses.fields(TrainConfig)}
     tables = {field.name for field in dataclasses.fields(ForecastConfig)}
     assert tables - own == OPTIONS_OF_TABLES
-
-
-def test_the_identity_of_a_model_is_what_format_1_wrote():
-    config = ModelConfig(vocab_size=30, rnn_size=8, dropout=0.1)
-    text = (
-        "ModelConfig(vocab_size=30, embed_size=128, rnn_size=8, num_layers=1, dropout=0.1,"
-        " dropout_kind='variational', recurrent_dropout=0.0, layer_norm=False, residual=False,"
-        " tie_weights=False)"
-    )
-    assert config.identity == text
-    kind = dataclasses.make_dataclass(
-        "Later",
-        [("added", float, dataclasses.field(default=0.0))],
-        bases=(ModelConfig,),
-        frozen=True,
-    )
-    values = dataclasses.asdict(config)
-    assert kind(**values).identity == text
-    ranked = dataclasses.replace(config, output_rank=4)
-    assert ranked.identity == f"{text[:-1]}, output_rank=4)"
-    assert kind(**values, added=0.5).identity == text.replace(")", ", added=0.5)")

@@ -133,9 +133,11 @@ def test_weights_that_are_not_finite_are_refused(run):
         load_language_model(path)
 
 
-def test_a_newer_format_is_refused(run):
-    run.publish(files_of(build(), format_version=3))
-    with pytest.raises(FormatError, match=r"config\.json: has format version 3, .* up to 2;"):
+@pytest.mark.parametrize("version", [None, 1, 3, "2", True])
+def test_another_format_is_refused(run, version):
+    run.publish(files_of(build(), format_version=version))
+    told = rf"config\.json: has format version {version}, this fastlstm reads 2;"
+    with pytest.raises(FormatError, match=told):
         load_language_model(run.path)
 
 

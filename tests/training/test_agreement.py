@@ -15,9 +15,9 @@ from fastlstm.training.options import TrainingOptions
 
 MAY_DIFFER = [{"tensorboard": False}, {"cache_dir": "/scratch"}, {"log_every": 5}]
 DIFFER = [
-    ({"learning_rate": 0.02}, "learning_rate=0.02, rank 0 with no learning_rate; give"),
-    ({"threads": 2}, "threads=2, rank 0 with no threads; give"),
-    ({"batch_size": 8}, "batch_size=8, rank 0 with batch_size=32; give"),
+    ({"learning_rate": 0.02}, "`learning_rate=0.02`, rank 0 with no `learning_rate`; give"),
+    ({"threads": 2}, "`threads=2`, rank 0 with no `threads`; give"),
+    ({"batch_size": 8}, "`batch_size=8`, rank 0 with `batch_size=32`; give"),
 ]
 
 

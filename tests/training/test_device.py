@@ -38,7 +38,7 @@ def test_no_gpu_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_memory_limit_is_for_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="memory_limit_gb bounds GPU memory and this run is on"):
+    with pytest.raises(ConfigError, match="`memory_limit_gb` bounds GPU memory and this run is on"):
         set_up_device(TrainConfig(device="cpu", memory_limit_gb=1.0))
     assert set_up_device(TrainConfig(device="cpu")).type == "cpu"
 
@@ -57,7 +57,7 @@ def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError) as caught:
         set_up_device(TrainConfig(memory_limit_gb=500))
     assert str(caught.value) == (
-        "memory_limit_gb=500: this GPU (Recorded GPU) has 80.0 GB; give less, or leave it out"
+        "`memory_limit_gb=500`: this GPU (Recorded GPU) has 80.0 GB; give less, or leave it out"
     )
     assert seen == []
 
@@ -79,9 +79,9 @@ def test_too_little_memory_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB\n…")
     assert str(caught.value) == (
-        "out of GPU memory: this GPU has 80.0 GB, of which memory_limit_gb=1 allows this process"
+        "out of GPU memory: this GPU has 80.0 GB, of which `memory_limit_gb` allows this process"
         " 1 GB, other processes hold 31.0 GB, this one used up to 0.50 GB; give a smaller model,"
-        " shorter sequences, or a larger memory_limit_gb"
+        " shorter sequences, or a larger `memory_limit_gb`"
     )
 
 
@@ -137,7 +137,7 @@ def test_processes_that_would_share_a_gpu_are_refused() -> None:
         require_own_gpus(world, gpu)
     assert str(caught.value) == (
         "2 processes would compute on one GPU (ranks 0, 2); start one for each GPU, or give"
-        " device='cpu'"
+        " `device='cpu'`"
     )
     world.gpus = ["one", "two", "three", "four"]
     require_own_gpus(world, gpu)

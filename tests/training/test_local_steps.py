@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import Order, World
-from fastlstm.errors import ConfigError, LostProcessError, Stopped, in_flags
+from fastlstm.errors import ConfigError, LostProcessError, Stopped
 from fastlstm.training.follower import Part, follow
 from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.optimizer import OptimizerSet
@@ -352,7 +352,7 @@ def test_a_process_counts_as_much_as_its_targets():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"shards": 4}, "with sync_every=25 each process has one; leave it out, or give 2"),
+        ({"shards": 4}, "with `sync_every=25` each process has one; leave it out, or give 2"),
         ({"shards": 2, "precision": "fp16"}, "does not train in fp16"),
     ],
 )
@@ -371,14 +371,14 @@ def test_what_local_steps_cannot_do_is_refused(options, words):
         (
             {"checkpoint_every": 12},
             5,
-            "--checkpoint-every 12 is no multiple of --sync-every 5: r",
+            "`checkpoint_every=12` is no multiple of `sync_every=5`: r",
         ),
-        ({"checkpoint_every": 12}, 7, "--eval-every 7 and --checkpoint-every 12 are no multiples"),
+        ({"checkpoint_every": 12}, 7, "`eval_every=7` and `checkpoint_every=12` are no multiples"),
     ],
 )
 def test_evaluations_and_checkpoints_within_rounds_are_told(options, eval_every, told):
     plan = Run(eval_every=eval_every, **options).trainer.plan
-    notes = [in_flags(note) for note in cut_rounds(plan)]
+    notes = cut_rounds(plan)
     assert [note[: len(told)] for note in notes] == [told] * bool(told)
     assert cut_rounds(dataclasses.replace(plan, world=World())) == []  # it has no rounds
 
@@ -386,7 +386,7 @@ def test_evaluations_and_checkpoints_within_rounds_are_told(options, eval_every,
 def test_one_process_says_that_it_has_nothing_to_average():
     session = RunSession(None, [])
     session.shards(TrainingOptions(sync_every=25))
-    assert session.notes == ["sync_every=25 has no effect with one process"]
+    assert session.notes == ["`sync_every=25` has no effect with one process"]
 
 
 def test_a_process_that_is_lost_while_optimizers_are_averaged_ends_the_run(monkeypatch):

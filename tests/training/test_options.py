@@ -31,13 +31,13 @@ def test_every_number_has_bounds_that_hold_its_default() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"accumulate": 0}, "accumulate is 0, expected a number from 1"),
-        ({"ema": 1.0}, r"ema is 1\.0, expected a number from 0"),
-        ({"optimizer": "adamax"}, "optimizer is 'adamax', expected one of"),
-        ({"device": "tpu"}, "device is 'tpu', expected one of auto, cpu, cuda"),
-        ({"steps": 5, "epochs": 2}, "steps and epochs exclude each other"),
+        ({"accumulate": 0}, "`accumulate` is 0, expected a number from 1"),
+        ({"ema": 1.0}, r"`ema` is 1\.0, expected a number from 0"),
+        ({"optimizer": "adamax"}, "`optimizer` is 'adamax', expected one of"),
+        ({"device": "tpu"}, "`device` is 'tpu', expected one of auto, cpu, cuda"),
+        ({"steps": 5, "epochs": 2}, "`steps` and `epochs` exclude each other"),
         ({"warmup": 0.6, "cooldown": 0.6}, "is more than the whole run; their sum must be at most"),
-        ({"strict_kernels": 1}, "strict_kernels is 1, expected True or False"),
+        ({"strict_kernels": 1}, "`strict_kernels` is 1, expected True or False"),
     ],
 )
 def test_every_job_checks_them(kind: type, given: dict[str, object], told: str) -> None:

@@ -184,7 +184,7 @@ def test_bf16_of_our_own_kernels_is_bf16(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_bf16_of_a_torch_layer_on_a_gpu_is_said_to_be_fp16() -> None:
     (note,) = notes_on("bf16", torch.device("cuda"))
-    assert str(note).endswith("precision='tf32' has the range of fp32")
+    assert str(note).endswith("`precision='tf32'` has the range of fp32")
     assert notes_on("tf32", torch.device("cuda")) == notes_on("bf16", CPU) == []
 
 

@@ -11,7 +11,6 @@ import torch
 from fastlstm.errors import NonFiniteError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots, Snapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
@@ -223,17 +222,3 @@ def test_seconds_of_steps_outlive_a_roll_back() -> None:
     trainer.fit()
     assert seen == sorted(seen)
     assert trainer.progress.train_s >= seen[-1]
-
-
-def test_a_checkpoint_without_callbacks_is_rolled_back_to() -> None:
-    """As one of format 1 is, that a run was resumed from."""
-
-    class OfFormat1(MemorySnapshots):
-        def last_good(self) -> Checkpoint | None:
-            good = super().last_good()
-            assert good is not None
-            del good.meta["callbacks"]
-            return good
-
-    result = trainer_of(LinearTask(), snapshots=OfFormat1(), callbacks=[BadWeight(7)]).fit()
-    assert result.steps == 10

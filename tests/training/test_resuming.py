@@ -15,7 +15,6 @@ from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
     RunDirectoryError,
-    in_flags,
 )
 from fastlstm.runs.events import MetricsFile
 from fastlstm.runs.run_directory import RunDirectory
@@ -61,8 +60,8 @@ def test_a_run_is_continued_only_where_it_is_asked_for(run: RunDirectory) -> Non
     assert resume(run) == (7, [])
     with pytest.raises(RunDirectoryError) as caught:
         resume(run, False)
-    text = f"'{run.path}' already contains a run (step 7); give --resume to continue it, or another"
-    assert in_flags(*caught.value.args).startswith(text)
+    text = f"'{run.path}' already contains a run (step 7); give `resume=True` to continue it, or"
+    assert str(caught.value).startswith(text)
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(run: RunDirectory) -> None:
@@ -121,17 +120,17 @@ def test_a_resumed_run_says_that_it_is_complete(
     assert remaining(run, checkpoint, ending, notes := list[str]()) is ending
     text = (
         f"already complete: it ends after {total} steps and has trained 20; nothing is left to"
-        f" train, give more --{kind}"
+        f" train, give more `{kind}`"
     )
-    assert [in_flags(note) for note in notes] == ([text] if is_said else [])
+    assert notes == ([text] if is_said else [])
 
 
 def test_a_budget_that_is_used_is_no_end_to_reach_again(run: RunDirectory) -> None:
     checkpoint = ended(run, "budget 30s")
     with pytest.raises(BudgetError) as caught:
         remaining(run, checkpoint, budget(30.0), [])
-    assert in_flags(*caught.value.args) == (
-        "trained 0 further steps: the run has used its budget 30s; give a larger --budget"
+    assert str(caught.value) == (
+        "trained 0 further steps: the run has used its budget 30s; give a larger `budget`"
     )
     larger = remaining(run, checkpoint, budget(31.0), [])
     with pytest.raises(BudgetError, match=r"trained 0 further steps: .* budget 31s; give a larger"):
@@ -145,7 +144,7 @@ def test_what_follows_training_is_done_again_after_a_used_budget(run: RunDirecto
     same.require_steps(20, 5.0)
     assert same.progress(20, 0.0) == 1.0, "no further step, however little time was counted"
     text = "already complete: it has used its budget 30s; nothing is left to train, give a larger"
-    assert [in_flags(note) for note in notes] == [f"{text} --budget"]
+    assert notes == [f"{text} `budget`"]
     larger = remaining(run, checkpoint, budget(40.0), notes, needs_steps=False)
     larger.require_steps(20, 5.0)
     assert larger.progress(20, 30.0) == 0.75
@@ -164,8 +163,8 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
     [
         ({"shards": 4}, {"shards": 4}, 2, ""),
         ({}, {"shards": 1}, 1, ""),
-        ({}, {"shards": 8}, 1, "--shards 8: the run had 1 before; from here on its weights differ"),
-        ({"pipeline": 4}, {"pipeline": 8}, 2, "--pipeline 8: the run had 4 before"),
+        ({}, {"shards": 8}, 1, "`shards=8`: the run had 1 before; from here on its weights differ"),
+        ({"pipeline": 4}, {"pipeline": 8}, 2, "`pipeline=8`: the run had 4 before"),
         ({"shards": 4, "sync_every": 25}, {"shards": 4, "sync_every": 25}, 4, ""),
         (
             {"shards": 4, "sync_every": 25},
@@ -179,7 +178,7 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
             2,
             "averaged after every step, now every",
         ),
-        ({"sync_every": 9}, {"sync_every": 9, "shards": 2}, 1, "--shards 2: the run had 1"),
+        ({"sync_every": 9}, {"sync_every": 9, "shards": 2}, 1, "`shards=2`: the run had 1"),
     ],
 )
 def test_a_resumed_run_says_what_changes_its_weights(
@@ -187,4 +186,4 @@ def test_a_resumed_run_says_what_changes_its_weights(
 ) -> None:
     notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now), size)
     assert len(notes) == bool(told)
-    assert all(told in in_flags(note) for note in notes)
+    assert all(told in note for note in notes)

@@ -148,14 +148,3 @@ def test_tensors_of_another_model_are_refused(
         tensors[stem]["weight"] = value
     with pytest.raises(ValueError, match=error):
         state.restore(tensors, meta)
-
-
-def test_counters_of_format_1_are_found_where_they_were() -> None:
-    state = state_of()
-    tensors, meta = captured(state)
-    del meta["progress"]["slot"], meta["progress"]["scored"]
-    meta["progress"]["evaluations"] = 4
-    state.restore(tensors, {**meta, "valid_windows": 99})
-    assert (state.progress.slot, state.progress.scored) == (4, 99)
-    state.restore(tensors, meta)
-    assert (state.progress.slot, state.progress.scored) == (4, 0)

@@ -173,7 +173,7 @@ def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def stopped(*args: Any, **more: Any) -> None:
-        raise Stopped("checkpoint-9 is saved, the same command with --resume continues it")
+        raise Stopped("checkpoint-9 is saved, start the run again with `resume=True` to continue")
 
     monkeypatch.setattr(predict, "train", stopped)
     with pytest.raises(Stopped, match="nothing follows") as caught:

@@ -356,11 +356,11 @@ def test_what_a_higher_rate_gains_in_a_short_run_it_gains_less_in_the_whole_one(
     lengths_s = 1.0, 561 / 134
     default = whole_run_bits(START, end_of(2.856, 134), BASE, DEFAULT, lengths_s)
     gain = 1.0 - whole_run_bits(START, end_of(2.740, 134), higher, DEFAULT, lengths_s) / default
-    assert 0.005 < gain < 0.02  # 4.1 % in the short run, 1.2 % in the whole one (docs/log.md)
+    assert 0.005 < gain < 0.02  # 4.1 % in the short run, 1.2 % in the whole one (benchmarks/log)
 
 
 def test_what_the_law_says_of_other_settings_is_corrected_to_the_default():
-    # Measured (docs/log.md): 128 units with AdamW at 1.8 and 6 s, and what they ended at.
+    # Measured (benchmarks/log): 128 units with AdamW at 1.8 and 6 s, and what they ended at.
     default = Default(
         {**BASE, "batch_size": 32, "seq_length": 64}, [], [], [], [], 191_500.0
     )  # fmt: skip

@@ -14,7 +14,7 @@ from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hin
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.system.fields import built
 from fastlstm.system.storage import write_file
-from fastlstm.text.config import in_todays_names
+from fastlstm.text.config import require_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,10 +84,10 @@ def _mapping(path: Path) -> dict[str, Any]:
     is_run = isinstance(loaded, dict) and "train" in loaded
     if is_run and loaded.get("format") == TEXT_RUN:
         try:
-            loaded = in_todays_names(loaded)["train"]
+            require_format(loaded)
         except FormatError as error:
             raise ConfigError(f"--config {path}: {error}") from None
-    elif is_run and loaded.get("kind") == FORECASTER:
+    if is_run and (loaded.get("format") == TEXT_RUN or loaded.get("kind") == FORECASTER):
         loaded = loaded.get("train")
     if loaded is None:
         return {}

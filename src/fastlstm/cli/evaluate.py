@@ -19,7 +19,7 @@ from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import READ_OPTIONS, device_option, json_option
 from fastlstm.cli.output import print_result, say
 from fastlstm.cli.parser import Parsed, parse
-from fastlstm.errors import EXIT_OK, DataError, Setting, counted
+from fastlstm.errors import EXIT_OK, DataError, counted
 from fastlstm.report.terminal import short_count
 from fastlstm.text.config import PARTS
 from fastlstm.text.data.sources import open_source
@@ -142,8 +142,8 @@ def _evaluate(lm: LM, text: str, parsed: Parsed) -> tuple[Evaluation, int]:
     if (file := held_out_names(lm.config).get(split or "")) is not None:
         raise DataError(
             f"the {PARTS[str(split)]} split of this run is {file}, not a share of its text;"
-            f" evaluate {file} without ", Setting("split"),
-        )  # fmt: skip
+            f" evaluate {file} without `split`"
+        )
     data = lm.read(text, parsed["unknown"])
     settings = {name: parsed[name] for name in ("zero_state_window", "max_tokens")}
     lanes = parsed["lanes"]

@@ -33,7 +33,6 @@ from fastlstm.errors import (
     FastLSTMError,
     Stopped,
     UsageError,
-    in_flags,
     nearest_hint,
 )
 from fastlstm.system import environment
@@ -208,7 +207,7 @@ def _tolerate_encoding() -> None:
 
 def _show_warning(message: Warning | str, *_: object) -> None:
     """Shows a warning as one line; Python would add a path and a line of source."""
-    say(f"warning: {in_flags(*message.args) if isinstance(message, Warning) else message}")
+    say(f"warning: {message}")
 
 
 def _is_said_by_other(error: FastLSTMError) -> bool:

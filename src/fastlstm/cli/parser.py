@@ -171,7 +171,7 @@ def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments
             arguments.unknown.append(flag)
             continue
         option, fixed = by_flag[flag]
-        if has_value and (option.is_switch or fixed == "false"):
+        if has_value and fixed == "false":
             raise UsageError(f"{flag} takes no value, got {value!r}")
         if not has_value:
             value = fixed if fixed is not None else _next_value(option, rest, by_flag)

@@ -10,7 +10,7 @@ from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.options import TABLE_OPTIONS, TABLES, given_options, json_option
 from fastlstm.cli.output import print_result
 from fastlstm.cli.parser import parse
-from fastlstm.errors import EXIT_OK, counted, in_flags
+from fastlstm.errors import EXIT_OK, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
 
@@ -68,7 +68,7 @@ def _progress(use_json: bool) -> Iterator[Progress]:
 def _described(dataset: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Returns what --json prints, and the rows for people."""
     table, seconds, step = dataset.table, dataset.seconds, str(dataset.frequency)
-    notes, dtype = [in_flags(note) for note in dataset.notes], table.values.dtype.name
+    notes, dtype = list(dataset.notes), table.values.dtype.name
     speed = f"{table.num_rows / max(seconds, 1e-9) / 1e6:.2f} M rows/s"
     facts = {
         **{"rows": table.num_rows, "segments": len(table.segments), "series": len(dataset.series)},

@@ -41,7 +41,7 @@ def with_source_of_run(
     path = Path(runs[0])
     words = [*arguments.unknown, *(["--help"] if arguments.is_help else [])]
     for option, value in arguments.options:
-        words.append(option.flag if option.is_switch else f"{option.flag}={value}")
+        words.append(f"{option.flag}={value}")
     return [*_sources_of(path, text.verb), "--config", str(path / "config.json"), *words], path
 
 

@@ -21,7 +21,7 @@ from fastlstm.cli.kind import command_for
 from fastlstm.cli.options import FORECAST_OPTIONS, TABLES, TEXT_OPTIONS, config_option
 from fastlstm.cli.parser import Parsed, parse
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
-from fastlstm.errors import EXIT_OK, ConfigError, Setting, Stopped, counted, in_flags
+from fastlstm.errors import EXIT_OK, ConfigError, Stopped, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.text.config import PARTS, TrainConfig
@@ -163,7 +163,7 @@ def _observing(parsed: Parsed) -> list[Callback]:
 def _require_several(nproc: int, sources: list[str]) -> None:
     """Raises ConfigError for no processes, and for what several cannot read."""
     if nproc < 1:
-        raise ConfigError(Setting("nproc", nproc), ": expected 1 or more")
+        raise ConfigError(f"`nproc={nproc!r}`: expected 1 or more")
     for source in sources:
         path = Path(source)
         if source == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
@@ -178,13 +178,13 @@ def _require_rows(nproc: int, config: TrainConfig | ForecastConfig, is_resumed: 
     if not config.divides_batch:
         return
     if nproc & (nproc - 1):
-        raise ConfigError(Setting("nproc", nproc), ": expected a power of two: 1, 2, 4, 8, …")
+        raise ConfigError(f"`nproc={nproc!r}`: expected a power of two: 1, 2, 4, 8, …")
     rows = config.batch_size * config.accumulate
     if nproc > rows and not is_resumed:  # else the run may have more
         raise ConfigError(
-            Setting("nproc", nproc), f": a step has only {counted(rows, 'row')}; start fewer, or"
-            " give ", Setting("batch_size", -(-nproc // config.accumulate)), " or more",
-        )  # fmt: skip
+            f"`nproc={nproc!r}`: a step has only {counted(rows, 'row')}; start fewer, or give"
+            f" `batch_size={-(-nproc // config.accumulate)!r}` or more"
+        )
 
 
 def _require_gpus(nproc: int, device: str) -> None:
@@ -195,9 +195,9 @@ def _require_gpus(nproc: int, device: str) -> None:
         return
     if nproc > (num := torch.cuda.device_count()):
         raise ConfigError(
-            Setting("nproc", nproc), f": there is {counted(num, 'GPU')}, and each process needs one"
-            f" of its own; start {num}, or give ", Setting("device", "cpu"),
-        )  # fmt: skip
+            f"`nproc={nproc!r}`: there is {counted(num, 'GPU')}, and each process needs one of its"
+            f" own; start {num}, or give `device='cpu'`"
+        )
 
 
 def _warn_of_texts(sources: list[str], show: Observer) -> None:
@@ -209,7 +209,7 @@ def _warn_of_texts(sources: list[str], show: Observer) -> None:
 
 
 class Shown:
-    """An observer that shows settings as flags.
+    """An observer that knows whether the end event was shown.
 
     Args:
         output: shows events.
@@ -223,8 +223,6 @@ class Shown:
         self._output, self._use_json, self._has_ended = output, use_json, False
 
     def __call__(self, event: dict[str, Any]) -> None:
-        if event.get("event") == "message":
-            event = {**event, "text": in_flags(event["text"])}
         self._has_ended |= event.get("event") == "end"
         self._output(event)
 

@@ -32,7 +32,7 @@ _OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seed
 _AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
 _PROVEN = 1.0
-"""Percent from which a gain of the best settings is more than chance (docs/log.md)."""
+"""Percent from which a gain of the best settings is more than chance (benchmarks/log)."""
 
 
 def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:

@@ -16,7 +16,6 @@ from fastlstm.errors import (
     ConfigError,
     FormatError,
     RunDirectoryError,
-    Setting,
     kind_of_value,
 )
 from fastlstm.report.progress import default_output
@@ -114,6 +113,4 @@ def _refuse_same(run: Path, out: Path) -> None:
     """Refuses a result in the source's own directory."""
     inside = [run.absolute(), *run.absolute().parents[:1]]
     if any(out.exists() and os.path.samefile(out, place) for place in inside):
-        raise RunDirectoryError(
-            f"{out} holds the run that is compressed; give another ", Setting("out")
-        )
+        raise RunDirectoryError(f"{out} holds the run that is compressed; give another `out`")

@@ -86,7 +86,7 @@ class FakeQuantization(Callback):
     format changes nothing. No evaluation before `begin` is accepted.
 
     Activations are not rounded. Decoding in int8 and int4 also rounds the state to 8 bits: weights
-    and state together, untrained, cost 0.0003 bits/char in int8 (docs/log.md).
+    and state together, untrained, cost 0.0003 bits/char in int8 (benchmarks/log).
 
     Args:
         weight_format: "fp16", "int8" or "int4".

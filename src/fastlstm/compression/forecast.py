@@ -22,7 +22,7 @@ from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
 from fastlstm.compression.job import Job
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import CompressReport, quality_error
-from fastlstm.errors import ConfigError, DataError, FastLSTMError, Setting
+from fastlstm.errors import ConfigError, DataError, FastLSTMError
 from fastlstm.forecast.calibration import calibrate
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.splits import split_table
@@ -43,9 +43,9 @@ def compress_forecaster(job: Job) -> CompressReport:
     for name in _OF_TEXTS:
         if name in job.given:
             raise ConfigError(
-                Setting(name), " is about tokens and hidden states, a forecaster learns forecasts;"
-                " leave it out"
-            )  # fmt: skip
+                f"`{name}` is about tokens and hidden states, a forecaster learns forecasts; leave"
+                " it out"
+            )
     source = read_forecaster(job.run)
     table, why_not = _table_of(job, source)
     is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
@@ -60,7 +60,7 @@ def compress_forecaster(job: Job) -> CompressReport:
     if not is_trained:
         job.config.require_work()
     elif table is None:
-        raise DataError(f"{why_not}; give the table as ", Setting("data"))
+        raise DataError(f"{why_not}; give the table as `data`")
     if is_trained:
         return ForecastCompression(job, source, table).run()
     return _round(job, source, table, why_not)

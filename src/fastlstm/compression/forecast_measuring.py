@@ -26,7 +26,7 @@ from fastlstm.compression.report import (
     notes_of_speed,
     pruning_method,
 )
-from fastlstm.errors import DataError, Setting
+from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import Calibration, calibrate
 from fastlstm.forecast.closing import MIN_CALIBRATED
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -129,9 +129,9 @@ class Measuring:
             self.why_not = f"the {PARTS[self._scored]} part of {table} has no value of the targets"
             if self._config.max_loss is not None:
                 raise DataError(
-                    Setting("max_loss"), f" cannot be checked: {self.why_not}; give another ",
-                    Setting("data"), " or leave out ", Setting("max_loss"),
-                )  # fmt: skip
+                    f"`max_loss` cannot be checked: {self.why_not}; give another `data` or leave"
+                    " out `max_loss`"
+                )
         self._valid, self._limit_s = valid, limit_s
         self.seconds = _SPEED_S + time.perf_counter() - started
         if self._config.needs_no_training:  # and RUN's weights, rounded to the nearest

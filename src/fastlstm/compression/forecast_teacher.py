@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
 
 _SIZES = (
@@ -48,7 +48,6 @@ def _shown(value: object) -> str:
 
 def _unfit(path: str, why: str) -> ConfigError:
     return ConfigError(
-        Setting("distil", path),
-        f": the teacher {why}; a teacher reads the same windows and forecasts the same steps, leave"
-        " it out or name another",
+        f"`distil={path!r}`: the teacher {why}; a teacher reads the same windows and forecasts the"
+        " same steps, leave it out or name another"
     )

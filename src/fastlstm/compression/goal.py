@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,16 +136,15 @@ def _figures(attempt: Attempt, unit: str) -> str:
 def _unreachable(
     config: CompressConfig, attempts: Sequence[tuple[Way, Attempt]], unit: str
 ) -> ConfigError:
-    goal = [Setting(name, getattr(config, name)) for name in ("target", "max_bytes")]
-    asked = [part for part in goal if part.value is not None]
-    both = [asked[0], " and ", asked[1]] if len(asked) == 2 else asked
-    parts = [*both, " cannot be reached with this model here"]
+    goal = {name: getattr(config, name) for name in ("target", "max_bytes")}
+    asked = [f"`{name}={value!r}`" for name, value in goal.items() if value is not None]
+    text = f"{' and '.join(asked)} cannot be reached with this model here"
     if attempts:
         smallest = min(attempts, key=lambda pair: pair[1].num_bytes)
-        parts.append(f"; the smallest has {smallest[1].num_bytes:,} bytes ({smallest[0]})")
+        text += f"; the smallest has {smallest[1].num_bytes:,} bytes ({smallest[0]})"
         if config.target is not None:
             fastest = max(attempts, key=lambda pair: pair[1].speed or 0.0)
             rate = f"{fastest[1].speed or 0.0:,.0f} {unit}/s"
-            parts.append(f", the fastest reaches {rate} ({fastest[0]})")
-    parts.append("; train a smaller model as its student, or ask for less")
-    return ConfigError(*parts)
+            text += f", the fastest reaches {rate} ({fastest[0]})"
+    text += "; train a smaller model as its student, or ask for less"
+    return ConfigError(text)

@@ -11,7 +11,7 @@ from typing import Any
 from fastlstm.compression.goal import Attempt, Way, chosen
 from fastlstm.compression.options import STUDENT_SIZES, CompressConfig
 from fastlstm.compression.units import removed_share
-from fastlstm.errors import FormatError, Setting
+from fastlstm.errors import FormatError
 from fastlstm.runs.events import Observer
 from fastlstm.system.fields import built
 from fastlstm.training.callbacks import Callback
@@ -60,14 +60,13 @@ class Job:
         about = config.get("compression")
         if not isinstance(about, dict):
             raise FormatError(
-                f"'{self.out}' was started by train, not by compress; give another ",
-                Setting("out"),
-            )  # fmt: skip
+                f"'{self.out}' was started by train, not by compress; give another `out`"
+            )
         if about["source"]["model_sha256"] != sha256:
             raise FormatError(
                 f"'{self.out}' was started from another model ({about['source']['path']}), or"
-                f" {self.run} has changed since; give another ", Setting("out"),
-            )  # fmt: skip
+                f" {self.run} has changed since; give another `out`"
+            )
         return built(CompressConfig, about["options"], "config.json")
 
     def require_same_teacher(self, config: Mapping[str, Any], sha256: str | None) -> None:
@@ -81,8 +80,8 @@ class Job:
         if before is not None and before["model_sha256"] != sha256:
             raise FormatError(
                 f"'{self.out}' was started with another teacher, or {before['path']} has changed"
-                " since; give another ", Setting("out"),
-            )  # fmt: skip
+                " since; give another `out`"
+            )
 
     def with_goal_reached(
         self, ways: Sequence[Way], attempt: Callable[[CompressConfig], Attempt], unit: str

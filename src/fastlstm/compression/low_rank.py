@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.compression.pruning import OUTPUT_SHARE
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.config import ModelConfig
 
@@ -23,14 +23,14 @@ def check_output_rank(config: ModelConfig, rank: int) -> None:
     if config.tie_weights:
         raise ConfigError(
             "the model's output matrix is its embedding (tied weights), which has no rank of its"
-            " own; leave out ", Setting("output_rank"),
-        )  # fmt: skip
+            " own; leave out `output_rank`"
+        )
     largest = config.output_rank or min(config.vocab_size, config.rnn_size)
     if rank >= largest:
         raise ConfigError(
-            Setting("output_rank"), f" is {rank}, expected less than {largest}, the rank that the"
-            " model's output has",
-        )  # fmt: skip
+            f"`output_rank` is {rank}, expected less than {largest}, the rank that the model's"
+            " output has"
+        )
 
 
 def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.compression.schedule import PruningSchedule
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.system.fields import Device, Precision, check_fields, parse_amount
 from fastlstm.training.options import BOUNDS, MAY_CHANGE
 
@@ -138,9 +138,7 @@ class CompressConfig:
         if not self.has_goal:
             self.require_teacher(self.is_taught)
         if self.streams != 1 and self.target is None:
-            raise ConfigError(
-                Setting("streams"), " is about a speed; give it too: ", Setting("target", "20000/s")
-            )  # fmt: skip
+            raise ConfigError("`streams` is about a speed; give it too: `target='20000/s'`")
         assert self.goal  # checked
 
     @property
@@ -161,19 +159,16 @@ class CompressConfig:
         for name in ("to", "prune", "output_rank", *STUDENT_SIZES):
             if getattr(self, name) != getattr(CompressConfig, name):
                 goal = "target" if self.target is not None else "max_bytes"
-                raise ConfigError(
-                    Setting(goal), " chooses the method by itself; leave out ", Setting(name)
-                )
+                raise ConfigError(f"`{goal}` chooses the method by itself; leave out `{name}`")
 
     def require_work(self) -> None:
         """Raises ConfigError where nothing is asked for."""
         if self.to == "fp32" and self.output_rank is None and not self.trains:
             raise ConfigError(
-                "there is nothing to do; give ", Setting("to"), " (fp16, int8 or int4), ",
-                Setting("prune"), ", ", Setting("output_rank"), ", ", Setting("distil"),
-                ", a smaller ", Setting("rnn_size"), " or ", Setting("hidden_size"),
-                ", or a goal: ", Setting("target"), " or ", Setting("max_bytes"),
-            )  # fmt: skip
+                "there is nothing to do; give `to` (fp16, int8 or int4), `prune`, `output_rank`,"
+                " `distil`, a smaller `rnn_size` or `hidden_size`, or a goal: `target` or"
+                " `max_bytes`"
+            )
 
     def require_more_zeros(self, source: Mapping[str, Any] | None) -> None:
         """Raises ConfigError where the source has as many zeros of the kind already.
@@ -186,31 +181,28 @@ class CompressConfig:
             return
         if source is not None and source["structured"] == self.structured and self.prune <= before:
             raise ConfigError(
-                Setting("prune", self.prune), f" is no more than the {before:g} that RUN was pruned"
-                " by, and pruned weights stay zero; give a larger share",
-            )  # fmt: skip
+                f"`prune={self.prune!r}` is no more than the {before:g} that RUN was pruned by,"
+                " and pruned weights stay zero; give a larger share"
+            )
 
     def _check_pruning(self) -> None:
         if self.prune is None:
             for name in ("structured", "schedule"):
                 if getattr(self, name) not in (None, "none"):
                     raise ConfigError(
-                        Setting(name), " is about pruning; give the share of the weights too: ",
-                        Setting("prune", 0.9),
-                    )  # fmt: skip
+                        f"`{name}` is about pruning; give the share of the weights too: `prune=0.9`"
+                    )
         if self.structured == "units":
             for name in ("schedule", *STUDENT_SIZES):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        Setting("structured", "units"),
-                        " removes units once, before training, and decides the sizes by itself;"
-                        " leave out ", Setting(name),
-                    )  # fmt: skip
+                        "`structured='units'` removes units once, before training, and decides the"
+                        f" sizes by itself; leave out `{name}`"
+                    )
         if self.structured == "blocks" and self.to == "int4":
             raise ConfigError(
-                Setting("to", "int4"), " has no block-sparse form; give ", Setting("to", "int8"),
-                " with ", Setting("structured", "blocks"),
-            )  # fmt: skip
+                "`to='int4'` has no block-sparse form; give `to='int8'` with `structured='blocks'`"
+            )
         schedule = self.pruning_schedule()
         if self.epochs is None:  # else their steps are not known yet
             schedule.require_end(self.steps)
@@ -224,9 +216,9 @@ class CompressConfig:
             is_off = name == "alpha" and value == 0 and (self.prune or self.output_rank)
             if value != CompressConfig.__dataclass_fields__[name].default and not is_off:
                 raise ConfigError(
-                    Setting(name), " is about distillation; name the run of the teacher too: ",
-                    Setting("distil", "RUN"),
-                )  # fmt: skip
+                    f"`{name}` is about distillation; name the run of the teacher too:"
+                    " `distil='RUN'`"
+                )
 
     @property
     def is_new_student(self) -> bool:
@@ -274,10 +266,9 @@ class CompressConfig:
         except (ValueError, OverflowError):  # and ConfigError
             pass
         raise ConfigError(
-            Setting("schedule"),
-            f" is {text!r:.60}, expected polynomial:BEGIN,END,POWER,EVERY such as"
+            f"`schedule` is {text!r:.60}, expected polynomial:BEGIN,END,POWER,EVERY such as"
             f" {DEFAULT_SCHEDULE}: two shares of the training or two numbers of steps, an exponent"
-            " and a number of steps",
+            " and a number of steps"
         )
 
     def refuse(self, names: Collection[str], kind: str) -> None:
@@ -285,10 +276,8 @@ class CompressConfig:
         for name in names:
             if getattr(self, name) is not None:
                 other = {"rnn_size": "hidden_size", "hidden_size": "rnn_size"}.get(name)
-                hint = () if other is None else (" (", Setting(other), ")")
-                raise ConfigError(
-                    Setting(name), f" is not an option for {kind}; leave it out", *hint
-                )
+                hint = "" if other is None else f" (`{other}`)"
+                raise ConfigError(f"`{name}` is not an option for {kind}; leave it out{hint}")
 
 
 _BOUNDS: dict[str, tuple[float, float]] = {

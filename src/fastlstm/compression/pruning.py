@@ -26,7 +26,7 @@ MIN_SIZE = 16
 """Rows and columns that a matrix has at least to be pruned: smaller ones save nothing."""
 OUTPUT_SHARE = 0.1
 """The output matrix of a language model is pruned where it has more than this share of the weights:
-zeros in that of 65 characters cost 0.02 bits/char and save 2 % (docs/log.md)."""
+zeros in that of 65 characters cost 0.02 bits/char and save 2 % (benchmarks/log)."""
 
 
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -124,7 +124,7 @@ class Pruning(Callback):
     After every step the masked weights are zero, in the averaged weights too. So are their
     gradients, before clipping, and their entries in the state of the optimizers: Muon mixes the
     entries of a matrix, and the gradients of pruned weights, which no step makes smaller, would
-    decide the steps of the others (docs/log.md). A pruned weight does not come back.
+    decide the steps of the others (benchmarks/log). A pruned weight does not come back.
 
     No evaluation is accepted before the schedule is over. From then on the masks are fixed, and of
     every matrix exactly ``round(final * number)`` weights or blocks are zero (more, if other

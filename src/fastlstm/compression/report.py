@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.errors import ConfigError, DataError, Message, QualityError, Setting
+from fastlstm.errors import ConfigError, DataError, QualityError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
@@ -175,10 +175,7 @@ class CompressReport:
         if self.max_loss is None:
             return self
         if self.loss is None:
-            raise DataError(
-                Setting("max_loss"), f" cannot be checked: {self.not_measured}; give ",
-                Setting("data"),
-            )  # fmt: skip
+            raise DataError(f"`max_loss` cannot be checked: {self.not_measured}; give `data`")
         return dataclasses.replace(self, is_published=self.loss <= self.max_loss)
 
     def to_json(self) -> bytes:
@@ -226,28 +223,24 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     else:
         grew, most = f"the {report.measure} grew by {100 * loss:.4g} %", f" ({100 * limit:g} %)"
     has_earlier = RunDirectory(report.path).has_published()
-    parts: list[Any] = [
-        f"{grew}, from {before:.4f} to {after:.4f} on {change.scored_on}, more than ",
-        Setting("max_loss", limit), f"{most}; ",
-        f"'{report.path}' keeps the model that was published there before. " if has_earlier
-        else f"nothing is published in '{report.path}'. ",
-    ]  # fmt: skip
-    if is_trained:
-        again = Message("The same call with resume=True", flags="The same command with --resume")
-        is_over = report.training is not None and report.training.reason.startswith("no gain")
-        more = [" a larger ", Setting("patience")] if is_over else [
-            " more ", Setting("steps"), " or ", Setting("budget"),
-        ]  # fmt: skip
-        parts += [
-            "Its checkpoints stay. ", again, " and", *more, " trains on; with a larger ",
-            Setting("max_loss"), " it publishes the model",
-        ]  # fmt: skip
+    text = (
+        f"{grew}, from {before:.4f} to {after:.4f} on {change.scored_on}, more than"
+        f" `max_loss={limit:g}`{most}; "
+    )
+    if has_earlier:
+        text += f"'{report.path}' keeps the model that was published there before. "
     else:
-        parts += [
-            "Give a ", Setting("budget"), " to train the model, which loses less, or a larger ",
-            Setting("max_loss"),
-        ]  # fmt: skip
-    error = QualityError(*parts)
+        text += f"nothing is published in '{report.path}'. "
+    if is_trained:
+        is_over = report.training is not None and report.training.reason.startswith("no gain")
+        more = "a larger `patience`" if is_over else "more `steps` or `budget`"
+        text += (
+            f"Its checkpoints stay. Start it again with `resume=True` and {more} to train on; with"
+            " a larger `max_loss` it publishes the model"
+        )
+    else:
+        text += "Give a `budget` to train the model, which loses less, or a larger `max_loss`"
+    error = QualityError(text)
     error.report = report.to_dict()
     return error
 
@@ -256,6 +249,5 @@ def unfinished_error() -> ConfigError:
     """Returns the error for a training that ended before its weights were what is to be stored."""
     return ConfigError(
         "training ended before the weights were pruned and rounded, so there is no compressed"
-        " model; give ", Setting("resume", True), " and more ", Setting("budget"), " or ",
-        Setting("steps"),
-    )  # fmt: skip
+        " model; give `resume=True` and more `budget` or `steps`"
+    )

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -85,15 +85,15 @@ class PruningSchedule:
         """
         if total_steps is not None and in_steps(self.end, total_steps) > total_steps:
             raise ConfigError(
-                Setting("schedule"), f" prunes until step {self.end:,}, and training ends after"
+                f"`schedule` prunes until step {self.end:,}, and training ends after"
                 f" {total_steps:,} steps; only what is measured after END is published: give a"
-                " smaller END",
-            )  # fmt: skip
+                " smaller END"
+            )
         if total_steps is None and isinstance(self.end, float) and self.end >= 1.0:
             raise ConfigError(
-                Setting("schedule"), " prunes until 100 % of a budget, after the last step; only"
-                " what is measured after END is published: give a smaller END",
-            )  # fmt: skip
+                "`schedule` prunes until 100 % of a budget, after the last step; only what is"
+                " measured after END is published: give a smaller END"
+            )
 
     def sparsity(self, at: float) -> float:
         """Returns the sparsity at a number of steps done, or a share of the run."""

@@ -31,7 +31,7 @@ from fastlstm.compression.text_result import (
 from fastlstm.compression.text_rounding import rounded_model
 from fastlstm.compression.text_session import CompressionSession
 from fastlstm.compression.units import without_units
-from fastlstm.errors import DataError, FastLSTMError, Setting
+from fastlstm.errors import DataError, FastLSTMError
 from fastlstm.report.page import write_report
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats
@@ -81,9 +81,9 @@ def _chars_per_token(job: Job, stored: StoredModel) -> float:
     ids, _, why = _ids_to_score(job, stored)
     if ids is None:
         raise DataError(
-            Setting("target"), f" counts characters, and the text of {job.run} cannot be read:"
-            f" {why}; give ", Setting("data"),
-        )  # fmt: skip
+            f"`target` counts characters, and the text of {job.run} cannot be read: {why}; give"
+            " `data`"
+        )
     return 1.0 / tokens_per_char(ids, stored.tokenizer)
 
 

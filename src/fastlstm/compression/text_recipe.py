@@ -54,7 +54,7 @@ def training_options(
 
 
 def _rate_share(config: CompressConfig) -> float:
-    """Returns the share of the source's peak learning rate for training on (docs/log.md)."""
+    """Returns the share of the source's peak learning rate for training on (benchmarks/log)."""
     if config.prune is not None:
         kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
         return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)

@@ -47,7 +47,7 @@ from fastlstm.compression.text_rounding import CompressedModel, output_method, r
 from fastlstm.compression.text_task import CompressedTextTask
 from fastlstm.compression.text_teacher import Teaching
 from fastlstm.compression.units import without_units
-from fastlstm.errors import DataError, FormatError, Setting
+from fastlstm.errors import DataError, FormatError
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import as_floats
@@ -120,15 +120,13 @@ class CompressionSession(TextSession):
         name = self._stored.config.get("data", {}).get("source")
         if not name:
             raise DataError(
-                f"{self._job.run} does not say what it was trained on; give the text as ",
-                Setting("data"),
+                f"{self._job.run} does not say what it was trained on; give the text as `data`"
             )
         try:
             return open_source(name)
         except DataError as error:
             raise DataError(
-                f"the text of {self._job.run} cannot be read ({error}); give it as ",
-                Setting("data"),
+                f"the text of {self._job.run} cannot be read ({error}); give it as `data`"
             ) from None
 
     def _open_teacher(self, device: torch.device) -> None:

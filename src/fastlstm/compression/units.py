@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.text.config import ModelConfig
 
@@ -136,9 +136,9 @@ def smaller_size(size: int, share: float) -> int:
     left = max(MULTIPLE, round((1.0 - share) * size / MULTIPLE) * MULTIPLE)
     if left >= size:
         raise ConfigError(
-            Setting("prune", share), f" of {size} hidden units removes none: a multiple of"
-            f" {MULTIPLE} stays; give a larger share",
-        )  # fmt: skip
+            f"`prune={share!r}` of {size} hidden units removes none: a multiple of {MULTIPLE}"
+            " stays; give a larger share"
+        )
     return left
 
 

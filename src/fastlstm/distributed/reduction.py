@@ -11,7 +11,7 @@ from torch import Tensor
 
 PIECE_BYTES = 4 << 20
 """Of the vector: one travels while another is added. Of 1 MiB they take 1.4 times as long as of 4:
-each costs Python and a wake-up (docs/log.md)."""
+each costs Python and a wake-up (benchmarks/log)."""
 _ABOUT = -1
 """In place of the number of a piece."""
 _DEADLINE = timedelta(seconds=60)

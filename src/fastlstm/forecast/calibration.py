@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
 from fastlstm.forecast.data.window_index import WindowIndex, spread_out
 from fastlstm.forecast.model.config import ForecasterConfig
@@ -269,7 +269,7 @@ def require_numbers(name: str, levels: Sequence[float]) -> None:
     """Raises ConfigError unless `levels` is a list of numbers."""
     is_list = isinstance(levels, Sequence | np.ndarray)
     if not is_list or not all(map(is_number, levels)):
-        raise ConfigError(Setting(name), f" is {levels!r}, expected a list of numbers: [0.1, 0.9]")
+        raise ConfigError(f"`{name}` is {levels!r}, expected a list of numbers: [0.1, 0.9]")
 
 
 def require_known(levels: Sequence[float]) -> None:

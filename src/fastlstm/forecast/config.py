@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat, Names
 from fastlstm.system.fields import Precision, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
@@ -143,18 +143,13 @@ class ForecastConfig(TrainingOptions, CsvFormat):
             object.__setattr__(self, "calendar", _calendar(self.calendar))
         if double := set(self.missing_value) & set(self.keep_value):
             raise ConfigError(
-                Setting("missing_value"),
-                " and ",
-                Setting("keep_value"),
-                f" both hold {min(double):g}; leave it out of one",
+                f"`missing_value` and `keep_value` both hold {min(double):g}; leave it out of one"
             )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
             raise ConfigError(
-                Setting("balance"),
-                " draws windows of all series equally often, ",
-                Setting("tbptt"),
-                " reads series whole; leave out one of them",
+                "`balance` draws windows of all series equally often, `tbptt` reads series whole;"
+                " leave out one of them"
             )
 
 
@@ -175,7 +170,7 @@ def _names(field: str, value: Any) -> Names | None:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, Iterable) or not all(isinstance(name, str) for name in value):
-        raise ConfigError(Setting(field), f" is {value!r}, expected names of columns")
+        raise ConfigError(f"`{field}` is {value!r}, expected names of columns")
     return tuple(value)
 
 
@@ -183,8 +178,7 @@ def _calendar(parts: Names) -> Names:
     """Returns the parts of a calendar in their order; none of "none"."""
     if unknown := [part for part in parts if part not in ("none", *CALENDAR)]:
         raise ConfigError(
-            Setting("calendar"),
-            f" is '{unknown[0]}', expected some of {', '.join(CALENDAR)}, or none",
+            f"`calendar` is '{unknown[0]}', expected some of {', '.join(CALENDAR)}, or none"
         )
     return tuple(part for part in CALENDAR if part in parts)
 
@@ -198,9 +192,7 @@ def _numbers(field: str, value: Any) -> Numbers:
     except (TypeError, ValueError):
         numbers = (math.nan,)
     if not all(math.isfinite(number) for number in numbers):
-        raise ConfigError(
-            Setting(field), f" is {value!r}, expected numbers, such as -9999 or -9999,-99.9"
-        )
+        raise ConfigError(f"`{field}` is {value!r}, expected numbers, such as -9999 or -9999,-99.9")
     return numbers
 
 
@@ -221,8 +213,7 @@ def split_of(text: str) -> tuple[float, ...] | tuple[int, ...]:
         counts = ()
     if len(counts) not in (2, 3) or any(count < 1 for count in counts):
         raise ConfigError(
-            Setting("split"),
-            f" is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
-            " or two or three counts of steps, such as 8640,2880,2880",
+            f"`split` is {text!r}, expected training/validation/test in percent, such as 70/10/20,"
+            " or two or three counts of steps, such as 8640,2880,2880"
         )
     return counts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fastlstm.errors import DataError, Setting
+from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.config import split_of
 from fastlstm.forecast.data.splits import split_table
@@ -48,8 +48,8 @@ def cross_validated(
     if first <= least:
         raise DataError(
             f"the table has {total} steps, {n_windows} windows of {horizon} steps leave {first},"
-            f" expected more than {least}, for validation; take a smaller ", Setting("n_windows"),
-        )  # fmt: skip
+            f" expected more than {least}, for validation; take a smaller `n_windows`"
+        )
     tables, model = [], None
     for window in range(n_windows):
         origin = first + window * step_size

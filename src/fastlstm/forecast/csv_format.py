@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 
 Names = tuple[str, ...]
 
@@ -46,20 +46,20 @@ class CsvFormat:
             if mark == "\\t":
                 object.__setattr__(self, name, "\t")
             elif mark and len(mark) != 1:
-                raise ConfigError(Setting(name), f" is {mark!r:.40}, expected one character")
+                raise ConfigError(f"`{name}` is {mark!r:.40}, expected one character")
         marks = [mark for mark in (self.delimiter, self.decimal, self.thousands) if mark]
         if len(set(marks)) < len(marks) or not self.decimal:
             raise ConfigError(
-                Setting("delimiter"), ", ", Setting("decimal"), " and ", Setting("thousands"),
-                f" are {', '.join(map(repr, marks))}, expected different characters",
-            )  # fmt: skip
+                f"`delimiter`, `decimal` and `thousands` are {', '.join(map(repr, marks))},"
+                " expected different characters"
+            )
         try:
             "".encode(self.encoding)
         except LookupError:
             raise ConfigError(
-                Setting("encoding"), f" is {self.encoding!r:.40}, expected the name of a codec,"
-                " such as utf-8, cp1252 or gb18030",
-            ) from None  # fmt: skip
+                f"`encoding` is {self.encoding!r:.40}, expected the name of a codec, such as"
+                " utf-8, cp1252 or gb18030"
+            ) from None
 
 
 CSV_OPTIONS = tuple(field.name for field in fields(CsvFormat))

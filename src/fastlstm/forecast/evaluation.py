@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, Setting, nearest_hint
+from fastlstm.errors import ConfigError, DataError, nearest_hint
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -218,7 +218,7 @@ def require_counts(**values: Any) -> None:
     """Raises ConfigError for a value that is not a whole number of 1 or more."""
     for name, value in values.items():
         if not (is_whole(value) and value >= 1):
-            raise ConfigError(Setting(name), f" is {value!r}, expected 1 or more, a whole number")
+            raise ConfigError(f"`{name}` is {value!r}, expected 1 or more, a whole number")
 
 
 def series_numbers(dataset: SeriesDataset, names: Sequence[Any] | None) -> list[int] | None:

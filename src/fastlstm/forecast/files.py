@@ -47,9 +47,7 @@ MODEL_FILE = "model.safetensors"
 FILES = (CONFIG_FILE, SCHEMA_FILE, SCALER_FILE, MODEL_FILE)
 _FORMAT = 3
 _FORMAT_OF_COMPRESSED = 4
-"""The format of forecasters with `compression` in config.json; others stay of the one before."""
-_FORMAT_OF_SEGMENTS = 2
-"""The format in which what is now `patch` was called `segment`."""
+"""The format of forecasters with `compression` in config.json."""
 _MAX_JSON_BYTES = 1 << 28
 """A table may have millions of names."""
 
@@ -146,29 +144,21 @@ def read_options(
 
     Raises:
         CorruptFileError: an invalid value; the file is named.
-        FormatError: it is of something else, or of a newer format.
+        FormatError: it is of something else, or of another format.
     """
     origin = path / CONFIG_FILE
     return stored_options(_config(files[CONFIG_FILE], origin), ForecastConfig, origin)
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
-    """Returns config.json with the keys of the current format."""
+    """Returns config.json; raises FormatError for that of something else."""
     config = json_object(data, origin, _MAX_JSON_BYTES)
-    version = config.get("format")
-    known = (_FORMAT_OF_SEGMENTS, _FORMAT, _FORMAT_OF_COMPRESSED)
-    if config.get("kind") != FORECASTER or version not in known:
+    expected = _FORMAT_OF_COMPRESSED if "compression" in config else _FORMAT
+    if config.get("kind") != FORECASTER or config.get("format") != expected:
         raise FormatError(
-            f"{origin} is not of a forecaster of format {known[-1]} or older: a text model is"
-            " opened by LM.load, another format by the fastlstm that wrote it"
+            f"{origin} is not of a forecaster of format {expected}: a text model is opened by"
+            " LM.load, another format by the fastlstm that wrote it"
         )
-    with checked_values(origin):
-        for part in ("train", "given"):  # runs from before there was a linear path have none
-            config[part].setdefault("linear", False)
-    if version == _FORMAT_OF_SEGMENTS:
-        with checked_values(origin):
-            for part in ("train", "given", "network"):
-                config[part]["patch"] = config[part].pop("segment")
     return config
 
 

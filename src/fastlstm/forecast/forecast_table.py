@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.calibration import answer, require_known
 from fastlstm.forecast.data.calendar import calendar_values
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -226,12 +226,12 @@ def _refuse_short(dataset: SeriesDataset, last: NDArray[np.int64], input_size: i
     which = f"series '{name}' ends in" if name else "the table has"
     more = f" ({len(short)} series are too short)" if len(short) > 1 else ""
     has_gap = (segments.series[short - 1] == segments.series[short]) & (short > 0)
-    fill = ", or train with ", Setting("gaps", "fill")
+    fill = ", or train with `gaps='fill'`" if has_gap.any() else ""
     raise DataError(
         f"{which} {counted(segments.num_rows[short[0]], 'row')} without gaps{more}, a forecast"
-        f" reads the last {input_size}; give more rows of the past, or train with a smaller ",
-        Setting("input_size"), *(fill if has_gap.any() else ()),
-    )  # fmt: skip
+        f" reads the last {input_size}; give more rows of the past, or train with a smaller"
+        f" `input_size`{fill}"
+    )
 
 
 def _times_ahead(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, DataError, Setting, counted, kind_of_value
+from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import require_known, require_numbers
@@ -255,15 +255,12 @@ class Forecaster(Estimator[StoredForecaster]):
         if future is not None and not config.future:
             raise ConfigError(
                 "a table of future covariates came, but this Forecaster was fitted without future"
-                " columns; leave ",
-                Setting("future"),
-                " out, or fit with future columns",
+                " columns; leave `future` out, or fit with future columns"
             )
         if future is None and config.future:
             raise ConfigError(
-                f"the forecast needs {', '.join(config.future)} of every step: give predict a table"
-                " with them as ",
-                Setting("future", ...),
+                f"the forecast needs {', '.join(config.future)} of every step: give predict a"
+                " table with them as `future`"
             )
         return None if future is None else prepare_future(future, config, dataset)
 

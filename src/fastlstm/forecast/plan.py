@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.distributed.shards import Shards
-from fastlstm.errors import ConfigError, DataError, Message, Setting
+from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import MAX_ROWS
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
@@ -26,7 +26,7 @@ HIDDEN_SIZES = (32, 64, 128, 256, 384, 512, 768)
 """Hidden units to choose among."""
 _LONGEST_INPUT = 720
 LEARNING_RATES = {"adamw": 2e-3, "adam": 2e-3, "nadam": 2e-3, "muon": 5e-3, "sgd": 1.5}
-"""Peak learning rates, measured on ETTh1 at H = 128 (docs/log.md)."""
+"""Peak learning rates, measured on ETTh1 at H = 128 (benchmarks/log)."""
 MIN_CALENDAR_GAIN = 0.01
 """Of the error of the linear path on validation windows, from which a calendar is taken."""
 _SHARE_OF_SHORT = 0.1
@@ -61,8 +61,7 @@ def choose_architecture(
     if longest < config.horizon + 1:
         raise DataError(
             f"the longest segment of training rows has {longest}, a horizon of {config.horizon}"
-            f" needs at least {config.horizon + 1}; give longer series or a smaller ",
-            Setting("horizon"),
+            f" needs at least {config.horizon + 1}; give longer series or a smaller `horizon`"
         )
     usual = int(np.quantile(segments, _SHARE_OF_SHORT))
     # Where most are too short for an input longer than the horizon, the long ones decide.
@@ -105,11 +104,8 @@ def _sizes(config: ForecastConfig, longest: int) -> tuple[int, int]:
         patch = next((s for s in fitting if not any(size % s for size in fixed)), 1)
     if config.tbptt is not None and config.tbptt % patch:
         raise ConfigError(
-            Setting("tbptt"),
-            f" is {config.tbptt}, not a multiple of ",
-            Setting("patch"),
-            f" {patch}; give ",
-            Setting("tbptt", max(1, config.tbptt // patch) * patch),
+            f"`tbptt` is {config.tbptt}, not a multiple of `patch` {patch}; give"
+            f" `tbptt={max(1, config.tbptt // patch) * patch!r}`"
         )
     if config.input_size is None:
         input_size = max(1, input_size // patch) * patch
@@ -161,7 +157,7 @@ def note_of_short_series(
     fitting = (int(longest[short].min()) - sizes.horizon) // sizes.patch * sizes.patch
     if config.tbptt is not None or fitting < 1:
         return note
-    return Message(f"{note}; ", Setting("input_size", fitting), " takes all")
+    return f"{note}; `input_size={fitting!r}` takes all"
 
 
 def longest_segments(table: Table, split: Split) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """Chooses the hidden units of a forecaster: as many as a budget has enough steps for.
 
 On small tables every size ends within 2 % of the best that takes enough steps; too large a size is
-the only mistake that costs more (docs/log.md). So a few training steps of the default size are
+the only mistake that costs more (benchmarks/log). So a few training steps of the default size are
 timed, and smaller ones while the budget has too few steps. On a GPU a small batch takes as long as
 a large one: precisions and larger batches are timed too, and what reads clearly more windows a
 second is taken.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fastlstm.forecast.data.splits import Split
 
 ENOUGH_STEPS = 250
-"""From here on more steps gain less than a larger size (docs/log.md)."""
+"""From here on more steps gain less than a larger size (benchmarks/log)."""
 MIN_BUDGET_S = 10.0
 TRAINING_SHARE = 0.65
 """Of what is left of a budget, without evaluations, calibration, the test part and the report."""

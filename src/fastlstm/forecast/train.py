@@ -15,7 +15,7 @@ import torch
 
 from fastlstm.distributed.joining import joined
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, DataError, FormatError, Setting
+from fastlstm.errors import ConfigError, DataError, FormatError
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_parts, with_calendar
@@ -323,18 +323,16 @@ class _Session(RunSession):
         for name in dataset.roles.target:
             if name in dataset.constant:
                 raise DataError(
-                    f"the target '{name}' is the same in every row; there is nothing to learn, name"
-                    " another with ",
-                    Setting("target", ...),
+                    f"the target '{name}' is the same in every row; there is nothing to learn,"
+                    " name another with `target`"
                 )
         if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
             assert self.run is not None
             first = read_history(self.run.metrics_path).start.get("source") or "another table"
             raise FormatError(
-                f"'{self.run.path}' was started with {first}; {source_text(frame)} is"
-                " another table, or was changed since; resume with the same table, or start a new"
-                " run with another ",
-                Setting("out"),
+                f"'{self.run.path}' was started with {first}; {source_text(frame)} is another"
+                " table, or was changed since; resume with the same table, or start a new run with"
+                " another `out`"
             )
         return dataset
 

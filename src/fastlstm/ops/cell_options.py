@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from fastlstm.errors import ConfigError, Setting, nearest_hint
+from fastlstm.errors import ConfigError, nearest_hint
 from fastlstm.system.fields import is_number
 
 Activation = Literal["sigmoid", "tanh", "hard_sigmoid", "relu", "softsign", "linear"]
@@ -40,20 +40,15 @@ class CellOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layer_norm, bool):
-            raise ConfigError(
-                Setting("layer_norm"), f" is {self.layer_norm!r}, expected True or False"
-            )
+            raise ConfigError(f"`layer_norm` is {self.layer_norm!r}, expected True or False")
         p, pair = self.recurrent_dropout, self.zoneout
         if not is_number(p) or not 0 <= p < 1:
-            raise ConfigError(
-                Setting("recurrent_dropout"), f" is {p!r}, expected a probability in [0, 1)"
-            )
+            raise ConfigError(f"`recurrent_dropout` is {p!r}, expected a probability in [0, 1)")
         zoneout: Any = pair if isinstance(pair, tuple | list) else (pair, pair)
         if len(zoneout) != 2 or not all(is_number(p) and 0 <= p <= 1 for p in zoneout):
             raise ConfigError(
-                Setting("zoneout"),
-                f" is {pair!r}, expected a probability in [0, 1] or two of them, of the output and"
-                " of the cell",
+                f"`zoneout` is {pair!r}, expected a probability in [0, 1] or two of them, of the"
+                " output and of the cell"
             )
         object.__setattr__(self, "recurrent_dropout", float(p))
         object.__setattr__(self, "zoneout", (float(zoneout[0]), float(zoneout[1])))
@@ -61,19 +56,10 @@ class CellOptions:
             value = getattr(self, name)
             if value not in ACTIVATIONS:
                 raise ConfigError(
-                    Setting(name),
-                    f" is {value!r}{nearest_hint(str(value), ACTIVATIONS)}, expected one of"
-                    f" {', '.join(ACTIVATIONS)}",
+                    f"`{name}` is {value!r}{nearest_hint(str(value), ACTIVATIONS)}, expected one"
+                    f" of {', '.join(ACTIVATIONS)}"
                 )
-        self._set_text()
-
-    def _set_text(self) -> None:
         object.__setattr__(self, "text", str(tuple(getattr(self, n) for n in OPTION_NAMES)))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Pickles of older versions have no `text`."""
-        self.__dict__.update(state)
-        self._set_text()
 
     def __eq__(self, other: object) -> bool:
         return self.text == other.text if isinstance(other, CellOptions) else NotImplemented

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fastlstm.errors import KernelError, Setting, kind_of_value, nearest_hint
+from fastlstm.errors import KernelError, kind_of_value, nearest_hint
 from fastlstm.ops.backends.aten import AtenBackend
 from fastlstm.ops.backends.cluster import ClusterBackend
 from fastlstm.ops.backends.native import NativeBackend
@@ -98,8 +98,7 @@ def _refuse_slow(selection: Selection) -> None:
     if not kernel.is_fast:
         raise KernelError(
             f"LSTM {selection.call} would run on a slow path, {selection.backend.name}:"
-            f" {kernel.name} ({selection.why}); change that or leave out ",
-            Setting("strict_kernels"),
+            f" {kernel.name} ({selection.why}); change that or leave out `strict_kernels`"
         )
 
 

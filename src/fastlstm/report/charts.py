@@ -34,10 +34,8 @@ def draw_charts(history: History) -> list[Chart]:
         raise MissingExtraError(
             "charts need matplotlib; install it with: pip install matplotlib"
         ) from error
-    # Forecasters of format 1 stored no count of windows beside their steps.
-    has_units = any("units" in event for event in history.steps)
-    x = ("units", history.unit) if has_units else ("step", "steps")
-    by_amount = f"Quality by {x[1]}"
+    x = ("units", history.unit)
+    by_amount = f"Quality by {history.unit}"
     makers: list[tuple[str, Callable[[], Chart | None]]] = [
         *forecast_charts(history),
         (by_amount, partial(_quality, history, by_amount, *x)),

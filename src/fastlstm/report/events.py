@@ -15,13 +15,6 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-_FORMAT_1 = {
-    **{"tokens": "units", "tokens_per_s": "units_per_s", "flop_per_token": "flop_per_unit"},
-    **{"windows": "units", "windows_per_s": "units_per_s", "flop_per_window": "flop_per_unit"},
-    "num_tokens": "num_units",
-}
-"""Keys of format 1, which had names of their own for each task."""
-_COUNTING = ("start", "step", "eval", "end")
 SPLITS = {"train": "training", "valid": "validation", "test": "test"}
 _METRICS = {
     **{"bits_per_char": "bits/char", "loss": "loss"},
@@ -59,27 +52,15 @@ def unit_of(start: Event) -> str:
     return text_of(start, "unit") or "tokens"
 
 
-def current(event: Event) -> Event:
-    """Returns an event with today's keys; those of format 1 are renamed."""
-    kind = event.get("event")
-    if kind not in _COUNTING or (kind != "start" and _FORMAT_1.keys().isdisjoint(event)):
-        return event
-    event = {_FORMAT_1.get(key, key): value for key, value in event.items()}
-    if event["event"] == "start" and "num_units" not in event:
-        unit = "windows" if event.setdefault("task", "text") == "forecast" else "tokens"
-        event |= {"unit": unit, "num_units": {s: event.get(f"{s}_{unit}") for s in SPLITS}}
-    return event
-
-
 def decode_event(line: bytes) -> Event | None:
-    """Returns the event of a line of metrics.jsonl with today's keys; None of a damaged line."""
+    """Returns the event of a line of metrics.jsonl; None of a damaged line."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH and is_deeper(event, MAX_JSON_DEPTH):
         return None
-    return current(event) if isinstance(event, dict) else None
+    return event if isinstance(event, dict) else None
 
 
 def number(event: Event, key: str) -> float | None:

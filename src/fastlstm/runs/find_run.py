@@ -8,26 +8,22 @@ from pathlib import Path
 
 from fastlstm.errors import (
     FormatError,
-    Message,
     RunDirectoryError,
-    Setting,
     StorageError,
     nearest_hint,
 )
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import TRAINER_FILE, Kind, RunDirectory, kind_of_run
 
-_OPENED_BY: dict[Kind, tuple[str, str, str]] = {
-    "text": ("a text model", "fastlstm.LM.load", "fastlstm generate {} writes text with it"),
-    "forecaster": (
-        "a forecaster", "fastlstm.Forecaster.load", "fastlstm forecast {} DATA forecasts with it"
-    ),
+_OPENED_BY: dict[Kind, tuple[str, str]] = {
+    "text": ("a text model", "`fastlstm.LM.load` or `fastlstm generate`"),
+    "forecaster": ("a forecaster", "`fastlstm.Forecaster.load` or `fastlstm forecast`"),
     "sequence": (
-        "a sequence model", "fastlstm.SequenceRegressor.load or SequenceClassifier.load",
-        "fastlstm info {} shows it, fastlstm.SequenceRegressor.load opens it in Python",
+        "a sequence model",
+        "`fastlstm.SequenceRegressor.load` or `fastlstm.SequenceClassifier.load`",
     ),
-}  # fmt: skip
-"""What a run of each kind holds, and what it is opened by in Python and on the command line."""
+}
+"""What a run of each kind holds, and what opens it."""
 
 _MODEL_FILES = (".keras", ".h5", ".onnx", ".pt", ".safetensors")
 """Of other frameworks, which `fastlstm import` reads."""
@@ -45,7 +41,7 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
         hint = nearest_hint(place.name, _runs_in(place.parent))
         train = _training(wanted, run=str(path))
         raise RunDirectoryError(
-            f"{str(path) or repr('')}: no such run{hint}; train one with: ", train
+            f"{str(path) or repr('')}: no such run{hint}; train one with: {train}"
         )
     if not place.is_dir():
         if _is_run(place.absolute().parent):
@@ -54,15 +50,12 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
             )
         if place.suffix.lower() in _MODEL_FILES:
             raise RunDirectoryError(
-                f"{path} is a file, expected the directory of a run; to make one of it: ",
-                Message(
-                    f"fastlstm.import_run({str(path)!r}, out=RUN)",
-                    flags=f"fastlstm import {path} --out RUN",
-                ),
+                f"{path} is a file, expected the directory of a run; to make one of it:"
+                f" `fastlstm import {path} --out RUN`"
             )
         raise RunDirectoryError(
-            f"{path} is a file, expected the directory of a run; to train on it: ",
-            _training(wanted, source=str(path)),
+            f"{path} is a file, expected the directory of a run; to train on it:"
+            f" {_training(wanted, source=str(path))}"
         )
     kind = kind_of_run(place)
     if kind is None and not _is_run(place):
@@ -72,13 +65,12 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
                 f"{path} is not a run itself; name one of the runs in it: {named}"
             )
         raise RunDirectoryError(
-            f"{path}: has no model and no checkpoint; train one with: ",
-            _training(wanted, run=str(path)),
+            f"{path}: has no model and no checkpoint; train one with:"
+            f" {_training(wanted, run=str(path))}"
         )
     if wanted is not None and kind not in (wanted, None):
-        what, python, command = _OPENED_BY[kind]
-        use = Message(f"{python}({str(path)!r}) opens it", flags=command.format(path))
-        raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}: ", use)
+        what, opener = _OPENED_BY[kind]
+        raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}; {opener} opens it")
 
 
 def published_run(path: str | Path) -> RunDirectory:
@@ -87,8 +79,7 @@ def published_run(path: str | Path) -> RunDirectory:
     if not run.has_published():
         raise RunDirectoryError(
             f"{path} has no model yet: training ended before its first evaluation; continue it"
-            " with ",
-            Setting("resume", True),
+            " with `resume=True`"
         )
     return run
 
@@ -111,9 +102,8 @@ def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, 
     manifest, files = run.read_published(names)
     if TRAINER_FILE in manifest.files:
         raise FormatError(
-            f"{path} is a checkpoint of {what}, which only ",
-            Setting("resume", True),
-            f" continues from; give its run, {run.path.absolute().parent}",
+            f"{path} is a checkpoint of {what}, which only `resume=True` continues from; give its"
+            f" run, {run.path.absolute().parent}"
         )
     for name in names:
         if name not in files:
@@ -121,21 +111,15 @@ def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, 
     return files
 
 
-def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> Message:
-    """Returns how to train a run, in Python and on the command line."""
-    out = "RUN" if run is None else repr(run)
+def _training(wanted: Kind | None, source: str | None = None, run: str | None = None) -> str:
+    """Returns how to train a run."""
     if wanted == "sequence":
-        return Message(f"fastlstm.SequenceRegressor().fit(X, y, out={out})")
-    if wanted == "forecaster":
-        table = "DATA" if source is None else repr(source)
-        return Message(
-            f"fastlstm.Forecaster(horizon=N).fit({table}).save({out})",
-            flags=f"fastlstm train {source or 'DATA'} --horizon N --out {run or 'RUN'}",
+        return (
+            f"`fastlstm.SequenceRegressor().fit(X, y, out={'RUN' if run is None else repr(run)})`"
         )
-    return Message(
-        f"fastlstm.train({'SOURCE' if source is None else repr(source)}, out={out})",
-        flags=f"fastlstm train {source or 'SOURCE'} --out {run or 'RUN'}",
-    )
+    if wanted == "forecaster":
+        return f"`fastlstm train {source or 'DATA'} --horizon N --out {run or 'RUN'}`"
+    return f"`fastlstm train {source or 'SOURCE'} --out {run or 'RUN'}`"
 
 
 def _is_run(directory: Path) -> bool:

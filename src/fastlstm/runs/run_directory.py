@@ -30,7 +30,6 @@ from fastlstm.errors import (
     CorruptFileError,
     FastLSTMError,
     RunDirectoryError,
-    Setting,
     kind_of_value,
 )
 from fastlstm.runs import publication
@@ -146,7 +145,7 @@ class RunDirectory:
         """
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise RunDirectoryError(
-                f"{self.path} is a file, expected a directory; choose another ", Setting("out")
+                f"{self.path} is a file, expected a directory; choose another `out`"
             )
         try:
             missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
@@ -156,7 +155,7 @@ class RunDirectory:
             os.close(self._open_lock_file())
         except OSError as error:
             raise RunDirectoryError(
-                f"{self.path} cannot be written ({error.strerror}); choose another ", Setting("out")
+                f"{self.path} cannot be written ({error.strerror}); choose another `out`"
             ) from error
 
     def remove_if_empty(self) -> None:
@@ -192,16 +191,14 @@ class RunDirectory:
             holder = words[0] if words else "unknown"
             os.close(descriptor)
             raise RunDirectoryError(
-                f"{self.path} is in use by process {holder}; wait for it or choose another ",
-                Setting("out"),
+                f"{self.path} is in use by process {holder}; wait for it or choose another `out`"
             ) from None
         except OSError as error:
             if descriptor >= 0:
                 os.close(descriptor)
             raise RunDirectoryError(
-                f"{self.path} cannot be locked ({error.strerror}); choose ",
-                Setting("out"),
-                " in a writable place on a local disk",
+                f"{self.path} cannot be locked ({error.strerror}); choose `out` in a writable"
+                " place on a local disk"
             ) from error
         mark = f"{os.getpid()} {_WORD}\n".encode()
         with contextlib.suppress(OSError):  # without it a message lacks the process

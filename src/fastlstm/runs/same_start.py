@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import Setting, UsageError
+from fastlstm.errors import UsageError
 
 _NO_FLAGS = {"source", "limits", "machine"}
 
@@ -24,24 +24,20 @@ def require_same_start(path: Path, before: Mapping[str, Any], now: Mapping[str, 
             continue
         if name == "files":
             raise UsageError(
-                f"'{path}' was started with another table, or it was changed since; give"
-                " another ", Setting("out"),
-            )  # fmt: skip
+                f"'{path}' was started with another table, or it was changed since; give another"
+                " `out`"
+            )
         if name in _NO_FLAGS:
             raise UsageError(
                 f"'{path}' was started with another {name}: {old!s:.200}, not {new!s:.200}; give"
-                " another ", Setting("out"),
-            )  # fmt: skip
+                " another `out`"
+            )
         if old is None:
             raise UsageError(
-                f"'{path}' was started without ", Setting(name), "; leave it out, or give another ",
-                Setting("out"),
-            )  # fmt: skip
+                f"'{path}' was started without `{name}`; leave it out, or give another `out`"
+            )
         wrong = "not without it" if new is None else f"not {_short(new)}"
-        raise UsageError(
-            f"'{path}' was started with ", Setting(name, old), f", {wrong}; give another ",
-            Setting("out"),
-        )  # fmt: skip
+        raise UsageError(f"'{path}' was started with `{name}={old!r}`, {wrong}; give another `out`")
 
 
 def _flat(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,4 +47,4 @@ def _flat(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return Setting("", value).flag.removeprefix("-- ")[:200]
+    return repr(value)[:200]

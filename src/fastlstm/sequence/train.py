@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastlstm.distributed.joining import joined
 from fastlstm.distributed.world import World
-from fastlstm.errors import DataError, FormatError, Setting, counted
+from fastlstm.errors import DataError, FormatError, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
 from fastlstm.sequence.answers import Answers
@@ -131,9 +131,8 @@ class _Session(RunSession):
         if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
             assert self.run is not None
             raise FormatError(
-                f"'{self.run.path}' was started with other sequences or answers; resume with"
-                " the same, or start a new run with another ",
-                Setting("out"),
+                f"'{self.run.path}' was started with other sequences or answers; resume with the"
+                " same, or start a new run with another `out`"
             )
         self.mark()
         config, device, checkpoint = start.options, start.device, start.checkpoint

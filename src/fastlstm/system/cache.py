@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, Setting
+from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
 from fastlstm.system import hardware, storage
 
 if TYPE_CHECKING:
@@ -72,17 +72,15 @@ class Cache:
                 if not storage.is_own(path):
                     raise ConfigError(
                         f"the cache directory {path} belongs to another user, who could change"
-                        " what is trained on, or is open to others; name another with ",
-                        Setting("cache_dir"), " or FASTLSTM_CACHE",
-                    )  # fmt: skip
+                        " what is trained on, or is open to others; name another with `cache_dir`"
+                        " or FASTLSTM_CACHE"
+                    )
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise ConfigError(
-                f"the cache directory {directory} cannot be written ({error.strerror});"
-                " name another with ",
-                Setting("cache_dir"),
-                " or FASTLSTM_CACHE",
+                f"the cache directory {directory} cannot be written ({error.strerror}); name"
+                " another with `cache_dir` or FASTLSTM_CACHE"
             ) from error
 
     def path(self, key: str) -> Path:

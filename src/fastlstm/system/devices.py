@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
-from fastlstm.errors import ConfigError, Setting, nearest_hint
+from fastlstm.errors import ConfigError, nearest_hint
 from fastlstm.system import hardware
 from fastlstm.system.fields import Device
 
@@ -18,8 +18,8 @@ def check_device(device: Any) -> None:
     if device not in get_args(Device):
         expected = ", ".join(get_args(Device))
         raise ConfigError(
-            Setting("device"),
-            f" is {device!r}{nearest_hint(device, get_args(Device))}, expected one of {expected}",
+            f"`device` is {device!r}{nearest_hint(device, get_args(Device))}, expected one of"
+            f" {expected}"
         )
     if device == "cuda" and (why := _refusal()) is not None:
         raise no_gpu(why)
@@ -28,9 +28,8 @@ def check_device(device: Any) -> None:
 def no_gpu(why: str) -> ConfigError:
     """Returns the error where a GPU was asked for that cannot be used."""
     return ConfigError(
-        Setting("device", "cuda"), f": no usable NVIDIA GPU here ({why}); use ",
-        Setting("device", "cpu"), " or auto",
-    )  # fmt: skip
+        f"`device='cuda'`: no usable NVIDIA GPU here ({why}); use `device='cpu'` or auto"
+    )
 
 
 def has_gpu() -> bool:

@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from fastlstm.errors import ConfigError, Setting, nearest_hint
+from fastlstm.errors import ConfigError, nearest_hint
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
@@ -44,9 +44,8 @@ def check_fields(
     check_values(config, bounds, choices)
     ends = [name for name in ("steps", "epochs", "budget") if getattr(config, name) is not None]
     if len(ends) > 1:
-        first, *others = map(Setting, ends)
-        listed = [part for other in others for part in (" and ", other)]
-        raise ConfigError(first, *listed, " exclude each other; choose one way to end the run")
+        listed = " and ".join(f"`{end}`" for end in ends)
+        raise ConfigError(f"{listed} exclude each other; choose one way to end the run")
     if config.budget is not None:
         parse_duration(config.budget)
 
@@ -66,17 +65,13 @@ def check_values(
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:
             limit = "below 1" if high == BELOW_1 else high
-            raise ConfigError(
-                Setting(name), f" is {value!r:.60}, expected a number from {low} to {limit}"
-            )
+            raise ConfigError(f"`{name}` is {value!r:.60}, expected a number from {low} to {limit}")
     if choices is None:
         choices = _literals(type(config))  # type: ignore[arg-type]
     for name, known in choices.items():
         value = getattr(config, name)
         if value not in known:
-            raise ConfigError(
-                Setting(name), f" is {value!r:.60}, expected one of {', '.join(known)}"
-            )
+            raise ConfigError(f"`{name}` is {value!r:.60}, expected one of {', '.join(known)}")
 
 
 @functools.cache
@@ -97,7 +92,7 @@ def _check_kind(config: Any, name: str, annotation: str) -> None:
     elif kind in _KINDS and (
         not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) != (kind == "bool"))
     ):
-        raise ConfigError(Setting(name), f" is {value!r:.60}, expected {_KINDS[kind][1]}")
+        raise ConfigError(f"`{name}` is {value!r:.60}, expected {_KINDS[kind][1]}")
 
 
 def is_number(value: object) -> bool:
@@ -125,13 +120,11 @@ def parse_duration(text: str, name: str = "budget") -> float:
             r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", clean
         )
         if not clean or match is None:
-            raise ConfigError(
-                Setting(name), f" is {text!r}, expected a duration such as 90s, 5m or 1h30m"
-            )
+            raise ConfigError(f"`{name}` is {text!r}, expected a duration such as 90s, 5m or 1h30m")
         hours, minutes, rest = (float(part or 0) for part in match.groups())
         seconds = hours * 3600 + minutes * 60 + rest
     if not 1 <= seconds <= 10**8:
-        raise ConfigError(Setting(name), f" is {text!r}, expected at least 1s")
+        raise ConfigError(f"`{name}` is {text!r}, expected at least 1s")
     return seconds
 
 
@@ -148,7 +141,7 @@ def parse_latency(text: str, name: str) -> float:
     )
     if not 0.0 < seconds < 3600.0:
         raise ConfigError(
-            Setting(name), f" is {text!r:.60}, expected a time above 0 such as 500us, 1ms or 0.1s"
+            f"`{name}` is {text!r:.60}, expected a time above 0 such as 500us, 1ms or 0.1s"
         )
     return seconds
 
@@ -168,9 +161,9 @@ def parse_amount(name: str, text: str, unit: str = "") -> float:
     amount = 0.0 if match is None else float(match[1]) * 1000.0 ** " kMG".index(match[2] or " ")
     if not 0 < amount < 1e15:
         raise ConfigError(
-            Setting(name), f" is {text!r:.60}, expected a number above 0 such as 200000{unit},"
-            f" 500k{unit} or 1.5M{unit}",
-        )  # fmt: skip
+            f"`{name}` is {text!r:.60}, expected a number above 0 such as 200000{unit}, 500k{unit}"
+            f" or 1.5M{unit}"
+        )
     return amount
 
 
@@ -189,9 +182,9 @@ def parse_rate(text: str, name: str) -> float:
         amount = float(match[1]) * 1000.0 ** " kmgt".index(match[2].lower() or " ") * size
     if not 1e3 <= amount <= 1e13:
         raise ConfigError(
-            Setting(name), f" is {text!r:.60}, expected the speed of a network such as 1gbit,"
-            " 100mbit, 25gbit or 125MB/s",
-        )  # fmt: skip
+            f"`{name}` is {text!r:.60}, expected the speed of a network such as 1gbit, 100mbit,"
+            " 25gbit or 125MB/s"
+        )
     return amount
 
 
@@ -205,9 +198,8 @@ def parse_split(text: str) -> tuple[float, float, float]:
     good = len(parts) == 3 and all(math.isfinite(p) and p >= 0 for p in parts)
     if not good or abs(sum(parts) - 100) > 1e-6 or parts[0] == 0 or parts[1] == 0:
         raise ConfigError(
-            Setting("split"),
-            f" is {text!r}, expected train/validation/test in percent that add up to 100,"
-            " such as 90/5/5 or 90/10/0",
+            f"`split` is {text!r}, expected train/validation/test in percent that add up to 100,"
+            " such as 90/5/5 or 90/10/0"
         )
     return parts[0] / 100, parts[1] / 100, parts[2] / 100
 
@@ -223,22 +215,3 @@ def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:
         if key not in known:
             raise ConfigError(f"{origin}: unknown key '{key}'{nearest_hint(key, known)}")
     return kind(**values)
-
-
-def key_fields(config: Any, first: Collection[str]) -> dict[str, Any]:
-    """Returns a dataclass as a dict for a key or a hash that a new field must not change.
-
-    Args:
-        config: a dataclass; those it holds are taken apart too.
-        first: names of the fields that always count, those of the first version. Every other
-            field is left out where it is at its default.
-    """
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        make = field.default_factory
-        default = field.default if make is dataclasses.MISSING else make()
-        if field.name in first or value != default:
-            is_nested = dataclasses.is_dataclass(value)
-            values[field.name] = key_fields(value, first) if is_nested else value
-    return values

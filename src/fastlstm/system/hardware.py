@@ -92,7 +92,7 @@ def keep_freed_memory() -> bool:
     """Keeps freed memory in the process, so that buffers of a training step are not mapped again.
 
     A step of H=512, B=32, T=128 takes 900 page faults instead of 21,000 and runs at 44 instead of
-    34 k tokens/s (docs/log.md); the process never shrinks.
+    34 k tokens/s (benchmarks/log); the process never shrinks.
 
     Returns:
         False if the C library (other than glibc) has no such option.
@@ -145,7 +145,7 @@ def fastest_bf16(isa: str, vendor: str) -> str:
     """Returns the fastest instruction set for bf16 matrix products.
 
     Intel cores run VDPBF16PS at half the rate of two float32 FMAs; without AMX, kernels that
-    convert in registers are faster: 1.16x to 1.33x per step (H = 128 to 1024, docs/log.md).
+    convert in registers are faster: 1.16x to 1.33x per step (H = 128 to 1024, benchmarks/log).
     """
     return "avx512" if isa == "avx512_bf16" and vendor == "GenuineIntel" else isa
 

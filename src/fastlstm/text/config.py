@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.errors import ConfigError, FormatError
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.system.fields import check_fields, key_fields, parse_split
+from fastlstm.system.fields import check_fields, parse_split
 from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
@@ -97,15 +97,14 @@ class ModelConfig(CellOptions):
             return
         if self.tie_weights:
             raise ConfigError(
-                Setting("output_rank"), " needs an output matrix of its own; leave out ",
-                Setting("tie_weights"),
-            )  # fmt: skip
+                "`output_rank` needs an output matrix of its own; leave out `tie_weights`"
+            )
         size = min(self.vocab_size, self.rnn_size)
         if not 1 <= self.output_rank < size:
             raise ConfigError(
-                Setting("output_rank"), f" is {self.output_rank}, expected less than {size}, the"
-                f" smaller of {self.vocab_size} tokens and {self.rnn_size} hidden units",
-            )  # fmt: skip
+                f"`output_rank` is {self.output_rank}, expected less than {size}, the smaller of"
+                f" {self.vocab_size} tokens and {self.rnn_size} hidden units"
+            )
 
     @property
     def output_width(self) -> int:
@@ -113,51 +112,26 @@ class ModelConfig(CellOptions):
         return self.output_rank or self.rnn_size
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields, as config.json has them; without a rank where there is none."""
+        """Returns all fields, as config.json has them, without an output rank of 0."""
         values = dataclasses.asdict(self)
-        if not self.output_rank:  # a fastlstm that does not know it reads the others
+        if not self.output_rank:
             del values["output_rank"]
         return values
 
-    @property
-    def identity(self) -> str:
-        """What states of a model depend on, beside its weights, as format 1 wrote it."""
-        values = key_fields(self, _FIRST_FIELDS.values())
-        first = {old: values.pop(name) for old, name in _FIRST_FIELDS.items()}
-        pairs = ", ".join(f"{name}={value!r}" for name, value in [*first.items(), *values.items()])
-        return f"ModelConfig({pairs})"
 
-
-FORMAT_1_NAMES = {"recurrent_dropout": "weight_drop", "layer_norm": "output_norm"}
-"""Name in a config.json of format 1 -> today's. There `layer_norm` was no option of the cell."""
-_FIRST_FIELDS = {
-    name: FORMAT_1_NAMES.get(name, name)
-    for name in (
-        *("vocab_size", "embed_size", "rnn_size", "num_layers", "dropout", "dropout_kind"),
-        *("recurrent_dropout", "layer_norm", "residual", "tie_weights"),
-    )
-}
-"""Fields of format 1, which always count for `identity`, with their names of today."""
-
-
-def in_todays_names(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a config.json of any format with the names of this one.
+def require_format(config: dict[str, Any]) -> None:
+    """Checks that a config.json is of this format.
 
     Raises:
-        FormatError: of a newer format.
+        FormatError: it is of another format.
     """
     version = config.get("format_version")
-    newest = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
-    if type(version) is not int or not 1 <= version <= newest:
+    expected = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
+    if type(version) is not int or version != expected:
         raise FormatError(
-            f"has format version {version!s:.60}, this fastlstm reads up to {newest};"
-            " update it: pip install -U fastlstm"
+            f"has format version {version!s:.60}, this fastlstm reads {expected}; open the run"
+            " with the fastlstm that wrote it"
         )
-    renamed = dict(config, format_version=FORMAT_VERSION)
-    for part in ("model", "train", "given"):
-        if version == 1 and isinstance(config.get(part), dict):
-            renamed[part] = {FORMAT_1_NAMES.get(n, n): value for n, value in config[part].items()}
-    return renamed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,13 +233,10 @@ class TrainConfig(TrainingOptions, CellOptions):
         if self.strict_kernels and self.sample_every > 0 and names:
             raise ConfigError(
                 f"the native decoder has no {', '.join(names)}: samples would be written on torch,"
-                " which ", Setting("strict_kernels"), " refuses; give ", Setting("sample_every", 0),
-            )  # fmt: skip
+                " which `strict_kernels` refuses; give `sample_every=0`"
+            )
         if self.order == "windows" and self.lane_reset > 0:
-            raise ConfigError(
-                Setting("lane_reset"), " works on lanes; with ", Setting("order", "windows"),
-                " leave it out",
-            )  # fmt: skip
+            raise ConfigError("`lane_reset` works on lanes; with `order='windows'` leave it out")
 
         self._check_pipeline()
 
@@ -280,20 +251,19 @@ class TrainConfig(TrainingOptions, CellOptions):
         per_token = "it uses a new mask for every token, which depends on how the sequence is cut"
         parts, plain = "each process holds only part of the weights", self.dropout_kind == "plain"
         refused = (
-            ((self.shards or 1) > 1, Setting("shards"), "the layers are divided, not the batch"),
-            (self.accumulate > 1, Setting("accumulate"), "a step is cut in time, not in rows"),
-            (self.sync_every > 1, Setting("sync_every"), parts),
-            (self.wire == "bf16", Setting("wire", "bf16"), "activations are sent as they are"),
-            (self.tie_weights, Setting("tie_weights"), "two processes would hold the same weight"),
-            (self.zoneout != (0.0, 0.0), Setting("zoneout"), per_token),
-            (plain, Setting("dropout_kind", "plain"), per_token),
+            ((self.shards or 1) > 1, "shards", "the layers are divided, not the batch"),
+            (self.accumulate > 1, "accumulate", "a step is cut in time, not in rows"),
+            (self.sync_every > 1, "sync_every", parts),
+            (self.wire == "bf16", "wire='bf16'", "activations are sent as they are"),
+            (self.tie_weights, "tie_weights", "two processes would hold the same weight"),
+            (self.zoneout != (0.0, 0.0), "zoneout", per_token),
+            (plain, "dropout_kind='plain'", per_token),
         )
         for is_given, setting, why in refused:
             if is_given:
                 raise ConfigError(
-                    Setting("pipeline"), " cannot be combined with ", setting, f": {why}; leave out"
-                    " one of them",
-                )  # fmt: skip
+                    f"`pipeline` cannot be combined with `{setting}`: {why}; leave out one of them"
+                )
 
     def model_config(self, vocab_size: int, dropout: float) -> ModelConfig:
         """Returns the architecture: the preset, with every field given here laid over it."""
@@ -307,9 +277,9 @@ class TrainConfig(TrainingOptions, CellOptions):
             sizes["embed_size"] = sizes["rnn_size"]
         if self.tie_weights and sizes["embed_size"] != sizes["rnn_size"]:
             raise ConfigError(
-                Setting("tie_weights"), " needs ", Setting("embed_size"), " equal to ",
-                Setting("rnn_size"), f", got {sizes['embed_size']} and {sizes['rnn_size']}",
-            )  # fmt: skip
+                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {sizes['embed_size']}"
+                f" and {sizes['rnn_size']}"
+            )
         return ModelConfig(**{**own, **sizes, "vocab_size": vocab_size, "dropout": dropout})
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, KernelError, Setting, counted, nearest_hint
+from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
 from fastlstm.ops.cell_options import ACTIVATIONS
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
@@ -335,8 +335,8 @@ def make_decoder(
         return Decoder(weights, config, weight_format)
     if strict:
         raise KernelError(
-            f"{why}: text would be written on torch, token by token; leave out the option or ",
-            Setting("strict_kernels"),
+            f"{why}: text would be written on torch, token by token; leave out the option or"
+            " `strict_kernels`"
         )
     from fastlstm.text.torch_decoder import TorchDecoder
 
@@ -355,7 +355,7 @@ def _isa(weight_format: str) -> str:
 
 def model_hash(weights: Mapping[str, Weight], config: ModelConfig, weight_format: str) -> str:
     """Returns the SHA-256 of weights, sizes, options and format, in hex."""
-    digest = hashlib.sha256(f"{config.identity} {weight_format}".encode())
+    digest = hashlib.sha256(f"{config!r} {weight_format}".encode())
     for name in sorted(weights):
         digest.update(name.encode())
         w = weights[name]

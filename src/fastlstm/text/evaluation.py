@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastlstm.errors import ConfigError, DataError, Setting, Stopped, counted
+from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
 from fastlstm.text.scored_lanes import LANES, PRIME, ScoredLanes, lanes_of, num_lanes
@@ -201,9 +201,9 @@ def evaluate_on(
         except torch.OutOfMemoryError:
             if chunk <= _FEWEST_STEPS:
                 raise ConfigError(
-                    f"the GPU has too little free memory for {counted(lanes, 'lane')}; use fewer ",
-                    Setting("lanes"), ", or ", Setting("device", "cpu"),
-                ) from None  # fmt: skip
+                    f"the GPU has too little free memory for {counted(lanes, 'lane')}; use fewer"
+                    " `lanes`, or `device='cpu'`"
+                ) from None
         chunk //= 2
         torch.cuda.empty_cache()
 
@@ -255,9 +255,9 @@ def _windows(num_ids: int, window: int) -> list[ScoredLanes]:
     num_windows = num_ids // (window + 1)
     if num_windows == 0:
         raise DataError(
-            f"the text has {counted(num_ids, 'token')}, fewer than one window of {window + 1}; give"
-            " a longer text or a smaller ", Setting("zero_state_window"),
-        )  # fmt: skip
+            f"the text has {counted(num_ids, 'token')}, fewer than one window of {window + 1};"
+            " give a longer text or a smaller `zero_state_window`"
+        )
     starts = 1 + np.arange(num_windows, dtype=np.int64) * (window + 1)
     parts = [starts[k : k + WINDOW_BATCH] for k in range(0, num_windows, WINDOW_BATCH)]
     return [ScoredLanes(part, np.full(len(part), window, dtype=np.int64)) for part in parts]
@@ -368,10 +368,6 @@ def _check(numbers: dict[str, int | None], precision: str) -> None:
         if value is None and name in ("zero_state_window", "max_tokens"):
             continue
         if not is_whole(value) or value < low:  # type: ignore[operator]
-            raise ConfigError(
-                Setting(name), f" is {value!r}, expected a whole number, at least {low}"
-            )
+            raise ConfigError(f"`{name}` is {value!r}, expected a whole number, at least {low}")
     if precision not in list(AUTOCAST):
-        raise ConfigError(
-            Setting("precision"), f" is {precision!r}, expected one of {', '.join(AUTOCAST)}"
-        )
+        raise ConfigError(f"`precision` is {precision!r}, expected one of {', '.join(AUTOCAST)}")

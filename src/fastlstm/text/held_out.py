@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, FormatError, Setting, counted
+from fastlstm.errors import DataError, FormatError, counted
 from fastlstm.text.config import PARTS, TrainConfig
 from fastlstm.text.data.sources import Source, open_source
 from fastlstm.text.data.text import (
@@ -38,12 +38,12 @@ def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
     sources = {part: open_source(name) for part, name in named.items() if name is not None}
     if not sources:
         return {}
-    owners: dict[str, str | Setting] = dict.fromkeys(_places(source), "the source")
+    owners = dict.fromkeys(_places(source), "the source")
     for part, own in sources.items():
         for place in _places(own):
             if place in owners:
                 raise _shared(place, owners[place], part)
-        owners |= dict.fromkeys(_places(own), Setting(part))
+        owners |= dict.fromkeys(_places(own), f"`{part}`")
     return sources
 
 
@@ -53,11 +53,11 @@ def _places(source: Source) -> Iterator[str]:
         yield document.name if document.path is None else os.path.realpath(document.path)
 
 
-def _shared(name: str, owner: str | Setting, part: str) -> DataError:
+def _shared(name: str, owner: str, part: str) -> DataError:
     return DataError(
-        f"{name} is given both as ", owner, " and as ", Setting(part),
-        "; each needs a text of its own, or the figures mean nothing",
-    )  # fmt: skip
+        f"{name} is given both as {owner} and as `{part}`; each needs a text of its own, or the"
+        " figures mean nothing"
+    )
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ class RunText:
     shares: str
 
     def __post_init__(self) -> None:
-        owners: dict[str, str | Setting] = {self.source.key: "the source"}
+        owners = {self.source.key: "the source"}
         for part, own in self.held_out.items():
             if len(own.ids) < _MIN_TOKENS:
                 raise DataError(
                     f"{own.source} has {counted(len(own.ids), 'token')}, expected at least"
-                    f" {_MIN_TOKENS}; give a longer text as ", Setting(part),
-                )  # fmt: skip
+                    f" {_MIN_TOKENS}; give a longer text as `{part}`"
+                )
             if own.key in owners:
                 raise _shared(f"the text of {own.source}", owners[own.key], part)
-            owners[own.key] = Setting(part)
+            owners[own.key] = f"`{part}`"
 
     def splits(self) -> Splits:
         """Returns the tokens that are trained, validated and tested on."""
@@ -166,16 +166,14 @@ def another_text(
     `stored` describes that text in config.json; `part` is the option of that text, or None.
     """
     if stored is None:
-        parts: list[str | Setting] = ["without ", Setting(part or ""), "; leave it out to resume"]
+        text = f"without `{part}`; leave it out to resume"
     else:
         name, size = stored["source"], counted(stored["num_chars"], "character")
-        parts = [f"with {name} ({size})"]
-        parts += [] if part is None else [" as ", Setting(part)]
+        text = f"with {name} ({size})" + ("" if part is None else f" as `{part}`")
         if now is None:
-            parts.append("; give it to resume")
+            text += "; give it to resume"
         elif name == now.name:
-            parts.append(", which has changed since; resume with it as it was")
+            text += ", which has changed since; resume with it as it was"
         else:
-            parts.append(f", not with {now.name}; resume with {name}")
-    parts += [", or start a new run with another ", Setting("out")]
-    return FormatError(f"'{run}' was started ", *parts)
+            text += f", not with {now.name}; resume with {name}"
+    return FormatError(f"'{run}' was started {text}, or start a new run with another `out`")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 import torch
 from torch import nn
 
-from fastlstm.errors import ConfigError, DataError, PromptError, Setting, counted, kind_of_value
+from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
@@ -252,7 +252,7 @@ class LM:
             ConfigError: a setting out of range.
         """
         if unknown not in get_args(UnknownPolicy):
-            raise ConfigError(Setting("unknown"), f" is {unknown!r}, expected one of refuse, count")
+            raise ConfigError(f"`unknown` is {unknown!r}, expected one of refuse, count")
         if isinstance(text, str):
             tokenizer, first = self.tokenizer, []
             if isinstance(tokenizer, CharTokenizer) and unknown == "count":

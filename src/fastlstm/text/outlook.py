@@ -2,7 +2,7 @@
 
 Most of what a run gains late comes with the falling learning rate. With the default schedule the
 logarithm of the validation loss lies above that of the end by about ``0.21 (1 - p)^1.5``, p being
-the share of the run that is done (runs of 45 s to 20 min on three texts, docs/log.md).
+the share of the run that is done (runs of 45 s to 20 min on three texts, benchmarks/log).
 """
 
 from __future__ import annotations

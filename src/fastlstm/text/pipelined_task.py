@@ -13,7 +13,7 @@ from torch import Tensor
 from fastlstm.distributed.shards import shard_seed
 from fastlstm.distributed.stages import boundary_bytes, bubble, divided
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
@@ -201,21 +201,19 @@ def check_pipeline(
     assert config.seq_length is not None
     if device.type != "cpu":
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": runs on CPUs, not on {device}; give ",
-            Setting("device", "cpu"),
-        )  # fmt: skip
+            f"`pipeline={config.pipeline!r}`: runs on CPUs, not on {device}; give `device='cpu'`"
+        )
     if num_layers < num_processes:
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": {num_processes} processes need at least"
-            f" {num_processes} layers, the model has {num_layers}; give ",
-            Setting("num_layers", num_processes), " or more, or start fewer processes",
-        )  # fmt: skip
+            f"`pipeline={config.pipeline!r}`: {num_processes} processes need at least"
+            f" {num_processes} layers, the model has {num_layers}; give"
+            f" `num_layers={num_processes!r}` or more, or start fewer processes"
+        )
     if config.seq_length < config.pipeline:
         raise ConfigError(
-            Setting("pipeline", config.pipeline), f": a sequence of {config.seq_length} tokens"
-            f" cannot be split into {config.pipeline} chunks; give ",
-            Setting("pipeline", config.seq_length), " or less",
-        )  # fmt: skip
+            f"`pipeline={config.pipeline!r}`: a sequence of {config.seq_length} tokens cannot be"
+            f" split into {config.pipeline} chunks; give `pipeline={config.seq_length!r}` or less"
+        )
 
 
 def stage_names(config: TrainConfig, model: ModelConfig, world: World) -> Event:

@@ -7,7 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Literal
 
-from fastlstm.errors import ConfigError, KernelError, Setting
+from fastlstm.errors import ConfigError, KernelError
 from fastlstm.system import hardware, measurements
 from fastlstm.system.devices import has_gpu
 from fastlstm.text.decoder import Decoder, Weight, make_decoder
@@ -97,7 +97,7 @@ def gpu_decoder(
     except KernelError as error:
         why = str(error)
     if is_required:
-        raise ConfigError(f"{why}; use ", Setting("device", "cpu"))
+        raise ConfigError(f"{why}; use `device='cpu'`")
     warnings.warn(f"{why}: text is written on the CPU", stacklevel=4)
     return None
 
@@ -136,7 +136,7 @@ def _rate(decoder: Decoder, num_streams: int) -> float:
 def _of(config: ModelConfig, weight_format: str | None, num_streams: int) -> dict[str, object]:
     return {
         "machine": hardware.machine("cuda", hardware.default_threads()),
-        "model": str(config.identity),
+        "model": repr(config),
         "weights": weight_format,
         "streams": num_streams.bit_length(),
     }

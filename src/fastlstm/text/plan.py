@@ -23,7 +23,7 @@ _EVALUATION_COST = 0.7
 LONG, SHORT = 128, 64
 """Default sequence lengths. On our kernels LONG reads 1.45 times as many characters per second (the
 optimizer's share of a step halves) and wins from 20 s on; at equal characters SHORT learns more
-from the first million (docs/log.md)."""
+from the first million (benchmarks/log)."""
 SHORT_RUN_TOKENS = 1_500_000
 _MIN_STEPS_PER_EPOCH = 8
 _SMALL_MODEL = 500_000
@@ -194,7 +194,7 @@ def default_dropout(
     num_parameters: float = math.inf,
     num_layers: int = 1,
 ) -> float:
-    """Returns the best dropout for a text read `epochs` times (measured, docs/log.md).
+    """Returns the best dropout for a text read `epochs` times (measured, benchmarks/log).
 
     A model with more parameters per token of the text memorises it sooner; a small one lacks the
     units that are dropped. Models of two layers and more get a share of it.

@@ -1,7 +1,7 @@
 """How good a language model gets: bits per character by size, characters read and steps.
 
 The law was fitted to 148 complete runs of three texts (`benchmarks/sizes.py`, fit in
-`benchmarks/fit_sizes.py`, errors in docs/log.md), all but E, which runs of these lengths do not
+`benchmarks/fit_sizes.py`, errors in benchmarks/log), all but E, which runs of these lengths do not
 tell::
 
     L = E + A (w H / 256)^-a + C (D' / 10^6)^-c (H / 256)^e + G (S' / 500 + s)^-g

@@ -2,7 +2,7 @@
 
 `quality_law` says how bits per character fall with size, characters and steps; a complete short run
 on the text says by which factor this text differs. The interval is that of the law's own data:
-docs/log.md has the errors at 4 and 10 times the characters measured.
+benchmarks/log has the errors at 4 and 10 times the characters measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SD_PER_DECADE = 0.022
 """What is added to it, in quadrature, for ten times the characters."""
 _Z90 = 1.645
 FEWEST_STEPS = 120
-"""Of the run that is measured; from fewer the law errs by 4 % (docs/log.md)."""
+"""Of the run that is measured; from fewer the law errs by 4 % (benchmarks/log)."""
 _LONGEST = 1e4
 """Times the characters measured: `seconds_to` looks no further."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import FormatError, PromptError, Setting, kind_of_value, nearest_hint
+from fastlstm.errors import FormatError, PromptError, kind_of_value, nearest_hint
 from fastlstm.system import hardware
 from fastlstm.system.fields import is_number, is_whole
 
@@ -65,24 +65,24 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (low, high, expected) in _RANGES.items():
-            _require_number(Setting(name), getattr(self, name), low, high, expected)
-        _require_whole(Setting("top_k"), self.top_k, "0 (all) or more")
+            _require_number(f"`{name}`", getattr(self, name), low, high, expected)
+        _require_whole("`top_k`", self.top_k, "0 (all) or more")
         if self.seed is not None:
-            _require_whole(Setting("seed"), self.seed, "0 or more")
+            _require_whole("`seed`", self.seed, "0 or more")
             if self.seed > MAX_SEED:
-                raise PromptError(Setting("seed"), f" is {self.seed}, expected at most {MAX_SEED}")
+                raise PromptError(f"`seed` is {self.seed}, expected at most {MAX_SEED}")
         for name, kind, expected in (
             ("logit_bias", Mapping | None, "a dict of token: number"),
             ("stop", str | list | tuple, "a text, or a list of texts"),
         ):
             if not isinstance(value := getattr(self, name), kind):
-                raise PromptError(Setting(name), f" is {kind_of_value(value)}, expected {expected}")
+                raise PromptError(f"`{name}` is {kind_of_value(value)}, expected {expected}")
         for token, bias in (self.logit_bias or {}).items():
-            _require_whole("a token of logit_bias", token, "0 or more")
-            _require_number(f"logit_bias of token {token}", bias, -1e6, 1e6, "")
+            _require_whole("a token of `logit_bias`", token, "0 or more")
+            _require_number(f"`logit_bias` of token {token}", bias, -1e6, 1e6, "")
         for text in self.stops:
             if not isinstance(text, str) or not text:
-                raise PromptError(Setting("stop"), f" is {text!r}, expected a non-empty text")
+                raise PromptError(f"`stop` is {text!r}, expected a non-empty text")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -144,12 +144,12 @@ def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampli
 
 def _require_number(name: object, value: object, low: float, high: float, expected: str) -> None:
     if not is_number(value) or not low <= float(value) <= high:  # type: ignore[arg-type]
-        raise PromptError(name, f" is {value!r}, expected a number {expected}".rstrip())
+        raise PromptError(f"{name}{f' is {value!r}, expected a number {expected}'.rstrip()}")
 
 
 def _require_whole(name: object, value: object, expected: str) -> None:
     if not is_whole(value) or value < 0:  # type: ignore[operator]
-        raise PromptError(name, f" is {value!r}, expected a whole number, {expected}")
+        raise PromptError(f"{name} is {value!r}, expected a whole number, {expected}")
 
 
 class StopText:

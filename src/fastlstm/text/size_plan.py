@@ -43,7 +43,7 @@ _GPU_SIZES, _FIRST_GPU_SIZE = (128, 256, 512, 1024), 512
 _BATCHES = {"cpu": (64, 16), "cuda": (64, 128, 256)}
 """Tried beside the default."""
 _MIN_STEPS_OF_SMALL = 900
-"""Below it a batch under the default loses at the default learning rate (docs/log.md)."""
+"""Below it a batch under the default loses at the default learning rate (benchmarks/log)."""
 PLANNING_SHARE = 0.05
 """Of the budget; the search ends when the next timing may not fit."""
 _GPU_PLANNING_S = 1.2

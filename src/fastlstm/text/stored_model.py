@@ -34,7 +34,7 @@ from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.runs.weight_formats import decode_weights as decode_compressed
 from fastlstm.system.fields import BELOW_1, check_values
 from fastlstm.system.storage import parse_json
-from fastlstm.text.config import ModelConfig, in_todays_names
+from fastlstm.text.config import ModelConfig, require_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -259,17 +259,17 @@ def check_shapes(
 
 
 def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig]:
-    """Returns config.json, in the names of this format, and the architecture in it.
+    """Returns config.json and the architecture in it.
 
     Raises:
         CorruptFileError: not strict JSON.
-        FormatError: of a newer format, or not the config.json of a run.
+        FormatError: of another format, or not the config.json of a run.
     """
     config = parse_json(data, origin)
     if not isinstance(config, dict) or config.get("format") != TEXT_RUN:
         raise FormatError(f"{origin}: is not the config.json of a fastlstm run")
     try:
-        config = in_todays_names(config)
+        require_format(config)
     except FormatError as error:
         raise FormatError(f"{origin}: {error}") from None
     model, digest = config.get("model"), config.get("tokenizer_sha256")

@@ -18,7 +18,6 @@ from fastlstm.errors import (
     ConfigError,
     DataError,
     FormatError,
-    Setting,
     UnknownCharacterError,
     kind_of_value,
 )
@@ -37,7 +36,7 @@ from fastlstm.text.config import (
     WHY_NOT_OF_TEXTS,
     ModelConfig,
     TrainConfig,
-    in_todays_names,
+    require_format,
 )
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
@@ -226,9 +225,9 @@ class TextSession(RunSession):
         stored, path = json.loads(checkpoint.files["config.json"]), checkpoint.path.parent
         if "compression" in stored:
             raise FormatError(
-                f"'{path}' was started by compress, not by train; continue it with compress and ",
-                Setting("resume", True), ", or give another ", Setting("out"),
-            )  # fmt: skip
+                f"'{path}' was started by compress, not by train; continue it with compress and"
+                " `resume=True`, or give another `out`"
+            )
         self._started_with = refuse_other_start(path, stored, start)
         return stored_configs(checkpoint)
 
@@ -435,7 +434,8 @@ def _stored_data(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def stored_configs(checkpoint: Checkpoint) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options of a checkpoint, resolved and as the user first gave them."""
-    stored = in_todays_names(json.loads(checkpoint.files["config.json"]))
+    stored = json.loads(checkpoint.files["config.json"])
+    require_format(stored)
     configs = [built(TrainConfig, stored[name], "config.json") for name in ("train", "given")]
     return configs[0], configs[1]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import ConfigError, FormatError, Setting, counted
+from fastlstm.errors import ConfigError, FormatError, counted
 from fastlstm.text.config import PRESETS, ModelConfig, TrainConfig
 from fastlstm.text.files import LoadedModel, load_language_model
 from fastlstm.text.stored_model import load_stored_model, weights_record
@@ -82,9 +82,9 @@ class WarmStart:
         value, first = getattr(config, name), self.loaded.config.get("train", {})
         if name == "initializer" and value != first.get(name):
             raise ConfigError(
-                Setting(name, value), " draws new weights, and the run in ", Setting("start"),
-                " gives its own; leave it out",
-            )  # fmt: skip
+                f"`{name}={value!r}` draws new weights, and the run in `start` gives its own;"
+                " leave it out"
+            )
         has = values.get(name)
         is_other = value not in (None, has)
         if name == "preset":
@@ -94,9 +94,7 @@ class WarmStart:
         elif name == "vocab_size":  # what was asked for; a short text has fewer
             is_other = values["vocab"] == "bpe" and value not in (has, first.get(name))
         if is_other and name in {"preset", *values} - _OF_TRAINING:
-            raise ConfigError(
-                Setting(name, value), ": the run in ", Setting("start"), f" has {has}; leave it out"
-            )
+            raise ConfigError(f"`{name}={value!r}`: the run in `start` has {has}; leave it out")
 
     def notes(self, config: TrainConfig) -> list[str]:
         """Returns what the user is told: what comes from the run, and what does not."""
@@ -146,13 +144,11 @@ def refuse_other_start(
         return before
     if before is None:
         raise FormatError(
-            f"'{run}' was started without ", Setting("start"), "; leave it out to resume, or give"
-            " another ", Setting("out"),
-        )  # fmt: skip
+            f"'{run}' was started without `start`; leave it out to resume, or give another `out`"
+        )
     if weights_record(load_stored_model(start).path).sha256 != before["model_sha256"]:
         raise FormatError(
             f"'{run}' was started with another model ({before['path']}), or {os.fspath(start)} has"
-            " changed since; leave out ", Setting("start"), " to resume, or give another ",
-            Setting("out"),
-        )  # fmt: skip
+            " changed since; leave out `start` to resume, or give another `out`"
+        )
     return before

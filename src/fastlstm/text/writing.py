@@ -107,7 +107,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:
         if prompt:
             return tokenizer.encode(prompt)
     except DataError as error:
-        raise PromptError("the prompt has ", *error.args) from error
+        raise PromptError(f"the prompt has {error}") from error
     try:
         return tokenizer.encode("\n")
     except DataError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.training.options import TrainingOptions
 
 OWN = frozenset(
@@ -36,10 +36,10 @@ def compare(world: World, told: Sequence[Mapping[str, Any]]) -> None:
             first = told[0][name]
             if name not in OWN and value != first:
                 raise ConfigError(
-                    f"{world.name_of(rank)} was started with ", *_spelt(name, value), ", rank 0"
-                    " with ", *_spelt(name, first), "; give all processes the same options",
-                )  # fmt: skip
+                    f"{world.name_of(rank)} was started with {_spelt(name, value)}, rank 0 with"
+                    f" {_spelt(name, first)}; give all processes the same options"
+                )
 
 
-def _spelt(name: str, value: Any) -> list[object]:
-    return ["no ", Setting(name)] if value is None else [Setting(name, value)]
+def _spelt(name: str, value: Any) -> str:
+    return f"no `{name}`" if value is None else f"`{name}={value!r}`"

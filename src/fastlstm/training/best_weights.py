@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastlstm.errors import Message, StorageError
+from fastlstm.errors import StorageError
 from fastlstm.training.state import Progress, require_like, weights_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ class BestWeights:
         if self._refusal is not None:
             raise StorageError(
                 f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
-                f" published; checkpoint-{saved_step} keeps it, ",
-                Message("the same call with resume=True", flags="the same command with --resume"),
-                " publishes it.",
+                f" published; checkpoint-{saved_step} keeps it, start the run again with"
+                " `resume=True` to publish it.",
             ) from self._refusal

@@ -113,7 +113,7 @@ class EarlyStopping(Callback):
 class RiseStopping(Callback):
     """Ends training whose validation loss has been clearly above its best for a quarter of the run.
 
-    A run that overfits does not come back when its learning rate falls (docs/log.md).
+    A run that overfits does not come back when its learning rate falls (benchmarks/log).
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, DeviceMemoryError, Setting
+from fastlstm.errors import ConfigError, DeviceMemoryError
 from fastlstm.system import hardware
 from fastlstm.system.devices import no_gpu
 from fastlstm.training.options import TrainingOptions
@@ -36,8 +36,7 @@ def set_up_device(options: TrainingOptions) -> torch.device:
         return device
     if device.type == "cpu":
         raise ConfigError(
-            Setting("memory_limit_gb"),
-            " bounds GPU memory and this run is on the CPU; leave it out",
+            "`memory_limit_gb` bounds GPU memory and this run is on the CPU; leave it out"
         )
     number = torch.cuda.current_device()  # torch takes no device without a number here
     about = torch.cuda.get_device_properties(number)
@@ -45,9 +44,9 @@ def set_up_device(options: TrainingOptions) -> torch.device:
     if share > 1.0:
         total_gb = about.total_memory / 2**30
         raise ConfigError(
-            Setting("memory_limit_gb", limit), f": this GPU ({about.name}) has {total_gb:.1f} GB;"
-            " give less, or leave it out",
-        )  # fmt: skip
+            f"`memory_limit_gb={limit!r}`: this GPU ({about.name}) has {total_gb:.1f} GB; give"
+            " less, or leave it out"
+        )
     gc.collect()  # of earlier runs of this process, which would count
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(share, number)
@@ -89,25 +88,22 @@ def memory_told(options: TrainingOptions, device: torch.device) -> Iterator[None
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        raise DeviceMemoryError(*_memory_text(options, device)) from error
+        raise DeviceMemoryError(_memory_text(options, device)) from error
     finally:
         if options.memory_limit_gb is not None and device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(1.0, torch.cuda.current_device())
 
 
-def _memory_text(options: TrainingOptions, device: torch.device) -> list[object]:
+def _memory_text(options: TrainingOptions, device: torch.device) -> str:
     total, limit = _total_gb(device), options.memory_limit_gb
     others, used = others_gb(device), torch.cuda.max_memory_allocated(device) / 2**30
-    text: list[object] = [f"out of GPU memory: this GPU has {total:.1f} GB"]
+    text = f"out of GPU memory: this GPU has {total:.1f} GB"
     if limit is not None:
-        text += [", of which ", Setting("memory_limit_gb", limit), " allows this process"]
-        text.append(f" {limit:g} GB")
+        text += f", of which `memory_limit_gb` allows this process {limit:g} GB"
     if others >= _LEAST_OTHERS_GB:
-        text.append(f", other processes hold {others:.1f} GB")
-    text.append(f", this one used up to {used:.2f} GB")
-    text.append("; give a smaller model, shorter sequences")
-    text += [", or a larger ", Setting("memory_limit_gb")] if limit is not None else []
-    return text
+        text += f", other processes hold {others:.1f} GB"
+    text += f", this one used up to {used:.2f} GB; give a smaller model, shorter sequences"
+    return text if limit is None else f"{text}, or a larger `memory_limit_gb`"
 
 
 def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
@@ -125,5 +121,5 @@ def require_own_gpus(world: World, device: torch.device) -> None:
     ranks = ", ".join(str(rank) for rank, other in enumerate(world.gpus) if other == gpu)
     raise ConfigError(
         f"{num} processes would compute on one GPU (ranks {ranks}); start one for each GPU, or"
-        " give ", Setting("device", "cpu"),
-    )  # fmt: skip
+        " give `device='cpu'`"
+    )

@@ -14,7 +14,7 @@ _FIRST = 0.5
 then that is a guess from steps, often twice too much on a busy machine."""
 EVALUATION_SHARE, SPREAD_SHARE, _SHARE_OF_ONE = 0.05, 0.03, 0.1
 """Of the time, at most: all evaluations that come every so many steps; all that are spread evenly
-over the run, but for the last (docs/log.md); of a budget, one that comes every so many steps."""
+over the run, but for the last (benchmarks/log); of a budget, one that comes every so many steps."""
 _MOST = 16
 """Evaluations that are spread over a run where no number is asked for."""
 

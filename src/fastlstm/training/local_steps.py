@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.distributed.step_report import StepReport
 from fastlstm.distributed.world import DEADLINE_S, Order
-from fastlstm.errors import FastLSTMError, Message, Setting
+from fastlstm.errors import FastLSTMError
 from fastlstm.training.guard import SKIPS_BEFORE_ROLLBACK
 from fastlstm.training.optimizer_mean import OptimizerMean
 from fastlstm.training.options import OVERLAP
@@ -59,21 +59,18 @@ class _Sums:
     seconds: float = 0.0
 
 
-def cut_rounds(plan: TrainingPlan) -> list[Message]:
+def cut_rounds(plan: TrainingPlan) -> list[str]:
     """Returns a note about evaluations and checkpoints that fall within rounds, if they do."""
     options, rounds = plan.options, plan.options.sync_every
     every = {"eval_every": plan.eval_every, "checkpoint_every": options.checkpoint_every}
-    cut = [Setting(name, n) for name, n in every.items() if n is not None and n % rounds]
+    cut = [f"`{name}={n}`" for name, n in every.items() if n is not None and n % rounds]
     if not plan.is_local or not cut:
         return []
-    names = [cut[0]] if len(cut) == 1 else [cut[0], " and ", cut[1]]
-    verb = " is no multiple of " if len(cut) == 1 else " are no multiples of "
+    verb = "is no multiple" if len(cut) == 1 else "are no multiples"
     return [
-        Message(
-            *names, verb, Setting("sync_every", rounds), ": rounds end early there, which changes"
-            f" the weights; give multiples of {rounds} to avoid it",
-        )
-    ]  # fmt: skip
+        f"{' and '.join(cut)} {verb} of `sync_every={rounds}`: rounds end early there, which"
+        f" changes the weights; give multiples of {rounds} to avoid it"
+    ]
 
 
 class LocalSteps:

@@ -21,7 +21,7 @@ MUON_RATIO = 2.5
 """Muon's learning rate on the recurrent matrices over Adam's on everything else."""
 DEFAULT_LEARNING_RATE = {"muon": 0.01, "adam": 8e-3, "adamw": 8e-3, "nadam": 4e-3, "sgd": 1.0}
 """Peak learning rates of texts: of Muon measured at H = 512 and 4096 tokens a step, of Adam and
-AdamW at H = 128 to 512 and 2048 or 4096 tokens (docs/log.md)."""
+AdamW at H = 128 to 512 and 2048 or 4096 tokens (benchmarks/log)."""
 
 
 _COUNTERS = frozenset({"step", "mu_product"})

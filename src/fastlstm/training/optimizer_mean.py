@@ -19,7 +19,7 @@ class OptimizerMean:
     process that has gone on from its own x adds ``d^t (mean - x)``, and has what it would have,
     had it begun with the mean of all. Steps wait for no message: of a round of steps that average
     weights, it is the part that can travel while they compute. It travels in bf16, as fp32
-    learns no better (docs/log.md).
+    learns no better (benchmarks/log).
 
     Args:
         trainer: whose optimizers they are, and whose plan has the processes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.system.fields import Device, Precision
 
 OptimizerName = Literal["muon", "adam", "adamw", "nadam", "sgd"]
@@ -93,10 +93,8 @@ class TrainingOptions:
         """Raises ConfigError where warm-up and cool-down are longer than the run."""
         if self.warmup + self.cooldown > 1:
             raise ConfigError(
-                Setting("warmup", self.warmup),
-                " plus ",
-                Setting("cooldown", self.cooldown),
-                " is more than the whole run; their sum must be at most 1",
+                f"`warmup={self.warmup!r}` plus `cooldown={self.cooldown!r}` is more than the"
+                " whole run; their sum must be at most 1"
             )
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from fastlstm.errors import BudgetError, CorruptFileError, FastLSTMError, RunDirectoryError, Setting
+from fastlstm.errors import BudgetError, CorruptFileError, FastLSTMError, RunDirectoryError
 from fastlstm.report.events import number
 from fastlstm.report.history import read_history
 from fastlstm.report.page import write_report
@@ -80,9 +80,8 @@ class EventHub:
             return
         if tensorboard and run.tensorboard_dir.is_symlink():
             raise RunDirectoryError(
-                f"{run.tensorboard_dir} is a symbolic link, expected a directory of the"
-                " run; remove it, or give ",
-                Setting("tensorboard", False),
+                f"{run.tensorboard_dir} is a symbolic link, expected a directory of the run;"
+                " remove it, or give `tensorboard=False`"
             )
         run.unseal_metrics()
         if checkpoint is not None and "metrics" in checkpoint.meta:
@@ -171,7 +170,4 @@ def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
 
 
 def _without_secrets(value: object) -> object:
-    """Returns a value of an event, of which a text may be a `Message` and stays one."""
-    if not isinstance(value, str) or (shown := redacted(str(value))) == value:
-        return value
-    return shown
+    return redacted(value) if isinstance(value, str) else value

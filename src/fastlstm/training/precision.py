@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fastlstm.errors import ConfigError, KernelError, Message, Setting
+from fastlstm.errors import ConfigError, KernelError
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.registry import own_refusal, select
 from fastlstm.system import hardware, measurements
@@ -87,7 +87,7 @@ def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
     return "as in the first start" if is_resumed else "the default"
 
 
-def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> list[Message]:
+def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> list[str]:
     """Returns what to say of a precision for a model that is an nn.LSTM to torch; `call` of its
     layer, in any dtype, is one that kernels of this package may run in bf16."""
     if device.type == "cpu" or name != "bf16":
@@ -95,7 +95,7 @@ def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> l
     if call is not None and own_refusal(call._replace(dtype=torch.bfloat16)) is None:
         return []
     what = "on a GPU torch computes this LSTM in fp16 where bf16 is asked for; "
-    return [Message(what, Setting("precision", "tf32"), " has the range of fp32")]
+    return [f"{what}`precision='tf32'` has the range of fp32"]
 
 
 def autocast(name: str, device: torch.device) -> AbstractContextManager[object]:
@@ -128,7 +128,7 @@ def choose_precision(
     """
     if device.type == "cpu" and asked in ("fp16", "tf32"):
         raise ConfigError(
-            Setting("precision", asked), " needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
+            f"`precision={asked!r}` needs an NVIDIA GPU; on the CPU use bf16, fp32 or auto"
         )
     if time_pass is None:
         allow_tf32(asked)

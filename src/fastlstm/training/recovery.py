@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastlstm.distributed.step_report import StepReport
 from fastlstm.distributed.world import Order
-from fastlstm.errors import NonFiniteError, Setting, counted
+from fastlstm.errors import NonFiniteError, counted
 from fastlstm.training.best_weights import COUNTERS
 from fastlstm.training.guard import (
     SKIPS_BEFORE_ROLLBACK,
@@ -92,12 +92,8 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
     if guard.roll_back() or checkpoint is None:
         raise NonFiniteError(
             f"step {before.step}: {culprit} is NaN or Inf and came back after"
-            f" {counted(guard.rollbacks - 1, 'roll-back')}; lower ",
-            Setting("learning_rate"),
-            " or ",
-            Setting("grad_clip"),
-            ", or try ",
-            Setting("precision", "fp32"),
+            f" {counted(guard.rollbacks - 1, 'roll-back')}; lower `learning_rate` or `grad_clip`,"
+            " or try `precision='fp32'`"
         )
     trainer.restore(checkpoint, is_roll_back=True)
     progress = trainer.progress

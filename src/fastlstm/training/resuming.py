@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastlstm.errors import ConfigError, Message, RunDirectoryError, Setting
+from fastlstm.errors import ConfigError, RunDirectoryError
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint, find_checkpoint
@@ -33,16 +33,13 @@ def checkpoint_to_resume(
     checkpoint, damage = find_checkpoint(run) if run.checkpoints() else (None, [])
     if checkpoint is not None and not resume:
         raise RunDirectoryError(
-            f"'{run.path}' already contains a run (step {checkpoint.step}); give ",
-            Setting("resume", True),
-            " to continue it, or another ",
-            Setting("out"),
-            " to start a new one",
+            f"'{run.path}' already contains a run (step {checkpoint.step}); give `resume=True` to"
+            " continue it, or another `out` to start a new one"
         )
     if not run.checkpoints() and run.has_published():
         raise RunDirectoryError(
-            f"'{run.path}' contains a model without a checkpoint to continue from; give another ",
-            Setting("out"),
+            f"'{run.path}' contains a model without a checkpoint to continue from; give another"
+            " `out`"
         )
     for error in damage:
         if checkpoint is None:
@@ -72,11 +69,9 @@ def remaining(
     """
     if stop_criterion.total_steps is not None and checkpoint.step >= stop_criterion.total_steps:
         notes.append(
-            Message(
-                f"already complete: it ends after {stop_criterion.text} and has trained"
-                f" {checkpoint.step:,}; nothing is left to train, give more ",
-                Setting(stop_criterion.kind),
-            )
+            f"already complete: it ends after {stop_criterion.text} and has trained"
+            f" {checkpoint.step:,}; nothing is left to train, give more"
+            f" `{stop_criterion.kind}`"
         )
     end = read_history(run.metrics_path).end or {}
     reason = str(end.get("reason"))
@@ -87,11 +82,8 @@ def remaining(
         if reason != stop_criterion.text:
             return stop_criterion
         notes.append(
-            Message(
-                f"already complete: it has used its {stop_criterion.text}; nothing is left to"
-                " train, give a larger ",
-                Setting("budget"),
-            )
+            f"already complete: it has used its {stop_criterion.text}; nothing is left to"
+            " train, give a larger `budget`"
         )
         return dataclasses.replace(stop_criterion, total_steps=checkpoint.step)
     stop_criterion = dataclasses.replace(stop_criterion, over_at=checkpoint.step)
@@ -127,10 +119,9 @@ def resumed_config(
                 changes[name] = value
         elif value not in (getattr(first, name), before):
             raise ConfigError(
-                Setting(name, value),
-                f": this run was started {'without it' if before is None else f'with {before}'};"
-                " leave it out to resume, or start a new run with another ",
-                Setting("out"),
+                f"`{name}={value!r}`: this run was started"
+                f" {'without it' if before is None else f'with {before}'}; leave it out to resume,"
+                " or start a new run with another `out`"
             )
     if changes.keys() & _ENDS:
         changes = {**dict.fromkeys(_ENDS), **changes}
@@ -139,7 +130,7 @@ def resumed_config(
 
 def notes_of_changes(
     before: TrainingOptions, now: TrainingOptions, num_processes: int
-) -> list[Message]:
+) -> list[str]:
     """Returns notes about options of a resumed run that change its weights from there on.
 
     Args:
@@ -150,19 +141,16 @@ def notes_of_changes(
     rounds = [_rounds(before, before.shards or 1), _rounds(now, num_processes)]
     if rounds[0] != rounds[1]:
         text = f"weights were averaged {rounds[0]}, now {rounds[1]}"
-        return [Message(f"{text}: from here on they differ from those without this change")]
+        return [f"{text}: from here on they differ from those without this change"]
     values = {
         name: (getattr(before, name, 0) or 1, getattr(now, name, 0) or 1)
         for name in ("shards", "pipeline")
     }
     return [
-        Message(
-            Setting(name, new), f": the run had {old} before; from here on its weights differ by"
-            " rounding",
-        )
+        (f"`{name}={new!r}`: the run had {old} before; from here on its weights differ by rounding")
         for name, (old, new) in values.items()
         if old != new
-    ]  # fmt: skip
+    ]
 
 
 def _rounds(options: TrainingOptions, num_processes: int) -> str:

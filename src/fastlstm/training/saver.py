@@ -118,8 +118,7 @@ class Saver:
         trainer, tensors, meta = self._trainer, checkpoint.tensors, checkpoint.meta
         with reading(checkpoint):
             restore_own(trainer, tensors, meta, is_roll_back)
-            first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
-            carried = tensors.get("carried", first)  # of format 1: in "state"
+            carried = tensors.get("carried", {})
             trainer.task.restore_carried(own_rows(trainer, carried))
             self.share({**tensors, "carried": carried}, meta, is_roll_back)
             if not is_roll_back:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from fastlstm.errors import BudgetError, Setting, counted
+from fastlstm.errors import BudgetError, counted
 from fastlstm.system.fields import parse_duration
 from fastlstm.training.options import TrainingOptions
 
@@ -75,8 +75,7 @@ class StopCriterion:
             )
         if step == self.over_at:
             raise BudgetError(
-                f"trained 0 further steps: the run has used its {self.text}; give a larger ",
-                Setting("budget"),
+                f"trained 0 further steps: the run has used its {self.text}; give a larger `budget`"
             )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, KernelError, Message, Setting, UsageError, counted
+from fastlstm.errors import ConfigError, KernelError, UsageError, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
@@ -157,9 +157,7 @@ class RunSession(EventHub):
                 checkpoint = self._rescued(self.run, checkpoint, options.keep_checkpoints)
             discard(self.run.path)
         elif resume:
-            raise ConfigError(
-                Setting("resume", True), " continues a run directory; give ", Setting("out")
-            )
+            raise ConfigError("`resume=True` continues a run directory; give `out`")
         if checkpoint is not None:
             with reading(checkpoint):
                 before, first = stored(checkpoint)
@@ -170,10 +168,10 @@ class RunSession(EventHub):
         if self.world.size > 1 and options.shards is None and options.divides_batch:
             if checkpoint is not None:
                 raise ConfigError(
-                    "this run was started in one process, with one shard; give ",
-                    Setting("shards", self.world.size), " to continue it in several: its weights"
-                    " are from here on those of one process but for rounding",
-                )  # fmt: skip
+                    "this run was started in one process, with one shard; give"
+                    f" `shards={self.world.size!r}` to continue it in several: its weights are"
+                    " from here on those of one process but for rounding"
+                )
             options = dataclasses.replace(options, shards=self.world.size)
         if before is not None:
             self.notes += notes_of_changes(before, options, self.world.size)
@@ -261,42 +259,41 @@ class RunSession(EventHub):
                 f"{world.size} processes train together, expected a power of two: 2, 4, 8, …"
             )
         if num & (num - 1):
-            raise ConfigError(Setting("shards", num), ": expected a power of two")
+            raise ConfigError(f"`shards={num!r}`: expected a power of two")
         if num % world.size:
             raise ConfigError(
-                Setting("shards", num), f": {world.size} processes cannot share them; start"
-                f" {num} or fewer",
-            )  # fmt: skip
+                f"`shards={num!r}`: {world.size} processes cannot share them; start {num} or fewer"
+            )
         if rows < num:
             raise ConfigError(
-                Setting("shards", num), f": a step has only {counted(rows, 'row')}; give ",
-                Setting("batch_size", -(-num // options.accumulate)), " or more",
-            )  # fmt: skip
+                f"`shards={num!r}`: a step has only {counted(rows, 'row')}; give"
+                f" `batch_size={-(-num // options.accumulate)!r}` or more"
+            )
         if options.sync_every > 1:
             self._check_local_steps(options)
         return Shards(num, world.rank, world.size)
 
     def _check_local_steps(self, options: TrainingOptions) -> None:
-        every, size = Setting("sync_every", options.sync_every), self.world.size
+        every, size = f"`sync_every={options.sync_every}`", self.world.size
         if size == 1:
-            self.notes.append(Message(every, " has no effect with one process"))
+            self.notes.append(f"{every} has no effect with one process")
         elif options.shards != size:
             raise ConfigError(
-                Setting("shards", options.shards), ": with ", every, " each process has one; leave"
-                f" it out, or give {size}",
-            )  # fmt: skip
+                f"`shards={options.shards!r}`: with {every} each process has one; leave it out, or"
+                f" give {size}"
+            )
         elif options.precision == "fp16":
             raise ConfigError(
-                every, " does not train in fp16, whose loss scale all steps share; give ",
-                Setting("precision", "bf16"),
-            )  # fmt: skip
+                f"{every} does not train in fp16, whose loss scale all steps share; give"
+                " `precision='bf16'`"
+            )
 
     def with_rate(self, options: OptionsT, rates: Mapping[str, float]) -> OptionsT:
         """Returns the options with a peak learning rate: that of the optimizer where none is given.
 
         With local steps of an optimizer whose steps have a length of their own, whatever that of
         the gradient, it is sqrt(W) times as high: the mean of W steps, each from a W-th of the
-        batch, is shorter than one from the whole (docs/log.md, local steps).
+        batch, is shorter than one from the whole (benchmarks/log, local steps).
         """
         if options.learning_rate is not None:
             return options

@@ -173,7 +173,7 @@ class TrainingState:
         A roll-back keeps the counters of `guard`, or it would be repeated for ever.
         """
         require_like(dict(self.model.named_parameters()), tensors["model"], "model")
-        # Not strict: of tied weights one is stored, and buffers came later than format 1.
+        # Not strict: of tied weights one is stored.
         self.model.load_state_dict(tensors["model"], strict=False)
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
@@ -185,7 +185,7 @@ class TrainingState:
             self.average.load(tensors["average"], int(meta["average_updates"]))
         if self.scaler is not None:
             self.scaler.load_state_dict(meta["scaler"])
-        self.progress = _built(Progress, _of_format_1(meta))
+        self.progress = _built(Progress, meta["progress"])
         if not keep_guard:
             self.guard = _built(NonFiniteGuard, meta["guard"])
         loader: dict[str, int] = meta["loader"]
@@ -195,13 +195,3 @@ class TrainingState:
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns parameters and buffers by name; of tied weights one."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _of_format_1(meta: dict[str, Any]) -> dict[str, Any]:
-    """Returns the counters of a checkpoint, with those that format 1 stored elsewhere."""
-    counters = dict(meta["progress"])
-    if "slot" not in counters:
-        counters["slot"] = counters.get("evaluations", 0)
-        counters.setdefault("scored", 0)
-        counters["scored"] = meta.get("valid_windows", counters["scored"])
-    return counters

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fastlstm.distributed.world import Order
-from fastlstm.errors import FastLSTMError, Message, NonFiniteError, Stopped
+from fastlstm.errors import FastLSTMError, NonFiniteError, Stopped
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
 from fastlstm.training.averaging import WeightAverage
@@ -257,11 +257,7 @@ class Trainer:
         name = getattr(self.stop, "name", None) or self.world.stopped_by or "request"
         self.emit(end_event(self, f"stopped by {name}", self.run_path))
         saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
-        raise Stopped(
-            f"{saved}, ",
-            Message("the same call with resume=True", flags="the same command with --resume"),
-            " continues it",
-        ) from None
+        raise Stopped(f"{saved}, start the run again with `resume=True` to continue") from None
 
     def end(self, reason: str) -> None:
         """Ends training after the present step; the run is evaluated, saved and published.

@@ -4,7 +4,7 @@ A doubling of a complete run gains a share of what the doubling before it gained
 one twice as long as the other, say how much that was; where the longer one is no better, a longer
 one still will not be: a forecaster of a small table has learned what there is within a hundred
 steps. The share and the errors were measured on complete runs of 30 to 960 steps
-(`benchmarks/forecast_sizes.py --steps`, `benchmarks/fit_loss_law.py`; docs/log.md).
+(`benchmarks/forecast_sizes.py --steps`, `benchmarks/fit_loss_law.py`; benchmarks/log).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _MIN_STEPS_PER_EPOCH = 8
 _RANKS = (4, 2)
 """Hidden units over the width of a projection before the output matrix."""
 _SEQ_LENGTHS = (64, 512)
-"""Shorter ones ended worse at equal time (docs/log.md)."""
+"""Shorter ones ended worse at equal time (benchmarks/log)."""
 LAW_AXES = ("batch", "seq-length", "size", "optimizer")
 """Axes of which the law of quality says what they are worth."""
 

@@ -24,7 +24,7 @@ LOOKS = (12, 24, 48, 96, 192)
 LOOK_ERROR = 0.0129
 """Two-sided error of one look. With it the intervals of all five looks hold the true ratio together
 in 95 % of measurements: Pocock's bound (Biometrika 64, 1977) for looks whose numbers double, whose
-correlations are 2 ** (-|i - j| / 2). Simulated; tests/campaigns/ab_alarms.py repeats it."""
+correlations are 2 ** (-|i - j| / 2). Simulated; campaigns/ab_alarms.py repeats it."""
 MIN_GROUPS = 3
 """Fewer groups give no verdict."""
 MIN_PAIRS = 6

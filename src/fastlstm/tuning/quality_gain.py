@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _LAW_ERROR = 0.012
-"""Of the bits per character that the law gives (docs/log.md)."""
+"""Of the bits per character that the law gives (benchmarks/log)."""
 _MOST = 64.0
 """Times as long, or as short, as the run, that is looked for."""
 _HIGH_RATE = 2.0

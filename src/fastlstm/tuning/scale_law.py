@@ -25,7 +25,7 @@ PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
 """Of the bytes on a link that carries as much each way: the rest are the headers of two packets,
 and the answer to two of the other direction."""
 MESSAGE_S = 0.35e-3
-"""m: fitted to replays on shaped links (docs/log.md)."""
+"""m: fitted to replays on shaped links (benchmarks/log)."""
 ORDER_S = 0.2e-3
 GATHER_S = 2.2e-3
 """q: fitted to a small model, whose steps are little else."""

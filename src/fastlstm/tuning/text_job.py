@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastlstm.tuning.tune import Search
 
 _RATE_SHIFT = 0.029
-"""What twice the learning rate gains falls by 2 points in a run e times as long (docs/log.md)."""
+"""What twice the learning rate gains falls by 2 points in a run e times as long (benchmarks/log)."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def whole_run_bits(
     """Returns what the whole run is expected to end at, from a complete short one.
 
     What the law says of the settings is halfway corrected to what it says of the default: between
-    optimizers and batches it errs by 2 to 4 % (docs/log.md). It is the law of the default learning
+    optimizers and batches it errs by 2 to 4 % (benchmarks/log). It is the law of the default learning
     rate; a higher one gains less in a longer run.
 
     Args:

@@ -155,7 +155,7 @@ def candidates(trainer: Trainer) -> list[Candidate]:
     """Returns what makes the variants of a run that are worth timing.
 
     Batch, accumulation and sequence length move towards the defaults of the job, which were
-    measured (docs/log.md), and no further.
+    measured (benchmarks/log), and no further.
     """
     task, options = trainer.task, trainer.plan.options
     now = _threads(options)  # variants are made later, while another number may be set

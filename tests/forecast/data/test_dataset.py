@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import gzip
 import json
@@ -18,13 +17,11 @@ from pyarrow import csv, feather
 from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data import dataset
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.timeline import Frequency, Timeline, show_time
-from fastlstm.system.fields import key_fields
+from fastlstm.forecast.data.timeline import Frequency, show_time
 from series_frames import START, long_table, replaced
 
 REGIONS = ["north", "south", "north"]
@@ -212,7 +209,7 @@ def test_disorder_is_refused_or_sorted() -> None:
 
 def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_cause() -> None:
     table = long_table()
-    hint = r"; if the table has several series, name their column with series=…; otherwise"
+    hint = r"; if the table has several series, name their column with `series`; otherwise"
     shops = table.rename_columns(
         ["shop" if name == "unique_id" else name for name in table.column_names]
     )
@@ -222,7 +219,7 @@ def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_
     with pytest.raises(DataError, match=r"has the same time as the row before" + hint):
         prepared(by_time)
     with pytest.raises(
-        DataError, match=r"is earlier than the row before; correct it, or give disorder="
+        DataError, match="is earlier than the row before; correct it, or give `disorder="
     ):
         prepared(table.take(np.r_[0:60, 61, 60, 62:150]))
 
@@ -337,7 +334,7 @@ def test_sentinels_and_missing_values_are_told() -> None:
     table = replaced(long_table(y=y), "temp", 5, None)
     notes = prepared(table).notes
     assert (
-        "column 'y' is -9999 in 2 rows: if that means no value, give missing_value=-9999" in notes
+        "column 'y' is -9999 in 2 rows: if that means no value, give `missing_value=-9999`" in notes
     )
     assert "column 'temp' has missing values in 1 row (0.67%)" in notes
     found = prepared(table, codes=Codes((-9999.0,)))
@@ -348,7 +345,7 @@ def test_sentinels_and_missing_values_are_told() -> None:
 BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     (
         "no target", lambda: long_table(y=None), {},
-        "no column 'y' to forecast; name one with target=",
+        "no column 'y' to forecast; name one with `target`",
     ),
     (
         "no numbers", lambda: pa.table({"ds": ["2020-01-01"], "a": ["1,5"]}), {},
@@ -618,17 +615,6 @@ def test_a_claimed_number_of_segments_is_read_anew(tmp_path: Path, shape: tuple[
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     segments.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode())
     assert not prepare_table(path, PrepareOptions(roles=ASKED), cache_dir=tmp_path).from_cache
-
-
-def test_a_new_option_leaves_the_names_of_cached_tables() -> None:
-    like = PrepareOptions(like=Timeline(Frequency(3600), None, False))
-    for each in (like, PrepareOptions(), PrepareOptions(RoleRequest(target=("y",)))):
-        values = dataclasses.asdict(each)
-        for name in ("csv", "wide", "tz", "snap"):
-            del values[name]
-        if values["like"] is not None:
-            del values["like"]["frequency"]["month_day"]
-        assert key_fields(each, dataset._FIRST_FIELDS) == values
 
 
 def clock_rows(*lost: int, zone: str | None = None) -> Any:

@@ -70,13 +70,13 @@ def test_what_a_part_is_too_short_for_is_said() -> None:
     with pytest.raises(
         DataError,
         match=r"test part: its longest segment without gaps has 8 rows, the horizon needs 9;"
-        r" give more rows, a smaller horizon or another split$",
+        " give more rows, a smaller `horizon` or another `split`$",
     ):
         split.windows(source, "test", 5, 9)
     with pytest.raises(
         DataError,
         match=r"test part: no segment has 5 rows of input and 4 to forecast; give more rows,"
-        r" a smaller input_size or another split$",
+        " a smaller `input_size` or another `split`$",
     ):
         split.windows(source, "test", 5, 4)
 

@@ -137,7 +137,9 @@ def test_a_table_of_one_season_keeps_the_hours_of_the_one_it_is_like() -> None:
 def test_dates_as_whole_numbers_are_refused_without_a_format(form: str, freq: str) -> None:
     times = pandas.date_range("2016-12-20", periods=40, freq=freq)
     table = frame(times.strftime(form).astype("int64"))
-    with pytest.raises(DataError, match=f"look like dates .*; give time_format='{form}', or count"):
+    with pytest.raises(
+        DataError, match=f"look like dates .*; give `time_format='{form}'`, or count"
+    ):
         prepared(table)
     found = prepared(table, time_format=form)
     start = found.table.segments.start_times[0]
@@ -180,7 +182,7 @@ def test_numbers_since_1970_count_or_are_times(
     counted = prepared(path)
     assert counted.frequency.step == 3600 * size
     assert any(
-        f"would be 2016-11-24 15:06:40), give time_format='{unit}'" in note
+        f"would be 2016-11-24 15:06:40), give `time_format='{unit}'`" in note
         for note in counted.notes
     )
     found = prepared(path, time_format=unit)
@@ -206,7 +208,7 @@ def test_the_time_that_cannot_be_read_is_named_with_its_row(
     with pytest.raises(DataError, match=r"cannot be read: row 21 has 'soon'; expected 2016"):
         prepared(frame(texts))
     with pytest.raises(
-        DataError, match=r"row 21 has 'soon'; expected the format of time_format='%Y-%m"
+        DataError, match="row 21 has 'soon'; expected the format of `time_format='%Y-%m"
     ):
         prepared(frame(texts), time_format="%Y-%m-%d")
     numbers = np.append(1_480_000_000 + 3600 * np.arange(20), 10**18)
@@ -362,7 +364,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(
 @pytest.mark.parametrize(("unit", "size"), [("s", 10**3), ("s", 10**9), ("ms", 10**6)])
 def test_numbers_in_another_unit_than_that_given_are_refused(unit: str, size: int) -> None:
     table = frame((1_480_000_000 + 3600 * np.arange(40)) * size)
-    message = f"row 1 has 148{'0' * 7}{'0' * (len(str(size)) - 1)}; .* time_format='{unit}'"
+    message = f"row 1 has 148{'0' * 7}{'0' * (len(str(size)) - 1)}; .* `time_format='{unit}'`"
     with pytest.raises(DataError, match=message):
         prepared(table, time_format=unit)
 
@@ -411,7 +413,7 @@ def test_a_local_time_that_the_clocks_skip_is_refused(tmp_path: Path) -> None:
     hours = pandas.date_range("2024-03-31", periods=6, freq="h")
     with pytest.raises(DataError, match="row 3 has 2024-03-31 02:00:00, which the clocks of Eur"):
         prepared(frame(hours), tz="Europe/Berlin")
-    with pytest.raises(ConfigError, match="tz='Moon/Base' is a time zone that this system does"):
+    with pytest.raises(ConfigError, match="`tz='Moon/Base'` is a time zone that this system does"):
         prepared(frame(hours), tz="Moon/Base")
 
 

@@ -60,11 +60,11 @@ def test_a_code_for_no_value_is_refused_until_it_is_said_what_it_is(
 ) -> None:
     table = with_codes(low, high, *codes)
     table = table.set_column(2, "y", table["y"].cast(dtype))
-    named = ", ".join(f"{code!r}".removesuffix(".0") for code in sorted(set(codes)))
-    listed = f"[{named}]" if "," in named else named
+    named = ",".join(f"{code!r}".removesuffix(".0") for code in sorted(set(codes)))
+    listed = repr(named) if "," in named else named
     with pytest.raises(DataError, match="looks like a code for no value") as caught:
         prepared(table)
-    assert f"give missing_value={listed} if it is one, or keep_value={listed} if" in str(
+    assert f"give `missing_value={listed}` if it is one, or `keep_value={listed}` if" in str(
         caught.value
     )
     missing = configured(table, missing_value=codes)
@@ -110,11 +110,11 @@ def test_values_missing_in_several_batches_are_all_counted(monkeypatch: pytest.M
 
 def test_advice_goes_with_the_codes_already_given() -> None:
     given = Codes((-1.0,), (9999.0,))
-    message = r"missing_value=\[-1, -9999\] if it is one, or keep_value=\[9999, -9999\] if"
+    message = "`missing_value='-1,-9999'` if it is one, or `keep_value='9999,-9999'` if"
     with pytest.raises(DataError, match=message):
         prepared(with_codes(0, 9, -9999), codes=given)
     notes = prepared(with_codes(-9000, 9000, -9999), codes=given).notes
-    assert any("give missing_value=[-1, -9999]" in note for note in notes)
+    assert any("give `missing_value='-1,-9999'`" in note for note in notes)
 
 
 def test_what_codes_stand_for_is_kept_with_the_run(
@@ -129,14 +129,14 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     assert main(["prepare", str(data)]) == 2
     assert main(train) == 2
     shown = capsys.readouterr().err
-    assert "give --missing-value -9999 if it is one, or --keep-value -9999 if it is a" in shown
+    assert "give `missing_value=-9999` if it is one, or `keep_value=-9999` if it is a" in shown
     assert main([*train, "--missing-value", "-9999", "--threads", "1"]) == 0
     assert main(["forecast", run, str(data)]) == 0
     values[30:33] = -99
     csv.write_csv(long_table(y=values), data)
     assert main(["forecast", run, str(data)]) == 2
     shown = capsys.readouterr().err
-    assert "give --missing-value -9999,-99 if it is one, or --keep-value -99 if it is a" in shown
+    assert "give `missing_value='-9999,-99'` if it is one, or `keep_value=-99` if it is a" in shown
     for verb in ("forecast", "evaluate"):
         assert main([verb, run, str(data), "--missing-value", "-9999,-99"]) == 0
     model = Forecaster.load(run, keep_value=-99)
@@ -149,9 +149,9 @@ def test_what_codes_stand_for_is_kept_with_the_run(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"missing_value": "none"}, "missing_value is 'none', expected numbers, such as -9999"),
-        ({"keep_value": float("nan")}, "keep_value is nan, expected numbers"),
-        ({"missing_value": -9, "keep_value": [-9]}, "missing_value and keep_value both hold"),
+        ({"missing_value": "none"}, "`missing_value` is 'none', expected numbers, such as -9999"),
+        ({"keep_value": float("nan")}, "`keep_value` is nan, expected numbers"),
+        ({"missing_value": -9, "keep_value": [-9]}, "`missing_value` and `keep_value` both hold"),
     ],
 )
 def test_codes_are_numbers(given: dict[str, Any], message: str) -> None:

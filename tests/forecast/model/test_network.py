@@ -246,17 +246,17 @@ def test_both_directions_of_the_last_layer_are_read() -> None:
 def test_the_wrong_shape_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"shape \(3, 18, 1\), expected \(B, 19, 1\)"):
         network()(values(1)[:, 1:])
-    with pytest.raises(ConfigError, match="not a multiple of patch 5; give input_size=10"):
+    with pytest.raises(ConfigError, match="not a multiple of `patch` 5; give `input_size=10`"):
         network(patch=5)
-    with pytest.raises(ConfigError, match="horizon is 0"):
+    with pytest.raises(ConfigError, match="`horizon` is 0"):
         network(horizon=0)
-    with pytest.raises(ConfigError, match="decoder is 'both', expected one of direct, autoreg"):
+    with pytest.raises(ConfigError, match="`decoder` is 'both', expected one of direct, autoreg"):
         network(decoder="both")
     with pytest.raises(ConfigError, match="continue in one direction; leave out one"):
         network(decoder="autoregressive", bidirectional=True)
-    with pytest.raises(ConfigError, match="output is 'best', expected"):
+    with pytest.raises(ConfigError, match="`output` is 'best', expected"):
         network(output="best")
-    with pytest.raises(ConfigError, match="loss is 'l3', expected"):
+    with pytest.raises(ConfigError, match="`loss` is 'l3', expected"):
         network(loss="l3")
 
 

@@ -1,4 +1,4 @@
-"""A few random shapes of tests/campaigns/random_shapes.py, and sizes at which the kernels split."""
+"""A few random shapes of campaigns/random_shapes.py, and sizes at which the kernels split."""
 
 import dataclasses
 import itertools

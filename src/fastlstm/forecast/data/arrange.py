@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import Disorder, Duplicates, Gaps
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.table import Segments, row_blocks
@@ -179,7 +179,7 @@ class Arrangement:
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._policy.disorder == "error":
-                    row, cure = first + int(back[0]), Setting("disorder", "sort")
+                    row, cure = first + int(back[0]), "`disorder='sort'`"
                     raise self._fault(row, "is earlier than the row before", cure)
                 return self._sort()
 
@@ -201,11 +201,11 @@ class Arrangement:
         for first, times, same in self._neighbours():
             double = np.flatnonzero((np.diff(times) == 0) & same)
             if len(double) and self._policy.duplicates == "error":
+                hint = self._clock_hint if times[double[0]] % _DAY else ""
+                cure = f"`duplicates='last'` (or first){hint}"
                 raise self._fault(
-                    first + int(double[0]), "has the same time as the row before",
-                    Setting("duplicates", "last"), " (or first)",
-                    *(self._clock_hint if (times[double[0]] % _DAY) else ()),
-                )  # fmt: skip
+                    first + int(double[0]), "has the same time as the row before", cure
+                )
             num_duplicates += len(double)
         if not num_duplicates:
             return
@@ -231,38 +231,33 @@ class Arrangement:
         self._num_in_series -= gone_in_series
 
     @property
-    def _clock_hint(self) -> tuple[object, ...]:
+    def _clock_hint(self) -> str:
         """Advice on clock times, of which an hour comes twice in autumn."""
         if not self._in.has_clock or self._in.time_zone is not None:
-            return ()
-        return (
-            "; if clocks were put back there, give their zone: ",
-            Setting("tz", "Europe/Berlin"),
-        )
+            return ""
+        return "; if clocks were put back there, give their zone: `tz='Europe/Berlin'`"
 
     @property
-    def spring_hint(self) -> tuple[object, ...]:
+    def spring_hint(self) -> str:
         """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
         midnight and 4 o'clock."""
         if not self._clock_hint or self._gap_hours - _SPRING_HOURS or not self._gap_hours:
-            return ()
+            return ""
         return (
             "; an hour is missing at night on a Sunday, as where clocks are put forward: for local"
-            " times give their zone: ",
-            Setting("tz", "Europe/Berlin"),
+            " times give their zone: `tz='Europe/Berlin'`"
         )
 
-    def _fault(self, row: int, what: str, *cure: object) -> DataError:
+    def _fault(self, row: int, what: str, cure: str) -> DataError:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
-        apart: list[object] = []
+        apart = ""
         if self._in.series == [""]:  # there is no column of series
-            several = "if the table has several series, name their column with "
-            apart = [several, Setting("series", ...), "; otherwise "]
-        where = f"{self._origin}: {series}{named}{shown}, {what}; "
-        return DataError(where, *apart, "correct it, or give ", *cure)
+            apart = "if the table has several series, name their column with `series`; otherwise "
+        where = f"{self._origin}: {series}{named}{shown}, {what}"
+        return DataError(f"{where}; {apart}correct it, or give {cure}")
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")
@@ -287,8 +282,8 @@ class Arrangement:
                 raise self._fault(
                     first + int(off[0]),
                     f"is not a whole number of steps ({self.frequency}) after the row before",
-                    Setting("ignore", ...), " with the time column to count rows instead",
-                )  # fmt: skip
+                    "`ignore` with the time column to count rows instead",
+                )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())
             self._gap_hours |= set(_lost_hours(times, gap))
@@ -325,8 +320,7 @@ class Arrangement:
         if new_rows > 4 * self.num_rows:
             raise DataError(
                 f"{self._origin}: filling {counted(self.counts['gaps'], 'gap')} would grow the"
-                f" table from {self.num_rows} to {counted(new_rows, 'row')}; use ",
-                Setting("gaps", "split"),
+                f" table from {self.num_rows} to {counted(new_rows, 'row')}; use `gaps='split'`"
             )
 
         def places(first: int, last: int) -> NDArray[np.int64]:

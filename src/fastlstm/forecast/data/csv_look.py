@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from fastlstm.errors import DataError, Message, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.csv_records import DELIMITERS, delimiter_of, open_text
 from fastlstm.forecast.data.records import NULL_WORDS, NUMBER
@@ -75,7 +75,7 @@ _FEWEST_STEPS = 10
 _FEWEST_DATES = 3
 """Columns named by dates from which a table is wide."""
 
-Finding = tuple[str, tuple[Setting, ...]]
+Finding = tuple[str, str]
 """What a file looks like, and the options that read it so."""
 
 
@@ -102,16 +102,14 @@ def require_expected(file: TableFile, form: CsvFormat, asked: Asked) -> None:
     found = list(sample.findings)
     if sample.body:
         found += [*_numbers(sample, form, asked), *_times(sample, asked)]
-    settings = [setting for _, several in found for setting in several]
-    if not settings:
+    if not found:
         return
     words = [text for text, _ in found]
     listed = ", ".join(words[:-1]) + (" and " if words[1:] else "") + words[-1]
     raise DataError(
-        f"{file} looks like {listed}: add ",
-        Message(", ".join(map(str, settings)), flags=" ".join(s.flag for s in settings)),
-        "; if it is not so, add ", Setting("look", False),
-    )  # fmt: skip
+        f"{file} looks like {listed}: add {', '.join(option for _, option in found)}; if it is not"
+        " so, add `look=False`"
+    )
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
         return _Sample([], [], [], "")
     if encoding != form.encoding:
-        found.append((f"text in {encoding}", (Setting("encoding", encoding),)))
+        found.append((f"text in {encoding}", f"`encoding={encoding!r}`"))
     widths = Counter(len(row) for row in rows if any(row))
     if not widths:
         return _Sample([], [], [], "")
@@ -158,25 +156,25 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     if not has_header:
         names, begin = [str(number + 1) for number in range(len(names))], line
         if form.header:
-            found.append(("rows without a header", (Setting("header", False),)))
+            found.append(("rows without a header", "`header=False`"))
     elif line:
         what = f"a header in line {form.skip_rows + line + 1}"
-        found.append((what, (Setting("skip_rows", form.skip_rows + line),)))
+        found.append((what, f"`skip_rows={form.skip_rows + line}`"))
     if has_header and (below := begin - line - 1) > form.skip_below:
         what = f"{counted(below, 'line')} below the header that are no rows"
-        found.append((what, (Setting("skip_below", below),)))
+        found.append((what, f"`skip_below={below}`"))
     if mark != (form.delimiter or delimiter_of(head[line])):
-        found.append((f"{_MARKS[mark]} between columns", (Setting("delimiter", mark),)))
+        found.append((f"{_MARKS[mark]} between columns", f"`delimiter={mark!r}`"))
     repeats = [k for k in range(begin, len(rows)) if has_header and rows[k] == rows[line]]
     if repeats and not form.skip_headers:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
-        found.append((what, (Setting("skip_headers", True),)))
+        found.append((what, "`skip_headers=True`"))
     end = _footer(last or rows[begin:], is_row)
     if end:
         kept = form.skip_footer + end
         shown = " | ".join("".join(row) for row in (last or rows)[-end:])
         what = f"a footer of {counted(kept, 'line')} ({shown:.60})"
-        found.append((what, (Setting("skip_footer", kept),)))
+        found.append((what, f"`skip_footer={kept}`"))
     rows = rows[begin : len(rows) - (0 if last else end)]
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
     return _Sample(names, body, found, mark)
@@ -312,22 +310,27 @@ def _numbers(sample: _Sample, form: CsvFormat, asked: Asked) -> list[Finding]:
     has_commas = any("," in cell for cell in numbers)
     if "," not in (form.decimal, form.thousands) and has_commas and not marks[","]:
         if sample.delimiter != "," or any(map(_DECIMAL_COMMA.fullmatch, numbers)):
-            found.append(("numbers with a decimal comma", (Setting("decimal", ","),)))
+            found.append(("numbers with a decimal comma", "`decimal=','`"))
         else:
             marks[","] = 1
     if marks and not form.thousands:
         mark = marks.most_common(1)[0][0]
-        found.append(("numbers in groups of three digits", (Setting("thousands", mark),)))
+        found.append(
+            (
+                "numbers in groups of three digits",
+                f"`thousands={mark!r}`" if mark.isascii() else f"`thousands='{mark}'`",
+            )
+        )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:
         shown = " and ".join(map(repr, words))
-        found.append((f"a table with {shown} for no value", (Setting("na", tuple(words)),)))
+        found.append((f"a table with {shown} for no value", f"`na={','.join(words)!r}`"))
     return found
 
 
 def _times(sample: _Sample, asked: Asked) -> list[Finding]:
     """Looks for columns named by times, for times in several columns, and for their format."""
-    wide: Finding = ("a column for each time", (Setting("wide", True),))
+    wide: Finding = ("a column for each time", "`wide=True`")
     if are_dates(sample.names):
         dates = list(filter(is_date, sample.names))
         return [*([] if asked.wide else [wide]), *_format(dates, asked)]
@@ -341,13 +344,13 @@ def _times(sample: _Sample, asked: Asked) -> list[Finding]:
     found = list[Finding]()
     if len(names) > 1 and asked.time is None:
         what = f"times in the columns {' and '.join(map(repr, names))}"
-        found.append((what, (Setting("time", ",".join(names)),)))
+        found.append((what, f"`time={','.join(names)!r}`"))
     places = [sample.names.index(name) for name in names]
     rows = [[row[place].strip() for place in places] for row in sample.body]
     form = _format([" ".join(row) for row in rows if all(row)], asked)
     if form and not found and asked.time is None:
         what = f"times in the column {names[0]!r}"
-        found.append((what, (Setting("time", names[0]),)))
+        found.append((what, f"`time={names[0]!r}`"))
     return found + form
 
 
@@ -385,4 +388,4 @@ def _format(texts: list[str], asked: Asked) -> list[Finding]:
     if not forms:
         return []
     others = f" (or {' or '.join(forms[1:])})" if forms[1:] else ""
-    return [(f"times as {forms[0]}{others}", (Setting("time_format", forms[0]),))]
+    return [(f"times as {forms[0]}{others}", f"`time_format={forms[0]!r}`")]

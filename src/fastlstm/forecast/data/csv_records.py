@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from fastlstm.errors import DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.records import (
     NULL_WORDS,
@@ -95,9 +95,8 @@ class CsvRecords(FileRecords):
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{self.name}: the column names are not UTF-8 ({error.reason} at byte"
-                f" {error.start}); save the file as UTF-8, or give ", Setting("encoding", "cp1252"),
-                " or another",
-            ) from error  # fmt: skip
+                f" {error.start}); save the file as UTF-8, or give `encoding='cp1252'` or another"
+            ) from error
         except (pa.ArrowException, OSError) as error:
             raise self._malformed(error) or damaged(self.name, error) from error
 

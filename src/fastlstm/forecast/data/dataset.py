@@ -19,10 +19,7 @@ from fastlstm.errors import (
     CorruptFileError,
     DataError,
     FastLSTMError,
-    Message,
-    Setting,
     counted,
-    in_flags,
 )
 from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Arrangement, Policy
@@ -40,19 +37,9 @@ from fastlstm.forecast.data.time_reader import Clock
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
-from fastlstm.system.fields import key_fields
 from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 4
-_FIRST_FIELDS = frozenset(
-    {
-        *("roles", "target", "time", "series", "past", "future", "static", "categorical", "ignore"),
-        *("has_target", "policy", "disorder", "duplicates", "gaps", "dtype", "time_format"),
-        *("codes", "missing", "kept", "like", "frequency", "step", "unit", "is_month_end"),
-        *("time_zone", "is_wall"),
-    }
-)
-"""Fields of PrepareOptions, and of what it holds, in the first version of this format."""
+FORMAT_VERSION = 5
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
 
@@ -170,7 +157,7 @@ def prepare_table(
     records = open_records(source, options.csv, asked)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = records.signature
-    key = make_key(FORMAT_VERSION, "series", key_fields(options, _FIRST_FIELDS), signature)
+    key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
@@ -277,7 +264,7 @@ def _schema(
         or any(column.missing for column in columns.values()),
         "is_wall": ingested.is_wall,
         "constant": [name for name, column in columns.items() if column.low == column.high],
-        "notes": [[note, in_flags(note)] for note in notes],
+        "notes": notes,
     }
 
 
@@ -327,7 +314,7 @@ def _open(
             categories=names["categories"],
             **{k: schema[k] for k in ("time_zone", "has_clock", "has_missing", "is_wall")},
             constant=tuple(schema["constant"]),
-            notes=tuple(Message(text, flags=flags) for text, flags in schema["notes"]),
+            notes=tuple(schema["notes"]),
             repairs=tuple(schema["repairs"]),
             name=name,
             key=key,
@@ -349,7 +336,7 @@ def _column_notes(
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
             no_values = f"{origin}: column '{name}' has no values; leave it out with "
-            problems.add(DataError(no_values, Setting("ignore", [name])), name)
+            problems.add(DataError(f"{no_values}`ignore={name!r}`"), name)
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
@@ -367,7 +354,7 @@ def _column_notes(
         for code in column.near_sentinels():
             count = counted(column.sentinels[code], "row")
             is_code = f"column '{name}' is {shown(code)} in {count}: if that means no value, give "
-            notes.append(Message(is_code, _codes("missing_value", *codes, code)))
+            notes.append(f"{is_code}{_codes('missing_value', *codes, code)}")
     return notes
 
 
@@ -380,15 +367,15 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
             error = DataError(
                 f"{origin}: column '{name}' is {' and '.join(map(shown, far))} in {count} and"
                 f" between {low:g} and {high:g} in all others, which looks like a code for no"
-                " value; give ", _codes("missing_value", *codes.missing, *far),
-                " if it is one, or ", _codes("keep_value", *codes.kept, *far),
-                " if it is a value",
-            )  # fmt: skip
+                f" value; give {_codes('missing_value', *codes.missing, *far)} if it is one, or"
+                f" {_codes('keep_value', *codes.kept, *far)} if it is a value"
+            )
             problems.add(error, name)
 
 
-def _codes(name: str, *values: float) -> Setting:
-    return Setting(name, values[0] if len(values) == 1 else values)
+def _codes(name: str, *values: float) -> str:
+    codes = ",".join(map(shown, values))
+    return f"`{name}={codes if len(values) == 1 else repr(codes)}`"
 
 
 def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:
@@ -401,8 +388,8 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
     if counts["gaps"] and policy.gaps == "split":
-        note = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
-        notes.append(Message(note, *arrangement.spring_hint))
+        gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
+        notes.append(gaps + arrangement.spring_hint)
     return notes
 
 

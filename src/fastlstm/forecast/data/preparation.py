@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastlstm.errors import DataError, Setting
+from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.arrange import Policy
@@ -118,7 +118,6 @@ def require_counts(dataset: SeriesDataset) -> None:
             place = begin + int(row) - int(table.segments.first_rows[segment])
             raise DataError(
                 f"target '{names[column]}' is {rows[row, column]:g} in row {place} of series"
-                f" '{series}', expected counts (0, 1, 2 …) for ",
-                Setting("output", "negative_binomial"), "; use ", Setting("output", "student_t"),
-                " or quantiles",
-            )  # fmt: skip
+                f" '{series}', expected counts (0, 1, 2 …) for `output='negative_binomial'`; use"
+                " `output='student_t'` or quantiles"
+            )

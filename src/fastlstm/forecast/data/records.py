@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, ipc
 from pyarrow import parquet as pq
 
-from fastlstm.errors import DataError, Setting, kind_of_value
+from fastlstm.errors import DataError, kind_of_value
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.table_files import (
@@ -298,9 +298,8 @@ def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.
         raise DataError(
             f"{origin}: column '{column}' has the text {text[:40]!r} in row {first_row + row + 1},"
             f" expected numbers{how}; correct it, or, unless it is a target, read the column as"
-            " names with ", Setting("categorical", [column]),
-            ", or leave it out with ", Setting("ignore", [column]),
-        ) from error  # fmt: skip
+            f" names with `categorical={column!r}`, or leave it out with `ignore={column!r}`"
+        ) from error
 
 
 def first_refused(column: Any, read: Callable[[Any], object]) -> tuple[int, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastlstm.errors import DataError, Setting
+from fastlstm.errors import DataError
 from fastlstm.forecast.data.csv_look import are_dates, is_date, numbered
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
 from fastlstm.forecast.data.roles import RoleRequest, find_time, is_number, listed
@@ -158,9 +158,8 @@ def _by_series(
     if time is None or len(series) < 2:
         raise DataError(
             f"{records.name} has neither columns named by times, nor a column of times beside"
-            " several of numbers (its columns: ", listed(columns), "); leave out ",
-            Setting("wide", True),
-        )  # fmt: skip
+            f" several of numbers (its columns: {listed(columns)}); leave out `wide=True`"
+        )
     roles = replace(request, series=_SERIES, time=time, target=(_TARGET,), past=(), ignore=())
     return _SeriesColumns(records, time, series), roles
 

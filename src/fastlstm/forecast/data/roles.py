@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastlstm.errors import DataError, Setting, nearest_hint
+from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
 from fastlstm.forecast.data.time_text import (
@@ -176,11 +176,10 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         if are_like_dates(values):
             form = next(iter(formats_of(values)), "%d.%m.%Y %H:%M")
             raise DataError(
-                f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r}) but"
-                " is not read as the time column: give ", Setting("time", name),
-                " with, for example, ", Setting("time_format", form), ", or ",
-                Setting("ignore", [name]),
-            )  # fmt: skip
+                f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r})"
+                f" but is not read as the time column: give `time={name!r}` with, for example,"
+                f" `time_format={form!r}`, or `ignore={name!r}`"
+            )
     return None
 
 
@@ -197,11 +196,10 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
             problems.add(
                 DataError(
                     f"{records.name}: column '{name}' holds numbers and {word!r}; if that means no"
-                    " value, give ", Setting("na", word), ", or leave the column out with ",
-                    Setting("ignore", [name]),
+                    f" value, give `na={word!r}`, or leave the column out with `ignore={name!r}`"
                 ),
                 name,
-            )  # fmt: skip
+            )
 
 
 def _first_word(records: Records, name: str) -> str:
@@ -230,8 +228,7 @@ def _no_target(names: Sequence[str], has_numbers: bool, origin: str) -> DataErro
     if not has_numbers:
         what = "no numeric column to forecast; numbers need a decimal point, not a comma"
         return DataError(f"{origin} has {what}{columns}")
-    name = Setting("target", ...)
-    return DataError(f"{origin} has no column 'y' to forecast; name one with ", name, columns)
+    return DataError(f"{origin} has no column 'y' to forecast; name one with `target`{columns}")
 
 
 def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:
@@ -293,8 +290,8 @@ def _check_roles(roles: Roles, origin: str) -> None:
             if name in RESERVED:
                 raise DataError(
                     f"{origin}: the column name '{name}' is reserved for tables of forecasts;"
-                    " rename it, or leave it out with ", Setting("ignore", ...),
-                )  # fmt: skip
+                    " rename it, or leave it out with `ignore`"
+                )
             seen[name] = role
     if roles.time is None and "step" in roles.target:
         raise DataError(f"{origin}: the target name 'step' is reserved for forecasts; rename it")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import split_of
 from fastlstm.forecast.data.column_stats import ColumnMoments
 from fastlstm.forecast.data.table import Segments, Table, row_blocks
@@ -57,9 +57,8 @@ class Split:
                 reason = f"no segment has {input_size} rows of input and {horizon} to forecast"
                 smaller = "input_size"
             raise DataError(
-                f"{part} part: {reason}; give more rows, a smaller ", Setting(smaller),
-                " or another ", Setting("split"),
-            ) from error  # fmt: skip
+                f"{part} part: {reason}; give more rows, a smaller `{smaller}` or another `split`"
+            ) from error
 
 
 def split_table(
@@ -131,7 +130,7 @@ def fit_scaler(table: Table, ends: NDArray[np.int64], categorical: Sequence[int]
             has_many = len(table.origin) > 1
             moments.add(table.whole_rows(begin, end) if has_many else table.rows(begin, end))
     if moments.center is None:
-        raise DataError("the training part has no rows; give more, or another ", Setting("split"))
+        raise DataError("the training part has no rows; give more, or another `split`")
     mean, variance = moments.result()
     std = np.where(variance > 1e-12 * mean**2, np.sqrt(variance), 1.0)
     mean += moments.center + (table.origin[0] if len(table.origin) == 1 else 0.0)

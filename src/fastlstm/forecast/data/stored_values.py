@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Setting
+from fastlstm.errors import DataError
 from fastlstm.forecast.data.column_stats import ColumnMoments, ColumnStats
 from fastlstm.forecast.data.table import MISSING_INT16, row_blocks
 from fastlstm.system.storage import append
@@ -74,11 +74,11 @@ def store_values(
         if column.is_category and column.high > limit:
             raise DataError(
                 f"column '{name}' has {column.high + 1:.0f} names, {kind} can number {limit + 1};"
-                " give ", Setting("dtype", "float32"),
-            )  # fmt: skip
+                " give `dtype='float32'`"
+            )
         if kind == "float16" and (largest := max(map(abs, _range(column)))) > 65_504:
             what = f"column '{name}' reaches {largest:g}, the limit of float16 is 65504; give "
-            raise DataError(what, Setting("dtype", "int16"), " or float32")
+            raise DataError(f"{what}`dtype='int16'` or float32")
     values = np.memmap(source, dtype=np.float32, mode="r", shape=(num_rows, num))
     error, spread = _convert(values, target, kind, scale, offset)
     source.unlink()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, Message, Setting, counted
+from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.forecast.data.records import first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
@@ -169,7 +169,7 @@ class TimeReader:
                     f"the times in '{self.name}' are read as plain whole numbers; if they count"
                     f" time since 1970 ({self._low} would be {shown}), give "
                 )
-                return [Message(note, Setting("time_format", unit))]
+                return [f"{note}`time_format={unit!r}`"]
         return []
 
     def repairs(self) -> list[str]:
@@ -182,7 +182,7 @@ class TimeReader:
         if self._format is not None and self._format in EPOCH_UNITS:
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 what = f"{self._origin}: column '{self.name}' is {kind}, expected numbers for "
-                raise DataError(what, Setting("time_format", self._format))
+                raise DataError(f"{what}`time_format={self._format!r}`")
             self._require_years(column, self._format, first_row)
             if pa.types.is_floating(kind):
                 return micro_of_floats(column, 10**6 / EPOCH_UNITS[self._format])
@@ -198,8 +198,8 @@ class TimeReader:
         if not pa.types.is_timestamp(kind):
             raise DataError(
                 f"{self._origin}: column '{self.name}' is {kind}, expected times or whole numbers;"
-                " for seconds since 1970, give ", Setting("time_format", "s"),
-            )  # fmt: skip
+                " for seconds since 1970, give `time_format='s'`"
+            )
         return column
 
     def _zoned(
@@ -226,13 +226,13 @@ class TimeReader:
                 )
             except pa.ArrowInvalid:
                 raise ConfigError(
-                    Setting("tz", zone), " is a time zone that this system does not know, expected"
-                    " a name such as Europe/Berlin"
-                ) from None  # fmt: skip
+                    f"`tz={zone!r}` is a time zone that this system does not know, expected a name"
+                    " such as Europe/Berlin"
+                ) from None
             raise DataError(
                 f"{self._where}: row {first_row + row + 1} has {value}, which the clocks of {zone}"
-                " skip when summer time begins; leave out ", Setting("tz"), " if the times are UTC",
-            ) from None  # fmt: skip
+                " skip when summer time begins; leave out `tz` if the times are UTC"
+            ) from None
         is_twice = pc.not_equal(early, late).to_numpy(zero_copy_only=False)
         if not is_twice.any():
             return early
@@ -271,8 +271,8 @@ class TimeReader:
             row = int(is_beyond.argmax())
             raise DataError(
                 f"{self._where} cannot be read: row {first_row + row + 1} has {values[row]};"
-                " expected the years 1 to 9999 with ", Setting("time_format", unit),
-            )  # fmt: skip
+                f" expected the years 1 to 9999 with `time_format={unit!r}`"
+            )
 
     def _require_kind(self, kind: str, first_row: int) -> None:
         if self._kind is not None and kind != self._kind:
@@ -289,11 +289,12 @@ class TimeReader:
             return read_times(column, self._format)
         except pa.ArrowInvalid as error:
             row, value = first_refused(column, lambda part: read_times(part, self._format))
-            hint: tuple[object, ...] = hint_for_time(str(value), column)
+            hint = hint_for_time(str(value), column)
             if self._format is not None:
-                hint = ("expected the format of ", Setting("time_format", self._format))
-            what = f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; "
-            raise DataError(what, *hint) from error
+                hint = f"expected the format of `time_format={self._format!r}`"
+            raise DataError(
+                f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; {hint}"
+            ) from error
 
     def _refuse_dates(self) -> None:
         if self._date_formats and self._low != self._high:
@@ -301,10 +302,9 @@ class TimeReader:
             first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
             raise DataError(
                 f"{self._where} are whole numbers that look like dates ({self._low} as"
-                f" {show_time(first.cast(pa.int64())[0].as_py())}); give ",
-                Setting("time_format", form), ", or count rows instead with ",
-                Setting("ignore", [self.name]),
-            )  # fmt: skip
+                f" {show_time(first.cast(pa.int64())[0].as_py())}); give `time_format={form!r}`,"
+                f" or count rows instead with `ignore={self.name!r}`"
+            )
 
     def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns local times and the midnight before each."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastlstm.errors import DataError, Setting
+from fastlstm.errors import DataError
 
 _YEAR_FIRST = (
     r"^\s*(?P<year>\d{4})[-/. ](?P<month>\d{1,2})[-/. ](?P<day>\d{1,2})"
@@ -111,9 +111,9 @@ def _by_format(column: pa.Array, form: str) -> pa.Array:
         return _real_days(column, pc.strptime(column, format=form, unit="us"), form)
     if not form.endswith((".%f", ",%f")) or form.count("%f") > 1:
         raise DataError(
-            Setting("time_format", form), ": %f, a fraction of a second, is only supported at the"
-            " end after a point or comma, as in ", Setting("time_format", "%Y-%m-%d %H:%M:%S.%f"),
-        )  # fmt: skip
+            f"`time_format={form!r}`: %f, a fraction of a second, is only supported at the end"
+            " after a point or comma, as in `time_format='%Y-%m-%d %H:%M:%S.%f'`"
+        )
     parts = pc.extract_regex(column, r"^(?P<head>.*)[.,](?P<fraction>\d{1,6})\s*$")
     if parts.null_count:
         raise pa.ArrowInvalid("no fraction")
@@ -169,18 +169,20 @@ def is_like_time(text: str) -> bool:
     return re.match(_ANY_DATE, start) is not None or re.match(_YEAR_FIRST, start) is not None
 
 
-def hint_for_time(value: str, column: pa.Array) -> tuple[object, ...]:
-    """Returns advice on a text of a column that is not a time, as parts of a message."""
+def hint_for_time(value: str, column: pa.Array) -> str:
+    """Returns advice on a text of a column that is not a time."""
     if re.fullmatch(_YEAR_FIRST, value):
-        return ("there is no such day or time of day",)
+        return "there is no such day or time of day"
     found = formats_of(column.slice(0, _FIRST_ROWS)) or formats_of(pa.array([value]))
-    forms = [Setting("time_format", form) for form in found]
+    forms = [f"`time_format={form!r}`" for form in found]
     if len(forms) == 1:
-        return ("give ", forms[0])
+        return f"give {forms[0]}"
     if forms:
-        return ("day or month may come first: give ", forms[0], " or ", forms[1])
-    form = Setting("time_format", "%d.%m.%Y %H:%M")
-    return ("expected 2016-07-01 13:00:00; for another format give, for example, ", form)
+        return f"day or month may come first: give {forms[0]} or {forms[1]}"
+    return (
+        "expected 2016-07-01 13:00:00; for another format give, for example,"
+        " `time_format='%d.%m.%Y %H:%M'`"
+    )
 
 
 def micro_of_floats(column: pa.Array, per_unit: float) -> pa.Array:

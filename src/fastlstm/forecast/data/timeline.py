@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 
 _UNITS = (
     ("week", 604_800_000_000),
@@ -220,9 +220,9 @@ def find_frequency(
             for v, c in zip(values[order], counts[order], strict=True)
         )
         raise DataError(
-            f"{origin}: the times have no regular frequency (most often {shown}); resample them, or"
-            " count rows by leaving the time column out (", Setting("ignore", ...), ")",
-        )  # fmt: skip
+            f"{origin}: the times have no regular frequency (most often {shown}); resample them,"
+            " or count rows by leaving the time column out (`ignore`)"
+        )
     if not has_clock:
         return Frequency(usual, "rows")
     if usual == _DAY and are_business_days(times):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.forecast.data.table import DTYPES, Table
 from fastlstm.system import hardware
 
@@ -106,9 +106,9 @@ def index_windows(
         longest = int((last - first).max(initial=0))
         raise DataError(
             f"a window needs {counted(length, 'row')}, the longest segment without gaps has"
-            f" {max(longest, 0)}; give longer series, a smaller ", Setting("input_size"),
-            " or ", Setting("horizon"), ", or ", Setting("gaps", "fill"),
-        )  # fmt: skip
+            f" {max(longest, 0)}; give longer series, a smaller `input_size` or `horizon`, or"
+            " `gaps='fill'`"
+        )
     ends_of_runs = np.cumsum(counts[used], dtype=np.int64)
     first_rows = np.ascontiguousarray(first[used], dtype=np.int64)
     return WindowIndex(used.astype(np.int64), first_rows, ends_of_runs, length, stride)

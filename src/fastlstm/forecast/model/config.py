@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import Channels, Decoder, Loss, Normalize, OutputKind
 from fastlstm.system.fields import check_values
 
@@ -65,10 +65,9 @@ class ForecasterConfig:
             )
         if self.input_size % self.patch:
             raise ConfigError(
-                Setting("input_size"), f" is {self.input_size}, not a multiple of ",
-                Setting("patch"), f" {self.patch}; give ",
-                Setting("input_size", max(1, self.input_size // self.patch) * self.patch),
-            )  # fmt: skip
+                f"`input_size` is {self.input_size}, not a multiple of `patch` {self.patch}; give"
+                f" `input_size={max(1, self.input_size // self.patch) * self.patch!r}`"
+            )
         unfit = {
             "decoder": self.decoder != "direct",
             "bidirectional": self.bidirectional,

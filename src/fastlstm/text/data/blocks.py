@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BufferedIOBase, BufferedReader, BytesIO
 from typing import IO, Any, Literal, cast
 
-from fastlstm.errors import DataError, MissingExtraError, Setting, counted, kind_of_value
+from fastlstm.errors import DataError, MissingExtraError, counted, kind_of_value
 from fastlstm.text.data.sources import Document
 
 BLOCK_BYTES = 1 << 18
@@ -95,9 +95,8 @@ class BlockReader:
             names = ", ".join(document.name for document in self._documents[:3])
             raise DataError(
                 f"{names}: {num_bytes >> 20} MiB without a word boundary, which BPE would encode"
-                " as one word; break the text into lines, or use ",
-                Setting("vocab", "char"), " or byte",
-            )  # fmt: skip
+                " as one word; break the text into lines, or use `vocab='char'` or byte"
+            )
 
     def _joined(self) -> Iterator[bytes]:
         """Yields the documents' pieces, with newlines between documents."""
@@ -243,9 +242,8 @@ def _json_records(
         except UnicodeEncodeError:
             if rules.invalid_utf8 != "replace":
                 raise DataError(
-                    f"{where}: the text has an unpaired surrogate, which is not a character;"
-                    " fix the line or pass ",
-                    Setting("invalid_utf8", "replace"),
+                    f"{where}: the text has an unpaired surrogate, which is not a character; fix"
+                    " the line or pass `invalid_utf8='replace'`"
                 ) from None
             yield True, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
@@ -258,8 +256,7 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str | None:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: invalid {rules.encoding.upper()} at byte {error.start} of the line; fix it"
-            " or pass ",
-            Setting("invalid_utf8", "replace"),
+            " or pass `invalid_utf8='replace'`"
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: invalid JSON ({error}); expected one object per line") from None
@@ -271,32 +268,30 @@ def _json_text(line: bytes, where: str, rules: TextRules) -> str | None:
     if name not in record:
         fields = ", ".join(sorted(map(str, record))[:8]) or "none"
         raise DataError(
-            f"{where}: no field '{name}'; its fields: {fields}. Name the text with ",
-            Setting("text_field", ...), ", or leave out such lines with ",
-            Setting("missing_text", "skip"),
-        )  # fmt: skip
+            f"{where}: no field '{name}'; its fields: {fields}. Name the text with `text_field`,"
+            " or leave out such lines with `missing_text='skip'`"
+        )
     text = record[name]
     if not isinstance(text, str):
-        hint: tuple[object, ...] = ()
-        if text is None:
-            hint = ("; leave out such lines with ", Setting("missing_text", "skip"))
-        what = f"{where}: field '{name}' is {kind_of_value(text)}, expected a string"
-        raise DataError(what, *hint)
+        hint = "; leave out such lines with `missing_text='skip'`" if text is None else ""
+        raise DataError(
+            f"{where}: field '{name}' is {kind_of_value(text)}, expected a string{hint}"
+        )
     return text
 
 
 def refuse_binary(head: bytes, name: str) -> None:
     """Raises DataError if the first bytes of a document are not text."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{name} is UTF-16, not UTF-8; give ", Setting("encoding", "utf-16"))
+        raise DataError(f"{name} is UTF-16, not UTF-8; give `encoding='utf-16'`")
     controls = len(head) - len(head.translate(None, _CONTROL))
     if b"\x00" in head or controls > 0.1 * len(head):
         has_nul = b"\x00" in head
         what = f"a NUL at byte {head.index(0)}" if has_nul else counted(controls, "control byte")
         raise DataError(
             f"{name} looks like a binary file ({what}), expected UTF-8 text; give a text file, or"
-            " pass ", Setting("vocab", "byte"), " to model raw bytes",
-        )  # fmt: skip
+            " pass `vocab='byte'` to model raw bytes"
+        )
 
 
 def character_cut(data: bytes) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastlstm.errors import CorruptFileError, MissingExtraError, Setting
+from fastlstm.errors import CorruptFileError, MissingExtraError
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ def _library() -> Any:
         import tokenizers
     except ImportError as error:
         raise MissingExtraError(
-            "a BPE vocabulary needs the tokenizers library: pip install 'fastlstm[bpe]' (or use ",
-            Setting("vocab", "char"), " or byte)",
-        ) from error  # fmt: skip
+            "a BPE vocabulary needs the tokenizers library: pip install 'fastlstm[bpe]' (or use"
+            " `vocab='char'` or byte)"
+        ) from error
     return tokenizers
 
 

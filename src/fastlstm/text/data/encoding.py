@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Setting, Stopped
+from fastlstm.errors import DataError, Stopped
 from fastlstm.system import hardware
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.storage import append, storage_errors
@@ -108,19 +108,18 @@ class Pass:
         encoding = self.rules.encoding
         place = find_invalid_byte(self.source.documents, encoding)
         name, offset = self.source.name, error.start
-        parts: list[object] = ["convert the file to UTF-8"]
+        cure = "convert the file to UTF-8"
         if place is not None:
             document, offset = place
             name = document.name
             with closing(open_document(document)[0]) as stream:
                 likely = encoding_of(stream.read(_LOOK_BYTES)) if encoding == "utf-8" else None
             if likely is not None:
-                parts = ["it looks like ", likely, ": pass ", Setting("encoding", likely)]
+                cure = f"it looks like {likely}: pass `encoding={likely!r}`"
         return DataError(
-            f"{name}: invalid {encoding.upper()} at byte {offset}; ", *parts, ", or pass ",
-            Setting("invalid_utf8", "replace"), " (writes U+FFFD) or ",
-            Setting("vocab", "byte"), " (accepts any bytes)",
-        )  # fmt: skip
+            f"{name}: invalid {encoding.upper()} at byte {offset}; {cure}, or pass"
+            " `invalid_utf8='replace'` (writes U+FFFD) or `vocab='byte'` (accepts any bytes)"
+        )
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.errors import DataError, Message, Setting, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.system.cache import release_pages
 from fastlstm.system.prefetch import LoaderPosition
 from fastlstm.text.data.tokenizer import Ids
@@ -114,17 +114,17 @@ class Batches(LoaderPosition, ABC):
         counter = [0, index, epoch, purpose]
         return np.random.Generator(np.random.Philox(key=[self._seed, 0], counter=counter))
 
-    def _too_short(self) -> Message:
+    def _too_short(self) -> str:
         num, B, T = len(self.ids), self.batch_size, self._seq_length
-        fits: list[object] = []
+        fits = ""
         if num >= 2 * T:
-            fits = ["give ", Setting("batch_size", num // (2 * T)), " or "]
+            fits = f"give `batch_size={num // (2 * T)}` or "
         elif num >= 2 * B:
-            fits = ["give ", Setting("seq_length", num // (2 * B)), " or "]
-        return Message(
-            f"the training text has {counted(num, 'token')}, ", Setting("batch_size", B), " with ",
-            Setting("seq_length", T), f" needs at least {2 * B * T:,}; ", *fits, "give more text",
-        )  # fmt: skip
+            fits = f"give `seq_length={num // (2 * B)}` or "
+        return (
+            f"the training text has {counted(num, 'token')}, `batch_size={B}` with"
+            f" `seq_length={T}` needs at least {2 * B * T:,}; {fits}give more text"
+        )
 
     @abstractmethod
     def _start_epoch(self, epoch: int) -> None:

@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, Stopped, UnknownCharacterError, counted
 from fastlstm.system import environment
 from fastlstm.system.cache import make_key, release_pages
-from fastlstm.system.fields import key_fields, parse_split
+from fastlstm.system.fields import parse_split
 from fastlstm.system.storage import storage_errors
 from fastlstm.text.data.blocks import BLOCK_BYTES, TextRules
 from fastlstm.text.data.encoding import (
@@ -51,8 +51,6 @@ MIN_TOKENS = 200
 """Least number of tokens for a split into parts."""
 _COUNT_BLOCK = 1 << 20
 _SPOOL_BYTES = 1 << 20
-_FIRST_RULES = frozenset({"is_text", "cut", "text_field", "keep_crlf", "invalid_utf8"})
-"""Fields of TextRules in the first version."""
 _RACY_NS = 100_000_000
 """A file changed this recently may change again within one timestamp tick."""
 
@@ -309,7 +307,7 @@ class _Job:
                 self.unknown == "refuse" or not self.tokenizer.holds_any(scanned.seen)
             ):
                 raise UnknownCharacterError(
-                    f"{self.work.source.name}: ", describe_unseen(positions)
+                    f"{self.work.source.name}: {describe_unseen(positions)}"
                 )
             if positions:
                 return KnownCharacters(self.tokenizer.chars), positions[:10]
@@ -347,7 +345,7 @@ class _Job:
         return make_key(kind, content, self._rules(), fingerprint)
 
     def _rules(self) -> dict[str, Any]:
-        return key_fields(self.work.rules, _FIRST_RULES)
+        return asdict(self.work.rules)
 
 
 def _spool(work: Pass, directory: Path) -> Source:

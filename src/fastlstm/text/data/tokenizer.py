@@ -18,8 +18,6 @@ from fastlstm.errors import (
     CorruptFileError,
     DataError,
     FormatError,
-    Message,
-    Setting,
     UnknownCharacterError,
 )
 from fastlstm.system.storage import parse_json
@@ -223,14 +221,14 @@ def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{char!r} at {position:,}" for char, position in characters)
 
 
-def describe_unseen(characters: list[tuple[str, int]]) -> Message:
+def describe_unseen(characters: list[tuple[str, int]]) -> str:
     """Returns the message for unknown characters, as (character, position) pairs."""
     listed = ", ".join(f"{char!r} at {position}" for char, position in characters[:10])
     more = f" and {len(characters) - 10} more" if len(characters) > 10 else ""
-    return Message(
-        f"characters that are not in the vocabulary: {listed}{more}; remove them, or train with ",
-        Setting("vocab", "byte"), " or bpe, which encode any text",
-    )  # fmt: skip
+    return (
+        f"characters that are not in the vocabulary: {listed}{more}; remove them, or train with"
+        " `vocab='byte'` or bpe, which encode any text"
+    )
 
 
 class ByteTokenizer(Tokenizer):

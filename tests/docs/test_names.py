@@ -1,0 +1,85 @@
+"""What README, CONTRIBUTING and docs/ name exists: files, verbs and flags; campaigns say how."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fastlstm.cli.main import VERBS, commands
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [
+    *("README.md", "CONTRIBUTING.md"),
+    *(f"docs/{page.name}" for page in (REPOSITORY / "docs").glob("*.md")),
+]
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+FOLDERS = "|".join(("src", "tests", "docs", "benchmarks", "campaigns", "examples", r"\.ci"))
+PATH = re.compile(rf"(?<![\w/.])(?:{FOLDERS})/[\w./*-]*[\w*]")
+SOURCE = re.compile(r"(?<![\w/.])[\w/]+/\w+\.(?:py|h|cpp|md|cu)\b")
+FLAG = re.compile(r"(?<![\w-])--(\[no-\])?([a-z][a-z0-9_-]+)")
+COMMAND = re.compile(r"\bfastlstm ([a-z]+)\b([^\n|;,`'\"#]*)")
+OF_OTHER_PROGRAMS = {
+    "torchrun": "nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id max-restarts standalone"
+    " rdzv-conf numa-binding",
+    "srun": "ntasks-per-node",
+    "wandb": "yes",
+}
+
+
+def text_of(page: str) -> str:
+    return (REPOSITORY / page).read_text(encoding="utf-8")
+
+
+def flags_in(text: str) -> set[str]:
+    found = [(no, name.replace("_", "-")) for no, name in FLAG.findall(text)]
+    return {name for _, name in found} | {f"no-{name}" for no, name in found if no}
+
+
+@cache
+def flags_of(verb: str) -> set[str]:
+    options = [option for command in commands(verb) for option in command.options]
+    return flags_in(" ".join(option.usage for option in options)) | {"help"}
+
+
+@cache
+def known_flags() -> set[str]:
+    """The flags of all verbs, of scripts of this repository, and of other programs."""
+    known = {"version", "flag"}.union(*map(flags_of, VERBS))
+    for folder in ("benchmarks", "campaigns", "tests"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            known.update(re.findall(r'"--([a-z][a-z0-9-]+)"', path.read_text(encoding="utf-8")))
+    return known.union(*(flags.split() for flags in OF_OTHER_PROGRAMS.values()))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_links_exist(page: str) -> None:
+    text, base = text_of(page), (REPOSITORY / page).parent
+    for link in re.findall(r"\]\(([^)#:]+)[)#]", text):
+        assert (base / link).exists(), link
+    for path in set(PATH.findall(text)):
+        assert any(REPOSITORY.glob(path)) or any(REPOSITORY.glob(f"{path}.py")), path
+    for path in {path for code in CODE.findall(text) for path in SOURCE.findall(code)}:
+        folders = ("", "src", "src/fastlstm", "src/fastlstm/csrc")
+        assert any((REPOSITORY / folder / path).exists() for folder in folders), path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_verbs_and_their_flags_exist(page: str) -> None:
+    for code in CODE.findall(text_of(page)):
+        for verb, rest in COMMAND.findall(code.replace("\\\n", " ")):
+            assert verb in VERBS, f"fastlstm {verb}"
+            assert not flags_in(rest) - flags_of(verb), f"fastlstm {verb}{rest}"
+        assert not flags_in(code) - known_flags(), code
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "campaigns").glob("*.py")), ids=str)
+def test_a_campaign_says_what_it_shows_and_how_it_is_run(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    said = ast.get_docstring(ast.parse(source)) or ""
+    assert said.partition("\n")[0].endswith(".")
+    if "__main__" in source:
+        assert re.search(rf"python campaigns/{path.name}\b", said), said
