@@ -57,6 +57,13 @@ def test_a_later_end_than_predicted_is_a_slip(write_run: Any) -> None:
     assert run.slip == pytest.approx(0.5)
 
 
+def test_an_evaluation_before_the_first_line_of_progress_has_its_units(tmp_path: Path) -> None:
+    add(tmp_path, event="eval", step=5, elapsed_s=1.0, bits_per_char=4.0)
+    add(tmp_path, event="step", step=20, elapsed_s=2.0, bits_per_char=3.0, units=2000)
+    add(tmp_path, event="eval", step=30, elapsed_s=3.0, bits_per_char=2.0)
+    assert list(read(tmp_path).validation.units) == [500.0, 3000.0]
+
+
 def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> None:
     path = write_run("a", is_ended=False)
     run = read(path)

@@ -293,6 +293,8 @@ def test_wandb_reads_the_run_back(logged: tuple[Path, Events]) -> None:
         assert found == expected(events, kind, "loss")
     samples = [(row["step"], row["sample"]) for row in rows if "sample" in row]
     assert samples == expected(events, "sample", "text")
+    axes = [r.metric for r in records if r.WhichOneof("record_type") == "metric"]
+    assert {(axis.glob_name, axis.step_metric) for axis in axes} >= {("*", "step")}
     exits = [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"]
     assert exits == [0, 0]
 

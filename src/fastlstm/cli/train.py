@@ -47,7 +47,7 @@ _RUN_OPTIONS = (
     _switch("json", "print one JSON object per event"),
     Option("nproc", int, 1, "processes on this machine that train together", "run"),
     Option(
-        "log", Literal["wandb", "mlflow", "trackio"], (), "log to this tracker too", "run",
+        "log", Literal["wandb", "mlflow", "trackio"], (), "also log the run to this tracker", "run",
         is_repeatable=True,
     ),
     Option(

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +169,9 @@ class RunSummary:
             if seconds is not None and left is not None:
                 self.first_end_s = seconds + left
         self._add_point(self.training, event)
+        if len(self.training) == 1 and self.training.steps[0]:  # evaluations came before it
+            each = self.training.units[0] / self.training.steps[0]
+            self.validation.units[:] = array("d", [each * step for step in self.validation.steps])
 
     def _add_point(self, curve: Curve, event: Event) -> None:
         step, seconds = number(event, "step"), number(event, "elapsed_s")
