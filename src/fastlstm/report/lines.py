@@ -432,6 +432,8 @@ def spent_text(end: Event) -> str:
 
 
 _NO_USE = "do not rely on this model"
+_EQUAL = 0.005
+"""Errors that differ by less are called equal."""
 
 
 def end_notes(end: Event) -> list[str]:
@@ -444,7 +446,7 @@ def end_notes(end: Event) -> list[str]:
         error = number(errors, name)
         if own is None or error is None or error > own:
             continue
-        is_equal = f"{error:.4g}" == f"{own:.4g}"
+        is_equal = own < (1 + _EQUAL) * error
         notes.append(
             f"{'no better' if is_equal else 'worse'} than the {name.replace('_', ' ')} forecast on"
             f" the test set: {text_of(errors, 'measure')} {own:.4g} vs {error:.4g}; "
