@@ -22,10 +22,16 @@ from fastlstm.errors import ConfigError, FormatError, RunDirectoryError
         ({"to": "int8", "stop": 3}, "stop is an int, expected a function that is polled"),
         ({"to": "int8", "observers": print}, "expected a list of functions"),
         ({"to": "int8", "callbacks": [3]}, "callbacks holds an int"),
-        ({}, "there is nothing to do; give to "),
-        ({"output_rank": 99}, "output_rank is 99, expected less than 14, the rank that the model"),
-        ({"output_rank": 8, "max_bytes": "4k"}, "max_bytes chooses the method .* out output_rank"),
-        ({"hidden_size": 8}, "hidden_size is not an option for a text"),
+        ({}, "there is nothing to do; give `to` "),
+        (
+            {"output_rank": 99},
+            "`output_rank` is 99, expected less than 14, the rank that the model",
+        ),
+        (
+            {"output_rank": 8, "max_bytes": "4k"},
+            "`max_bytes` chooses the method .* out `output_rank`",
+        ),
+        ({"hidden_size": 8}, "`hidden_size` is not an option for a text"),
     ],
 )
 def test_refusals(source: Path, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:

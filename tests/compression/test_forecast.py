@@ -511,7 +511,7 @@ def test_another_compression_is_not_continued(folder: Path, tmp_path: Path) -> N
         compress(run, out, **options, stop=StopAt(9))
     with pytest.raises(RunDirectoryError, match="already contains a run"):
         compress(run, out, **options)
-    with pytest.raises(ConfigError, match=r"prune=0\.25: this run was started with 0\.5"):
+    with pytest.raises(ConfigError, match=r"`prune=0\.25`: this run was started with 0\.5"):
         compress(run, out, **{**options, "prune": 0.25}, resume=True)
     with pytest.raises(FormatError, match="was started from another model"):
         compress(source(folder, "both_ways"), out, **options, resume=True)
@@ -546,7 +546,7 @@ def test_what_lost_too_much_is_not_published(
         options |= TRAIN
     with pytest.raises(
         QualityError,
-        match=r"the mae grew by 5 %, from .* part of .*, more than max_loss=0\.04 \(4 %\)",
+        match=r"the mae grew by 5 %, from .* part of .*, more than `max_loss=0\.04` \(4 %\)",
     ) as caught:
         compress(run, out, **options)
     assert caught.value.report["change"]["difference"] > 0
@@ -563,7 +563,7 @@ def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: 
     options: dict[str, Any] = {**TRAIN, "steps": None, "budget": "5s", "hidden_size": 16}
     events: list[dict[str, Any]] = []
     options |= {"learning_rate": 1e-6, "observers": [events.append]}
-    with pytest.raises(QualityError, match="with a larger max_loss it publishes the model"):
+    with pytest.raises(QualityError, match="with a larger `max_loss` it publishes the model"):
         compress(run, out, **options, max_loss=0.0)
     assert events[-1]["compression"]["is_published"] is False
     assert events[-1]["has_model"] is False
@@ -644,11 +644,15 @@ def test_a_teacher_that_forecasts_something_else_is_refused(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"prune": 0.5, "temperature": 3.0, "distil": "x"}, ConfigError, "temperature is about"),
-        ({"match_hidden": 0.1, "hidden_size": 16}, ConfigError, "match_hidden is about tokens"),
-        ({"rnn_size": 16}, ConfigError, r"rnn_size is not an option for a forecaster.*hidden_size"),
+        ({"prune": 0.5, "temperature": 3.0, "distil": "x"}, ConfigError, "`temperature` is about"),
+        ({"match_hidden": 0.1, "hidden_size": 16}, ConfigError, "`match_hidden` is about tokens"),
+        (
+            {"rnn_size": 16},
+            ConfigError,
+            "`rnn_size` is not an option for a forecaster.*`hidden_size`",
+        ),
         ({"prune": 0.2, "structured": "units"}, ConfigError, "of 32 hidden units removes none"),
-        ({"prune": 1.0}, ConfigError, "prune is 1.0, expected"),
+        ({"prune": 1.0}, ConfigError, "`prune` is 1.0, expected"),
         ({"to": "int8", "data": "absent.csv"}, DataError, "there is no file"),
         ({"distil": "absent"}, RunDirectoryError, "no such run"),
         ({"to": "int4", "prune": 0.5, "structured": "blocks"}, ConfigError, "no block-sparse form"),

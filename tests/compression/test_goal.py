@@ -76,7 +76,7 @@ def test_a_goal_out_of_reach_names_the_best_figures() -> None:
     with pytest.raises(ConfigError) as caught:
         choose([], target="301/s", max_bytes="5k")
     assert str(caught.value) == (
-        "--target 301/s and --max-bytes 5k cannot be reached with this model here; the smallest"
+        "`target='301/s'` and `max_bytes='5k'` cannot be reached with this model here; the smallest"
         " has 1,000 bytes (50 % of the hidden units removed, int8), the fastest reaches 300"
         " characters/s (50 % of the hidden units removed, int8); train a smaller model as its"
         " student, or ask for less"
@@ -107,10 +107,10 @@ def test_a_large_output_may_get_a_rank() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"target": "fast"}, "--target is 'fast', expected a number above 0 such as 200000/s"),
-        ({"max_bytes": "0"}, "--max-bytes is '0', expected a number above 0 such as 200000, 500k"),
-        ({"max_bytes": "1/s"}, "--max-bytes is '1/s'"),
-        ({"streams": 4}, "--streams is about a speed; give it too: --target 20000/s"),
+        ({"target": "fast"}, "`target` is 'fast', expected a number above 0 such as 200000/s"),
+        ({"max_bytes": "0"}, "`max_bytes` is '0', expected a number above 0 such as 200000, 500k"),
+        ({"max_bytes": "1/s"}, "`max_bytes` is '1/s'"),
+        ({"streams": 4}, "`streams` is about a speed; give it too: `target='20000/s'`"),
     ],
 )
 def test_bad_goals(fields: dict[str, Any], words: str) -> None:

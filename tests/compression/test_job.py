@@ -29,7 +29,7 @@ def test_first_options_are_those_of_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({}, "'out' was started by train, not by compress; give another out"),
+        ({}, "'out' was started by train, not by compress; give another `out`"),
         ({"compression": ABOUT}, "'out' was started from another model (run), or run has changed"),
     ],
 )

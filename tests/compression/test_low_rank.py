@@ -164,9 +164,9 @@ def test_again_with_a_smaller_rank_or_with_less(
     assert config_of(tmp_path / "less").output_rank == 5
     fastlstm.compress(tmp_path / "out", out=tmp_path / "int8", to="int8", steps=3, **quiet)
     assert config_of(tmp_path / "int8").output_rank == 8
-    with pytest.raises(ConfigError, match="output_rank is 8, expected less than 8, the rank"):
+    with pytest.raises(ConfigError, match="`output_rank` is 8, expected less than 8, the rank"):
         fastlstm.compress(tmp_path / "out", out=tmp_path / "same", output_rank=8, **quiet)
-    with pytest.raises(ConfigError, match="output_rank is 8, expected less than 8"):
+    with pytest.raises(ConfigError, match="`output_rank` is 8, expected less than 8"):
         fastlstm.compress(
             tmp_path / "out", out=tmp_path / "x", rnn_size=8, steps=3, **quiet
         )  # fmt: skip
@@ -200,5 +200,5 @@ def test_tied_weights_are_refused() -> None:
     config = ModelConfig(vocab_size=30, embed_size=16, rnn_size=16, tie_weights=True)
     with pytest.raises(ConfigError, match=r"is its embedding \(tied weights\), which has no rank"):
         with_output_rank(random_weights(config), config, 3)
-    with pytest.raises(ConfigError, match="output_rank is 16, expected less than 16, the rank"):
+    with pytest.raises(ConfigError, match="`output_rank` is 16, expected less than 16, the rank"):
         with_output_rank(random_weights(CONFIG), CONFIG, 16)

@@ -17,38 +17,38 @@ from fastlstm.text.config import TrainConfig
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"to": "int2"}, "--to is 'int2', expected one of fp32, fp16, int8, int4"),
-        ({"prune": 1.0}, "--prune is 1.0, expected a number from 0.001 to 0.999"),
-        ({"prune": 90}, "--prune is 90, expected a number from 0.001 to 0.999"),
-        ({"prune": 0.0}, "--prune is 0.0, expected a number from 0.001"),
-        ({"structured": "blocks"}, "--structured is about pruning; give the share of the weights"),
-        ({"schedule": DEFAULT_SCHEDULE}, "--schedule is about pruning; .* too: --prune 0.9"),
+        ({"to": "int2"}, "`to` is 'int2', expected one of fp32, fp16, int8, int4"),
+        ({"prune": 1.0}, "`prune` is 1.0, expected a number from 0.001 to 0.999"),
+        ({"prune": 90}, "`prune` is 90, expected a number from 0.001 to 0.999"),
+        ({"prune": 0.0}, "`prune` is 0.0, expected a number from 0.001"),
+        ({"structured": "blocks"}, "`structured` is about pruning; give the share of the weights"),
+        ({"schedule": DEFAULT_SCHEDULE}, "`schedule` is about pruning; .* too: `prune=0.9`"),
         (
             {"prune": 0.9, "structured": "blocks", "to": "int4"},
-            "--to int4 has no block-sparse form; give --to int8 with --structured blocks",
+            "`to='int4'` has no block-sparse form; give `to='int8'` with `structured='blocks'`",
         ),
         (
             {"prune": 0.5, "structured": "units", "schedule": DEFAULT_SCHEDULE},
-            "--structured units removes units once, .*; leave out --schedule",
+            "`structured='units'` removes units once, .*; leave out `schedule`",
         ),
-        ({"prune": 0.5, "structured": "units", "rnn_size": 64}, "leave out --rnn-size"),
-        ({"alpha": 0.9}, "--alpha is about distillation; .* teacher too: --distil RUN"),
-        ({"temperature": 4.0, "to": "int8"}, "--temperature is about distillation"),
-        ({"match_hidden": 0.1, "steps": 5}, "--match-hidden is about distillation"),
-        ({"output_rank": 8, "alpha": 0.3}, "--alpha is about distillation"),
-        ({"output_rank": 0}, "--output-rank is 0, expected a number from 1"),
-        ({"distil": "a", "alpha": 1.5}, "--alpha is 1.5, expected a number from 0.0 to 1.0"),
-        ({"to": "int8", "max_loss": -0.1}, "--max-loss is -0.1, expected a number from 0.0"),
+        ({"prune": 0.5, "structured": "units", "rnn_size": 64}, "leave out `rnn_size`"),
+        ({"alpha": 0.9}, "`alpha` is about distillation; .* teacher too: `distil='RUN'`"),
+        ({"temperature": 4.0, "to": "int8"}, "`temperature` is about distillation"),
+        ({"match_hidden": 0.1, "steps": 5}, "`match_hidden` is about distillation"),
+        ({"output_rank": 8, "alpha": 0.3}, "`alpha` is about distillation"),
+        ({"output_rank": 0}, "`output_rank` is 0, expected a number from 1"),
+        ({"distil": "a", "alpha": 1.5}, "`alpha` is 1.5, expected a number from 0.0 to 1.0"),
+        ({"to": "int8", "max_loss": -0.1}, "`max_loss` is -0.1, expected a number from 0.0"),
         (
             {"prune": 0.5, "schedule": "polynomial:100,900,3,20", "steps": 500},
-            "--schedule prunes until step 900, and training ends after 500 steps; .* smaller END",
+            "`schedule` prunes until step 900, and training ends after 500 steps; .* smaller END",
         ),
         (
             {"prune": 0.5, "schedule": "polynomial:0,1,3,20", "budget": "1m"},
-            "--schedule prunes until 100 % of a budget, after the last step; only what is",
+            "`schedule` prunes until 100 % of a budget, after the last step; only what is",
         ),
         ({"prune": 0.5, "schedule": "polynomial:0,1.0,3,20"}, "until 100 % of a budget"),
-        ({"steps": 3, "budget": "1m"}, "--steps and --budget exclude each other"),
+        ({"steps": 3, "budget": "1m"}, "`steps` and `budget` exclude each other"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
@@ -94,7 +94,7 @@ def test_what_trains(options: dict[str, Any], trains: bool) -> None:
 
 
 def test_nothing_to_do() -> None:
-    with pytest.raises(ConfigError, match="there is nothing to do; give to "):
+    with pytest.raises(ConfigError, match="there is nothing to do; give `to` "):
         CompressConfig(max_loss=0.1).require_work()
 
 
@@ -106,7 +106,9 @@ def test_a_new_size_makes_run_the_teacher() -> None:
 
 
 def test_options_of_the_other_kind() -> None:
-    with pytest.raises(ConfigError, match=r"hidden_size is not an option for a text; .*rnn_size"):
+    with pytest.raises(
+        ConfigError, match=r"`hidden_size` is not an option for a text; .*`rnn_size`"
+    ):
         CompressConfig(hidden_size=16).refuse(["hidden_size"], "a text")
 
 

@@ -28,39 +28,39 @@ def test_a_limit_needs_a_measurement() -> None:
     with pytest.raises(DataError) as caught:
         report.checked()
     message = str(caught.value)
-    assert message == "--max-loss cannot be checked: no text; give --data"
+    assert message == "`max_loss` cannot be checked: no text; give `data`"
 
 
 def test_the_error_says_how_to_go_on() -> None:
     error = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=True)
     assert error.exit_code == 2
     assert str(error) == (
-        "bits/char grew by 0.0100, from 2.0000 to 2.0100 on book.txt, more than --max-loss 0.005;"
-        " nothing is published in 'runs/small'. Its checkpoints stay. The same command with"
-        " --resume and more --steps or --budget trains on; with a larger --max-loss it publishes"
-        " the model"
+        "bits/char grew by 0.0100, from 2.0000 to 2.0100 on book.txt, more than `max_loss=0.005`;"
+        " nothing is published in 'runs/small'. Its checkpoints stay. Start it again with"
+        " `resume=True` and more `steps` or `budget` to train on; with a larger `max_loss` it"
+        " publishes the model"
     )
     assert error.report["result"]["quality"] == 2.01
     training = TrainingFigures(
         steps=9, seconds=1.0, teacher_s=0.0, reason="no gain in 3 evaluations"
     )
     over = dataclasses.replace(REPORT, max_loss=0.005, training=training)
-    assert "--resume and a larger --patience trains on;" in str(
+    assert "`resume=True` and a larger `patience` to train on;" in str(
         quality_error(over, is_trained=True)
     )
     short = quality_error(dataclasses.replace(REPORT, max_loss=0.005), is_trained=False)
     assert str(short).endswith(
-        "nothing is published in 'runs/small'. Give a budget to train the model, which loses less,"
-        " or a larger max_loss"
+        "nothing is published in 'runs/small'. Give a `budget` to train the model, which loses"
+        " less, or a larger `max_loss`"
     )
 
 
 def test_the_error_of_a_forecaster_names_its_measure_and_the_share_that_it_grew() -> None:
     report = dataclasses.replace(REPORT, kind="forecaster", measure="mse", max_loss=0.004)
     assert str(quality_error(report, is_trained=False)) == (
-        "the mse grew by 0.5 %, from 2.0000 to 2.0100 on book.txt, more than --max-loss 0.004"
-        " (0.4 %); nothing is published in 'runs/small'. Give a --budget to train the model, which"
-        " loses less, or a larger --max-loss"
+        "the mse grew by 0.5 %, from 2.0000 to 2.0100 on book.txt, more than `max_loss=0.004`"
+        " (0.4 %); nothing is published in 'runs/small'. Give a `budget` to train the model, which"
+        " loses less, or a larger `max_loss`"
     )
 
 

@@ -159,7 +159,7 @@ def test_a_text_that_is_gone_is_not_measured(source: Path, compressed: Compress)
     assert report.not_measured is not None
     why = "the run's validation text is unreadable (no such file or directory: gone.txt"
     assert report.not_measured.startswith(why)
-    with pytest.raises(DataError, match=r"max_loss cannot be checked: .*; give data"):
+    with pytest.raises(DataError, match=r"`max_loss` cannot be checked: .*; give `data`"):
         compressed("other", to="fp16", max_loss=0.1)
 
 
@@ -218,7 +218,7 @@ def test_a_loss_above_the_limit_leaves_nothing(compressed: Compress, tmp_path: P
 def test_a_run_that_is_there_stays(compressed: Compress, source: Path, tmp_path: Path) -> None:
     compressed(to="int8")
     before = (tmp_path / "out/model.safetensors").read_bytes()
-    with pytest.raises(RunDirectoryError, match="give another out"):
+    with pytest.raises(RunDirectoryError, match="give another `out`"):
         compressed(to="fp16")
     assert (tmp_path / "out/model.safetensors").read_bytes() == before
     with pytest.raises(RunDirectoryError, match="holds the run that is compressed"):
@@ -417,7 +417,7 @@ def test_the_text_must_be_there(compressed: Compress, source: Path, tmp_path: Pa
     with pytest.raises(DataError) as caught:
         compressed(to="int8", steps=2)
     assert "cannot be read (no such file or directory: gone.txt" in str(caught.value)
-    assert str(caught.value).endswith("; give it as --data")
+    assert str(caught.value).endswith("; give it as `data`")
     assert not (tmp_path / "out").exists()
 
 
@@ -468,7 +468,7 @@ def test_a_loss_above_the_limit_keeps_checkpoints(compressed: Compress, tmp_path
 def test_a_used_budget_is_published_with_a_larger_limit(
     compressed: Compress, tmp_path: Path
 ) -> None:
-    with pytest.raises(QualityError, match="with a larger max_loss it publishes the model"):
+    with pytest.raises(QualityError, match="with a larger `max_loss` it publishes the model"):
         compressed(rnn_size=8, budget="4s", learning_rate=1e-6, max_loss=0.0)
     steps = int(RunDirectory(tmp_path / "out").checkpoints()[0].name.partition("-")[2])
     events: list[dict[str, Any]] = []
@@ -478,7 +478,7 @@ def test_a_used_budget_is_published_with_a_larger_limit(
     assert (report.training.steps, report.training.reason) == (steps, "budget 4s")
     texts = [event["text"] for event in events if event["event"] == "message"]
     text = "already complete: it has used its budget 4s; nothing is left to train, give a larger"
-    assert f"{text} budget" in texts
+    assert f"{text} `budget`" in texts
 
 
 def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
@@ -558,11 +558,11 @@ def test_what_a_resumed_compression_refuses(
     compressed: Compress, source: Path, trained: Path, tmp_path: Path
 ) -> None:
     compressed(to="int8", steps=2)
-    with pytest.raises(ConfigError, match="to='int4': this run was started with int8"):
+    with pytest.raises(ConfigError, match="`to='int4'`: this run was started with int8"):
         compressed(to="int4", resume=True)
-    with pytest.raises(ConfigError, match="seed=7: this run was started with 0"):
+    with pytest.raises(ConfigError, match="`seed=7`: this run was started with 0"):
         compressed(seed=7, resume=True)
-    with pytest.raises(RunDirectoryError, match=r"already contains a run \(step 2\); give r"):
+    with pytest.raises(RunDirectoryError, match=r"already contains a run \(step 2\); give `r"):
         compressed(to="int8", steps=2)
     assert compressed(steps=3, resume=True).training.steps == 3  # type: ignore[union-attr]
     other = tmp_path / "another"

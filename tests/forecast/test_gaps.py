@@ -75,7 +75,7 @@ def test_predict_and_backtest_take_the_same_tables(
     elif gaps == "split" and hole == "gap at end":
         assert found == [
             "series 's0' ends in 12 rows without gaps, a forecast reads the last 24; give more rows"
-            " of the past, or train with a smaller input_size, or train with gaps='fill'",
+            " of the past, or train with a smaller `input_size`, or train with `gaps='fill'`",
             None,
         ]
     else:

@@ -18,7 +18,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "5 minutes", "-3m", "0s", "m", "nan", "1e9h"])
 def test_bad_durations_say_what_is_expected(text):
-    with pytest.raises(ConfigError, match="budget is"):
+    with pytest.raises(ConfigError, match="`budget` is"):
         parse_duration(text)
 
 
@@ -26,23 +26,23 @@ def test_splits():
     assert parse_split("90/5/5") == (0.9, 0.05, 0.05)
     assert parse_split("90/10") == (0.9, 0.1, 0.0)
     for bad in ("90/5", "abc", "0/50/50", "100/0/0", "90/5/5/0", "nan/5/5", "-10/100/10"):
-        with pytest.raises(ConfigError, match="split is"):
+        with pytest.raises(ConfigError, match="`split` is"):
             parse_split(bad)
 
 
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"steps": 5, "budget": "1m"}, "steps and budget exclude each other"),
-        ({"steps": 0}, "steps is 0, expected a number from 1"),
-        ({"dropout": 1.0}, "dropout is 1.0, expected a number from 0.0 to 0.95"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"steps": 5, "budget": "1m"}, "`steps` and `budget` exclude each other"),
+        ({"steps": 0}, "`steps` is 0, expected a number from 1"),
+        ({"dropout": 1.0}, "`dropout` is 1.0, expected a number from 0.0 to 0.95"),
+        ({"learning_rate": float("nan")}, "`learning_rate` is nan"),
         ({"warmup": 0.6, "cooldown": 0.6}, "more than the whole run"),
-        ({"rnn_size": True}, "rnn_size is True, expected a whole number"),
-        ({"batch_size": 2.5}, "batch_size is 2.5, expected a whole number"),
-        ({"layer_norm": "yes"}, "layer_norm is 'yes', expected True or False"),
-        ({"split": 90}, "split is 90, expected a text"),
-        ({"preset": "huge"}, "preset is 'huge', expected one of"),
+        ({"rnn_size": True}, "`rnn_size` is True, expected a whole number"),
+        ({"batch_size": 2.5}, "`batch_size` is 2.5, expected a whole number"),
+        ({"layer_norm": "yes"}, "`layer_norm` is 'yes', expected True or False"),
+        ({"split": 90}, "`split` is 90, expected a text"),
+        ({"preset": "huge"}, "`preset` is 'huge', expected one of"),
     ],
 )
 def test_bad_values_name_the_flag(fields, text):
@@ -72,22 +72,28 @@ def test_preset_and_overrides():
     )
     tied = TrainConfig(tie_weights=True).model_config(100, 0.0)
     assert tied.embed_size == tied.rnn_size
-    with pytest.raises(ConfigError, match="tie_weights needs"):
+    with pytest.raises(ConfigError, match="`tie_weights` needs"):
         TrainConfig(tie_weights=True, embed_size=3).model_config(100, 0.0)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"output_rank": 128, "rnn_size": 128}, "output_rank is 128, expected less than 100, the"),
+        (
+            {"output_rank": 128, "rnn_size": 128},
+            "`output_rank` is 128, expected less than 100, the",
+        ),
         ({"output_rank": 64, "rnn_size": 64}, "of 100 tokens and 64 hidden units"),
-        ({"output_rank": 8, "tie_weights": True}, "output_rank needs an output matrix of its own"),
+        (
+            {"output_rank": 8, "tie_weights": True},
+            "`output_rank` needs an output matrix of its own",
+        ),
     ],
 )
 def test_an_output_rank_that_makes_no_sense_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**fields).model_config(100, 0.0)
-    with pytest.raises(ConfigError, match="output_rank is -1, expected a number from 0"):
+    with pytest.raises(ConfigError, match="`output_rank` is -1, expected a number from 0"):
         TrainConfig(output_rank=-1)
 
 

@@ -202,16 +202,16 @@ def test_no_characters_is_not_a_number(make_model):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"lanes": 0}, ConfigError, "lanes is 0, expected a whole number, at least 1"),
-        ({"prime": -1}, ConfigError, "prime is -1, expected a whole number, at least 0"),
-        ({"chunk": 0}, ConfigError, "chunk is 0, expected a whole number, at least 1"),
+        ({"lanes": 0}, ConfigError, "`lanes` is 0, expected a whole number, at least 1"),
+        ({"prime": -1}, ConfigError, "`prime` is -1, expected a whole number, at least 0"),
+        ({"chunk": 0}, ConfigError, "`chunk` is 0, expected a whole number, at least 1"),
         (
             {"zero_state_window": 0},
             ConfigError,
-            "zero_state_window is 0, expected a whole number, at least 1",
+            "`zero_state_window` is 0, expected a whole number, at least 1",
         ),
-        ({"max_tokens": 0}, ConfigError, "max_tokens is 0, expected a whole number, at least 1"),
-        ({"precision": "fp8"}, ConfigError, "precision is 'fp8', expected one of fp32"),
+        ({"max_tokens": 0}, ConfigError, "`max_tokens` is 0, expected a whole number, at least 1"),
+        ({"precision": "fp8"}, ConfigError, "`precision` is 'fp8', expected one of fp32"),
         ({"zero_state_window": 99}, DataError, "has 50 tokens, fewer than one window of 100"),
     ],
 )

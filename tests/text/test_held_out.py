@@ -278,7 +278,7 @@ def test_bytes_hold_every_character(texts: Path, vocab: Any) -> None:
     ("content", "error", "message"),
     [
         ("", DataError, r"mine\.txt is empty"),
-        ("a", DataError, r"mine\.txt has 1 token, expected at least 2; give a longer .* valid"),
+        ("a", DataError, r"mine\.txt has 1 token, expected at least 2; give a longer .* `valid`"),
         ("aßßßß", DataError, r"mine\.txt has 1 token"),
         (
             "ß☃",
@@ -301,13 +301,22 @@ def test_what_cannot_be_scored_is_refused_at_the_start(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"valid": "book.txt"}, r"book\.txt is given both as the source and as valid; each needs"),
-        ({"test": "./sub/../book.txt"}, r"book\.txt is given both as the source and as test"),
-        ({"valid": "link.txt"}, r"book\.txt is given both as the source and as valid"),
+        (
+            {"valid": "book.txt"},
+            r"book\.txt is given both as the source and as `valid`; each needs",
+        ),
+        ({"test": "./sub/../book.txt"}, r"book\.txt is given both as the source and as `test`"),
+        ({"valid": "link.txt"}, r"book\.txt is given both as the source and as `valid`"),
         ({"source": ".", "test": "valid.txt"}, r"valid\.txt is given both as the source and as"),
-        ({"valid": "test.txt", "test": "test.txt"}, r"test\.txt is .* both as valid and as test"),
-        ({"valid": "copy.txt"}, r"the text of copy\.txt is given both as the source and as valid"),
-        ({"source": "-", "valid": "-"}, "stdin is given both as the source and as valid"),
+        (
+            {"valid": "test.txt", "test": "test.txt"},
+            r"test\.txt is .* both as `valid` and as `test`",
+        ),
+        (
+            {"valid": "copy.txt"},
+            r"the text of copy\.txt is given both as the source and as `valid`",
+        ),
+        ({"source": "-", "valid": "-"}, "stdin is given both as the source and as `valid`"),
     ],
 )
 def test_a_text_has_one_part(texts: Path, fields: dict[str, Any], message: str) -> None:
@@ -326,7 +335,7 @@ def test_resume_sees_that_the_texts_are_the_same(texts: Path) -> None:
         train(valid="valid.txt")
     size = f"{len(Path('valid.txt').read_text()):,} characters"
     Path("other.txt").write_text(words(50, 9))
-    told = rf"'run' was started with valid\.txt \({size}\) as valid"
+    told = rf"'run' was started with valid\.txt \({size}\) as `valid`"
     with pytest.raises(FormatError, match=told + r", not with other\.txt; resume with valid\.txt"):
         train(resume=True, steps=8, valid="other.txt")
     with pytest.raises(FormatError, match=told + "; give it to resume"):
@@ -349,7 +358,7 @@ def test_a_run_without_files_is_resumed_without(texts: Path) -> None:
     assert set(json.loads(Path("run/config.json").read_bytes())["data"]) == {
         "source", "key", "num_bytes", "num_chars",
     }  # fmt: skip
-    with pytest.raises(FormatError, match="'run' was started without valid; leave it out to"):
+    with pytest.raises(FormatError, match="'run' was started without `valid`; leave it out to"):
         train(resume=True, steps=8, valid="valid.txt")
     train(resume=True, steps=8)
 
@@ -368,7 +377,7 @@ def test_the_command_line_and_yaml(texts: Path, capsys: pytest.CaptureFixture[st
     page = Path("run/report.html").read_text()
     assert f'Test</p><p class="value">{bits:.4f} ' in page
     assert main(["train", "book.txt", "--out", "run2", "--valid", "book.txt", *flags]) == 2
-    assert "is given both as the source and as --valid;" in capsys.readouterr().err
+    assert "is given both as the source and as `valid`;" in capsys.readouterr().err
     assert main(["train", "book.txt", "--out", "run2", "--valid", "run", *flags]) == 2
     assert "run is a run, expected a text" in capsys.readouterr().err
 
@@ -377,7 +386,7 @@ def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFi
     train(valid=Path("valid.txt"))
     assert main(["evaluate", "run", "book.txt", "--split", "valid"]) == 2
     told = "the validation split of this run is valid.txt, not a share of its text;"
-    assert f"{told} evaluate valid.txt without --split" in capsys.readouterr().err
+    assert f"{told} evaluate valid.txt without `split`" in capsys.readouterr().err
     counts = {}
     for split in ("train", "test"):
         assert main(["evaluate", "run", "book.txt", "--split", split, "--json"]) == 0
@@ -397,7 +406,7 @@ def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFi
 
 def test_the_options_take_paths() -> None:
     assert TrainConfig(valid=Path("a/b.txt")).valid == "a/b.txt"  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="test is 5, expected a text"):
+    with pytest.raises(ConfigError, match="`test` is 5, expected a text"):
         TrainConfig(test=5)  # type: ignore[arg-type]
 
 

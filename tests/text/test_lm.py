@@ -111,8 +111,8 @@ def test_unseen_characters_in_the_prompt_are_named(lm):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"temperature": -1}, "temperature is -1"),
-        ({"top_p": 2}, "top_p is 2"),
+        ({"temperature": -1}, "`temperature` is -1"),
+        ({"top_p": 2}, "`top_p` is 2"),
         ({"max_tokens": -1}, "max_tokens is -1, expected a whole number, 0 or more"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
         ({"prompt": b"ab"}, "the prompt is a bytes, expected a str"),
@@ -253,7 +253,7 @@ def test_evaluate_text_and_file(lm, tmp_path):
     with pytest.warns(UserWarning, match="left out 64 of 244 characters"):
         found = lm.evaluate(path)
     assert found.first_unknown == tuple((chr(0x4E00 + k), 180 + k) for k in range(10))
-    with pytest.raises(ConfigError, match="unknown is 'skip', expected one of"):
+    with pytest.raises(ConfigError, match="`unknown` is 'skip', expected one of"):
         lm.evaluate(text, unknown="skip")
 
 

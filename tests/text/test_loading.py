@@ -58,7 +58,7 @@ def test_what_cannot_be_used_is_named(run: RunDirectory, model: LanguageModel) -
     files = save_language_model(model, CHARS, generation={"temperature": -1})
     assert json.loads(files["generation_config.json"]) == {"temperature": -1}
     run.publish(files)
-    with pytest.raises(FormatError, match=r"generation_config\.json: temperature is -1"):
+    with pytest.raises(FormatError, match=r"generation_config\.json: `temperature` is -1"):
         load_decoder(run.path)
 
 

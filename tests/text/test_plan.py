@@ -113,7 +113,7 @@ def test_timing_leaves_random_numbers_alone(monkeypatch):
 
 def test_gpu_precisions_are_refused_on_the_cpu():
     for name in ("fp16", "tf32"):
-        with pytest.raises(ConfigError, match=f"precision='{name}' needs an NVIDIA GPU"):
+        with pytest.raises(ConfigError, match=f"`precision='{name}'` needs an NVIDIA GPU"):
             time_precision(name)
 
 

@@ -243,25 +243,25 @@ def test_minus_infinity_is_a_token_that_never_comes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1}, r"temperature is -1, expected a number 0 \(greedy\) or more"),
-        ({"temperature": math.nan}, "temperature is nan, expected a number"),
-        ({"temperature": math.inf}, "temperature is inf, expected a number"),
-        ({"temperature": "1"}, "temperature is '1', expected a number"),
-        ({"temperature": True}, "temperature is True, expected a number"),
-        ({"top_p": 2}, "top_p is 2, expected a number above 0 and at most 1"),
-        ({"top_p": 0}, "top_p is 0, expected a number above 0 and at most 1"),
-        ({"top_p": math.nan}, "top_p is nan"),
-        ({"top_k": -1}, r"top_k is -1, expected a whole number, 0 \(all\) or more"),
-        ({"top_k": 1.5}, "top_k is 1.5, expected a whole number"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0, expected a number above 0"),
-        ({"min_p": 1.5}, "min_p is 1.5, expected a number from 0"),
-        ({"presence_penalty": math.nan}, "presence_penalty is nan"),
-        ({"logit_bias": {-1: 0.0}}, "a token of logit_bias is -1"),
-        ({"logit_bias": {1: math.inf}}, "logit_bias of token 1 is inf"),
-        ({"seed": 1 << 64}, "seed is 18446744073709551616, expected at most"),
-        ({"seed": -3}, "seed is -3, expected a whole number, 0 or more"),
-        ({"stop": ("",)}, "stop is '', expected a non-empty text"),
-        ({"stop": (3,)}, "stop is 3, expected a non-empty text"),
+        ({"temperature": -1}, r"`temperature` is -1, expected a number 0 \(greedy\) or more"),
+        ({"temperature": math.nan}, "`temperature` is nan, expected a number"),
+        ({"temperature": math.inf}, "`temperature` is inf, expected a number"),
+        ({"temperature": "1"}, "`temperature` is '1', expected a number"),
+        ({"temperature": True}, "`temperature` is True, expected a number"),
+        ({"top_p": 2}, "`top_p` is 2, expected a number above 0 and at most 1"),
+        ({"top_p": 0}, "`top_p` is 0, expected a number above 0 and at most 1"),
+        ({"top_p": math.nan}, "`top_p` is nan"),
+        ({"top_k": -1}, r"`top_k` is -1, expected a whole number, 0 \(all\) or more"),
+        ({"top_k": 1.5}, "`top_k` is 1.5, expected a whole number"),
+        ({"repetition_penalty": 0}, "`repetition_penalty` is 0, expected a number above 0"),
+        ({"min_p": 1.5}, "`min_p` is 1.5, expected a number from 0"),
+        ({"presence_penalty": math.nan}, "`presence_penalty` is nan"),
+        ({"logit_bias": {-1: 0.0}}, "a token of `logit_bias` is -1"),
+        ({"logit_bias": {1: math.inf}}, "`logit_bias` of token 1 is inf"),
+        ({"seed": 1 << 64}, "`seed` is 18446744073709551616, expected at most"),
+        ({"seed": -3}, "`seed` is -3, expected a whole number, 0 or more"),
+        ({"stop": ("",)}, "`stop` is '', expected a non-empty text"),
+        ({"stop": (3,)}, "`stop` is 3, expected a non-empty text"),
     ],
 )
 def test_settings_out_of_range_are_named(settings, message):
@@ -302,7 +302,7 @@ def test_one_stop_string_may_be_given_bare():
     [("temperature", "x" * 9999), ("temperature", -1), ("top_k", [1]), ("top_p", None)],
 )
 def test_a_default_of_a_run_that_makes_no_sense_is_named(name: str, value: object) -> None:
-    with pytest.raises(FormatError, match=rf"generation_config\.json: {name} is .{{0,180}}"):
+    with pytest.raises(FormatError, match=rf"generation_config\.json: `{name}` is .{{0,180}}"):
         known_settings({"temperature": 1.0, name: value})
 
 

@@ -90,7 +90,7 @@ def test_parameter_shapes_are_those_of_the_model(output_norm, tie_weights, num_l
 
 def test_nothing_to_load_is_a_clear_error(run, tmp_path):
     with pytest.raises(
-        RunDirectoryError, match=r"no such run; train one with: fastlstm\.train\(SOURCE, "
+        RunDirectoryError, match="no such run; train one with: `fastlstm train SOURCE "
     ):
         load_language_model(tmp_path / "nothing")
     with pytest.raises(RunDirectoryError, match="has no model and no checkpoint"):
@@ -159,20 +159,26 @@ def test_another_tokenizer_is_refused(run):
         ({"rnn_size": 65_536, "num_layers": 64}, r"model\.safetensors: '"),  # 8 TB if allocated
         ({"num_layers": 1}, r"has a tensor 'layers\.1\.\w+' the model lacks"),
         ({"num_layers": 3}, r"lacks 'layers\.2\.\w+'; config\.json is of another model"),
-        ({"rnn_size": 10**9}, r"model\.rnn_size is 1000000000, expected a number from 1 to 65536"),
-        ({"rnn_size": 0}, r"model\.rnn_size is 0, expected a number from 1 to 65536"),
-        ({"rnn_size": True}, r"model\.rnn_size is True, expected a whole number"),
-        ({"num_layers": 2.0}, r"model\.num_layers is 2\.0, expected a whole number"),
-        ({"dropout": "half"}, r"model\.dropout is 'half', expected a number"),
-        ({"dropout": 1}, r"model\.dropout is 1, expected a number from 0\.0 to below 1"),
+        (
+            {"rnn_size": 10**9},
+            r"model: `rnn_size` is 1000000000, expected a number from 1 to 65536",
+        ),
+        ({"rnn_size": 0}, r"model: `rnn_size` is 0, expected a number from 1 to 65536"),
+        ({"rnn_size": True}, r"model: `rnn_size` is True, expected a whole number"),
+        ({"num_layers": 2.0}, r"model: `num_layers` is 2\.0, expected a whole number"),
+        ({"dropout": "half"}, r"model: `dropout` is 'half', expected a number"),
+        ({"dropout": 1}, r"model: `dropout` is 1, expected a number from 0\.0 to below 1"),
         ({"dropout_kind": "os.system"}, "expected one of variational, plain"),
-        ({"output_norm": 1}, r"model\.output_norm is 1, expected True or False"),
+        ({"output_norm": 1}, r"model: `output_norm` is 1, expected True or False"),
         ({"output_rank": 3}, r"lacks 'projection\.weight'; config\.json is of another model"),
-        ({"output_rank": 4}, r"model\.output_rank is 4, expected less than 4, the smaller of 4"),
-        ({"output_rank": -1}, r"model\.output_rank is -1, expected"),
+        ({"output_rank": 4}, r"model: `output_rank` is 4, expected less than 4, the smaller of 4"),
+        ({"output_rank": -1}, r"model: `output_rank` is -1, expected"),
         ({"output_rank": "3"}, "'model' is incomplete"),
-        ({"output_rank": 3, "tie_weights": True}, r"output_rank needs an output matrix of its own"),
-        ({"tie_weights": True}, "tie_weights needs embed_size equal to rnn_size"),
+        (
+            {"output_rank": 3, "tie_weights": True},
+            "`output_rank` needs an output matrix of its own",
+        ),
+        ({"tie_weights": True}, "`tie_weights` needs `embed_size` equal to `rnn_size`"),
         ({"rnn_sise": 5}, r"unknown key 'model\.rnn_sise' \(did you mean 'rnn_size'\?\)"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_model_with_an_output_of_low_rank_trains_and_resumes(text, tmp_path):
     assert events_of(whole.path)[0]["model"]["output_rank"] == 5
     lm = fastlstm.LM.load(whole.path)
     assert len(lm.generate("a", max_tokens=5, seed=0)) > 0
-    with pytest.raises(ConfigError, match="output_rank is 24, expected less than"):
+    with pytest.raises(ConfigError, match="`output_rank` is 24, expected less than"):
         train(text, tmp_path / "other", output_rank=24)
 
 
@@ -315,7 +315,7 @@ def test_nan_that_stays_stops_with_the_name_and_leaves_a_good_model(text, tmp_pa
         return total * float("nan"), state
 
     plant(monkeypatch, range(9, 10**6), bad)
-    with pytest.raises(NonFiniteError, match="roll-backs; lower learning_rate"):
+    with pytest.raises(NonFiniteError, match="roll-backs; lower `learning_rate`"):
         train(text, tmp_path / "run", checkpoint_every=4)
     fastlstm.LM.load(tmp_path / "run").generate("the ", max_tokens=5)
 
@@ -374,7 +374,7 @@ def test_a_resumed_run_whose_budget_is_used_is_no_finished_run(text, tmp_path):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     more = {**fields, "budget": "37s"}  # less than set-up takes
     began = time.perf_counter() - 30.0
-    with pytest.raises(BudgetError, match="has used its budget 37s; give a larger budget"):
+    with pytest.raises(BudgetError, match="has used its budget 37s; give a larger `budget`"):
         fastlstm.train(text, out=run, resume=True, began=began, observers=(), **more)
     end = events_of(run)[-1]
     assert (end["event"], "trained 0 further steps" in end["reason"]) == ("end", True)
@@ -397,7 +397,7 @@ def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     assert not any(event["event"] == "step" for event in events)
     said = [event["text"] for event in events if event["event"] == "message"]
     assert sum(text.startswith("already complete: it ends after") for text in said) == 1
-    assert sum(text.startswith("shards=2: the run had 1 before; from") for text in said) == 1
+    assert sum(text.startswith("`shards=2`: the run had 1 before; from") for text in said) == 1
     assert [e["precision_why"] for e in events if e["event"] == "start"] == ["as asked"]
 
 
@@ -700,9 +700,9 @@ def test_refusals(text, tmp_path):
     run = train(text, tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="already contains a run"):
         train(text, tmp_path / "run")
-    with pytest.raises(ConfigError, match="rnn_size=25: this run was started with 24"):
+    with pytest.raises(ConfigError, match="`rnn_size=25`: this run was started with 24"):
         train(text, tmp_path / "run", resume=True, rnn_size=25)
-    with pytest.raises(ConfigError, match="num_layers=3: this run was started without it; leave"):
+    with pytest.raises(ConfigError, match="`num_layers=3`: this run was started without it; leave"):
         train(text, tmp_path / "run", resume=True, num_layers=3)
     other = tmp_path / "other.txt"
     other.write_text(text.read_text() + "one more line\n")

@@ -57,12 +57,15 @@ def test_what_comes_from_the_run_is_said_and_stored(book, first, tmp_path):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"rnn_size": 24}, "rnn_size=24: the run in start has 16; leave it out"),
-        ({"preset": "tiny"}, "preset='tiny': the run in start has rnn_size 16, embed_size 8"),
-        ({"tie_weights": True}, "tie_weights=True: the run in start has False"),
-        ({"vocab": "byte"}, "vocab='byte': the run in start has char"),
-        ({"initializer": "orthogonal"}, "initializer='orthogonal' draws new weights"),
-        ({"config": TrainConfig(num_layers=2, steps=1)}, "num_layers=2: the run in start has 1"),
+        ({"rnn_size": 24}, "`rnn_size=24`: the run in `start` has 16; leave it out"),
+        ({"preset": "tiny"}, "`preset='tiny'`: the run in `start` has rnn_size 16, embed_size 8"),
+        ({"tie_weights": True}, "`tie_weights=True`: the run in `start` has False"),
+        ({"vocab": "byte"}, "`vocab='byte'`: the run in `start` has char"),
+        ({"initializer": "orthogonal"}, "`initializer='orthogonal'` draws new weights"),
+        (
+            {"config": TrainConfig(num_layers=2, steps=1)},
+            "`num_layers=2`: the run in `start` has 1",
+        ),
     ],
     ids=str,
 )
@@ -92,7 +95,7 @@ def test_a_resumed_run_takes_the_same_start_or_none(book, first, tmp_path):
     assert json.loads((out / "config.json").read_text())["start"]["path"] == str(first)
     with pytest.raises(FormatError, match=r"was started with another model \(.*first\)"):
         train(book, out, start=other, steps=5, resume=True)
-    with pytest.raises(FormatError, match="was started without start; leave it out"):
+    with pytest.raises(FormatError, match="was started without `start`; leave it out"):
         train(book, first, start=other, steps=5, resume=True)
 
 

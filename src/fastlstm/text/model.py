@@ -66,7 +66,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
         if config.tie_weights and E != H:
-            raise ConfigError(f"tie_weights needs embed_size equal to rnn_size, got {E} and {H}")
+            raise ConfigError(
+                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {E} and {H}"
+            )
         self.config = config
         self.embedding = nn.Embedding(V, E)
         self.layers = nn.ModuleList(

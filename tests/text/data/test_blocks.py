@@ -155,7 +155,7 @@ def test_json_lines_join_their_texts(tmp_path: Path) -> None:
     [
         ('{"text": ', "line 2: invalid JSON"),
         ("[1]", "line 2: expected a JSON object, got list"),
-        ('{"body": "x", "id": 1}', "no field 'text'; its fields: body, id.*text_field="),
+        ('{"body": "x", "id": 1}', "no field 'text'; its fields: body, id.*`text_field`"),
         ('{"text": 3}', "field 'text' is an int, expected a string$"),
         ('{"text": null}', "field 'text' is None, expected.*missing_text='skip'"),
         ('{"body": "x"}', "no field 'text'.*missing_text='skip'"),

@@ -60,7 +60,7 @@ def test_invalid_utf8_names_the_byte_and_the_switches() -> None:
         scan(work(text))
     assert str(caught.value) == (
         f"made: invalid UTF-8 at byte {text.index(0xE9)}; convert the file to UTF-8, or pass"
-        " invalid_utf8='replace' (writes U+FFFD) or vocab='byte' (accepts any bytes)"
+        " `invalid_utf8='replace'` (writes U+FFFD) or `vocab='byte'` (accepts any bytes)"
     )
 
 

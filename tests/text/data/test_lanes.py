@@ -143,8 +143,8 @@ def test_lane_resets_come_at_the_given_rate_and_only_from_the_position() -> None
 @pytest.mark.parametrize(
     ("num", "advice"),
     [
-        (8191, "give batch_size=31 or give more text"),
-        (255, "give seq_length=3 or give more text"),
+        (8191, "give `batch_size=31` or give more text"),
+        (255, "give `seq_length=3` or give more text"),
         (63, "give more text"),
     ],
 )
@@ -152,8 +152,8 @@ def test_a_text_that_is_too_short_is_refused(kind: type[Batches], num: int, advi
     with pytest.raises(DataError) as caught:
         kind(np.zeros(num, np.uint8), 32, 128, 0)
     assert str(caught.value) == (
-        f"the training text has {num:,} tokens, batch_size=32 with seq_length=128 needs at least"
-        f" 8,192; {advice}"
+        f"the training text has {num:,} tokens, `batch_size=32` with `seq_length=128` needs at"
+        f" least 8,192; {advice}"
     )
     next(kind(np.zeros(8192, np.uint8), 32, 128, 0))
     next(kind(np.zeros(8191, np.uint8), 31, 128, 0))

@@ -155,7 +155,7 @@ def test_characters_a_given_tokenizer_lacks_are_listed(book: Path, cache: Path) 
         (b"MZ\x00\x01" * 99, "looks like a binary file"),
         (
             b"na\xc3\xafve \xe9" * 99,
-            "invalid UTF-8 at byte 7; .*invalid_utf8='replace' .*vocab='byte'",
+            "invalid UTF-8 at byte 7; .*`invalid_utf8='replace'` .*`vocab='byte'`",
         ),
     ],
 )
@@ -184,7 +184,7 @@ def test_another_encoding_is_named_and_read(
     encoding: str, text: str, book: Path, cache: Path
 ) -> None:
     book.write_bytes((text * 200).encode(encoding))
-    with pytest.raises(DataError, match=f"it looks like {encoding}: pass encoding='{encoding}'"):
+    with pytest.raises(DataError, match=f"it looks like {encoding}: pass `encoding='{encoding}'`"):
         prepare(book, cache)
     found = prepare(book, cache, encoding=encoding)
     assert found.tokenizer.decode(found.ids) == text * 200
