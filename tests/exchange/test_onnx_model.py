@@ -176,7 +176,7 @@ def changed(**attributes):
     [
         ([changed(clip=1.0)], "LSTM 'rnn' has clip"),
         ([changed(input_forget=1)], "LSTM 'rnn' has input_forget"),
-        ([changed(activations=["Sigmoid", "Elu", "Elu"])], "activations sigmoid, elu, elu; imported are"),
+        ([changed(activations=["Sigmoid", "Elu", "Elu"])], "activations sigmoid, elu, elu; imp"),
         ([changed(activations=["Sigmoid", "Tanh", "Relu"])], "alike for candidate and cell"),
         ([changed(direction="bidirectional")], "Input W must have shape {2,16,3}"),
         ([changed_to("x", "W", "x")], "weights that are no constants"),

@@ -39,7 +39,7 @@ def write_litert(graph: Graph) -> bytes:
     """Returns the graph as a .tflite file.
 
     Axes with a name are resized when the file runs. Its signature has the names of the graph's
-    inputs and outputs. `read_metadata` returns the graph's metadata.
+    inputs and outputs.
     """
     return _Writer(graph).model()
 
@@ -286,13 +286,3 @@ def with_float_products(data: bytes) -> bytes:
         operators.append(operator)
     graph.operators = operators
     return packed(model, len(data))
-
-
-def read_metadata(data: bytes) -> dict[str, str]:
-    """Returns the texts that a .tflite file of ours, which is trusted, carries along, by name."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(data, 0)
-    entries = [model.Metadata(k) for k in range(model.MetadataLength())]
-    texts = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries]
-    return {entry.Name().decode(): t.decode() for entry, t in zip(entries, texts, strict=True)}
