@@ -38,9 +38,8 @@ from fastlstm.sequence.packed_stack import pack, unpack
 
 Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 _SIZES = ((7, 3), (4, 6))
-"""Lengths of the first two axes of the inputs that are answered, where the file leaves them
-open."""
-_MAX_NODES, _MAX_PLACES, _MAX_SQUARE, _TO_THE_END, _LIMIT = 20_000, 1 << 24, 1024, 1 << 30, 1e-4
+"""Lengths of the first two axes of the inputs that are answered, where they are open."""
+_MAX_NODES, _TO_THE_END, _LIMIT = 20_000, 1 << 30, 1e-4
 _MOVES = (
     *("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"),
     *("Split", "ReverseSequence", "Cast", "Dropout"),
@@ -51,6 +50,11 @@ _FUNCTIONS = {
     "Softplus": "softplus", "Exp": "exponential", "Elu": "elu", "Gelu": "gelu",
     "HardSigmoid": "hard_sigmoid_0.2", "Softmax": "softmax", "LogSoftmax": "log_softmax",
 }  # fmt: skip
+_SAID = {
+    "state": "taken for the state before the first step: a sequence starts from zero here, a text"
+    " run carries it",
+    "lengths": "the lengths of sequences: here all are read in full",
+}
 _GATES = (0, 2, 3, 1)
 """Gates i, f, g, o in ONNX's order i, o, f, c."""
 _ACTIVATIONS: dict[str, Activation] = {
@@ -67,16 +71,15 @@ class _Stream:
     width: int
     is_state: bool = False
 
-    def then(self, layer: Layer, width: int | None = None) -> _Stream:
-        return _Stream((*self.layers, layer), self.width if width is None else width)
-
     @property
     def last(self) -> Layer | None:
         return self.layers[-1] if self.layers else None
 
+    def then(self, layer: Layer, width: int | None = None) -> _Stream:
+        return _Stream((*self.layers, layer), width or self.width)
+
     def with_last(self, layer: Layer, width: int | None = None) -> _Stream:
-        width = self.width if width is None else width
-        return _Stream((*self.layers[:-1], layer), width, self.is_state)
+        return _Stream((*self.layers[:-1], layer), width or self.width, self.is_state)
 
 
 class _Aside(NamedTuple):
@@ -85,17 +88,6 @@ class _Aside(NamedTuple):
 
     kind: str
     inputs: frozenset[str] = frozenset()
-
-
-class _Input(NamedTuple):
-    """An input of the graph; a size is None where callers choose it."""
-
-    name: str
-    dtype: Any
-    shape: tuple[int | None, ...]
-
-
-# in the converter's process ---------------------------------------------------------------------
 
 
 def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed:
@@ -108,20 +100,15 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
 
     try:
         model = onnx.load_model_from_string(data)
-    except MemoryError:
-        raise
-    except Exception:  # protobuf's own DecodeError
-        raise FormatError("it is damaged, or no ONNX file") from None
+    except Exception as error:  # protobuf's own DecodeError
+        raise FormatError(f"it is damaged, or no ONNX file ({_line(error)})") from None
     if len(model.graph.node) > _MAX_NODES:
         raise FormatError(f"it has {len(model.graph.node)} nodes; were its loops unrolled?")
-    for node in model.graph.node:
-        if node.op_type == "LSTM" and any(a.name == "layout" and a.i for a in node.attribute):
-            raise FormatError(f"{_label(node)} has the layout 1, which ONNX Runtime lacks")
     _load_arrays_beside(onnx, model, folder, allow)
     session, folded = _folded(onnx, model)
     reader = _Reader(onnx, folded.graph)
     stack, about = reader.stack()
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "unknown")
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "?")
     maker = _printable(f"{model.producer_name} {model.producer_version}") or "ONNX"
     arrays, about["stack"] = pack(replace(stack, made_by=f"{maker}, opset {opset}"))
     answers, about["orders"] = _answers(session, reader, about["output"])
@@ -160,8 +147,6 @@ def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
             )
             folded = onnx.load(options.optimized_model_filepath)
             return session, onnx.shape_inference.infer_shapes(folded)
-        except MemoryError:
-            raise
         except Exception as error:  # ONNX Runtime has many kinds
             raise FormatError(f"ONNX Runtime cannot load it: {_line(error)}") from None
 
@@ -171,19 +156,19 @@ def _answers(
 ) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
     """Returns random inputs and ONNX Runtime's outputs, and for which axis of time each is: the
     states and lengths that belong to an input depend on it."""
-    main, B = reader.main, reader.num_sequences
+    (dtype, shape), B = reader.inputs[reader.main], reader.num_sequences
     arrays: dict[str, NDArray[Any]] = {}
     orders: list[bool | None] = []
     for seed, free in enumerate(_SIZES):
-        sizes = [int(size or B or n) for size, n in zip(main.shape[:2], free, strict=False)]
+        sizes = [int(size or B or n) for size, n in zip(shape[:2], free, strict=False)]
         rng, problem, known = np.random.default_rng(seed), "", len(orders)
         if reader.num_tokens:
-            x = rng.integers(0, reader.num_tokens, sizes).astype(main.dtype)
+            x = rng.integers(0, reader.num_tokens, sizes).astype(dtype)
         else:
-            x = rng.normal(size=[*sizes, main.shape[2]]).astype(main.dtype)  # type: ignore[list-item]
+            x = rng.normal(size=[*sizes, shape[2]]).astype(dtype)  # type: ignore[list-item]
         for is_time_major in (False, True) if reader.asides else (None,):
             num = sizes[-1] if is_time_major else sizes[0]
-            feeds = {main.name: x, **reader.others(num, math.prod(sizes) // num)}
+            feeds = {reader.main: x, **reader.others(num, math.prod(sizes) // num)}
             try:
                 (y,) = session.run([output], feeds)
             except Exception as error:  # ONNX Runtime has many kinds
@@ -205,6 +190,7 @@ class _Reader:
     """Turns the nodes of a folded graph into layers.
 
     Attributes:
+        inputs: dtype and shape by name; a size is None where callers choose it.
         main: the input that the first LSTM reads.
         asides: inputs that are taken for states ("state") and for lengths ("lengths").
         num_tokens: V of a model that reads token ids, else 0.
@@ -218,25 +204,23 @@ class _Reader:
         to_array, helper = onnx.numpy_helper.to_array, onnx.helper
         self._values: dict[str, Any] = {t.name: to_array(t) for t in graph.initializer}
         kinds = {item.name: item.type.tensor_type.elem_type for item in graph.input}
-        self._inputs = {
-            name: _Input(name, helper.tensor_dtype_to_np_dtype(kind), self._shapes[name])
+        self.inputs = {
+            name: (helper.tensor_dtype_to_np_dtype(kind), self._shapes[name])
             for name, kind in kinds.items()
             if name not in self._values
         }
-        self.main = self._inputs[self._main_input()]
+        self.main = self._main_input()
 
     def stack(self) -> tuple[LayerStack, dict[str, Any]]:
         """Returns the layers, and what `proved` needs to know."""
-        name, shape = self.main.name, self.main.shape
+        shape = self.inputs[self.main][1]
         if not 1 <= len(shape) <= 3 or (len(shape) == 3 and shape[2] is None):
             raise FormatError(
-                f"its input '{name}' has the shape {shape or 'unknown'}, expected two axes of steps"
-                " and sequences, and a third one of a fixed number of columns"
+                f"its input '{self.main}' has the shape {shape or 'unknown'}, expected two axes of"
+                " steps and sequences, and a third one of a fixed number of columns"
             )
-        if math.prod(size or 1 for size in shape) > _MAX_PLACES:
-            raise FormatError(f"its input '{name}' has the fixed sizes {shape}, too many")
-        self._values |= {name: _Aside("input", frozenset([name])) for name in self._inputs}
-        self._values[name] = _Stream((), (shape[2] or 0) if len(shape) == 3 else 0)
+        self._values |= {name: _Aside("input", frozenset([name])) for name in self.inputs}
+        self._values[self.main] = _Stream((), (shape[2] or 0) if len(shape) == 3 else 0)
         for node in self._graph.node:
             inputs = [self._values.get(name) if name else None for name in node.input]
             try:
@@ -254,45 +238,40 @@ class _Reader:
     @property
     def num_sequences(self) -> int | None:
         """B, where the states have a fixed one."""
-        states = (self._inputs[name].shape for name, k in self.asides.items() if k == "state")
+        states = (self.inputs[name][1] for name, kind in self.asides.items() if kind == "state")
         return next((shape[1] for shape in states if len(shape) == 3 and shape[1]), None)
 
     def others(self, B: int, T: int) -> dict[str, NDArray[Any]]:
         """Returns the inputs beside the main one: states of zero, full lengths."""
         return {
-            item.name: np.full(
-                [B if size is None else size for size in item.shape],
-                T if self.asides.get(item.name) == "lengths" else 0, item.dtype,
+            name: np.full(
+                [size or B for size in shape], T if self.asides.get(name) == "lengths" else 0, dtype
             )
-            for item in self._inputs.values()
-            if item is not self.main
+            for name, (dtype, shape) in self.inputs.items()
+            if name != self.main
         }  # fmt: skip
 
     def _main_input(self) -> str:
         """Returns the input that the first LSTM reads: others are states or lengths."""
-        sources: dict[str, set[str]] = {name: {name} for name in self._inputs}
+        sources: dict[str, set[str]] = {name: {name} for name in self.inputs}
         for node in self._graph.node:
             read = [sources.get(name, set()) for name in node.input]
             if node.op_type == "LSTM":
-                found = [name for name in self._inputs if read and name in read[0]]
+                found = [name for name in self.inputs if read and name in read[0]]
                 if not found:
                     raise FormatError(f"{_label(node)} reads what no input of the model becomes")
                 return str(found[0])
             sources |= dict.fromkeys(node.output, set().union(*read))
         kinds = sorted({node.op_type for node in self._graph.node})
-        has_loop = sorted({"Loop", "Scan", "If"} & set(kinds))
-        outside = f" outside of its {' and '.join(has_loop)}" if has_loop else ""
-        more = ", …" if len(kinds) > 12 else ""
-        raise FormatError(
-            f"it has no LSTM operator{outside}; its operators are {', '.join(kinds[:12])}{more}"
-        )
+        shown = ", ".join((*kinds[:12], "…") if len(kinds) > 12 else kinds)
+        raise FormatError(f"it has no LSTM operator outside of loops; its operators are {shown}")
 
     def _output(self) -> tuple[str, _Stream]:
         """Returns the one output that is no state."""
         ends = {item.name: self._values.get(item.name) for item in self._graph.output}
-        problem = next((value for value in ends.values() if isinstance(value, FormatError)), None)
-        if problem is not None:
-            raise problem
+        for value in ends.values():
+            if isinstance(value, FormatError):
+                raise value
         streams = {name: value for name, value in ends.items() if isinstance(value, _Stream)}
         found = {name: value for name, value in streams.items() if not value.is_state} or streams
         if len(found) != 1:
@@ -301,13 +280,8 @@ class _Reader:
         return next(iter(found.items()))
 
     def _notes(self) -> Iterator[str]:
-        said = {
-            "state": "taken for the state before the first step: a sequence starts from zero here,"
-            " a text run carries it",
-            "lengths": "the lengths of sequences: here all are read in full",
-        }
-        for kind, text in said.items():
-            names = [f"'{_printable(n)}'" for n in self._inputs if self.asides.get(n) == kind]
+        for kind, text in _SAID.items():
+            names = [f"'{_printable(n)}'" for n in self.inputs if self.asides.get(n) == kind]
             if names:
                 yield f"the inputs {', '.join(names)} are {text}"
 
@@ -488,8 +462,6 @@ def _scaled(label: str, x: _Stream, scale: Any, shift: Any) -> _Stream:
     is_sum = isinstance(last, LSTMLayer) and last.merge == "sum"
     if isinstance(last, LSTMLayer) and is_sum and scale is not None and (values == 0.5).all():
         return x.with_last(replace(last, merge="ave"))
-    if x.width > _MAX_SQUARE:
-        raise FormatError(f"{label} scales {x.width} columns; behind a matrix it can be")
     diagonal = np.eye(x.width, dtype=np.float32) if scale is None else np.diag(values)
     return x.then(Dense(label, diagonal, values if scale is None else np.zeros_like(values)))
 
@@ -549,18 +521,15 @@ def _label(node: Any) -> str:
 
 def _line(error: Exception) -> str:
     """Returns an error as one line, without ONNX Runtime's own places."""
-    if "bad_alloc" in str(error):
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
         raise MemoryError
     line = (str(error) or type(error).__name__).splitlines()[0]
-    return _printable(re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ .*\) ", "", line), 200)
+    return _printable(re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ .*?\) ", "", line), 200)
 
 
 def _printable(text: str, length: int = 80) -> str:
     """Returns a text of the file for people: one line, not endless."""
     return "".join(c if c.isprintable() else " " for c in text).strip()[:length]
-
-
-# in the caller's process ------------------------------------------------------------------------
 
 
 def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack:
