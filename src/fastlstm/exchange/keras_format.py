@@ -7,9 +7,12 @@ import json
 import warnings
 import zipfile
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import MissingExtraError
 from fastlstm.sequence.layer_stack import (
@@ -21,12 +24,6 @@ from fastlstm.sequence.layer_stack import (
     LSTMLayer,
 )
 from fastlstm.system.environment import default_keras_backend, quiet_tensorflow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 KERAS_VERSION = "3.5.0"
 """The oldest that reads these files."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, FormatError, Setting
-from fastlstm.exchange.graph import CELL_EPSILON, interpret
+from fastlstm.exchange.graph import CELL_EPSILON, Graph, Node, interpret
 from fastlstm.exchange.litert_file import (
     SIGNATURE,
     LiteRTFile,
@@ -17,15 +20,7 @@ from fastlstm.exchange.litert_file import (
     missing,
     packed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import Graph, Node
-    from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.cell_options import CellOptions
 
 _OPERATORS = {
     **{"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAXIMUM"},
