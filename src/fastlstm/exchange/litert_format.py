@@ -151,7 +151,11 @@ def write_lstm(
     """
     T = x.shape[0]
     assert isinstance(T, int), "LiteRT has no loops here: T is known"
-    masks = None if lengths is None else _masks(ops, lengths, T)
+    masks = None
+    if lengths is not None:  # for each step which sequences it is within, `(1, B, 1)`
+        by_row = ops.reshape(lengths, (1, lengths.shape[0], 1))
+        numbers = [ops.constant(np.int32(t)) for t in range(T)]
+        masks = [ops.op("LESS", [t, by_row], by_row.shape, "bool") for t in numbers]
     outputs, hs, cs = [], [], []
     for d, direction in enumerate(directions):
         cell = _Cell(ops, direction, options)
@@ -161,14 +165,6 @@ def write_lstm(
         hs.append(h_d)
         cs.append(c_d)
     return ops.concat(outputs, 2), ops.concat(hs, 0), ops.concat(cs, 0)
-
-
-def _masks(ops: LiteRTOperations, lengths: Tensor, T: int) -> list[Tensor]:
-    """Returns for each step which sequences it is within, `(1, B, 1)` bool."""
-    by_row = ops.reshape(lengths, (1, lengths.shape[0], 1))
-    return [
-        ops.op("LESS", [ops.constant(np.int32(t)), by_row], by_row.shape, "bool") for t in range(T)
-    ]
 
 
 class _Cell:
