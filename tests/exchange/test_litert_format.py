@@ -14,7 +14,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, MissingExtraError
 from fastlstm.exchange.graph import Graph, GraphBuilder
 from fastlstm.exchange.litert_file import ALIGNMENT, SIGNATURE
-from fastlstm.exchange.litert_format import LitertRunner, read_metadata, write_litert
+from fastlstm.exchange.litert_format import LitertRunner, write_litert
 from fastlstm.exchange.text_source import text_graph
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
@@ -28,6 +28,14 @@ from fastlstm.text.stored_model import parameter_shapes
 RESOLVERS = [OpResolverType.AUTO, OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES]
 """With XNNPACK, which is the default, and without."""
 NAN = float("nan")
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """Returns the texts that a file carries along, by name."""
+    model = schema.Model.GetRootAs(data, 0)
+    entries = [model.Metadata(k) for k in range(model.MetadataLength())]
+    texts = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries]
+    return {entry.Name().decode(): t.decode() for entry, t in zip(entries, texts, strict=True)}
 
 
 @pytest.fixture(params=RESOLVERS, ids=["xnnpack", "plain"])

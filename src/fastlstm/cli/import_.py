@@ -1,4 +1,4 @@
-"""`fastlstm import MODEL --out RUN`: a model of Keras, TensorFlow, torch or ONNX as a run."""
+"""`fastlstm import MODEL --out RUN`: a model of Keras, torch or ONNX as a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Answer = Literal["last", "state", "mean", "max"]
 
 COMMAND = Command(
     verb="import",
-    summary="Read a model of Keras, TensorFlow, torch or ONNX and write it as a run.",
+    summary="Read a model of Keras, torch or ONNX and write it as a run.",
     positionals=(
         Positional(
             "MODEL",
-            ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, a state_dict of torch"
-            " (.safetensors, .pt), or the directory of a SavedModel",
+            ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, or a state_dict of torch"
+            " (.safetensors, .pt)",
         ),
     ),
     options=(

@@ -3,17 +3,14 @@ subtracts from the targets of a window, and divides them by."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import GraphBuilder, Value
-    from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.exchange.graph import GraphBuilder, Value
+from fastlstm.forecast.model.config import ForecasterConfig
 
 
 class Columns(NamedTuple):

@@ -19,6 +19,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,12 @@ _SKIPPED = ("optimizer", "optimizer_weights")
 _STATE_NAMES = ("state_dict", "model_state_dict", "model_state", "model", "weights")
 
 
-class Refused(Exception):
-    """A file that is not read; the text says why."""
-
-
 def main() -> None:
     """Converts standard input; a refusal is one line on standard error and exit code 2."""
     kind, size = sys.argv[1], int(sys.argv[2])
-    read = {"hdf5": _hdf5_reader, "torch": _torch_reader, "onnx": _onnx_reader}[kind]()
+    read, *libraries = _READERS[kind]
+    for library in libraries:  # large: before the limit on memory
+        import_module(library)
     _set_limits(size, _COPIES.get(kind, 4))
     warnings.simplefilter("ignore")
     try:
@@ -53,7 +52,7 @@ def main() -> None:
 
         sys.stdout.buffer.write(save(arrays, {"about": json.dumps(about)}))
         sys.stdout.buffer.flush()
-    except (Refused, FormatError) as error:
+    except FormatError as error:
         _refuse(str(error))
     except MemoryError:
         _refuse("it claims to hold more than the file does")
@@ -68,17 +67,12 @@ def _refuse(reason: str) -> None:
 
 
 def _set_limits(size: int, copies: int) -> None:
-    """Allows some copies of a file in memory, and the time to read it."""
-    _limit_memory(copies * size + _SPARE_BYTES)
+    """Allows some copies of a file in memory, beside what is mapped, and the time to read it."""
     seconds = min(_SPARE_S + size // _BYTES_PER_S, _MAX_S)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, _MAX_S + 1))
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """Allows this many bytes beside what is mapped already."""
     status = Path("/proc/self/statm")
     used = int(status.read_text().split()[0]) * resource.getpagesize() if status.exists() else 0
-    limit = (used or 4 << 30) + num_bytes
+    limit = (used or 4 << 30) + copies * size + _SPARE_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
@@ -89,24 +83,21 @@ def _limit_memory(num_bytes: int) -> None:
 # HDF5 -------------------------------------------------------------------------------------------
 
 
-def _hdf5_reader() -> Any:
+def _read_hdf5(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     import h5py
 
-    def read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        arrays: dict[str, NDArray[Any]] = {}
-        attributes: dict[str, dict[str, Any]] = {}
-        total = 0
-        with h5py.File(h5py.h5f.open_file_image(data), "r") as file:
-            for path, item in _hdf5_items(h5py, file):
-                if isinstance(item, h5py.Group):
-                    attributes[path] = _attributes(item, len(data))
-                elif item.dtype.kind == "f":
-                    total += item.size * item.dtype.itemsize
-                    _check_dataset(item, path, total, len(data))
-                    arrays[path] = np.ascontiguousarray(item[()], dtype=np.float32)
-        return arrays, {"attributes": attributes}
-
-    return read
+    arrays: dict[str, NDArray[Any]] = {}
+    attributes: dict[str, dict[str, Any]] = {}
+    total = 0
+    with h5py.File(h5py.h5f.open_file_image(data), "r") as file:
+        for path, item in _hdf5_items(h5py, file):
+            if isinstance(item, h5py.Group):
+                attributes[path] = _attributes(item, len(data))
+            elif item.dtype.kind == "f":
+                total += item.size * item.dtype.itemsize
+                _check_dataset(item, path, total, len(data))
+                arrays[path] = np.ascontiguousarray(item[()], dtype=np.float32)
+    return arrays, {"attributes": attributes}
 
 
 def _hdf5_items(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
@@ -117,7 +108,7 @@ def _hdf5_items(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
         path, item = stack.pop()
         address = h5py.h5o.get_info(item.id).addr
         if address in seen or len(seen) >= _MAX_OBJECTS or path.count("/") > _MAX_DEPTH:
-            raise Refused(f"'{path}' is linked twice, or one of too many objects")
+            raise FormatError(f"'{path}' is linked twice, or one of too many objects")
         seen.add(address)
         yield path, item
         if not isinstance(item, h5py.Group):
@@ -128,7 +119,7 @@ def _hdf5_items(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
                 continue
             link = item.get(name, getlink=True)
             if not isinstance(link, h5py.HardLink):
-                raise Refused(f"'{inner}' is a link to another place or file")
+                raise FormatError(f"'{inner}' is a link to another place or file")
             child = item[name]
             if isinstance(child, h5py.Group | h5py.Dataset):
                 stack.append((inner, child))
@@ -136,12 +127,12 @@ def _hdf5_items(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_dataset(item: Any, path: str, total: int, limit: int) -> None:
     if item.is_virtual or item.external:
-        raise Refused(f"the values of '{path}' are in another file")
+        raise FormatError(f"the values of '{path}' are in another file")
     num_bytes = item.size * item.dtype.itemsize
     if item.chunks is not None:
-        raise Refused(f"'{path}' is stored in chunks or compressed, which Keras never does")
+        raise FormatError(f"'{path}' is stored in chunks or compressed, which Keras never does")
     if total > limit or item.id.get_storage_size() < num_bytes:
-        raise Refused(f"'{path}' claims {item.shape}, more than the file holds")
+        raise FormatError(f"'{path}' claims {item.shape}, more than the file holds")
 
 
 def _attributes(group: Any, limit: int) -> dict[str, Any]:
@@ -149,7 +140,7 @@ def _attributes(group: Any, limit: int) -> dict[str, Any]:
     for name in group.attrs:
         kept = group.attrs.get_id(name)
         if math.prod(kept.shape) * kept.dtype.itemsize > limit:
-            raise Refused(f"the attribute '{name}' claims more than the file holds")
+            raise FormatError(f"the attribute '{name}' claims more than the file holds")
         values[name] = _plain(group.attrs[name])
     return values
 
@@ -169,33 +160,30 @@ def _plain(value: Any) -> Any:
 # torch ------------------------------------------------------------------------------------------
 
 
-def _torch_reader() -> Any:
+def _read_torch(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     import torch
 
-    def read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        _check_archive(data)
-        try:
-            loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise Refused(_reason(error)) from None
-        tensors = _state(torch, loaded)
-        arrays, seen, total = {}, set(), 0
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point() or tensor.layout != torch.strided:
-                continue
-            num_bytes = tensor.numel() * tensor.element_size()
-            storage = tensor.untyped_storage()
-            if not tensor.is_meta and storage.data_ptr() not in seen:  # tied weights have one
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
-            if tensor.is_meta or num_bytes > storage.nbytes() or total > len(data):
-                raise Refused(f"'{name}' claims {tuple(tensor.shape)}, more than the file holds")
-            arrays[name] = tensor.detach().float().contiguous().numpy()
-        return arrays, {"names": list(arrays)}
-
-    return read
+    _check_archive(data)
+    try:
+        loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise FormatError(_reason(error)) from None
+    tensors = _state(torch, loaded)
+    arrays, seen, total = {}, set(), 0
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or tensor.layout != torch.strided:
+            continue
+        num_bytes = tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        if not tensor.is_meta and storage.data_ptr() not in seen:  # tied weights have one
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+        if tensor.is_meta or num_bytes > storage.nbytes() or total > len(data):
+            raise FormatError(f"'{name}' claims {tuple(tensor.shape)}, more than the file holds")
+        arrays[name] = tensor.detach().float().contiguous().numpy()
+    return arrays, {"names": list(arrays)}
 
 
 def _reason(error: Exception) -> str:
@@ -224,13 +212,13 @@ def _check_archive(data: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             files = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise Refused(f"it is no file of torch.save ({error})") from None
+        raise FormatError(f"it is no file of torch.save ({error})") from None
     if any("/code/" in file.filename for file in files):
         load = _state_lines("torch.jit.load('model.pt')")
-        raise Refused(f"it is TorchScript, which is not run here; {load}")
+        raise FormatError(f"it is TorchScript, which is not run here; {load}")
     packed = any(file.compress_type != zipfile.ZIP_STORED for file in files)
     if packed or sum(file.file_size for file in files) > len(data):
-        raise Refused("its parts are compressed or overlap, which torch never writes")
+        raise FormatError("its parts are compressed or overlap, which torch never writes")
 
 
 def _state(torch: Any, loaded: Any) -> dict[str, Any]:
@@ -241,34 +229,37 @@ def _state(torch: Any, loaded: Any) -> dict[str, Any]:
                 loaded = loaded[name]
                 break
     if not isinstance(loaded, dict):
-        raise Refused(f"it holds {type(loaded).__name__}, expected a state_dict; {_state_lines()}")
+        raise FormatError(
+            f"it holds {type(loaded).__name__}, expected a state_dict; {_state_lines()}"
+        )
     tensors = {
         name: value
         for name, value in loaded.items()
         if isinstance(name, str) and isinstance(value, torch.Tensor)
     }
     if not tensors:
-        raise Refused("it holds no named tensors, expected a state_dict")
+        raise FormatError("it holds no named tensors, expected a state_dict")
     return tensors
 
 
 # ONNX -------------------------------------------------------------------------------------------
 
 
-def _onnx_reader() -> Any:
-    import onnxruntime  # noqa: F401  (large: before the limit on memory)
-
+def _read_onnx(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     from fastlstm.exchange.onnx_model import read_onnx
 
-    def read(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        def allow(more: int) -> None:
-            if more:
-                _set_limits(len(data) + more, _COPIES["onnx"])
+    def allow(more: int) -> None:
+        if more:
+            _set_limits(len(data) + more, _COPIES["onnx"])
 
-        return read_onnx(data, Path(sys.argv[3]), allow)
+    return read_onnx(data, Path(sys.argv[3]), allow)
 
-    return read
 
+_READERS: dict[str, tuple[Any, ...]] = {
+    "hdf5": (_read_hdf5, "h5py"),
+    "torch": (_read_torch, "torch"),
+    "onnx": (_read_onnx, "onnx.shape_inference", "onnxruntime", "fastlstm.exchange.onnx_model"),
+}
 
 if __name__ == "__main__":
     main()

@@ -243,7 +243,7 @@ def export(
             Setting("to", to), f" is unknown{nearest_hint(to, TARGETS)}; expected one of"
             f" {', '.join(TARGETS)}",
         )  # fmt: skip
-    target, path = TARGETS[to], _checked_out(out, TARGETS[to])
+    path = _checked_out(out, TARGETS[to])
     if check_text is not None and not check:
         raise ConfigError(Setting("check_text"), " is not read without a check; leave it out")
     if isinstance(model, nn.Module):
@@ -260,6 +260,12 @@ def export(
         name = os.fspath(model)
         source = _source(model, weights, check_text, quantiles, to)
     _set_form(source, to, step, length)
+    return _published(name, source, to, path, check)
+
+
+def _published(name: str, source: Source, to: str, path: Path, check: bool) -> ExportReport:
+    """Writes beside `path`, checks, and gives it that name."""
+    target = TARGETS[to]
     with storage.storage_errors(path, "write the export"), staged_directory(path) as staged:
         files = target.write(source)
         num_bytes = (

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +31,12 @@ from fastlstm.exchange.forecast_outputs import add_outputs, center, check_levels
 from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, State, Value, lstm_layers
 from fastlstm.exchange.source import Arrays, Source, rounded_network
 from fastlstm.forecast.data.series_scale import CONSTANT
+from fastlstm.forecast.files import StoredForecaster
 from fastlstm.forecast.model.network import LINEAR
 from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.forecast.window_forecaster import WindowForecaster, float64_columns
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.training.session import torch_settings_kept
-
-if TYPE_CHECKING:
-    from fastlstm.forecast.files import StoredForecaster
 
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
 """Levels that are exported where none are given."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CELL_EPSILON = 1e-5
 """Added to the variance in the cell's layer norm, as `ops.cell_call` does (which loads torch)."""

@@ -7,29 +7,23 @@ import json
 import warnings
 import zipfile
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, MissingExtraError
+from fastlstm.errors import MissingExtraError
 from fastlstm.sequence.layer_stack import (
-    CellWeights,
     Dense,
-    Dropout,
     Embedding,
-    Function,
     Layer,
     LayerNorm,
     LayerStack,
     LSTMLayer,
 )
 from fastlstm.system.environment import default_keras_backend, quiet_tensorflow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 KERAS_VERSION = "3.5.0"
 """The oldest that reads these files."""
@@ -41,15 +35,13 @@ _DTYPE = {
 
 
 def write_keras(stack: LayerStack) -> bytes:
-    """Returns a Sequential model of Keras 3; its input is `(batch, time)` or `(batch, time, C)`."""
+    """Returns a Sequential model of Keras 3 of a text model; its input is `(batch, time)`."""
     try:
         import h5py
     except ImportError:
         raise _missing("h5py") from None
-    first = stack.layers[0]
-    is_tokens = isinstance(first, Embedding)
-    shape = [None, stack.window] if is_tokens else [None, stack.window, _num_columns(first)]
-    layers = [_described("InputLayer", batch_shape=shape, name="input", dtype=_input_type(first))]
+    shape = [None, None]
+    layers = [_described("InputLayer", batch_shape=shape, name="input", dtype="int32")]
     numbers: Counter[str] = Counter()
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", track_order=False) as file:
@@ -59,26 +51,20 @@ def write_keras(stack: LayerStack) -> bytes:
             layers.append(_described(kind, name=layer.name, dtype=_DTYPE, **config))
             place = f"{path}_{numbers[path]}" if numbers[path] else path
             numbers[path] += 1
-            group = file.create_group(f"layers/{place}")
-            for inner, values in arrays.items():
-                own = group.require_group(inner)
-                for number, array in enumerate(values):
-                    own.create_dataset(str(number), data=np.ascontiguousarray(array))
+            inner = "cell/vars" if kind == "LSTM" else "vars"
+            group = file.create_group(f"layers/{place}").require_group(inner)
+            for number, array in enumerate(arrays):
+                group.create_dataset(str(number), data=np.ascontiguousarray(array))
     config = {"name": "fastlstm", "trainable": True, "dtype": _DTYPE, "layers": layers}
     model = {
         "module": "keras", "class_name": "Sequential", "config": config, "registered_name": None,
         "build_config": {"input_shape": shape},
     }  # fmt: skip
-    return _zipped(
-        {
-            "metadata.json": json.dumps({"keras_version": KERAS_VERSION, "date_saved": ""}),
-            "config.json": json.dumps(model),
-            "model.weights.h5": buffer.getvalue(),
-        }
-    )
-
-
-def _zipped(files: Mapping[str, str | bytes]) -> bytes:
+    files: dict[str, str | bytes] = {
+        "metadata.json": json.dumps({"keras_version": KERAS_VERSION, "date_saved": ""}),
+        "config.json": json.dumps(model),
+        "model.weights.h5": buffer.getvalue(),
+    }
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
@@ -88,80 +74,32 @@ def _zipped(files: Mapping[str, str | bytes]) -> bytes:
 
 def _described(kind: str, **config: Any) -> dict[str, Any]:
     return {
-        "module": "keras.layers",
-        "class_name": kind,
-        "config": config,
-        "registered_name": None,
-    }
-
-
-def _num_columns(first: Layer) -> int:
-    if isinstance(first, LSTMLayer):
-        return first.input_size
-    if isinstance(first, Dense):
-        return int(first.weight.shape[1])
-    raise _cannot(first)
-
-
-def _input_type(first: Layer) -> str:
-    return "int32" if isinstance(first, Embedding) else "float32"
-
-
-Described = tuple[str, dict[str, Any], str, dict[str, list["NDArray[np.float32]"]]]
-"""Class, options, place in the file of weights, and arrays by their place below that."""
-
-
-def _layer(layer: Layer) -> Described:
-    if isinstance(layer, Embedding):
-        V, E = layer.weight.shape
-        config = {"input_dim": V, "output_dim": E, "mask_zero": layer.masks_zero}
-        return "Embedding", config, "embedding", {"vars": [layer.weight]}
-    if isinstance(layer, LSTMLayer):
-        return _lstm(layer)
-    if isinstance(layer, Dense):
-        arrays = [layer.weight.T, layer.bias]
-        return "Dense", {"units": len(layer.bias)}, "dense", {"vars": arrays}
-    if isinstance(layer, LayerNorm):
-        config = {"axis": [-1], "epsilon": layer.epsilon}
-        return "LayerNormalization", config, "layer_normalization", {
-            "vars": [layer.weight, layer.bias]
-        }  # fmt: skip
-    if isinstance(layer, Function):
-        return "Activation", {"activation": layer.function}, "activation", {}
-    if isinstance(layer, Dropout) and not layer.is_spatial:
-        return "Dropout", {"rate": layer.rate}, "dropout", {}
-    raise _cannot(layer)
-
-
-def _lstm(layer: LSTMLayer) -> Described:
-    config = {
-        "units": layer.hidden_size, "return_sequences": layer.every_step,
-        "go_backwards": layer.reverses, "activation": layer.activation,
-        "recurrent_activation": layer.recurrent_activation,
-    }  # fmt: skip
-    if layer.backward is None:
-        return "LSTM", config, "lstm", {"cell/vars": _arrays(layer.forward)}
-    ways = {}
-    for way in ("forward", "backward"):
-        own = {**config, "name": f"{way}_{layer.name}", "go_backwards": way == "backward"}
-        ways[way] = _described("LSTM", dtype=_DTYPE, **own)
-    both = {
-        "layer": ways["forward"], "backward_layer": ways["backward"],
-        "merge_mode": layer.merge,
-    }  # fmt: skip
-    return "Bidirectional", both, "bidirectional", {
-        "forward_layer/cell/vars": _arrays(layer.forward),
-        "backward_layer/cell/vars": _arrays(layer.backward),
+        "module": "keras.layers", "class_name": kind, "config": config, "registered_name": None
     }  # fmt: skip
 
 
-def _arrays(cell: CellWeights) -> list[NDArray[np.float32]]:
-    """Returns kernel, recurrent kernel and bias; the gates of Keras are in torch's order."""
-    return [cell.weight_ih.T, cell.weight_hh.T, cell.bias]
-
-
-def _cannot(layer: Layer) -> ConfigError:
-    return ConfigError(f"a Keras file of {type(layer).__name__} '{layer.name}' cannot be written")
+def _layer(layer: Layer) -> tuple[str, dict[str, Any], str, list[NDArray[np.float32]]]:
+    """Returns class, options, place in the file of weights, and arrays; the gates of Keras are in
+    torch's order."""
+    match layer:
+        case Embedding():
+            V, E = layer.weight.shape
+            return "Embedding", {"input_dim": V, "output_dim": E}, "embedding", [layer.weight]
+        case LSTMLayer():
+            cell = layer.forward
+            options: dict[str, Any] = {
+                "units": layer.hidden_size, "return_sequences": True,
+                "activation": layer.activation,
+                "recurrent_activation": layer.recurrent_activation,
+            }  # fmt: skip
+            return "LSTM", options, "lstm", [cell.weight_ih.T, cell.weight_hh.T, cell.bias]
+        case Dense():
+            return "Dense", {"units": len(layer.bias)}, "dense", [layer.weight.T, layer.bias]
+        case LayerNorm():
+            options = {"axis": [-1], "epsilon": layer.epsilon}
+            arrays = [layer.weight, layer.bias]
+            return "LayerNormalization", options, "layer_normalization", arrays
+    raise AssertionError(f"no text model has {layer.name}")
 
 
 def _missing(package: str) -> MissingExtraError:

@@ -77,7 +77,7 @@ def _stack_of(
                 " end only"
             )
         layers += added
-        if arrays and not weights.is_shared(settings):
+        if arrays and not weights.is_shared:
             raise FormatError(f"the layer '{layer.name}' ({kind}) has weights too many")
         if kind in ("LSTM", "Bidirectional"):
             time_major.add(_is_time_major(own))
@@ -226,6 +226,9 @@ def _is_in_training(node: Any, depth: int = 0) -> bool:
 class Hdf5Weights:
     """Weights of `.h5` files: per layer a list of names, of a nested model all in one list."""
 
+    is_shared = True
+    """A nested model's arrays are one list, counted once it is through."""
+
     def __init__(self, file: Hdf5) -> None:
         self._file = file
         self._used: set[str] = set()
@@ -242,9 +245,6 @@ class Hdf5Weights:
             yield from self._flat(layer, arrays, 0)
             if arrays:
                 raise FormatError(f"the layer '{name_of(layer)}' has weights too many")
-
-    def is_shared(self, settings: Mapping[str, Any]) -> bool:
-        return True  # counted above, once a nested model is through
 
     def _flat(
         self, layer: dict[str, Any], arrays: Arrays, depth: int
@@ -296,6 +296,8 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 class ArchiveWeights:
     """Weights of `.keras` files: by the place of a layer among those of its class."""
 
+    is_shared = False
+
     def __init__(self, file: Hdf5) -> None:
         self._arrays: dict[str, list[tuple[str, NDArray[np.float32]]]] = {}
         for path, array in file.arrays.items():
@@ -316,9 +318,6 @@ class ArchiveWeights:
                 yield from self.of_layers(layer, f"{group}/", depth + 1)
             else:
                 yield layer, self._below(group)
-
-    def is_shared(self, settings: Mapping[str, Any]) -> bool:
-        return False
 
     def _groups_of(self, listed: list[dict[str, Any]], root: str) -> Iterator[tuple[int, str]]:
         """Yields the group of every layer: layers of one class are numbered, names do not count."""

@@ -3,20 +3,16 @@ LiteRT's built-in operations, each a call that returns its result (`LiteRTOperat
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, MissingExtraError
+from fastlstm.exchange.graph import Size
 from fastlstm.runs.weight_formats import QuantizedMatrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import Size
 
 SCHEMA_VERSION, IDENTIFIER = 3, b"TFL3"
 SIGNATURE = "serving_default"

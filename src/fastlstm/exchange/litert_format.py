@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, FormatError, Setting
-from fastlstm.exchange.graph import CELL_EPSILON, interpret
+from fastlstm.exchange.graph import CELL_EPSILON, Graph, Node, interpret
 from fastlstm.exchange.litert_file import (
     SIGNATURE,
     LiteRTFile,
@@ -17,15 +20,7 @@ from fastlstm.exchange.litert_file import (
     missing,
     packed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import Graph, Node
-    from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.cell_options import CellOptions
 
 _OPERATORS = {
     **{"add": "ADD", "sub": "SUB", "mul": "MUL", "div": "DIV", "maximum": "MAXIMUM"},
@@ -39,7 +34,7 @@ def write_litert(graph: Graph) -> bytes:
     """Returns the graph as a .tflite file.
 
     Axes with a name are resized when the file runs. Its signature has the names of the graph's
-    inputs and outputs. `read_metadata` returns the graph's metadata.
+    inputs and outputs.
     """
     return _Writer(graph).model()
 
@@ -156,7 +151,11 @@ def write_lstm(
     """
     T = x.shape[0]
     assert isinstance(T, int), "LiteRT has no loops here: T is known"
-    masks = None if lengths is None else _masks(ops, lengths, T)
+    masks = None
+    if lengths is not None:  # for each step which sequences it is within, `(1, B, 1)`
+        by_row = ops.reshape(lengths, (1, lengths.shape[0], 1))
+        numbers = [ops.constant(np.int32(t)) for t in range(T)]
+        masks = [ops.op("LESS", [t, by_row], by_row.shape, "bool") for t in numbers]
     outputs, hs, cs = [], [], []
     for d, direction in enumerate(directions):
         cell = _Cell(ops, direction, options)
@@ -166,14 +165,6 @@ def write_lstm(
         hs.append(h_d)
         cs.append(c_d)
     return ops.concat(outputs, 2), ops.concat(hs, 0), ops.concat(cs, 0)
-
-
-def _masks(ops: LiteRTOperations, lengths: Tensor, T: int) -> list[Tensor]:
-    """Returns for each step which sequences it is within, `(1, B, 1)` bool."""
-    by_row = ops.reshape(lengths, (1, lengths.shape[0], 1))
-    return [
-        ops.op("LESS", [ops.constant(np.int32(t)), by_row], by_row.shape, "bool") for t in range(T)
-    ]
 
 
 class _Cell:
@@ -286,13 +277,3 @@ def with_float_products(data: bytes) -> bytes:
         operators.append(operator)
     graph.operators = operators
     return packed(model, len(data))
-
-
-def read_metadata(data: bytes) -> dict[str, str]:
-    """Returns the texts that a .tflite file of ours, which is trusted, carries along, by name."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(data, 0)
-    entries = [model.Metadata(k) for k in range(model.MetadataLength())]
-    texts = [bytes(model.Buffers(entry.Buffer()).DataAsNumpy()) for entry in entries]
-    return {entry.Name().decode(): t.decode() for entry, t in zip(entries, texts, strict=True)}

@@ -45,19 +45,16 @@ def call(g: GraphBuilder, target: Any, args: tuple[Any, ...], kwargs: dict[str, 
             return args[0]
         raise Unwritable("zeros can only be the state of an LSTM")
     if function is None:
-        return _attribute(*args)
+        x, attribute = args
+        if isinstance(x, Value) and attribute in ("shape", "device", "dtype"):
+            return x.shape if attribute == "shape" else None
+        raise Unwritable(f"no attribute {attribute}")
     if name == "getitem" and not isinstance(args[0], Value):  # of a pair, or of a shape
         return args[0][args[1]]
     try:
         return function(g, *args, **kwargs)
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise Unwritable(f"not with these arguments ({error})") from error
-
-
-def _attribute(x: Any, name: str) -> Any:
-    if isinstance(x, Value) and name in ("shape", "device", "dtype"):
-        return x.shape if name == "shape" else None
-    raise Unwritable(f"no attribute {name}")
 
 
 def _binary(kind: str) -> Callable[..., Value]:
@@ -75,10 +72,6 @@ def _binary(kind: str) -> Callable[..., Value]:
 
 def _unary(kind: str) -> Callable[..., Value]:
     return lambda g, x, inplace=False: g.unary(kind, x)
-
-
-def _same(g: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
-    return x
 
 
 def _to(g: GraphBuilder, x: Value, *args: Any, **kwargs: Any) -> Value:
@@ -102,14 +95,6 @@ def _reduced(kind: Any) -> Callable[..., Value]:
 def zeros(g: GraphBuilder, *shape: Any, **kwargs: Any) -> Zeros:
     """Returns zeros, for the state of an LSTM."""
     return Zeros(tuple(shape[0]) if isinstance(shape[0], Sequence) else shape)
-
-
-def _new_zeros(g: GraphBuilder, x: Value, *shape: Any, **kwargs: Any) -> Zeros:
-    return zeros(g, *shape)
-
-
-def _zeros_like(g: GraphBuilder, x: Value, **kwargs: Any) -> Zeros:
-    return Zeros(x.shape)
 
 
 def _axis_of(dim: int | None) -> int:
@@ -261,11 +246,12 @@ def size(g: GraphBuilder, x: Value, dim: int | None = None) -> Any:
 _CALLS: dict[str, Callable[..., Any]] = {
     **{name: _binary(name) for name in ("add", "sub", "mul", "div", "maximum", "minimum")},
     **{name: _unary(name) for name in ("relu", "sigmoid", "tanh", "exp", "log", "sqrt")},
-    **{name: _same for name in ("contiguous", "detach", "clone", "dropout")},
+    **dict.fromkeys(["contiguous", "detach", "clone", "dropout"], lambda g, x, *a, **k: x),
     **{name: _reduced(name) for name in ("sum", "mean")}, "amax": _reduced("max"),
     "to": _to, "float": lambda g, x: g.cast(x, "float32"),
     "neg": lambda g, x: g.binary("mul", x, -1.0),
-    "zeros": zeros, "new_zeros": _new_zeros, "zeros_like": _zeros_like,
+    "zeros": zeros, "new_zeros": lambda g, x, *shape, **kwargs: zeros(g, *shape),
+    "zeros_like": lambda g, x, **kwargs: Zeros(x.shape),
     "softmax": lambda g, x, dim=None, **kwargs: g.softmax(x, _axis_of(dim)),
     "log_softmax": lambda g, x, dim=None, **kwargs: g.log_softmax(x, _axis_of(dim)),
     **{

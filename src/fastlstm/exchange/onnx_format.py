@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, MissingExtraError, Setting
+from fastlstm.exchange.graph import Graph, Node, Value
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import Graph, Node, Value
-    from fastlstm.ops.cell_options import CellOptions
 
 OPSET, IR_VERSION = 17, 10
 LARGEST_FILE = (1 << 31) - 1

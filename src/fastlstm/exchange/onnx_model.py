@@ -13,9 +13,9 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,64 +38,29 @@ from fastlstm.sequence.packed_stack import pack, unpack
 
 Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 _SIZES = ((7, 3), (4, 6))
-"""Lengths of the first two axes of the inputs that are answered, where the file leaves them
-open."""
-_MAX_NODES, _MAX_PLACES, _MAX_SQUARE, _TO_THE_END, _LIMIT = 20_000, 1 << 24, 1024, 1 << 30, 1e-4
+"""Lengths of the first two axes of the inputs that are answered, where they are open."""
+_MAX_NODES, _TO_THE_END, _LIMIT = 20_000, 1 << 30, 1e-4
 _MOVES = (
     *("Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Gather"),
-    *("Split", "ReverseSequence", "Cast", "Dropout"),
+    *("Split", "ReverseSequence", "Cast", "Dropout", "Concat"),
 )
-_ON_SIZES = (*_MOVES, "Shape", "Concat", "Add", "Sub", "Mul", "Div", "ConstantOfShape", "Expand")
+_ON_SIZES = (*_MOVES, "Add", "Sub", "Mul", "Div", "ConstantOfShape", "Expand")
 _FUNCTIONS = {
     "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softsign": "softsign",
     "Softplus": "softplus", "Exp": "exponential", "Elu": "elu", "Gelu": "gelu",
     "HardSigmoid": "hard_sigmoid_0.2", "Softmax": "softmax", "LogSoftmax": "log_softmax",
 }  # fmt: skip
+_SAID = {
+    "state": "taken for the state before the first step: a sequence starts from zero here, a text"
+    " run carries it",
+    "lengths": "the lengths of sequences: here all are read in full",
+}
 _GATES = (0, 2, 3, 1)
 """Gates i, f, g, o in ONNX's order i, o, f, c."""
 _ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu", "softsign": "softsign",
     "hardsigmoid": "hard_sigmoid", "affine": "linear",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class _Stream:
-    """The output of layers, in any arrangement; `is_state`: the last output of an LSTM, alone."""
-
-    layers: tuple[Layer, ...]
-    width: int
-    is_state: bool = False
-
-    def then(self, layer: Layer, width: int | None = None) -> _Stream:
-        return _Stream((*self.layers, layer), self.width if width is None else width)
-
-    @property
-    def last(self) -> Layer | None:
-        return self.layers[-1] if self.layers else None
-
-    def with_last(self, layer: Layer, width: int | None = None) -> _Stream:
-        width = self.width if width is None else width
-        return _Stream((*self.layers[:-1], layer), width, self.is_state)
-
-
-class _Aside(NamedTuple):
-    """Inputs beside the main one ("input"), what an LSTM writes as its cell ("state"), or sizes of
-    the input ("size")."""
-
-    kind: str
-    inputs: frozenset[str] = frozenset()
-
-
-class _Input(NamedTuple):
-    """An input of the graph; a size is None where callers choose it."""
-
-    name: str
-    dtype: Any
-    shape: tuple[int | None, ...]
-
-
-# in the converter's process ---------------------------------------------------------------------
 
 
 def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed:
@@ -108,24 +73,21 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
 
     try:
         model = onnx.load_model_from_string(data)
-    except MemoryError:
-        raise
-    except Exception:  # protobuf's own DecodeError
-        raise FormatError("it is damaged, or no ONNX file") from None
+    except Exception as error:  # protobuf's own DecodeError
+        raise FormatError(f"it is damaged, or no ONNX file ({_line(error)})") from None
     if len(model.graph.node) > _MAX_NODES:
         raise FormatError(f"it has {len(model.graph.node)} nodes; were its loops unrolled?")
-    for node in model.graph.node:
-        if node.op_type == "LSTM" and any(a.name == "layout" and a.i for a in node.attribute):
-            raise FormatError(f"{_label(node)} has the layout 1, which ONNX Runtime lacks")
     _load_arrays_beside(onnx, model, folder, allow)
     session, folded = _folded(onnx, model)
     reader = _Reader(onnx, folded.graph)
-    stack, about = reader.stack()
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "unknown")
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "?")
     maker = _printable(f"{model.producer_name} {model.producer_version}") or "ONNX"
-    arrays, about["stack"] = pack(replace(stack, made_by=f"{maker}, opset {opset}"))
-    answers, about["orders"] = _answers(session, reader, about["output"])
-    return {**arrays, **answers}, about
+    stack = LayerStack(tuple(reader.layers), f"{maker}, opset {opset}", notes=reader.notes())
+    arrays, about = pack(stack)
+    answers, orders = _answers(session, reader)
+    more = {"orders": orders, "reverses": reader.reverses, "half": reader.half}
+    sizes = [*reader.shape[:2]] if len(reader.shape) > 1 else [1, 1]
+    return {**arrays, **answers}, {"stack": about, "sizes": sizes, **more}
 
 
 def _load_arrays_beside(onnx: Any, model: Any, folder: Path, allow: Callable[[int], None]) -> None:
@@ -160,36 +122,37 @@ def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
             )
             folded = onnx.load(options.optimized_model_filepath)
             return session, onnx.shape_inference.infer_shapes(folded)
-        except MemoryError:
-            raise
         except Exception as error:  # ONNX Runtime has many kinds
             raise FormatError(f"ONNX Runtime cannot load it: {_line(error)}") from None
 
 
-def _answers(
-    session: Any, reader: _Reader, output: str
-) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
+def _answers(session: Any, reader: _Reader) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
     """Returns random inputs and ONNX Runtime's outputs, and for which axis of time each is: the
     states and lengths that belong to an input depend on it."""
-    main, B = reader.main, reader.num_sequences
+    states = [shape for kind, shape in reader.others.values() if kind.kind == "f"]
+    B = next((shape[1] for shape in states if len(shape) == 3 and shape[1]), None)
     arrays: dict[str, NDArray[Any]] = {}
     orders: list[bool | None] = []
     for seed, free in enumerate(_SIZES):
-        sizes = [int(size or B or n) for size, n in zip(main.shape[:2], free, strict=False)]
+        sizes = [int(size or B or n) for size, n in zip(reader.shape[:2], free, strict=False)]
         rng, problem, known = np.random.default_rng(seed), "", len(orders)
         if reader.num_tokens:
-            x = rng.integers(0, reader.num_tokens, sizes).astype(main.dtype)
+            x = rng.integers(0, reader.num_tokens, sizes).astype(reader.dtype)
         else:
-            x = rng.normal(size=[*sizes, main.shape[2]]).astype(main.dtype)  # type: ignore[list-item]
-        for is_time_major in (False, True) if reader.asides else (None,):
+            x = rng.normal(size=[*sizes, *reader.shape[2:]]).astype(reader.dtype)  # type: ignore[list-item]
+        for is_time_major in (False, True) if reader.others else (None,):
             num = sizes[-1] if is_time_major else sizes[0]
-            feeds = {main.name: x, **reader.others(num, math.prod(sizes) // num)}
+            feeds = {reader.main: x}
+            for name, (dtype, shape) in reader.others.items():
+                value = 0 if dtype.kind == "f" else math.prod(sizes) // num
+                feeds[name] = np.full([n or num for n in shape], value, dtype)
             try:
-                (y,) = session.run([output], feeds)
+                found = session.run(reader.outputs, feeds)
             except Exception as error:  # ONNX Runtime has many kinds
                 problem = problem or _line(error)
                 continue
-            arrays |= {f"x{len(orders)}": x, f"y{len(orders)}": np.asarray(y)}
+            arrays[f"x{len(orders)}"] = x
+            arrays |= {f"y{len(orders)}.{k}": np.asarray(y) for k, y in enumerate(found)}
             orders.append(is_time_major)
         if len(orders) == known:
             shown = " × ".join(map(str, sizes))
@@ -202,210 +165,191 @@ def _answers(
 
 
 class _Reader:
-    """Turns the nodes of a folded graph into layers.
+    """Turns the nodes of a folded graph into layers, in their order: it is one path, or the answers
+    are not those of its layers.
 
     Attributes:
-        main: the input that the first LSTM reads.
-        asides: inputs that are taken for states ("state") and for lengths ("lengths").
+        layers: of the model.
+        main: the input that the first LSTM reads, of a `dtype` and a `shape`, in which a size is
+            None where callers choose it.
+        others: inputs beside it by name: states are floats, lengths of sequences integers.
+        outputs: names.
         num_tokens: V of a model that reads token ids, else 0.
+        reverses: something reads or writes a sequence from its end.
+        half: number of the layer that reads one way of an LSTM, or -1.
     """
 
     def __init__(self, onnx: Any, graph: Any) -> None:
-        self._onnx, self._graph = onnx, graph
-        self.asides: dict[str, str] = {}
-        self.num_tokens, self._reverses, self._half = 0, False, -1
+        self._onnx = onnx
+        self.layers: list[Layer] = []
+        self.num_tokens, self.reverses, self.half = 0, False, -1
+        self.outputs = [item.name for item in graph.output]
         self._shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.input, *graph.output)}
-        to_array, helper = onnx.numpy_helper.to_array, onnx.helper
-        self._values: dict[str, Any] = {t.name: to_array(t) for t in graph.initializer}
-        kinds = {item.name: item.type.tensor_type.elem_type for item in graph.input}
-        self._inputs = {
-            name: _Input(name, helper.tensor_dtype_to_np_dtype(kind), self._shapes[name])
-            for name, kind in kinds.items()
-            if name not in self._values
+        self._constants: dict[str, Any] = {
+            tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer
         }
-        self.main = self._inputs[self._main_input()]
-
-    def stack(self) -> tuple[LayerStack, dict[str, Any]]:
-        """Returns the layers, and what `proved` needs to know."""
-        name, shape = self.main.name, self.main.shape
-        if not 1 <= len(shape) <= 3 or (len(shape) == 3 and shape[2] is None):
+        kinds = {item.name: item.type.tensor_type.elem_type for item in graph.input}
+        self.others = {
+            name: (np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)), self._shapes[name])
+            for name, kind in kinds.items()
+            if name not in self._constants
+        }
+        self._read_by = self._sources(graph)
+        self.main = self._main_input(graph)
+        self.dtype, self.shape = self.others.pop(self.main)
+        if not 1 <= len(self.shape) <= 3 or (len(self.shape) == 3 and self.shape[2] is None):
             raise FormatError(
-                f"its input '{name}' has the shape {shape or 'unknown'}, expected two axes of steps"
-                " and sequences, and a third one of a fixed number of columns"
+                f"its input '{self.main}' has the shape {self.shape or 'unknown'}, expected two"
+                " axes of steps and sequences, and a third one of a fixed number of columns"
             )
-        if math.prod(size or 1 for size in shape) > _MAX_PLACES:
-            raise FormatError(f"its input '{name}' has the fixed sizes {shape}, too many")
-        self._values |= {name: _Aside("input", frozenset([name])) for name in self._inputs}
-        self._values[name] = _Stream((), (shape[2] or 0) if len(shape) == 3 else 0)
-        for node in self._graph.node:
-            inputs = [self._values.get(name) if name else None for name in node.input]
-            try:
-                outputs = self._outputs(node, inputs)
-            except FormatError as error:  # is raised where the value is used
-                outputs = [error] * len(node.output)
-            self._values.update(zip(node.output, outputs, strict=False))
-        output, end = self._output()
-        if len(shape) == 1 and "state" not in self.asides.values():
+        if len(self.shape) == 1 and not self.others:
             raise FormatError("it reads one step and has no state before it: it is no sequence")
-        about = {"output": output, "reverses": self._reverses, "half": self._half}
-        about["sizes"] = [*shape[:2]] if len(shape) > 1 else [1, 1]
-        return LayerStack(end.layers, "", notes=tuple(self._notes())), about
+        self._width = int(self.shape[2] or 0) if len(self.shape) == 3 else 0
+        for node in graph.node:
+            self._read(node)
 
-    @property
-    def num_sequences(self) -> int | None:
-        """B, where the states have a fixed one."""
-        states = (self._inputs[name].shape for name, k in self.asides.items() if k == "state")
-        return next((shape[1] for shape in states if len(shape) == 3 and shape[1]), None)
+    def notes(self) -> tuple[str, ...]:
+        """Returns what the inputs beside the main one are taken for."""
+        said = {
+            "f": "taken for the state before the first step: a sequence starts from zero here, a"
+            " text run carries it",
+            "i": "the lengths of sequences: here all are read in full",
+        }
+        notes = []
+        for kind, text in said.items():
+            names = [n for n, (dtype, _) in self.others.items() if dtype.kind == kind]
+            shown = ", ".join(f"'{_printable(name)}'" for name in names)
+            notes += [f"the inputs {shown} are {text}"] if names else []
+        return tuple(notes)
 
-    def others(self, B: int, T: int) -> dict[str, NDArray[Any]]:
-        """Returns the inputs beside the main one: states of zero, full lengths."""
-        return {
-            item.name: np.full(
-                [B if size is None else size for size in item.shape],
-                T if self.asides.get(item.name) == "lengths" else 0, item.dtype,
-            )
-            for item in self._inputs.values()
-            if item is not self.main
-        }  # fmt: skip
-
-    def _main_input(self) -> str:
-        """Returns the input that the first LSTM reads: others are states or lengths."""
-        sources: dict[str, set[str]] = {name: {name} for name in self._inputs}
-        for node in self._graph.node:
+    def _sources(self, graph: Any) -> dict[str, set[str]]:
+        """Returns for every value the inputs that its numbers come from; sizes are no numbers."""
+        sources = {name: {name} for name in self.others}
+        for node in graph.node:
             read = [sources.get(name, set()) for name in node.input]
+            found = set() if node.op_type in ("Shape", "Size") else set().union(*read)
+            sources |= {name: found for name in node.output if name}
+        return sources
+
+    def _main_input(self, graph: Any) -> str:
+        """Returns the input that the first LSTM reads: others are states or lengths."""
+        for node in graph.node:
             if node.op_type == "LSTM":
-                found = [name for name in self._inputs if read and name in read[0]]
+                read = self._read_by.get(node.input[0], set())
+                found = [name for name in self.others if name in read]
                 if not found:
                     raise FormatError(f"{_label(node)} reads what no input of the model becomes")
                 return str(found[0])
-            sources |= dict.fromkeys(node.output, set().union(*read))
-        kinds = sorted({node.op_type for node in self._graph.node})
-        has_loop = sorted({"Loop", "Scan", "If"} & set(kinds))
-        outside = f" outside of its {' and '.join(has_loop)}" if has_loop else ""
-        more = ", …" if len(kinds) > 12 else ""
-        raise FormatError(
-            f"it has no LSTM operator{outside}; its operators are {', '.join(kinds[:12])}{more}"
-        )
+        kinds = sorted({node.op_type for node in graph.node})
+        shown = ", ".join((*kinds[:12], "…") if len(kinds) > 12 else kinds)
+        raise FormatError(f"it has no LSTM operator outside of loops; its operators are {shown}")
 
-    def _output(self) -> tuple[str, _Stream]:
-        """Returns the one output that is no state."""
-        ends = {item.name: self._values.get(item.name) for item in self._graph.output}
-        problem = next((value for value in ends.values() if isinstance(value, FormatError)), None)
-        if problem is not None:
-            raise problem
-        streams = {name: value for name, value in ends.items() if isinstance(value, _Stream)}
-        found = {name: value for name, value in streams.items() if not value.is_state} or streams
-        if len(found) != 1:
-            names = ", ".join(f"'{_printable(name)}'" for name in [*ends][:6])
-            raise FormatError(f"its outputs are {names}; imported are models of one beside a state")
-        return next(iter(found.items()))
+    @property
+    def _last(self) -> Layer | None:
+        return self.layers[-1] if self.layers else None
 
-    def _notes(self) -> Iterator[str]:
-        said = {
-            "state": "taken for the state before the first step: a sequence starts from zero here,"
-            " a text run carries it",
-            "lengths": "the lengths of sequences: here all are read in full",
-        }
-        for kind, text in said.items():
-            names = [f"'{_printable(n)}'" for n in self._inputs if self.asides.get(n) == kind]
-            if names:
-                yield f"the inputs {', '.join(names)} are {text}"
+    def _add(self, layer: Layer, width: int | None = None) -> None:
+        self.layers.append(layer)
+        self._width = width or self._width
 
-    def _outputs(self, node: Any, inputs: list[Any]) -> list[Any]:
-        kind, num, label = node.op_type, len(node.output), _label(node)
-        unread = next((value for value in inputs if isinstance(value, FormatError)), None)
-        if unread is not None:
-            return [unread] * num
+    def _read(self, node: Any) -> None:
+        kind, label, name = node.op_type, _label(node), _printable(node.name or node.output[0])
         get = {a.name: self._onnx.helper.get_attribute_value(a) for a in node.attribute}.get
+        inputs = [self._constants.get(given) for given in node.input]
+        is_on_path = any(self.main in self._read_by.get(given, ()) for given in node.input)
         if node.domain not in ("", "ai.onnx"):
             raise FormatError(f"{label} is no operator of ONNX itself, and is not imported")
         if kind == "LSTM":
-            return list(self._lstm(label, get, [*inputs, *[None] * 8][:8]))
-        streams = [value for value in inputs if isinstance(value, _Stream)]
-        asides = [value for value in inputs if isinstance(value, _Aside)]
-        if kind in ("Shape", "Size") or not (streams or asides):
-            return [_Aside("size") if kind in _ON_SIZES else _unknown(label)] * num
-        if kind == "Concat" and len(streams) + len(asides) == len(inputs):
-            return [_joined(label, streams, asides)]
-        if not streams and kind in _ON_SIZES and all(aside.kind == "size" for aside in asides):
-            return [_Aside("size")] * num
-        if not streams and kind in _MOVES and inputs[0] is asides[0] and len(asides) == 1:
-            return [asides[0]] * num
-        if any(aside.kind != "size" for aside in asides):
-            raise FormatError(
-                f"{label} computes something from a state or from lengths: a first state that is"
-                " computed, or a second output, is not imported"
-            )
-        if asides and kind not in ("Reshape", "ReverseSequence"):
-            raise FormatError(f"{label} computes something from the number of steps or sequences")
-        return [self._of_streams(node, get, inputs)] * num
-
-    def _of_streams(self, node: Any, get: Callable[..., Any], inputs: list[Any]) -> _Stream:
-        kind, label, name = node.op_type, _label(node), _printable(node.name or node.output[0])
-        x, second, third = [*inputs, None, None][:3]
-        if kind == "Gather" and isinstance(second, _Stream):
-            is_table = isinstance(x, np.ndarray) and x.ndim == 2
-            if not is_table or second.layers or second.width:
+            return self._lstm(label, node, get, inputs)
+        if kind in ("Shape", "Size") or (not is_on_path and kind in _ON_SIZES):
+            return None  # sizes and states
+        if kind == "Gather" and inputs[0] is not None:
+            if self.layers or self._width or inputs[0].ndim != 2:
                 raise FormatError(f"{label} is no embedding: it needs a table (V, E) and tokens")
-            self.num_tokens = len(x)
-            return second.then(Embedding(name, np.asarray(x, np.float32)), x.shape[1])
-        if kind in ("MatMul", "Gemm"):
-            return self._dense(label, name, get, x, second, third)
-        if kind in ("Add", "Sub", "Mul", "Div"):
-            return _arithmetic(label, kind, x, second)
+            self.num_tokens, table = len(inputs[0]), np.asarray(inputs[0], np.float32)
+            return self._add(Embedding(name, table), table.shape[1])
         if kind in _MOVES:
-            self._check_move(node, get, inputs)
-            return x  # type: ignore[no-any-return]
+            return self._check_move(label, node, get, inputs)
+        if kind in ("MatMul", "Gemm"):
+            return self._dense(label, name, get, *[*inputs, None][:3])
+        if kind in ("Add", "Sub", "Mul", "Div"):
+            return self._arithmetic(label, kind, *inputs)
         if kind == "LayerNormalization":
-            scale = np.asarray(second, np.float32).reshape(-1)
-            shift = np.zeros_like(scale) if third is None else np.asarray(third, np.float32)
-            epsilon = float(np.float32(get("epsilon", 1e-5)))
-            return x.then(LayerNorm(name, scale, shift.reshape(-1), epsilon))  # type: ignore[no-any-return]
+            scale, shift = [*inputs[1:], None][:2]
+            shift = np.zeros_like(scale) if shift is None else shift
+            scale, shift = (np.asarray(part, np.float32).reshape(-1) for part in (scale, shift))
+            return self._add(LayerNorm(name, scale, shift, float(np.float32(get("epsilon", 1e-5)))))
         if kind not in _FUNCTIONS:
-            raise _unknown(label)
+            raise FormatError(
+                f"{label} is no operator that is imported; imported are LSTM, Gather of tokens,"
+                " MatMul, Gemm, LayerNormalization, functions, and constants added or multiplied"
+            )
         is_new = kind == "HardSigmoid" and abs(get("alpha", 0.2) - 1 / 6) < 1e-6
-        return x.then(Function(name, "hard_sigmoid" if is_new else _FUNCTIONS[kind]))  # type: ignore[no-any-return]
+        return self._add(Function(name, "hard_sigmoid" if is_new else _FUNCTIONS[kind]))
 
-    def _dense(
-        self, label: str, name: str, get: Callable[..., Any], x: Any, weight: Any, bias: Any
-    ) -> _Stream:
-        is_known = isinstance(weight, np.ndarray) and isinstance(bias, np.ndarray | None)
-        if not isinstance(x, _Stream) or not is_known or weight.ndim != 2 or get("transA", 0):
+    def _dense(self, label: str, name: str, get: Any, x: Any, weight: Any, bias: Any) -> None:
+        if x is not None or weight is None or weight.ndim != 2 or get("transA", 0):
             raise FormatError(f"{label} is imported as steps times a matrix of the file")
         weight = np.asarray(weight if get("transB", 0) else weight.T, np.float32)
         weight = weight if get("alpha", 1.0) == 1 else weight * np.float32(get("alpha"))
-        is_both = isinstance(x.last, LSTMLayer) and x.last.backward is not None
-        if is_both and 2 * weight.shape[1] == x.width:
-            self._half = len(x.layers)  # `proved` finds out which half is read
+        is_both = isinstance(self._last, LSTMLayer) and self._last.backward is not None
+        if is_both and 2 * weight.shape[1] == self._width:
+            self.half = len(self.layers)  # `proved` finds out which half is read
             weight = np.concatenate([np.zeros_like(weight), weight], 1)
-        if weight.shape[1] != x.width:
+        if weight.shape[1] != self._width:
             raise FormatError(
                 f"{label} has a matrix for {weight.shape[1]} columns and does not read the"
-                f" {x.width} columns of each step"
+                f" {self._width} columns of each step"
             )
         K = len(weight)
-        y = x.then(Dense(name, np.ascontiguousarray(weight), np.zeros(K, np.float32)), K)
-        if bias is None:
-            return y
-        beta = np.float32(get("beta", 1.0))
-        return _scaled(label, y, None, bias if beta == 1 else beta * bias)
+        self._add(Dense(name, np.ascontiguousarray(weight), np.zeros(K, np.float32)), K)
+        if bias is not None:
+            beta = np.float32(get("beta", 1.0))
+            self._arithmetic(label, "Add", None, bias if beta == 1 else beta * bias)
 
-    def _check_move(self, node: Any, get: Callable[..., Any], inputs: list[Any]) -> None:
+    def _arithmetic(self, label: str, kind: str, a: Any, b: Any) -> None:
+        """Adds a constant or multiplies by it, or merges both ways of an LSTM."""
+        last, array = self._last, b if a is None else a
+        if array is None:
+            merges: dict[str, Merge] = {"Add": "sum", "Mul": "mul"}
+            if not isinstance(last, LSTMLayer) or last.backward is None or kind not in merges:
+                raise FormatError(f"{label} joins different paths; imported are models of one")
+            self.layers[-1], self._width = replace(last, merge=merges[kind]), last.hidden_size
+            return
+        is_turned = kind in ("Sub", "Div") and a is not None
+        if is_turned or array.size not in (1, self._width) or (kind == "Div" and not array.all()):
+            raise FormatError(f"{label} has constants that are not those of a column")
+        array = np.asarray(array, np.float32).reshape(-1)
+        array = -array if kind == "Sub" else np.float32(1) / array if kind == "Div" else array
+        values, is_shift = np.broadcast_to(array, (self._width,)).copy(), kind in ("Add", "Sub")
+        is_half = not is_shift and bool((values == 0.5).all())
+        if isinstance(last, Dense) and is_shift:
+            bias = last.bias + values if last.bias.any() else values
+            self.layers[-1] = replace(last, bias=bias)
+        elif isinstance(last, LSTMLayer) and last.merge == "sum" and is_half:
+            self.layers[-1] = replace(last, merge="ave")
+        else:
+            diagonal = np.eye(self._width, dtype=np.float32) if is_shift else np.diag(values)
+            self._add(Dense(label, diagonal, values if is_shift else np.zeros_like(values)))
+
+    def _check_move(self, label: str, node: Any, get: Any, inputs: list[Any]) -> None:
         """Refuses cuts of long sequences: the inputs that are answered are short ones."""
-        kind, label = node.op_type, _label(node)
-        self._reverses |= kind == "ReverseSequence"
-        if kind == "Dropout" and len(inputs) > 2 and np.any(inputs[2]):
+        kind = node.op_type
+        self.reverses |= kind == "ReverseSequence"
+        if kind == "Dropout" and np.any(inputs[2:]):
             raise FormatError(f"{label} is in training mode; export the model after eval()")
         if kind not in ("Slice", "Gather"):
             return
         given = inputs[1:] if len(inputs) > 1 else map(get, ("starts", "ends", "axes"))
         parts: list[Any] = [None if part is None else np.ravel(part) for part in given]
+        if parts[0] is None or (kind == "Slice" and parts[1] is None):
+            raise FormatError(f"{label} cuts a sequence at a place that is computed")
         if kind == "Gather":
             bounds, axes, step = parts[:1], [get("axis", 0)] * len(parts[0]), None
         else:
             (*bounds, axes, step) = [*parts, None, None][:4]
             axes = [*range(len(bounds[0]))] if axes is None else axes
-        self._reverses |= step is not None and bool((step < 0).any())
+        self.reverses |= step is not None and bool((step < 0).any())
         shape = self._shapes.get(node.input[0], ())
         for k, axis in enumerate(map(int, axes)):
             is_known = -len(shape) <= axis < len(shape) and shape[axis] is not None
@@ -414,87 +358,28 @@ class _Reader:
                     f"{label} cuts sequences that are longer than a fixed number of steps"
                 )
 
-    def _lstm(self, label: str, get: Callable[..., Any], inputs: list[Any]) -> tuple[Any, ...]:
-        x, W, R, B, lengths, h, c, P = inputs
-        constants = [part for part in (W, R, B, P) if part is not None]
-        if not all(isinstance(part, np.ndarray) for part in constants) or R is None or R.ndim != 3:
+    def _lstm(self, label: str, node: Any, get: Any, inputs: list[Any]) -> None:
+        _, W, R, B, lengths, h, c, P = [*inputs, *[None] * 8][:8]
+        names = [*node.input, *[""] * 8][:8]
+        if W is None or R is None or any(names[k] and inputs[k] is None for k in (3, 7)):
             raise FormatError(f"{label} has weights that are no constants of the file")
-        if not isinstance(x, _Stream):
-            raise FormatError(f"{label} reads what no input of the model becomes")
+        if any(self.main in self._read_by.get(names[k], ()) for k in (5, 6)):
+            raise FormatError(f"{label} starts from a state that is computed from the input")
+        if any(state is not None and state.any() for state in (h, c)):
+            raise FormatError(f"{label} starts from a state that is stored, and not zero")
         layer = _lstm_layer(label, get, W, R, B, P)
-        if layer.input_size != x.width or x.is_state:
+        if lengths is not None:
+            raise FormatError(f"{label} has sequence_lens that are not the input's length")
+        if layer.input_size != self._width:
             raise FormatError(
                 f"{label} has input_size {layer.input_size} and does not read the columns of each"
                 " step"
             )
-        for state in (h, c):
-            if isinstance(state, _Stream) or getattr(state, "kind", "") == "state":
-                raise FormatError(f"{label} starts from a state that another LSTM writes")
-            if isinstance(state, np.ndarray) and state.any():
-                raise FormatError(f"{label} starts from a state that is stored, and not zero")
-        if not isinstance(lengths, _Aside | None):
-            raise FormatError(f"{label} has sequence_lens that are not the input's length")
-        for aside, kind in ((h, "state"), (c, "state"), (lengths, "lengths")):
-            if isinstance(aside, _Aside):
-                self.asides |= dict.fromkeys(aside.inputs, kind)
-        self._reverses |= get("direction") == b"reverse"
-        y = x.then(layer, layer.output_size)
-        return y, replace(y, is_state=True), _Aside("state")
+        self.reverses |= get("direction") == b"reverse"
+        self._add(layer, layer.output_size)
 
 
-def _joined(label: str, streams: list[_Stream], asides: list[_Aside]) -> Any:
-    """Returns both directions of one LSTM, or the states of several."""
-    if not asides and all(stream.layers == streams[0].layers for stream in streams):
-        return streams[0]
-    if all(stream.is_state for stream in streams) and all(a.kind != "size" for a in asides):
-        if not asides:
-            return max(streams, key=lambda stream: len(stream.layers))
-        is_input = not streams and all(aside.kind == "input" for aside in asides)
-        inputs = frozenset[str]().union(*(aside.inputs for aside in asides))
-        return _Aside("input" if is_input else "state", inputs)
-    if not streams:
-        return _Aside("size")
-    raise FormatError(f"{label} joins different paths; imported are models of one")
-
-
-def _arithmetic(label: str, kind: str, a: Any, b: Any) -> _Stream:
-    """Returns a layer's output with constants, or both ways of an LSTM as one."""
-    if isinstance(a, _Stream) and isinstance(b, _Stream):
-        merges: dict[str, Merge] = {"Add": "sum", "Mul": "mul"}
-        last, merge = a.last, merges.get(kind)
-        is_both = isinstance(last, LSTMLayer) and last.backward is not None
-        if a.layers != b.layers or not is_both or merge is None or last.merge != "concat":  # type: ignore[union-attr]
-            raise FormatError(f"{label} joins different paths; imported are models of one")
-        assert isinstance(last, LSTMLayer)
-        return a.with_last(replace(last, merge=merge), last.hidden_size)
-    x, array = (a, b) if isinstance(a, _Stream) else (b, a)
-    is_turned = kind in ("Sub", "Div") and x is b
-    if not isinstance(array, np.ndarray) or is_turned or (kind == "Div" and not array.all()):
-        raise FormatError(f"{label} is imported with a constant, as its second input")
-    if kind in ("Add", "Sub"):
-        return _scaled(label, x, None, array if kind == "Add" else -array)
-    return _scaled(label, x, array if kind == "Mul" else np.float32(1) / array, None)
-
-
-def _scaled(label: str, x: _Stream, scale: Any, shift: Any) -> _Stream:
-    """Returns `x * scale` or `x + shift`, with one number for each column or one for all."""
-    given = np.asarray(shift if scale is None else scale, np.float32)
-    if given.size not in (1, x.width) or x.width == 0:
-        raise FormatError(f"{label} has constants that are not those of a column")
-    values = np.broadcast_to(given.reshape(-1), (x.width,)).copy()
-    last = x.last
-    if isinstance(last, Dense) and scale is None:
-        return x.with_last(replace(last, bias=last.bias + values if last.bias.any() else values))
-    is_sum = isinstance(last, LSTMLayer) and last.merge == "sum"
-    if isinstance(last, LSTMLayer) and is_sum and scale is not None and (values == 0.5).all():
-        return x.with_last(replace(last, merge="ave"))
-    if x.width > _MAX_SQUARE:
-        raise FormatError(f"{label} scales {x.width} columns; behind a matrix it can be")
-    diagonal = np.eye(x.width, dtype=np.float32) if scale is None else np.diag(values)
-    return x.then(Dense(label, diagonal, values if scale is None else np.zeros_like(values)))
-
-
-def _lstm_layer(label: str, get: Callable[..., Any], W: Any, R: Any, B: Any, P: Any) -> LSTMLayer:
+def _lstm_layer(label: str, get: Any, W: Any, R: Any, B: Any, P: Any) -> LSTMLayer:
     D, H = R.shape[0], R.shape[2]
     for name, is_so in {
         "peepholes (its input P)": P is not None and P.any(), "clip": get("clip"),
@@ -535,13 +420,6 @@ def _shape(item: Any) -> tuple[int | None, ...]:
     return tuple(dim.dim_value if dim.dim_value > 0 else None for dim in dims)
 
 
-def _unknown(label: str) -> FormatError:
-    return FormatError(
-        f"{label} is no operator that is imported; imported are LSTM, Gather of tokens, MatMul,"
-        " Gemm, LayerNormalization, functions, and constants added or multiplied"
-    )
-
-
 def _label(node: Any) -> str:
     name = node.name or next((out for out in node.output if out), "")
     return f"{_printable(node.op_type)} '{_printable(name)}'"
@@ -549,10 +427,10 @@ def _label(node: Any) -> str:
 
 def _line(error: Exception) -> str:
     """Returns an error as one line, without ONNX Runtime's own places."""
-    if "bad_alloc" in str(error):
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
         raise MemoryError
     line = (str(error) or type(error).__name__).splitlines()[0]
-    return _printable(re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ .*\) ", "", line), 200)
+    return _printable(re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ .*?\) ", "", line), 200)
 
 
 def _printable(text: str, length: int = 80) -> str:
@@ -560,16 +438,14 @@ def _printable(text: str, length: int = 80) -> str:
     return "".join(c if c.isprintable() else " " for c in text).strip()[:length]
 
 
-# in the caller's process ------------------------------------------------------------------------
-
-
 def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack:
     """Returns the layers in the arrangement that gives ONNX Runtime's answers."""
     stack = unpack(arrays, about["stack"])
-    answers = [(order, arrays[f"x{k}"], arrays[f"y{k}"]) for k, order in enumerate(about["orders"])]
     for candidate in _candidates(stack, about["reverses"], about["half"]):
-        own = [case for case in answers if case[0] in (None, candidate.is_time_major)]
-        if own and all(_is_answer(candidate, x, y) for _, x, y in own):
+        is_time_major = candidate.is_time_major
+        cases = [k for k, order in enumerate(about["orders"]) if order in (None, is_time_major)]
+        found = [_answered(candidate, k, arrays) for k in cases]
+        if found and set.intersection(*found):
             window = about["sizes"][0 if candidate.is_time_major else 1]
             return replace(candidate, window=None if window == 1 else window)
     kinds = ", ".join(type(layer).__name__ for layer in stack.layers)
@@ -607,26 +483,31 @@ def _candidates(stack: LayerStack, reverses: bool, half: int) -> Iterator[LayerS
             yield replace(stack, layers=tuple(ways), is_time_major=is_time_major)
 
 
-def _is_answer(stack: LayerStack, x: NDArray[Any], y: NDArray[Any]) -> bool:
-    """Whether the layers give these outputs, whatever the order of their axes."""
+def _answered(stack: LayerStack, case: int, arrays: dict[str, NDArray[Any]]) -> set[int]:
+    """Returns the outputs that the layers give for an input, whatever the order of their axes."""
     import torch
 
     from fastlstm.sequence.stack_module import ImportedModel
 
+    x = arrays[f"x{case}"]
     given = torch.from_numpy(x if x.ndim > 1 else x[None] if stack.is_time_major else x[:, None])
     try:
         with torch.no_grad():
             got = ImportedModel(stack)(given)
     except FastLSTMError:
-        return False
+        return set()
     if stack.ends_in_softmax:
         is_log = stack.layers[-1] == Function(stack.layers[-1].name, "log_softmax")
         got = got.log_softmax(-1) if is_log else got.softmax(-1)
-    values, flat = got.numpy(), np.asarray(y, np.float32).ravel()
-    if values.size != flat.size:
-        return False
-    limit = _LIMIT * max(1.0, float(np.abs(flat).max(initial=0.0)))
-    return any(
-        bool((np.abs(values.transpose(order).ravel() - flat) <= limit).all())
-        for order in itertools.permutations(range(values.ndim))
-    )
+    values = got.numpy()
+    orders = [*itertools.permutations(range(values.ndim))]
+    found, k = set(), 0
+    while (y := arrays.get(f"y{case}.{k}")) is not None:
+        flat = np.asarray(y, np.float32).ravel()
+        limit = _LIMIT * max(1.0, float(np.abs(flat).max(initial=0.0)))
+        if flat.size == values.size and any(
+            (np.abs(values.transpose(order).ravel() - flat) <= limit).all() for order in orders
+        ):
+            found.add(k)
+        k += 1
+    return found

@@ -7,20 +7,16 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastlstm.errors import MissingExtraError
-from fastlstm.exchange.graph import CELL_EPSILON, interpret, reshaped
+from fastlstm.exchange.graph import CELL_EPSILON, Graph, Node, interpret, reshaped
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.system.environment import quiet_tensorflow
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import Graph, Node
-    from fastlstm.ops.cell_options import CellOptions
 
 SIGNATURE = "serving_default"
 

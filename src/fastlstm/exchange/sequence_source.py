@@ -9,19 +9,20 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.columns import scaled, unscaled
+from fastlstm.exchange.columns import Columns, scaled, unscaled
 from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, Size, Value, lstm_layers
 from fastlstm.exchange.source import Arrays, Source, rounded_network
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
+from fastlstm.sequence.files import StoredSequenceModel
 from fastlstm.sequence.layer_stack import (
     Dense,
     Dropout,
@@ -32,12 +33,8 @@ from fastlstm.sequence.layer_stack import (
     LSTMLayer,
     Steps,
 )
+from fastlstm.sequence.model import NetworkConfig
 from fastlstm.sequence.stack_module import StackNetwork
-
-if TYPE_CHECKING:
-    from fastlstm.exchange.columns import Columns
-    from fastlstm.sequence.files import StoredSequenceModel
-    from fastlstm.sequence.model import NetworkConfig
 
 SHAPES = ((1, 1), (7, 3), (100, 64))
 """Steps and sequences, (T, B)."""

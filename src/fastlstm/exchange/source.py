@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fastlstm.errors import ConfigError
+from fastlstm.exchange.graph import Graph
 from fastlstm.runs.weight_formats import as_floats, in_format
-
-if TYPE_CHECKING:
-    from fastlstm.exchange.graph import Graph
-    from fastlstm.sequence.layer_stack import LayerStack
+from fastlstm.sequence.layer_stack import LayerStack
 
 Arrays = Mapping[str, NDArray[Any]]
 Network = TypeVar("Network", bound=nn.Module)

@@ -90,13 +90,12 @@ def text_files(
     """Returns the files of a text run, and what the user should know."""
     lstms, norms, dense = text_parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
-    head = dense[-1].weight
-    equal = _equal_layers(lstms, dense[0].weight)
+    H, cells, output = _equal_layers(lstms, dense[0].weight)
     first = stack.layers[0]
     embed_size = first.weight.shape[1] if isinstance(first, Embedding) else lstms[0].input_size
     try:
         config = ModelConfig(
-            vocab_size=V, embed_size=embed_size, rnn_size=equal.hidden_size, num_layers=len(lstms),
+            vocab_size=V, embed_size=embed_size, rnn_size=H, num_layers=len(lstms),
             output_rank=len(dense[0].weight) if len(dense) > 1 else 0,
             activation=lstms[0].activation, recurrent_activation=lstms[0].recurrent_activation,
             output_norm=bool(norms),
@@ -109,40 +108,30 @@ def text_files(
         notes.append("one-hot input: the embedding is the identity matrix")
     table = first.weight if isinstance(first, Embedding) else np.eye(embed_size, dtype=np.float32)
     tensors: dict[str, Weights] = {"embedding.weight": table[vocabulary.ids]}
-    for k, (cell,) in enumerate(equal.cells):
-        tensors |= _layer_tensors(k, cell, norms[k] if norms else None)
+    for k, (cell,) in enumerate(cells):
+        own = {"weight_ih": cell.weight_ih, "weight_hh": cell.weight_hh, "bias_ih": cell.bias}
+        own["bias_hh"] = np.zeros_like(cell.bias)
+        tensors |= {f"layers.{k}.{name}_l0": value for name, value in own.items()}
+    for k, norm in enumerate(norms):
+        tensors |= {f"norms.{k}.weight": norm.weight, f"norms.{k}.bias": norm.bias}
     if len(dense) > 1:
-        tensors["projection.weight"], output = equal.head, head
-    else:
-        output = equal.head
+        tensors["projection.weight"], output = output, dense[-1].weight
     tensors["output.weight"] = output[vocabulary.ids]
     tensors["output.bias"] = dense[-1].bias[vocabulary.ids]
-    if equal.is_padded:
+    if any(layer.hidden_size < H for layer in lstms):
         sizes = ", ".join(str(layer.hidden_size) for layer in lstms)
         notes.append(
-            f"LSTM layers of {sizes} units: all have {equal.hidden_size} here, filled with units of"
+            f"LSTM layers of {sizes} units: all have {H} here, filled with units of"
             " zero weights, which change nothing"
         )
     notes += _notes(stack, lstms, vocabulary)
-    about = {**about, "window": _window(stack, lstms)}
+    about = {**about, "window": None if lstms[-1].every_step else stack.window}
     files = settings_files(config, vocabulary.tokenizer, {}, {})
     written = {**json.loads(files[CONFIG_FILE]), "import": about}
     packed = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
     assert {n: v.shape for n, v in packed.items()} == parameter_shapes(config)
     weights = safetensors.numpy.save(packed)
     return {**files, CONFIG_FILE: encode_json(written), MODEL_FILE: weights}, notes
-
-
-def _layer_tensors(k: int, cell: CellWeights, norm: LayerNorm | None) -> dict[str, Weights]:
-    tensors = {
-        f"layers.{k}.weight_ih_l0": cell.weight_ih,
-        f"layers.{k}.weight_hh_l0": cell.weight_hh,
-        f"layers.{k}.bias_ih_l0": cell.bias,
-        f"layers.{k}.bias_hh_l0": np.zeros_like(cell.bias),
-    }
-    if norm is not None:
-        tensors |= {f"norms.{k}.weight": norm.weight, f"norms.{k}.bias": norm.bias}
-    return tensors
 
 
 def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
@@ -206,11 +195,6 @@ def _check_growth(config: ModelConfig, lstms: list[LSTMLayer]) -> None:
         )
 
 
-def _window(stack: LayerStack, lstms: list[LSTMLayer]) -> int | None:
-    """Returns the tokens that the model reads to write one, None of one that writes at each."""
-    return None if lstms[-1].every_step else stack.window
-
-
 def _notes(stack: LayerStack, lstms: list[LSTMLayer], vocabulary: Vocabulary) -> list[str]:
     notes = []
     if stack.ends_in_softmax:
@@ -250,28 +234,14 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
 # layers of one width ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _EqualLayers:
-    """Layers of H hidden units each way, which compute what those of other widths did.
+def _equal_layers(
+    layers: list[LSTMLayer], head: Weights
+) -> tuple[int, list[tuple[CellWeights, ...]], Weights]:
+    """Returns one width H for all layers, their cells, and the weights `(K, ·)` on the last one.
 
     Units that a narrower layer lacks have weights of zero: their state is never read. Outputs of
     both ways that were added are side by side, and what reads them has its columns twice.
-
-    Attributes:
-        hidden_size: H.
-        cells: of each layer, of one way or of both.
-        head: what reads the last layer, `(K, H)` or `(K, 2H)`.
-        is_padded: some layer was narrower.
     """
-
-    hidden_size: int
-    cells: list[tuple[CellWeights, ...]]
-    head: Weights
-    is_padded: bool
-
-
-def _equal_layers(layers: list[LSTMLayer], head: Weights) -> _EqualLayers:
-    """Returns the layers with one width."""
     H = max(layer.hidden_size for layer in layers)
     ways = 1 if layers[0].backward is None else 2
     own = sum(4 * c.weight_ih.size + 4 * c.weight_hh.size for la in layers for c in _ways(la))
@@ -291,8 +261,7 @@ def _equal_layers(layers: list[LSTMLayer], head: Weights) -> _EqualLayers:
             bias = _taller(cell.bias[:, None], H)[:, 0]
             found.append(CellWeights(_taller(weight, H), _taller(hidden, H), bias))
         cells.append(tuple(found))
-    is_padded = any(layer.hidden_size < H for layer in layers)
-    return _EqualLayers(H, cells, _spread(head, layers[-1], H), is_padded)
+    return H, cells, _spread(head, layers[-1], H)
 
 
 def _ways(layer: LSTMLayer) -> list[CellWeights]:
@@ -339,21 +308,16 @@ def read_vocabulary(
             " classifier of the next token needs none: ", Setting("classes", True),
         )  # fmt: skip
     if text is not None:
-        return _of_characters(sorted(_characters_of(text)), size, "text")
+        from fastlstm.text.data.text import prepare_text
+
+        tokenizer = prepare_text(open_source(text)).tokenizer  # as `train` reads it
+        assert isinstance(tokenizer, CharTokenizer)
+        return _of_characters(sorted(set(tokenizer.chars)), size, "text")
     if chars is not None:
         if not isinstance(chars, str):
             raise ConfigError(Setting("chars"), f" is {kind_of_value(chars)}, expected a text")
         return _of_characters(list(chars), size, "chars")
     return _of_file(Path(str(vocab)), size)
-
-
-def _characters_of(text: str) -> set[str]:
-    """Returns the characters of a text, read as `train` reads it."""
-    from fastlstm.text.data.text import prepare_text
-
-    tokenizer = prepare_text(open_source(text)).tokenizer
-    assert isinstance(tokenizer, CharTokenizer)
-    return set(tokenizer.chars)
 
 
 def _of_characters(listed: list[str], size: int, option: str) -> Vocabulary:

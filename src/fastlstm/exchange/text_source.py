@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +27,14 @@ from fastlstm.sequence.layer_stack import (
     LayerStack,
     LSTMLayer,
 )
+from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
+from fastlstm.text.model import LanguageModel
 from fastlstm.text.scored_lanes import PRIME, num_lanes
 from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
 from fastlstm.text.weight_report import writing_speed
-
-if TYPE_CHECKING:
-    from fastlstm.text.config import ModelConfig
-    from fastlstm.text.model import LanguageModel
 
 TEXT_GRAPH = "fastlstm_text"
 """Name of the graphs of text models."""

@@ -9,24 +9,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export.dynamic_shapes import Dim
 
 from fastlstm.errors import ConfigError, FormatError
-from fastlstm.exchange.graph import interpret, reshaped
+from fastlstm.exchange.graph import Graph, Node, interpret, reshaped
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.tensors import encode_tensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from fastlstm.exchange.graph import Graph, Node
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
 _EXAMPLE_SIZES = {"T": 5, "B": 3}
