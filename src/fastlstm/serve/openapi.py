@@ -6,7 +6,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
 from fastlstm.serve.forecast.request import OutputName
@@ -38,25 +38,20 @@ _REF = "#/components/schemas/{name}"
 _TEXT: Schema = {"type": "string"}
 
 
-class Health(Struct):
-    """The answer of a health route."""
-
-    status: Literal["live", "ready", "stuck"]
-
-
-class Failure(Struct):
-    """What OpenAI's error object says."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class TextError(Struct):
-    """OpenAI's error object."""
-
-    error: Failure
+Health = defstruct("Health", [("status", Literal["live", "ready", "stuck"])])
+Live = defstruct("Live", [("live", bool)])
+Ready = defstruct("Ready", [("ready", bool)])
+Name = str | None
+Failure = defstruct("Failure", [("message", str), ("type", str), ("param", Name), ("code", Name)])
+TextError = defstruct("TextError", [("error", Failure)])
+InferError = defstruct("InferError", [("error", str)])
+Server = defstruct("Server", [("name", str), ("version", str), ("extensions", list[str])])
+ModelReady = defstruct("ModelReady", [("name", str), ("ready", bool)])
+Tensor = defstruct("Tensor", [("name", str), ("datatype", str), ("shape", list[int])])
+_TENSORS = [("inputs", list[Tensor]), ("outputs", list[Tensor])]  # type: ignore[valid-type]
+Metadata = defstruct(
+    "Metadata", [("name", str), ("versions", list[str]), ("platform", str), *_TENSORS]
+)
 
 
 class Usage(Struct):
@@ -113,12 +108,6 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
-class InferError(Struct):
-    """The error object of the Open Inference Protocol."""
-
-    error: str
-
-
 class OutputTensor(Struct):
     """An output with its numbers."""
 
@@ -135,51 +124,6 @@ class Answer(Struct):
     model_version: str
     outputs: list[OutputTensor]
     id: str | UnsetType = UNSET
-
-
-class TensorMetadata(Struct):
-    """An input or output of a model."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class Metadata(Struct):
-    """A forecaster, as the protocol describes a model."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class Server(Struct):
-    """The server, as the protocol describes it."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(Struct):
-    """Whether requests make progress."""
-
-    live: bool
-
-
-class Ready(Struct):
-    """Whether requests are taken."""
-
-    ready: bool
-
-
-class ModelReady(Struct):
-    """Whether a model takes requests."""
-
-    name: str
-    ready: bool
 
 
 def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schema:
