@@ -3,8 +3,8 @@
 usage: python benchmarks/forecast_serving.py [--clients 64] [--seconds 5]
 An untrained forecaster (L=336, h=96, 7 columns, H=256) behind a server of its own process; the
 clients are this process, on the cores that the server has, too. Each sends its next request when
-the answer to the last has come. A request is a window as JSON, a window as binary data, or one new
-row of a sequence; answers are binary. "No batching" is the server with one window per pass. Stores
+the answer to the last has come. A request is a window, or one new row of a sequence. "No batching"
+is the server with one window per pass. Stores
 one JSON line in results/<machine>/forecast_serving.jsonl.
 """
 
@@ -27,7 +27,7 @@ from fastlstm import Forecaster
 
 L, h, C = 336, 96, 7
 WARMUP_S = 1.0
-CASES = (("window, JSON", "json"), ("window, binary", "binary"), ("one row of a sequence", "row"))
+CASES = (("window", "window"), ("one row of a sequence", "row"))
 
 
 def make_forecaster(path: Path) -> None:
@@ -37,23 +37,14 @@ def make_forecaster(path: Path) -> None:
     model.fit(values).save(path)
 
 
-def request(values: Any, kind: str, **parameters: Any) -> bytes:
+def request(values: Any, **parameters: Any) -> bytes:
     """The bytes of a POST."""
     tensor: dict[str, Any] = {"name": "past", "datatype": "FP32", "shape": [1, *values.shape]}
-    tail, header = b"", b""
-    if kind == "json":
-        tensor["data"] = values.ravel().tolist()
-    else:
-        tail = values.tobytes()
-        tensor["parameters"] = {"binary_data_size": len(tail)}
-    parameters["binary_data_output"] = True
-    head = json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
-    if tail:
-        header = b"inference-header-content-length: %d\r\n" % len(head)
+    tensor["data"] = values.ravel().tolist()
+    body = json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
     return (
         b"POST /v2/models/model/infer HTTP/1.1\r\nhost: localhost\r\n"
-        b"content-type: application/json\r\n%scontent-length: %d\r\n\r\n%s%s"
-        % (header, len(head) + len(tail), head, tail)
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
     )
 
 
@@ -71,11 +62,11 @@ async def client(port: int, number: int, kind: str, start_s: float, until_s: flo
     """Returns the seconds of every request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
     values = np.random.default_rng(number).normal(size=(L, C)).astype("<f4")
-    data = request(values, kind)
+    data = request(values)
     if kind == "row":
-        begin = request(values, "binary", sequence_id=number + 1, sequence_start=True)
+        begin = request(values, sequence_id=number + 1, sequence_start=True)
         await exchange(reader, writer, begin)
-        data = request(values[:1], "binary", sequence_id=number + 1)
+        data = request(values[:1], sequence_id=number + 1)
     found = []
     while (now_s := time.perf_counter()) < until_s:
         await exchange(reader, writer, data)

@@ -155,10 +155,6 @@ class Admission:
         """Places taken: by requests that are read, wait, run or are being answered."""
         return self._places.num_taken
 
-    @property
-    def is_full(self) -> bool:
-        return self._places.is_full
-
     def reserve(self, reservation: Reservation, count: int = 1) -> None:
         """Raises the places of a request to `count`; `release` must follow.
 

@@ -6,14 +6,17 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
 from fastlstm.serve.forecast.request import OutputName
 from fastlstm.serve.forecast.tensors import Size
+from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
 from fastlstm.serve.text.requests import MAX_PROMPTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from fastlstm.serve.text.engine import TextEngine
 
 Schema = dict[str, Any]
@@ -38,25 +41,20 @@ _REF = "#/components/schemas/{name}"
 _TEXT: Schema = {"type": "string"}
 
 
-class Health(Struct):
-    """The answer of a health route."""
-
-    status: Literal["live", "ready", "stuck"]
-
-
-class Failure(Struct):
-    """What OpenAI's error object says."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class TextError(Struct):
-    """OpenAI's error object."""
-
-    error: Failure
+Health = defstruct("Health", [("status", Literal["live", "ready", "stuck"])])
+Live = defstruct("Live", [("live", bool)])
+Ready = defstruct("Ready", [("ready", bool)])
+Name = str | None
+Failure = defstruct("Failure", [("message", str), ("type", str), ("param", Name), ("code", Name)])
+TextError = defstruct("TextError", [("error", Failure)])
+InferError = defstruct("InferError", [("error", str)])
+Server = defstruct("Server", [("name", str), ("version", str), ("extensions", list[str])])
+ModelReady = defstruct("ModelReady", [("name", str), ("ready", bool)])
+Tensor = defstruct("Tensor", [("name", str), ("datatype", str), ("shape", list[int])])
+_TENSORS = [("inputs", list[Tensor]), ("outputs", list[Tensor])]  # type: ignore[valid-type]
+Metadata = defstruct(
+    "Metadata", [("name", str), ("versions", list[str]), ("platform", str), *_TENSORS]
+)
 
 
 class Usage(Struct):
@@ -113,12 +111,6 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
-class InferError(Struct):
-    """The error object of the Open Inference Protocol."""
-
-    error: str
-
-
 class OutputTensor(Struct):
     """An output with its numbers."""
 
@@ -137,70 +129,25 @@ class Answer(Struct):
     id: str | UnsetType = UNSET
 
 
-class TensorMetadata(Struct):
-    """An input or output of a model."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class Metadata(Struct):
-    """A forecaster, as the protocol describes a model."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class Server(Struct):
-    """The server, as the protocol describes it."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(Struct):
-    """Whether requests make progress."""
-
-    live: bool
-
-
-class Ready(Struct):
-    """Whether requests are taken."""
-
-    ready: bool
-
-
-class ModelReady(Struct):
-    """Whether a model takes requests."""
-
-    name: str
-    ready: bool
-
-
 def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schema:
     """Returns the OpenAPI document of a server of this model."""
     if isinstance(engine, ForecastEngine):
-        about, paths = _forecast_paths(engine)
+        about, error = "Forecasts by the Open Inference Protocol", "InferError"
+        paths = _forecast_paths(engine)
         kinds = [InferError, Answer, Metadata, Server, Live, Ready, ModelReady, Health]
-        error = "InferError"
     else:
-        about, paths = _text_paths(engine)
-        kinds, error = [TextError, Completion, Model, ModelList, Health], "TextError"
+        about, paths, error = "OpenAI's text completions", _text_paths(engine), "TextError"
+        kinds = [TextError, Completion, Model, ModelList, Health]
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
-    if not isinstance(engine, ForecastEngine):
-        _narrow_prompt(schemas["CompletionRequest"]["properties"])
     schemas["Error"] = _ref(error)
+    if "CompletionRequest" in schemas:
+        _narrow_prompt(schemas["CompletionRequest"]["properties"])
     document: Schema = {
         "openapi": "3.1.0",
         "info": {
             "title": "fastlstm",
             "version": importlib.metadata.version("fastlstm"),
-            "description": about,
+            "description": f"{about}: the model '{engine.name}'.",
         },
         "paths": {**paths, **_shared_paths()},
         "components": {"schemas": schemas},
@@ -221,89 +168,83 @@ def _narrow_prompt(properties: Schema) -> None:
     properties["prompt"]["anyOf"] = kinds
 
 
-def _text_paths(engine: TextEngine) -> tuple[str, Schema]:
+def _text_paths(engine: TextEngine) -> Schema:
     event = {"type": "object", "properties": {"data": _TEXT}, "required": ["data"]}
     event["description"] = "a Completion whose texts are what is new; after the last one, [DONE]"
     answer = {**_json("Completion"), "text/event-stream": {"schema": event}}
-    model = _get("the model", _json("Model"), 404)
-    chat = {
-        "summary": "not supported by this model: answers 404 and says so",
-        "requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}},
-        "responses": _responses(None, 401, 404, 421, 431, 503),
-    }
     errors = (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
-    return f"OpenAI's text completions for the model '{engine.name}'.", {
-        "/v1/completions": {
-            "post": _post("continues a prompt", "CompletionRequest", answer, *errors)
-        },
-        "/v1/models": {"get": _get("the models: one", _json("ModelList"))},
-        "/v1/models/{name}": {"get": _with_path(model, name=engine.name)},
-        "/v1/chat/completions": {"post": chat},
+    request = _ref("CompletionRequest")
+    chat = {"type": "object"}
+    return {
+        **_get("/v1/models", "the models: one", "ModelList"),
+        **_get("/v1/models/{name}", "the model", "Model", 404, name=engine.name),
+        **_post("/v1/completions", "continues a prompt", request, answer, *errors),
+        **_post("/v1/chat/completions", "answers 404", chat, None, 401, 404, 421, 431, 503),
     }
 
 
-def _forecast_paths(engine: ForecastEngine) -> tuple[str, Schema]:
-    live = _get("whether requests make progress", _json("Live"))
-    live["responses"]["503"] = live["responses"]["200"]
-    metadata = _get("the model's inputs and outputs", _json("Metadata"), 404)
-    ready = _get("whether the model takes requests", _json("ModelReady"), 404)
+def _forecast_paths(engine: ForecastEngine) -> Schema:
+    paths = {
+        **_get("/v2", "the server", "Server"),
+        **_get("/v2/health/live", "whether requests make progress", "Live"),
+        **_get("/v2/health/ready", "whether requests are taken", "Ready"),
+    }
+    live = paths["/v2/health/live"]["get"]["responses"]
+    live["503"] = live["200"]
     errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504)
-    infer = _post("forecasts the steps after each window", "Request", _json("Answer"), *errors)
-    paths: Schema = {
-        "/v2": {"get": _get("the server", _json("Server"))},
-        "/v2/health/live": {"get": {**live, "security": []}},
-        "/v2/health/ready": {
-            "get": {**_get("whether requests are taken", _json("Ready")), "security": []}
-        },
-    }
+    about, request = "forecasts the steps after each window", _ref("Request")
     names = {"model": engine.name}
     for path, parts in (
         ("/v2/models/{model}", names),
         ("/v2/models/{model}/versions/{version}", {**names, "version": VERSION}),
     ):
-        paths[path] = {"get": _with_path(metadata, **parts)}
-        paths[f"{path}/ready"] = {"get": _with_path(ready, **parts)}
-        paths[f"{path}/infer"] = {"post": _with_path(infer, **parts)}
-    about = f"Forecasts of the model '{engine.name}' by the Open Inference Protocol, version 2."
-    return about, paths
+        paths |= _get(path, "the model's inputs and outputs", "Metadata", 404, **parts)
+        ready = "whether the model takes requests"
+        paths |= _get(f"{path}/ready", ready, "ModelReady", 404, **parts)
+        paths |= _post(f"{path}/infer", about, request, _json("Answer"), *errors, **parts)
+    return paths
 
 
 def _shared_paths() -> Schema:
-    health, text = _json("Health"), {"schema": _TEXT}
-    live = _get("whether requests make progress", health)
-    stuck = {"description": "requests are under way and make no progress", "content": health}
-    live["responses"]["503"] = stuck
+    page, metrics = ({kind: {"schema": _TEXT}} for kind in ("text/html", "text/plain"))
     document = {"application/json": {"schema": {"type": "object"}}}
-    return {
-        "/metrics": {"get": _get("counters, for Prometheus", {"text/plain": text})},
-        "/openapi.json": {"get": _get("this document", document)},
-        "/": {"get": {**_get("the page", {"text/html": text}), "security": []}},
-        "/health/live": {"get": {**live, "security": []}},
-        "/health/ready": {"get": {**_get("whether requests are taken", health), "security": []}},
+    paths = {
+        **_get("/metrics", "counters, for Prometheus", metrics),
+        **_get("/openapi.json", "this document", document),
+        **_get("/", "the page", page),
+        **_get("/health/live", "whether requests make progress", "Health"),
+        **_get("/health/ready", "whether requests are taken", "Health"),
     }
+    live = paths["/health/live"]["get"]["responses"]
+    live["503"] = {**live["200"], "description": "requests are under way and make no progress"}
+    return paths
 
 
-def _get(summary: str, answer: Schema, *more: int) -> Schema:
-    return {"summary": summary, "responses": _responses(answer, 401, 421, 431, 503, *more)}
+def _get(path: str, summary: str, answer: str | Schema, *more: int, **parts: str) -> Schema:
+    """Returns a path that is read; `parts` of it are given as examples."""
+    content = _json(answer) if isinstance(answer, str) else answer
+    operation = _operation(summary, content, (401, 421, 431, 503, *more), parts)
+    needs_no_key = path in OPEN_PATHS or path == PAGE_PATH
+    return {path: {"get": {**operation, **({"security": []} if needs_no_key else {})}}}
 
 
-def _post(summary: str, request: str, answer: Schema, *errors: int) -> Schema:
-    body = {"required": True, "content": _json(request)}
-    return {"summary": summary, "requestBody": body, "responses": _responses(answer, *errors)}
+def _post(
+    path: str, summary: str, request: Schema, answer: Schema | None, *errors: int, **parts: str
+) -> Schema:
+    body = {"required": answer is not None, "content": {"application/json": {"schema": request}}}
+    return {path: {"post": {**_operation(summary, answer, errors, parts), "requestBody": body}}}
 
 
-def _with_path(operation: Schema, **examples: str) -> Schema:
-    """Returns an operation with parameters of its path, each with an example."""
-    kind = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    parameters = [{"name": name, **kind, "example": value} for name, value in examples.items()]
-    return {**operation, "parameters": parameters}
-
-
-def _responses(answer: Schema | None, *errors: int) -> Schema:
+def _operation(
+    summary: str, answer: Schema | None, errors: Iterable[int], parts: Mapping[str, str]
+) -> Schema:
     listed = {} if answer is None else {"200": {"description": "the answer", "content": answer}}
     for status in sorted(errors):
         listed[str(status)] = {"description": _ERRORS[status], "content": _json("Error")}
-    return listed
+    kind = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    parameters = [{"name": name, **kind, "example": value} for name, value in parts.items()]
+    own = {"parameters": parameters} if parameters else {}
+    return {"summary": summary, "responses": listed, **own}
 
 
 def _json(name: str) -> Schema:

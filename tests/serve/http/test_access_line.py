@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.http.access import Record
-from fastlstm.serve.http.access_line import _duration, json_line, terminal_line
+from fastlstm.serve.http.access import Record, _duration, json_line, terminal_line
 from running_server import Running
 
 KEY = hashlib.sha256(b"secret-key").hexdigest()[:4]

@@ -49,10 +49,10 @@ def test_a_client_that_leaves_takes_its_turn_along() -> None:
         left = [asyncio.create_task(bodies.read_json(SCOPE, receive)) for _ in range(40)]
         for _ in range(3):
             await asyncio.sleep(0)
-        assert bodies._turns.locked()
+        assert bodies.turns.locked()
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        assert not bodies._turns.locked()
+        assert not bodies.turns.locked()
 
     asyncio.run(main())

@@ -96,7 +96,8 @@ def test_more_connections_than_files_stop_nobody(start: Any) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with contextlib.ExitStack() as stack:
         for _ in range(90):
-            stack.enter_context(socket.create_connection((host, int(port)), 10))
+            with contextlib.suppress(ConnectionResetError):  # closed at once
+                stack.enter_context(socket.create_connection((host, int(port)), 10))
         # Those that ask nothing are closed once they have waited for a second.
         wait_until(lambda: is_live(server.url))
         answers = [httpx.get(f"{server.url}/metrics", timeout=30) for _ in range(3)]
@@ -196,10 +197,10 @@ def test_a_connection_that_is_answered_is_not_closed_for_another(
         refused = httpx.get(f"{server.url}/health/live", timeout=10)
         assert refused.status_code == 503
         # Many more are closed at once, whether they ask or not.
-        silent = [
-            stack.enter_context(socket.create_connection(server.address, 10)) for _ in range(4)
-        ]
-        wait_until(lambda: has_ended(silent[-1]))
+        with contextlib.suppress(ConnectionResetError):
+            for _ in range(20):
+                silent = stack.enter_context(socket.create_connection(server.address, 10))
+            wait_until(lambda: has_ended(silent))
         for stream in streams:
             assert next(stream)
     assert server.runner.service.metrics.stalls._value.get() == 0

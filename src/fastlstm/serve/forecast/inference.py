@@ -104,7 +104,7 @@ class Infer:
                 del forecasts  # shares memory with all of its pass
                 head = {"model_name": engine.name, "model_version": VERSION}
                 head |= {} if request.id is None else {"id": request.id}
-                await _send(head, outputs, pending, sender)
+                await _send(head, outputs, pending, sender, service.bodies.turns)
         finally:
             engine.scheduler.release(pending)
 
@@ -121,7 +121,11 @@ async def _forecasts(pending: PendingForecast, request: InferRequest, record: Re
 
 
 async def _send(
-    head: dict[str, str], outputs: Outputs, pending: PendingForecast, sender: Sender
+    head: dict[str, str],
+    outputs: Outputs,
+    pending: PendingForecast,
+    sender: Sender,
+    turns: asyncio.Semaphore,
 ) -> None:
     parts = answer_parts(head, outputs)
     if sum(values.size for values in outputs.values()) <= _FEW_NUMBERS:
@@ -130,9 +134,11 @@ async def _send(
         await sender.body(whole, is_last=True)
         return
     await sender.start(b"application/json")
-    for part in parts:
+    part = b"0"
+    while part:
+        async with turns:  # a few parts of all answers in each turn of the event loop
+            part = next(parts, b"")
+            await asyncio.sleep(0)
         if pending.has_left:
             raise Disconnected
-        await sender.body(part)
-        await asyncio.sleep(0)  # each part is made in a turn of the event loop of its own
-    await sender.body(b"", is_last=True)
+        await sender.body(part, is_last=not part)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import counted, nearest_hint
 from fastlstm.serve.forecast.sequence_store import SequenceStep
 from fastlstm.serve.forecast.tensors import FLOATS, Tensor, TensorSpec, read_inputs
-from fastlstm.serve.http.errors import ApiError, value_name
+from fastlstm.serve.http.errors import ApiError, shown
 from fastlstm.serve.http.structs import MAX_NUMBER, decode, refused
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _codes(names: NDArray[Any], known: Mapping[str, int], column: str) -> Floats
         if code is None:
             hint = nearest_hint(name[:64], known) if len(known) <= _MAX_HINTS else ""
             seen = f"training has seen {counted(len(known), 'name')} in it"
-            raise _bad(f"column '{column}' knows no {value_name(name)}{hint}; {seen}")
+            raise _bad(f"column '{column}' knows no '{shown(name)}'{hint}; {seen}")
         codes.append(code)
     return np.array(codes, dtype=np.float32).reshape(names.shape)
 

@@ -18,11 +18,11 @@ _PARTS_PER_TURN = 4
 
 
 class Bodies:
-    """Receives bodies, of long ones only a few parts per turn of the event loop."""
+    """Receives bodies, of long ones only a few parts per turn of the event loop (`turns`)."""
 
     def __init__(self, max_bytes: int, timeout_s: float) -> None:
         self._max_bytes, self._timeout_s = max_bytes, timeout_s
-        self._turns = asyncio.Semaphore(_PARTS_PER_TURN)
+        self.turns = asyncio.Semaphore(_PARTS_PER_TURN)
 
     async def read_json(self, scope: Scope, receive: Receive) -> bytes:
         """Returns the body of a request whose content type is JSON.
@@ -58,7 +58,7 @@ class Bodies:
             if not message.get("more_body", False):
                 return b"".join(parts)
             if size > _SHORT:
-                async with self._turns:
+                async with self.turns:
                     await asyncio.sleep(0)
 
     def _too_long(self) -> ApiError:

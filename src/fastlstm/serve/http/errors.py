@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 
@@ -107,20 +105,3 @@ def error_json(
 def shown(text: str) -> str:
     """Returns a text for an error, clipped to 200 characters."""
     return text if len(text) <= 200 else text[:200] + "…"
-
-
-def value_name(value: Any) -> str:
-    """Returns a short description of a value for an error."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**20 else "a huge number"
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, str):
-        return f"'{value}'" if len(value) <= 40 else f"a string of {len(value)} characters"
-    if isinstance(value, Sequence):
-        return f"a list of {len(value)}"
-    return "an object"
