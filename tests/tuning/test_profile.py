@@ -354,7 +354,7 @@ def without_isa(monkeypatch, ratio: float) -> Profile:
     monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
     base = replace(PROFILE, phases={"evaluation": 0.5})
-    return verification.with_instruction_set(base, "fastlstm train book.txt")
+    return verification.with_instruction_set(base, ["book.txt"])
 
 
 def test_commands_without_the_forced_instruction_set(monkeypatch):
@@ -365,7 +365,7 @@ def test_commands_without_the_forced_instruction_set(monkeypatch):
     assert found.evidence.startswith("FASTLSTM_ISA is scalar, this CPU has avx2; 9,952 -> ")
     assert found.command_prefix == "env -u FASTLSTM_ISA "
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
-    assert not verification.with_instruction_set(PROFILE, "fastlstm train book.txt").verdicts
+    assert not verification.with_instruction_set(PROFILE, ["book.txt"]).verdicts
 
 
 def test_an_instruction_set_that_gains_nothing_is_not_recommended(monkeypatch):
@@ -381,7 +381,7 @@ def test_an_instruction_set_that_cannot_be_timed_loses_nothing(monkeypatch):
     monkeypatch.setattr(verification, "measured_times", refuse)
     monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    found = verification.with_instruction_set(PROFILE, "fastlstm train -")
+    found = verification.with_instruction_set(PROFILE, ["-"])
     assert found.not_timed == ("instruction set: B failed with exit status 2",)
 
 

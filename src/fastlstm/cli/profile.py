@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,8 +118,7 @@ def _profile_training(argv: list[str]) -> int:
     _set_up(sources, config, names, profiler)
     assert profiler.result is not None
     fixed = chosen_sizes(config, profiler.options)
-    words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
-    profile = with_instruction_set(profiler.result, shlex.join(words))
+    profile = with_instruction_set(profiler.result, train_words(command, _OWN, argv, fixed))
     commands = _commands(profile, command, argv, config, fixed)
     verified = None
     if not parsed["no_verify"] and profile.recommended:
@@ -192,12 +190,9 @@ def _verified(
         return None
     from fastlstm.tuning.verification import measured_gain
 
-    words = [
-        ["fastlstm", "train", *train_words(command, _OWN, argv, o)]
-        for o in (fixed, {**fixed, **verdict.options})
-    ]
+    a, b = (train_words(command, _OWN, argv, o) for o in (fixed, {**fixed, **verdict.options}))
     try:
-        return measured_gain(shlex.join(words[0]), shlex.join(words[1]), step_share)
+        return measured_gain(a, b, step_share)
     except FastLSTMError as error:  # such as of a text from standard input, which is used up
         say(f"note: the first recommendation was not verified: {error}")
         return None
