@@ -125,6 +125,13 @@ def test_the_best_of_all_settings_is_found_and_settings_are_not_trained_twice():
     assert len(told) <= 2 * 3 * 3 * 2
 
 
+def test_all_that_is_to_be_tried_first_is_tried():
+    """Trials that wait have no label, which is nothing known."""
+    values = {"batch": list(range(1, 41))}
+    study = searched(Runs({}), Space(BASE, values, [{"batch": n} for n in values["batch"][1:]], []))
+    assert len(set(labels(study))) == 40
+
+
 def test_worse_settings_get_no_longer_runs_but_the_default_does():
     runs = Runs({("rnn_size", 96): 0.5, ("rnn_size", 192): 0.1})
     study = searched(runs)

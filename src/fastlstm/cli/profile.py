@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from fastlstm.text.data.sources import open_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastlstm.tuning.profile import Profile, Profiler
+    from fastlstm.tuning.profile import Profile
     from fastlstm.tuning.verdicts import Verdict
 
 PROFILE_FILE = "profile.json"
@@ -109,16 +108,15 @@ def _profile_training(argv: list[str]) -> int:
 
     from fastlstm.tuning.op_times import check_trace
     from fastlstm.tuning.planned_run import chosen_sizes
-    from fastlstm.tuning.profile import Profiler
+    from fastlstm.tuning.profile import profile_run
     from fastlstm.tuning.verification import with_instruction_set
 
     if trace is not None:
         check_trace(trace)
-    profiler = Profiler(seconds, parsed["ops"], trace)
-    _set_up(sources, config, names, profiler)
-    assert profiler.result is not None
-    fixed = chosen_sizes(config, profiler.options)
-    profile = with_instruction_set(profiler.result, train_words(command, _OWN, argv, fixed))
+    source = one_or_many(sources)
+    profile, options = profile_run(source, config, names, seconds, parsed["ops"], trace)
+    fixed = chosen_sizes(config, options)
+    profile = with_instruction_set(profile, train_words(command, _OWN, argv, fixed))
     commands = _commands(profile, command, argv, config, fixed)
     verified = None
     if not parsed["no_verify"] and profile.recommended:
@@ -156,28 +154,6 @@ def _commands(
             command, own, argv, tuned, verb="tune", taken=commands.values()
         )
     return commands
-
-
-def _set_up(
-    sources: list[str], config: TrainConfig | ForecastConfig, names: Any, profiler: Profiler
-) -> None:
-    """Sets the run up as `train` does, in a directory that is removed, and profiles it."""
-    from fastlstm.tuning.profile import Profiled
-
-    with tempfile.TemporaryDirectory(prefix="fastlstm-profile-") as folder:
-        shared: dict[str, Any] = {"out": Path(folder, "run"), "config": config, "given": names}
-        shared |= {"observers": [profiler.see], "callbacks": [profiler]}
-        try:
-            if isinstance(config, TrainConfig):
-                from fastlstm.text.train import train
-
-                train(one_or_many(sources), as_text=True, **shared)
-            else:
-                from fastlstm.forecast.train import train_forecaster
-
-                train_forecaster(one_or_many(sources), **shared)
-        except Profiled:
-            pass
 
 
 def _verified(

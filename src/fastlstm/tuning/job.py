@@ -6,7 +6,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -14,8 +13,7 @@ import torch
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event, Observer
-    from fastlstm.training.callbacks import Callback
+    from fastlstm.runs.events import Event
     from fastlstm.training.options import TrainingOptions
     from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.tune import Search
@@ -69,21 +67,14 @@ class Job(ABC):
         return " of its longest run"
 
     @abstractmethod
-    def train(
-        self, source: Any, config: Any, *, given: Collection[str], out: Path,
-        observers: Sequence[Observer] = (), callbacks: Sequence[Callback] = (),
-    ) -> None:  # fmt: skip
+    def train(self, source: Any, config: Any, **options: Any) -> None:
         """Trains a run as `fastlstm train` does, for comparison with others of the search."""
 
     @abstractmethod
     def prepare(
         self, trainer: Trainer, given: Collection[str], search: Search, show: Show
     ) -> Space:
-        """Returns the settings of a run that was set up, and those to try.
-
-        Raises:
-            UsageError: no size keeps the limits.
-        """
+        """Returns the settings of a run that was set up, and those to try."""
 
     @abstractmethod
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
@@ -94,16 +85,8 @@ class Job(ABC):
         self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
         budget_s: float,
     ) -> tuple[float, float]:  # fmt: skip
-        """Returns what a short run ended at, and what the whole run is expected to end at.
-
-        Args:
-            start: the event that the short run began with.
-            end: the event that it ended with.
-            options: those that `tune` chose.
-            space: the settings that are compared with.
-            seconds: its budget.
-            budget_s: of the whole run.
-        """
+        """Returns what a short run of so many seconds ended at, and what the whole run is expected
+        to end at, by the events that the short one began and ended with."""
 
     @abstractmethod
     def figure(self, value: float, has_unit: bool = True) -> str:

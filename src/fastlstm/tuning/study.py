@@ -266,25 +266,20 @@ class Objective:
         runs, label = trial.user_attrs.get("runs", {}), trial.user_attrs["label"]
         key = f"{seconds:g}s-{seed}"
         same = (r for r in runs_of(trial.study) if (r["label"], r["key"]) == (label, key))
-        run = next(same, None)
-        known = "; done before" if run else ""
-        if run is None:
-            run = {
-                "key": key,
-                "seconds": seconds,
-                "seed": seed,
-                "name": f"{trial.number:03d}-{key}",
-            }
-            run |= self._trained(run["name"], options, seconds, seed)
+        if (run := next(same, None)) is not None:
+            trial.set_user_attr("runs", {**runs, key: run})
+            return run
+        run = {"key": key, "seconds": seconds, "seed": seed, "name": f"{trial.number:03d}-{key}"}
+        run |= self._trained(run["name"], options, seconds, seed)
         trial.set_user_attr("runs", {**runs, key: run})
         text = f"failed: {run['why']}"
         if run["expected"] is not None:
             text = self.job.figure(run["bits"])
             if run["expected"] != run["bits"]:
                 text += f", whole run expected {self.job.figure(run['expected'], False)}"
-            others = (_expected(r) for r in runs_of(trial.study) if r["label"] != label)
-            text += "; best so far" * (run["expected"] < min(others, default=0.0))
-        self.show(f"{trial.number:03d} {clock(seconds)}", f"{label}: {text}{known}")
+            others = [_expected(r) for r in runs_of(trial.study) if r["seconds"] == seconds]
+            text += "; best so far" * (len(others) > 1 and run["expected"] <= min(others))
+        self.show(f"{trial.number:03d} {clock(seconds)}", f"{label}: {text}")
         return run
 
     def _trained(
@@ -308,7 +303,8 @@ def _expected(run: Mapping[str, Any]) -> float:
 
 def _end_without_news(study: optuna.Study, trial: FrozenTrial) -> None:
     """Ends a search whose settings were all tried."""
-    labels = [each.user_attrs.get("label") for each in study.get_trials(deepcopy=False)]
+    trials = study.get_trials(deepcopy=False)
+    labels = [each.user_attrs["label"] for each in trials if "label" in each.user_attrs]
     if set(labels[-_MAX_KNOWN:]) <= set(labels[:-_MAX_KNOWN]):
         study.stop()
 
