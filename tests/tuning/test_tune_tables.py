@@ -102,7 +102,8 @@ def prepared(table: Path, search: Search, **changes: Any) -> Space:
 def test_the_longest_input_has_its_horizon_behind_it(table: Path):
     search = Search(Path("unused"), axes=("input",))
     for length, tried in ((248, [124, 496]), (252, [124])):
-        space = prepared(table, search, input_size=length)
+        space = prepared(table, search, input_size=length, threads=None)
+        assert "threads" not in space.options, "a command has no --threads None"
         assert space.values == {"input": [length, *tried]}
         assert space.first == [{"input": n} for n in tried]
 

@@ -114,6 +114,12 @@ def values_to_try(
     return {axis: tried for axis, tried in values.items() if len(tried) > 1}
 
 
+def resolved(options: TrainingOptions, names: Collection[str]) -> dict[str, Any]:
+    """Returns some options by name, without those that a run chooses when it starts."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def single_changes(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Returns the single changes: the first of every axis, then the second ones."""
     columns = itertools.zip_longest(

@@ -20,6 +20,7 @@ from fastlstm.tuning.job import (
     Job,
     Show,
     Space,
+    resolved,
     single_changes,
     sizes_around,
     values_to_try,
@@ -110,7 +111,7 @@ class TableJob(Job):
         found = values_around(config, task.loader.num_windows, rows)
         fit = [s["hidden_size"] for s in sizes if not s["refusal"]]
         values = values_to_try(axes, {"size": [config.hidden_size, *fit], **found}, config)
-        default = {name: getattr(config, name) for name in _OPTIONS}
+        default = resolved(config, _OPTIONS)
         return Space(default, values, single_changes(values), sizes)
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:

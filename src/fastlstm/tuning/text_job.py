@@ -21,6 +21,7 @@ from fastlstm.tuning.job import (
     Job,
     Show,
     Space,
+    resolved,
     single_changes,
     sizes_around,
     values_to_try,
@@ -104,7 +105,7 @@ class TextJob(Job):
         found = values_around(config, train_tokens, has_wide_output(task))
         fit = [s["rnn_size"] for s in sizes if not s["refusal"]]
         values = values_to_try(axes, {**found, "size": [config.rnn_size, *fit]}, config)
-        default = {name: getattr(config, name) for name in _OPTIONS}
+        default = resolved(config, _OPTIONS)
         first = single_changes(values)
         if task.device.type != "cpu" or not self.has_law:
             return Space(default, values, first, sizes)

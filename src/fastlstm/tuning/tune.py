@@ -311,7 +311,7 @@ def _train(
         keep_checkpoints=1,
     )  # fmt: skip
     if work.search.jobs > 1:
-        threads = (options["threads"] or hardware.cores()) // work.search.jobs
+        threads = (options.get("threads") or hardware.cores()) // work.search.jobs
         short = replace(short, threads=max(1, threads))
     names = {*work.given, *options, "budget", "seed"}
     job.train(work.source, short, given=names, out=out, observers=[keep])
