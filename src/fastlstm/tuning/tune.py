@@ -247,8 +247,13 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
     ]  # fmt: skip
     failure = None
     try:
-        for process in processes:
-            process.start()
+        # The processes inherit the mask: this one says when they end.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        try:
+            for process in processes:
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         while any(process.is_alive() for process in processes) or lines.poll():
             if job.stop() or failure is not None:
                 ended.set()
@@ -260,7 +265,7 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
                     failure = text
     finally:
         ended.set()
-        for process in processes:
+        for process in (each for each in processes if each.pid is not None):
             process.join()
     if job.stop():
         raise Stopped("stopped between two short runs")
@@ -275,8 +280,6 @@ def _worker(
     lines: Connection, parent: int,
 ) -> None:  # fmt: skip
     """A process that runs trials until the search is over, or its parent is gone."""
-    for each in (signal.SIGINT, signal.SIGHUP):  # the parent says when it ends
-        signal.signal(each, signal.SIG_IGN)
 
     def stop() -> bool:
         return ended.is_set() or os.getppid() != parent
@@ -292,6 +295,8 @@ def _worker(
         pass
     except FastLSTMError as error:
         lines.send(("", error.lines()[0]))
+    except Exception as error:
+        lines.send(("", f"internal error: {error!r}"))
 
 
 def _train(
