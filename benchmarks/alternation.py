@@ -1,54 +1,22 @@
-"""Candidates that take turns, each in its own process: whatever disturbs the machine hits all."""
+"""Candidates that take turns, each in its own process: whatever disturbs the machine hits all.
+
+The worker's side (`required`, `serve`) needs nothing but Python: peers may have an interpreter of
+their own.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-
-@dataclass
-class Worker:
-    """A process that waits for a number of steps and answers with their seconds."""
-
-    name: str
-    command: list[str]
-    seconds: list[float] = field(default_factory=list)
-    _process: subprocess.Popen[str] | None = None
-
-    def start(self) -> bool:
-        """Starts the process; returns whether it got ready."""
-        self._process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent,
-        )
-        return self._read() == "ready"
-
-    def run(self, steps: int) -> None:
-        """Lets it run `steps` steps and keeps their seconds."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
-        self._process.stdin.flush()
-        self.seconds += json.loads(self._read())
-
-    def stop(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait(timeout=60)
-
-    def _read(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+if TYPE_CHECKING:
+    from fastlstm.tuning.turns import Worker
 
 
 @contextmanager
@@ -72,20 +40,49 @@ def serve(step: Callable[[], object]) -> None:
         print(json.dumps(seconds), flush=True)
 
 
-def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Starts all workers, lets each run `steps` steps per round in turn, returns their seconds.
+def worker_of(name: str, command: list[str]) -> Worker:
+    """A candidate whose command runs in this folder."""
+    from fastlstm.tuning.turns import Worker
 
-    A worker that does not get ready is left out and named on stderr.
+    return Worker(name, command, Path(__file__).parent, limit_s=600.0)
+
+
+def started(worker: Worker) -> bool:
+    """Returns whether a candidate got ready; one that did not is named on stderr."""
+    from fastlstm.errors import CommandError
+
+    try:
+        worker.ready()
+    except CommandError as error:
+        worker.close()
+        print(f"left out, it did not start: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Lets each candidate run `steps` steps per round in turn; returns the seconds of all by name.
+
+    Prints the ratio of each to the first one with its interval and verdict.
     """
-    ready = []
-    for worker in workers:
-        if worker.start():
-            ready.append(worker)
-        else:
-            print(f"left out, it did not start: {worker.name}", file=sys.stderr)
+    import numpy as np
+
+    from fastlstm.tuning.turns import estimate, verdict
+
+    ready = list(filter(started, workers))
+    seconds: dict[str, list[list[float]]] = {worker.name: [] for worker in ready}
     for number in range(rounds):
-        for worker in ready[number % max(1, len(ready)) :] + ready[: number % max(1, len(ready))]:
-            worker.run(steps)
+        first = number % max(1, len(ready))
+        for worker in ready[first:] + ready[:first]:
+            seconds[worker.name].append(worker.run(steps))
     for worker in ready:
-        worker.stop()
-    return {worker.name: worker.seconds for worker in ready}
+        worker.close()
+    turns = {
+        name: np.array([statistics.median(t) for t in found]) for name, found in seconds.items()
+    }
+    for worker in ready[1:]:
+        base = ready[0].name
+        found = estimate(turns[base], turns[worker.name], np.arange(rounds))
+        shown = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), {verdict(found)}"
+        print(f"  time of {worker.name} over {base}: {shown}")
+    return {name: [s for turn in found for s in turn] for name, found in seconds.items()}

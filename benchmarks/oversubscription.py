@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 
-from alternation import Worker
+from alternation import started, worker_of
 from machine import describe_machine, results_folder
 from rates import torch_has_bf16
 from shapes import Shape
@@ -35,25 +35,24 @@ def main() -> None:
     for name in ("fastlstm bf16", "fastlstm fp32", "torch bf16", "torch fp32"):
         if name == "torch bf16" and not torch_has_bf16():
             continue
-        worker = Worker(name, [sys.executable, "step_worker.py", name, *map(str, SHAPE)])
-        if not worker.start():
+        worker = worker_of(name, [sys.executable, "step_worker.py", name, *map(str, SHAPE)])
+        if not started(worker):
             continue
-        worker.run(steps)
-        alone, worker.seconds = worker.seconds, []
+        alone = worker.run(steps)
         busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2)]
         try:
-            worker.run(steps)
+            beside = worker.run(steps)
         finally:
             for process in busy:
                 process.kill()
                 process.wait()
-            worker.stop()
-        share = statistics.median(alone) / statistics.fmean(worker.seconds)
-        result[name] = {"alone_s": alone, "beside_s": worker.seconds, "share": share}
+            worker.close()
+        share = statistics.median(alone) / statistics.fmean(beside)
+        result[name] = {"alone_s": alone, "beside_s": beside, "share": share}
         print(
             f"{name}: alone {statistics.median(alone) * 1e3:.0f} ms, beside two busy processes"
-            f" {statistics.fmean(worker.seconds) * 1e3:.0f} ms on average, at worst"
-            f" {max(worker.seconds) * 1e3:.0f}: {100 * share:.0f} % of its speed"
+            f" {statistics.fmean(beside) * 1e3:.0f} ms on average, at worst"
+            f" {max(beside) * 1e3:.0f}: {100 * share:.0f} % of its speed"
             f" (fair share {100 * cores / (cores + 2):.0f} %)",
             flush=True,
         )

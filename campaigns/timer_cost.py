@@ -4,7 +4,7 @@ usage: python campaigns/timer_cost.py [TEXT] [--sizes 64,256,512] [--seconds 60]
 
 For each size (hidden units, the other options of small runs) one trainer takes its steps in blocks
 of ABBA: A without the timers of the steps, B with them. The ratio B / A has the interval of
-`tuning/paired_times.py`; each block is a group. `--parts` only times the timers' own code, call by
+`tuning/turns.py`; each block is a group. `--parts` only times the timers' own code, call by
 call, and says what share of a step that is: a lower bound that needs no quiet machine.
 """
 
@@ -34,10 +34,10 @@ from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.phases import INTERVAL_S, PhaseTimes
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.trainer import Trainer
-from fastlstm.tuning.paired_times import LOOKS, estimate
 from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.turns import estimate
 
-TURN_S, WARM_UP = 0.3, 5
+TURN_S, WARM_UP, MAX_PAIRS = 0.3, 5, 192
 
 
 def untimed_step(self: Stepper, batch: Any, factor: float) -> tuple[float, float]:
@@ -96,7 +96,7 @@ def compare(trainer: Trainer, seconds: float) -> str:
         with contextlib.nullcontext() if is_timed else without_timers():
             return statistics.median(one_step(trainer) for _ in range(count))
 
-    while time.perf_counter() < end and len(pairs) < LOOKS[-1]:
+    while time.perf_counter() < end and len(pairs) < MAX_PAIRS:
         first = rng.random() < 0.5
         for order in ((first, not first), (not first, first)):
             times = {is_timed: turn(is_timed) for is_timed in order}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,12 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import optuna
 
-from fastlstm.tuning import halving
-from fastlstm.tuning.job import Default, Job
+from fastlstm.errors import Stopped
+from fastlstm.tuning import study
+from fastlstm.tuning.job import Job, Space, single_changes
 
 SHARE = 0.15
-_SHORTEST = 1 / 12
 SEEDS = (0, 1, 2)
 
 
@@ -72,35 +76,44 @@ class Campaign(ABC):
         """Returns what a run ended at."""
 
     def expected(
-        self, row: Mapping[str, Any], default: Default, seconds: float, whole_s: float
+        self, row: Mapping[str, Any], space: Space, seconds: float, whole_s: float
     ) -> float:
         """Returns what the search expects of the whole run, from a run of so many seconds."""
         return self.result(row)
 
-    def search(self) -> None:
+    def search(self, seed: int = 0) -> None:
         """Runs the search with a part of the time of the grid."""
-        halving.MIN_TRIAL_S = _SHORTEST * self.budget_s
-        used_s, default = 0.0, Default(**self._setup["default"])
-
-        def run(changes: halving.Changes, seconds: float) -> float:
-            nonlocal used_s
-            used_s += seconds
-            options = self._options(changes)
-            steps, whole = self._steps(options, seconds), self._steps(options, self.budget_s)
-            row = self._run(options, steps, SEEDS[0])
-            expected = self.expected(row, default, seconds, seconds * whole / steps)
-            print(f"  {seconds:.1f} s, {steps} steps, {self.job.label_of(changes)}:"
-                  f" {self.result(row):.4f}, whole {expected:.4f}", flush=True)  # fmt: skip
-            return expected
-
+        study.MIN_TRIAL_S = study._MIN_SHARE * self.budget_s
+        used_s, space = 0.0, Space(**self._setup["default"])
         time_s = SHARE * len(self.settings()) * self.budget_s
-        best, found, of_default = halving.search(
-            default.changes, default.rates, time_s, self.budget_s, run
-        )
-        label = self.job.label_of(best)
-        print(f"search: {label}, {self.job.figure(found)} expected beside"
-              f" {self.job.figure(of_default)}; {used_s:.0f} s of training")  # fmt: skip
-        self._keep({"kind": "choice", "options": self._options(best), "label": label})
+
+        def train(
+            chosen: Mapping[str, Any], seconds: float, run_seed: int, out: Path
+        ) -> tuple[float, float]:
+            nonlocal used_s
+            if used_s + seconds > time_s:
+                raise Stopped("the time is used up")
+            used_s += seconds
+            options = {name: chosen[name] for name in self.names}
+            steps, whole = self._steps(options, seconds), self._steps(options, self.budget_s)
+            row = self._run(options, steps, run_seed)
+            expected = self.expected(row, space, seconds, seconds * whole / steps)
+            return self.result(row), expected
+
+        rungs = study.rungs_of(time_s, self.budget_s)
+        show = functools.partial(print, flush=True)
+        objective = study.Objective(self.job, space, SEEDS[:1], rungs, train, Path(), show)
+        found = optuna.create_study(sampler=study.sampler_of(seed))
+        objective.enqueue(found)
+        with contextlib.suppress(Stopped):
+            objective.optimize(found, math.inf)
+        best, expected, of_default = study.best_trial(found)
+        label, options = best.user_attrs["label"], best.user_attrs["options"]
+        print(f"search {seed}: {label}, {self.job.figure(expected)} expected beside"
+              f" {self.job.figure(of_default)}; {len(found.trials)} trials, {used_s:.0f} s of"
+              " training")  # fmt: skip
+        options = {name: options[name] for name in self.names}
+        self._keep({"kind": "choice", "options": options, "label": label})
 
     def grid(self) -> None:
         """Trains every setting, and the default, for the whole budget."""
@@ -141,9 +154,10 @@ class Campaign(ABC):
         options = self.job.options_of(self._setup["default"]["options"], changes)
         return {name: options[name] for name in self.names}
 
-    def around(self, default: Default) -> list[dict[str, Any]]:
+    def around(self, space: Space) -> list[dict[str, Any]]:
         """Returns the options of the default and of its changes."""
-        every = [self.job.options_of(default.options, each) for each in ({}, *default.changes)]
+        changes = ({}, *space.first, *single_changes(space.values))
+        every = [self.job.options_of(space.options, each) for each in changes]
         return [{name: options[name] for name in self.names} for options in every]
 
     def _rate(self, options: Mapping[str, Any]) -> float | None:

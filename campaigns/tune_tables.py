@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.training import step_time
-from fastlstm.tuning.job import Default
+from fastlstm.tuning.job import Space
 from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.table_job import TableJob, TrialTask
 from fastlstm.tuning.tune import Search
@@ -64,8 +64,8 @@ class TableCampaign(Campaign):
     def rates(self) -> None:
         whole_s = self.budget_s / size_plan.TRAINING_SHARE
         config = ForecastConfig(**self.fields, budget=f"{whole_s:g}s")
-        given, found = {*self.fields, "budget"}, list[Default]()
-        search = Search(Path(), axes=self.job.axes)
+        given, found = {*self.fields, "budget"}, list[Space]()
+        search = Search(Path(), axes=tuple(self.job.fields))
         with (
             mock.patch.object(step_time, "time", SimpleNamespace(perf_counter=time.process_time)),
             mock.patch.object(size_plan, "MIN_BUDGET_S", 0.0),
@@ -84,7 +84,7 @@ class TableCampaign(Campaign):
                     step_s = min(step_seconds(untrained, dataset, split) for _ in range(_NUM_TIMED))
                     rates[key] = self.units(options) / step_s
                     print(f"{key}: {1000 * step_s:.1f} ms per step", flush=True)
-        self._keep({"kind": "rates", "default": found[0].to_dict(), "rates": rates})
+        self._keep({"kind": "rates", "default": asdict(found[0]), "rates": rates})
 
     def settings(self) -> list[dict[str, Any]]:
         found = []

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.size_plan import EMBED_SIZES
 from fastlstm.text.train import train
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
-from fastlstm.tuning.job import Default
+from fastlstm.tuning.job import Space
 from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.text_job import TextJob, whole_run_bits
 from fastlstm.tuning.tune import Search
@@ -53,9 +53,9 @@ class TextCampaign(Campaign):
             plan = size_plan.SizePlan(config, given, ids, tokenizer, time.process_time())
             config, why = plan.choose()
             print(why)
-            found: list[Default] = []
+            found: list[Space] = []
             names = {*given, "rnn_size", "embed_size", "batch_size", "seq_length", "optimizer"}
-            search = Search(Path(), axes=self.job.axes)
+            search = Search(Path(), axes=tuple(self.job.fields))
             plan_run(
                 str(self.data), config, names,
                 look=lambda trainer: found.append(self.job.prepare(trainer, given, search, print)),
@@ -66,7 +66,7 @@ class TextCampaign(Campaign):
                 if (key := self.rate_key(options)) not in rates:
                     step_s = size_plan.step_seconds(timed, ids, tokenizer)
                     rates[key] = self.units(options) / step_s
-        self._keep({"kind": "rates", "default": found[0].to_dict(), "rates": rates})
+        self._keep({"kind": "rates", "default": asdict(found[0]), "rates": rates})
 
     def settings(self) -> list[dict[str, Any]]:
         found = []
@@ -92,11 +92,11 @@ class TextCampaign(Campaign):
         return float(row["end"]["best_bits_per_char"])
 
     def expected(
-        self, row: Mapping[str, Any], default: Default, seconds: float, whole_s: float
+        self, row: Mapping[str, Any], space: Space, seconds: float, whole_s: float
     ) -> float:
         end, lengths_s = row["end"], (seconds, whole_s)
         start = {**row["start"], "model": {"num_layers": 1, **row["start"]["model"]}}
-        return whole_run_bits(start, end, row["options"], default, lengths_s)
+        return whole_run_bits(start, end, row["options"], space, lengths_s)
 
     def train(self, options: Mapping[str, Any], steps: int, seed: int) -> dict[str, Any]:
         kept: dict[str, Any] = {}

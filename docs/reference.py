@@ -19,8 +19,6 @@ _HEAD = """# The command line
 | 0 | done |
 | 1 | the run failed |
 | 2 | bad usage or input |
-| 3 | `ab`: B is slower than A |
-| 4 | `ab`: undecided |
 | 69 | another process of the run is lost; torchrun may start all of them again |
 | 75 | stopped by a signal, the state is saved; the same command with `--resume` continues |
 | 130 | interrupted |

@@ -176,7 +176,7 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     assert error == (
         "fastlstm: error: unknown command 'trian' (did you mean 'train'?); commands: train,"
         " generate, serve, forecast, compress, export, import, evaluate, prepare,"
-        " profile, predict, scale, tune, ab, monitor, compare, info\n"
+        " profile, predict, scale, tune, monitor, compare, info\n"
     )
 
 

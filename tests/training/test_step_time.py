@@ -19,8 +19,8 @@ from fastlstm.training.step_time import (
     steps_in_turn_s,
     use_up_batches,
 )
-from fastlstm.tuning.step_server import _timed_steps
 from fastlstm.tuning.variants import EXACT, Variant, steps_of
+from fastlstm.tuning.verification import timed_steps
 from linear_task import LinearTask, RowLoader, trainer_of
 
 BATCH_S = 0.05
@@ -60,7 +60,7 @@ def test_steps_after_a_pause_find_no_batches_made_ahead() -> None:
     task = slow_task()
     trainer = trainer_of(task)
     with task.loader:
-        assert min(_timed_steps(trainer, 3)["seconds"]) > BATCH_S / 2
+        assert min(timed_steps(trainer, 3)) * task.step_units > BATCH_S / 2
 
 
 def test_a_turn_of_a_variant_waits_for_the_loader() -> None:

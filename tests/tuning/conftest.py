@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastlstm.training.trainer import Trainer
 
 
@@ -23,3 +25,15 @@ def ended_after_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
             trainer.end("enough")
 
     monkeypatch.setattr(Trainer, "take_step", short)
+
+
+@pytest.fixture
+def ended_after_trials(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has a search end after so many trials in all, not by its time."""
+    from fastlstm.tuning import study
+
+    def end_after(count: int) -> None:
+        monkeypatch.setattr(study, "_end_without_news", lambda study, trial: (
+            study.stop() if trial.number >= count - 1 else None))  # fmt: skip
+
+    return end_after

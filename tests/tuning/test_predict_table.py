@@ -14,8 +14,13 @@ from fastlstm.errors import UsageError
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.tuning import predict_table
-from fastlstm.tuning.loss_law import KEPT_GAIN, loss_after
-from fastlstm.tuning.predict_table import MeasuredRuns, TablePrediction, predict_forecaster
+from fastlstm.tuning.predict_table import (
+    KEPT_GAIN,
+    MeasuredRuns,
+    TablePrediction,
+    loss_after,
+    predict_forecaster,
+)
 
 SIZES = ["--target", "y", "--horizon", "4", "--input-size", "16", "--patch", "4",
          "--hidden-size", "16", "--threads", "1"]  # fmt: skip

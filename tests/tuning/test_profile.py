@@ -26,11 +26,13 @@ from fastlstm.errors import CommandError, StorageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
+from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import op_times, profile, verification
 from fastlstm.tuning.op_times import OpTime, _by_name, _with_roof, _write_trace, check_trace
-from fastlstm.tuning.profile import Profile, Profiled, Profiler
+from fastlstm.tuning.planned_run import _Planner
+from fastlstm.tuning.profile import Profile, profile_run
 from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
 from fastlstm.tuning.turns import Candidate, Timed
 from fastlstm.tuning.variants import (
@@ -84,14 +86,7 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
         return take(self)
 
     monkeypatch.setattr(TextLoader, "next", slow)
-    profiler = Profiler(0.5)
-    with pytest.raises(Profiled):
-        fastlstm.train(
-            str(text), out=tmp_path / "run", steps=1000, eval_every=1000, precision="fp32",
-            observers=[], callbacks=[profiler], cache_dir=str(tmp_path / "cache"), **SIZES,
-        )  # fmt: skip
-    found = profiler.result
-    assert found is not None
+    found = text_profile(text, tmp_path, 0.5, steps=1000, eval_every=1000)
     first = max(found.verdicts, key=lambda verdict: verdict.gain)
     assert (first.cause, first.effect) == ("input", EXACT)
     assert sum(found.phases.values()) == pytest.approx(1.0, abs=0.05)
@@ -253,10 +248,7 @@ def test_the_command_of_a_search_has_a_budget_and_its_own_directory(tmp_path, mo
     )  # fmt: skip
     found = Profile("tokens", 1.0, None, {}, (wide,), (), 1.0, None, {})
 
-    def set_up(sources, config, names, profiler):
-        profiler.result, profiler.options = found, config
-
-    monkeypatch.setattr(cli, "_set_up", set_up)
+    monkeypatch.setattr(profile, "profile_run", lambda source, config, *_: (found, config))
     Path("my book.txt").write_text("It was the best of times. " * 100)
     printed = StringIO()
     with redirect_stdout(printed):
@@ -354,7 +346,7 @@ def without_isa(monkeypatch, ratio: float) -> Profile:
     monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
     base = replace(PROFILE, phases={"evaluation": 0.5})
-    return verification.with_instruction_set(base, "fastlstm train book.txt")
+    return verification.with_instruction_set(base, ["book.txt"])
 
 
 def test_commands_without_the_forced_instruction_set(monkeypatch):
@@ -365,7 +357,7 @@ def test_commands_without_the_forced_instruction_set(monkeypatch):
     assert found.evidence.startswith("FASTLSTM_ISA is scalar, this CPU has avx2; 9,952 -> ")
     assert found.command_prefix == "env -u FASTLSTM_ISA "
     monkeypatch.setenv("FASTLSTM_ISA", "avx2")
-    assert not verification.with_instruction_set(PROFILE, "fastlstm train book.txt").verdicts
+    assert not verification.with_instruction_set(PROFILE, ["book.txt"]).verdicts
 
 
 def test_an_instruction_set_that_gains_nothing_is_not_recommended(monkeypatch):
@@ -381,7 +373,7 @@ def test_an_instruction_set_that_cannot_be_timed_loses_nothing(monkeypatch):
     monkeypatch.setattr(verification, "measured_times", refuse)
     monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
     monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    found = verification.with_instruction_set(PROFILE, "fastlstm train -")
+    found = verification.with_instruction_set(PROFILE, ["-"])
     assert found.not_timed == ("instruction set: B failed with exit status 2",)
 
 
@@ -493,11 +485,9 @@ PROFILE = Profile("tokens", 1.0, None, {}, (), (), 1.0, None, {})
 def instant(monkeypatch):
     """A profile that is there at once, without a run."""
 
-    def set_up(sources, config, names, profiler):
-        recommended = Verdict("threads", 0.5, 1.0, 0.8, 1.2, EXACT, {"threads": 2})
-        profiler.result, profiler.options = replace(PROFILE, verdicts=(recommended,)), config
-
-    monkeypatch.setattr(cli, "_set_up", set_up)
+    recommended = Verdict("threads", 0.5, 1.0, 0.8, 1.2, EXACT, {"threads": 2})
+    found = replace(PROFILE, verdicts=(recommended,))
+    monkeypatch.setattr(profile, "profile_run", lambda source, config, *_: (found, config))
 
 
 def test_a_checkpoint_gets_no_file_more(tmp_path, text, instant, capsys):
@@ -532,24 +522,23 @@ def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, mo
 @pytest.mark.usefixtures("hang_up_at_default")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_profile_at_once(number, monkeypatch):
-    def is_signalled(trainer, seconds):
+    def is_signalled(trainer):
         os.kill(os.getpid(), number)
         time.sleep(20)
 
     closed = list[bool]()
-    monkeypatch.setattr(profile, "profile_steps", is_signalled)
     with StopFlag() as stop:
         plan, loader = (
             SimpleNamespace(options=None),
-            SimpleNamespace(close=lambda: closed.append(True)),
+            SimpleNamespace(close=lambda: closed.append(True), steps_per_epoch=1),
         )
         trainer = SimpleNamespace(plan=plan, task=SimpleNamespace(loader=loader), stop=stop)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            Profiler().on_begin(trainer)
+            _Planner(is_signalled).on_begin(trainer)
         assert not stop()
         stop.set()
         with pytest.raises(KeyboardInterrupt):
-            Profiler().on_begin(trainer)
+            _Planner(is_signalled).on_begin(trainer)
     assert closed == [True, True]
 
 
@@ -581,11 +570,11 @@ def test_variants_of_a_table_have_the_threads_of_the_run(tmp_path):
     assert set(seen) == {3}
 
 
-def text_profile(text, tmp_path, callback, **options):
-    fastlstm.train(
-        str(text), out=tmp_path / "run", observers=[], callbacks=[callback],
-        cache_dir=str(tmp_path / "cache"), **{**SIZES, "steps": 50, "precision": "fp32", **options},
-    )  # fmt: skip
+def text_profile(text, tmp_path, seconds, with_ops=False, **options):
+    """Returns the profile of a run of a text."""
+    cache = {"cache_dir": str(tmp_path / "cache"), "steps": 50, "precision": "fp32"}
+    values = {**SIZES, **cache, **options}
+    return profile_run(str(text), TrainConfig(**values), set(values), seconds, with_ops)[0]
 
 
 def test_the_threads_of_the_run_are_back_after_the_turns(text, tmp_path, monkeypatch):
@@ -597,8 +586,7 @@ def test_the_threads_of_the_run_are_back_after_the_turns(text, tmp_path, monkeyp
 
     monkeypatch.setattr(profile, "time_in_turns", last_turn_with_three_threads)
     monkeypatch.setattr(profile, "op_times", lambda *_: seen.append(torch.get_num_threads()) or [])
-    with pytest.raises(Profiled):
-        text_profile(text, tmp_path, Profiler(0.1, with_ops=True), threads=1)
+    text_profile(text, tmp_path, 0.1, with_ops=True, threads=1)
     assert seen == [1]
 
 
@@ -613,7 +601,10 @@ def test_a_skipped_step_counts_as_much_work_as_others(text, tmp_path, monkeypatc
             found.append(step())
             trainer.end("seen")
 
-    text_profile(text, tmp_path, Look())
+    fastlstm.train(
+        str(text), out=tmp_path / "run", observers=[], callbacks=[Look()], steps=50,
+        precision="fp32", cache_dir=str(tmp_path / "cache"), **SIZES,
+    )  # fmt: skip
     assert found == [SIZES["batch_size"] * SIZES["seq_length"]] * 2
 
 

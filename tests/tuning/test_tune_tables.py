@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,12 @@ from fastlstm.cli.main import main
 from fastlstm.errors import NonFiniteError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.config import ForecasterConfig
-from fastlstm.forecast.size_plan import TRAINING_SHARE
 from fastlstm.training.trainer import Trainer
-from fastlstm.tuning import table_job, tune
-from fastlstm.tuning.job import Default, in_turns, open_axes
+from fastlstm.tuning import job, table_job, tune
+from fastlstm.tuning.job import Space
 from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.size_limits import ModelCost, SizeLimits
-from fastlstm.tuning.speed_surface import SpeedSurface
-from fastlstm.tuning.table_job import TableJob, forecast_cost, with_enough_steps
-from fastlstm.tuning.table_moves import FIELDS, label_of, options_of, values_around
+from fastlstm.tuning.table_job import TableJob, forecast_cost, values_around
 from fastlstm.tuning.tune import Search
 
 BASE: dict[str, Any] = {
@@ -42,21 +40,22 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_options_of_changes():
-    assert options_of(BASE, {}) == BASE
-    changed = options_of(BASE, {"size": 64, "lr": 0.5, "normalize": "none"})
-    assert (changed["hidden_size"], changed["normalize"]) == (64, "none")
+    job = TableJob()
+    assert job.options_of(BASE, {}) == BASE
+    changed = job.options_of(BASE, {"size": 64, "lr": 0.5, "normalize": "none", "threads": 2})
+    assert (changed["hidden_size"], changed["normalize"], changed["threads"]) == (64, "none", 2)
     assert changed["learning_rate"] == pytest.approx(1e-3)
-    assert label_of({"size": 64, "dropout": 0.2}) == "64 units, dropout 0.2"
-    assert label_of({}) == "default"
+    assert job.label_of({"size": 64, "dropout": 0.2}) == "64 units, dropout 0.2"
+    assert job.label_of({}) == "default"
 
 
 def test_an_input_is_a_multiple_of_the_patch_it_is_tried_with():
-    changed = options_of(BASE, {"input": 120, "patch": 48})
+    changed = TableJob().options_of(BASE, {"input": 120, "patch": 48})
     assert (changed["input_size"], changed["patch"]) == (96, 48)
 
 
 def test_what_was_given_is_not_tuned():
-    assert open_axes(("size", "patch", "lr"), {"hidden_size", "tbptt"}, FIELDS) == ["lr"]
+    assert TableJob().open_axes(("size", "patch", "lr"), {"hidden_size", "tbptt"}) == ["lr"]
 
 
 def test_values_fit_the_table():
@@ -76,13 +75,6 @@ def test_values_fit_the_table():
     assert values_around(counts, 256, 100)["normalize"] == ["last"]
 
 
-def test_the_first_change_of_every_axis_comes_before_second_ones():
-    values = {"size": [128, 64, 256], "lr": [1.0, 0.5, 2.0], "dropout": [0.5, 0.2]}
-    assert in_turns(values) == [
-        {"size": 64}, {"lr": 0.5}, {"dropout": 0.2}, {"size": 256}, {"lr": 2.0},
-    ]  # fmt: skip
-
-
 def test_limits_are_those_of_one_forecast():
     small = ForecasterConfig(input_size=16, horizon=4, patch=4, hidden_size=32, embed_size=32)
     cost = forecast_cost(small, SizeLimits())
@@ -91,73 +83,49 @@ def test_limits_are_those_of_one_forecast():
     assert "us per forecast" in str(refusal)
 
 
-def prepared(
-    table: Path, monkeypatch: pytest.MonkeyPatch, search: Search, **changes: Any
-) -> Default:
-    """Returns what is tuned of a table of which 504 rows are trained on; a step takes a second."""
+def prepared(table: Path, search: Search, **changes: Any) -> Space:
+    """Returns what is tuned of a table of which 504 rows are trained on."""
     values: dict[str, Any] = {
         "horizon": 4, "target": ("y",), "input_size": 16, "patch": 4, "hidden_size": 64,
         "steps": 10, "threads": 1,
     }  # fmt: skip
-    found = list[Default]()
+    found = list[Space]()
 
     def look(trainer: Trainer) -> None:
         found.append(TableJob().prepare(trainer, {"horizon"}, search, lambda *_: None))
 
-    monkeypatch.setattr(table_job, "step_seconds", lambda *_: 1.0)
     plan_run(str(table), ForecastConfig(**{**values, **changes}), {"horizon"}, look,
              TableJob().train)  # fmt: skip
     return found[0]
 
 
-def test_speeds_are_in_windows(table: Path, monkeypatch: pytest.MonkeyPatch):
-    search = Search(Path("unused"), axes=("batch",))
-    default = prepared(table, monkeypatch, search, batch_size=8, accumulate=2)
-    rates = {cell["batch"]: cell["windows_per_s"] for cell in default.speeds}
-    assert rates == pytest.approx({8: 16.0, 16: 32.0, 4: 8.0})
-    assert default.changes == [{"batch": 16}, {"batch": 4}]
-
-
-def test_the_longest_input_has_its_horizon_behind_it(table: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_longest_input_has_its_horizon_behind_it(table: Path):
     search = Search(Path("unused"), axes=("input",))
     for length, tried in ((248, [124, 496]), (252, [124])):
-        default = prepared(table, monkeypatch, search, input_size=length)
-        assert [change["input"] for change in default.changes] == tried, length
+        space = prepared(table, search, input_size=length, threads=None)
+        assert "threads" not in space.options, "a command has no --threads None"
+        assert space.values == {"input": [length, *tried]}
+        assert space.first == [{"input": n} for n in tried]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "left_out"),
-    [
-        (1000, []),
-        (999, [{"size": 256}]),
-        (499, [{"size": 256}, {"size": 128}, {"batch": 16}]),
-        (249, [{"size": 256}, {"size": 128}, {"batch": 16}]),  # the default has too few, too
-    ],
-)
-def test_changes_with_too_few_steps_are_not_tried(seconds: float, left_out: list[Any]):
-    budget = f"{seconds / TRAINING_SHARE * 1.0001:g}s"
-    config = ForecastConfig(horizon=4, batch_size=8, accumulate=2, budget=budget)
-    axes = {"threads": [1, 2], "precision": ["fp32"], "batch": [8, 16, 4],
-            "size": [64, 128, 32, 256]}  # fmt: skip
-    # With two threads and 64 units a step, 16 windows, takes a second.
-    surface = SpeedSurface(axes, lambda cell: cell["size"] / 64 / 16 * 2 / cell["threads"])
-    default = {"threads": 2, "precision": "fp32"}
-    changes = [{"size": 256}, {"size": 128}, {"batch": 16}, {"size": 32}, {"lr": 2.0}, {"batch": 4}]
-    found = with_enough_steps(changes, surface, default, config)
-    assert found == [change for change in changes if change not in left_out]
+def test_threads_and_precision_are_axes_where_they_are_named(table: Path, monkeypatch):
+    monkeypatch.setattr(job.hardware, "cores", lambda: 4)
+    monkeypatch.setattr(job.hardware, "may_gain_by_bf16", lambda: True)
+    search = Search(Path("unused"), axes=("threads", "precision"))
+    space = prepared(table, search, precision="fp32")
+    assert space.values == {"threads": [1, 4, 2], "precision": ["fp32", "bf16"]}
 
 
 def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(table_job.moves, "sizes_around", lambda size: [size])
     monkeypatch.setattr(
         table_job, "forecast_cost",
         lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size, 0.9, 1.1),
     )  # fmt: skip
     search = Search(Path("unused"), axes=("size",), limits=SizeLimits(max_bytes=100_000))
-    default = prepared(table, monkeypatch, search, hidden_size=512)
-    assert default.options["hidden_size"] == 64
-    assert default.changes == [{"size": 32}]
-    assert [size["refusal"] is None for size in default.sizes][-2:] == [True, True]
+    space = prepared(table, search, hidden_size=512)
+    assert space.options["hidden_size"] == 64
+    assert space.values == {"size": [64, 32]}
+    assert [size["refusal"] is None for size in space.sizes][-2:] == [True, True]
 
 
 def test_the_latency_is_of_one_forecast(monkeypatch: pytest.MonkeyPatch):
@@ -171,8 +139,9 @@ def test_the_latency_is_of_one_forecast(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("ended_after_two_steps")
 def test_the_command_finds_settings_and_can_be_continued(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+    table: Path, tmp_path: Path, ended_after_trials: Any, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
     def short_run(*args: Any) -> tuple[float, float]:
         options, out = args[-4], args[-1]
         out.mkdir(parents=True)
@@ -182,18 +151,21 @@ def test_the_command_finds_settings_and_can_be_continued(
         return loss, loss
 
     monkeypatch.setattr(tune, "_train", short_run)
+    ended_after_trials(12)
     monkeypatch.chdir(tmp_path)
     words = ["tune", str(table), *SIZES, "--out", "search", "--budget", "10s", "--tune-time",
-             "300s", "--precision", "fp32", "--threads", "1", "--hidden-size", "64",
+             "100s", "--precision", "fp32", "--threads", "1", "--hidden-size", "64",
              "--axes", "batch,lr,dropout,input,patch,normalize"]  # fmt: skip
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "dropout 0.2: 0.4700 validation loss of its longest run (default 0.4900" in shown
+    assert re.search("^best .*dropout 0.2: 0.4700 validation loss of its longest", shown, re.M)
     assert "learning rate x 2: failed: the loss is NaN" in shown
     assert main([*words, "--resume", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert {trial["options"]["hidden_size"] for trial in facts["trials"]} == {64}
-    assert {trial["options"]["input_size"] for trial in facts["trials"]} == {16}
+    assert {
+        trial["options"]["input_size"] % trial["options"]["patch"] for trial in facts["trials"]
+    } == {0}
     command = shlex.split(facts["command"])
     assert command[:3] == ["fastlstm", "train", str(table)]
     assert "--dropout 0.2" in facts["command"]
@@ -214,7 +186,7 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     assert not kinds & {"test", "calibration", "forecast"}
     assert (tmp_path / "t" / "model.safetensors").exists()
     start, end = events[0], events[-1]
-    assert TableJob().result(start, end, {}, Default({}, [], [], []), 10.0, 60.0) == (
+    assert TableJob().result(start, end, {}, Space({}, {}, [], []), 10.0, 60.0) == (
         end["best_loss"],
         end["best_loss"],
     )
@@ -225,7 +197,10 @@ def test_trials_are_compared_on_the_same_windows_without_the_test_part(table: Pa
     [
         (["--budget", "60s", "--tune-time", "9s"], "expected at least 1:30"),
         (["--steps", "10"], "tune needs a budget"),
-        (["--axes", "seq-length"], "expected some of threads,precision,size"),
+        (
+            ["--axes", "seq-length"],
+            "expected some of size,batch,lr,dropout,input,patch,normalize,threads,precision",
+        ),
         (["--budget", "60s", "--max-bytes", "1k"], "no size keeps the limits"),
     ],
 )

@@ -1,49 +1,56 @@
-import itertools
-import random
-from contextlib import contextmanager
-from types import SimpleNamespace
+"""What a printed command gains, by the steps of real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 
-from fastlstm.tuning import ab
-from fastlstm.tuning.verification import measured_gain
+from fastlstm.tuning import verification
+from fastlstm.tuning.turns import Candidate, Timed, Worker
+from fastlstm.tuning.verification import _worker_words, measured_gain
 
-A, B = (f"fastlstm train book.txt --out {name}" for name in "ab")
+TINY = [
+    *("--preset", "tiny", "--rnn-size", "16", "--embed-size", "8", "--batch-size", "2"),
+    *("--seq-length", "8", "--precision", "fp32", "--threads", "1", "--steps", "50"),
+]
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    """Two workers whose steps take what a test says, by a clock of its own."""
-    sides = [SimpleNamespace(turns=0, times=itertools.repeat(1.0)) for _ in range(2)]
-
-    def worker(side):
-        def step(count):
-            side.turns += 1
-            return [(next(side.times), 1) for _ in range(count)]
-
-        return SimpleNamespace(step=step)
-
-    @contextmanager
-    def started(_):
-        yield [worker(side) for side in sides], [8, 8]
-
-    monkeypatch.setattr(ab.TrainingSteps, "_workers", started)
-    return sides
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    return path
 
 
-def test_the_gain_is_that_of_the_mean_step(workers):
-    workers[0].times = itertools.cycle([9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 7.0])  # two settle
-    assert measured_gain(A, B) == pytest.approx((5 * 1.0 + 7.0) / 6 - 1.0)
+def test_a_worker_takes_the_steps_of_the_run(text: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    worker = Worker("A", _worker_words([str(text), *TINY, "--out", f"{tmp_path}/mine"], str(out)))
+    try:
+        worker.ready()
+        assert len(worker.run(3)) == 3
+        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert {event["event"] for event in events} <= {"start", "step", "message"}
+        assert not (tmp_path / "mine").exists()
+    finally:
+        worker.close()
 
 
-def test_the_gain_is_that_of_the_whole_run(workers):
-    workers[0].times = itertools.repeat(2.0)
-    assert measured_gain(A, B, step_share=0.5) == pytest.approx(1 / 0.75 - 1)
+def test_the_directory_is_an_option_before_the_dashes():
+    assert _worker_words(["--", "-book"], "x")[3:] == ["--out", "x", "--", "-book"]
 
 
-@pytest.mark.parametrize(("spread", "seconds", "pairs"), [(0.0, 60, 6), (0.5, 60, 24), (0.5, 0, 4)])
-def test_turns_go_on_until_the_gain_is_known_or_time_is_over(workers, spread, seconds, pairs):
-    rng = random.Random(0)
-    workers[0].times = iter(lambda: 2.0 * rng.uniform(1 - spread, 1 + spread), None)
-    measured_gain(A, B, seconds=seconds)
-    assert [side.turns for side in workers] == [pairs, pairs]
+@pytest.mark.parametrize(("step_share", "gain"), [(1.0, 1.0), (0.5, 1 / 0.75 - 1)])
+def test_the_gain_is_that_of_the_whole_run(monkeypatch, step_share, gain):
+    """Steps are twice as fast."""
+
+    def turns(base: Worker, candidate: Candidate, *_: object) -> Timed:
+        return Timed(candidate.make(), candidate, [2.0] * 6, [1.0] * 6)
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(Worker, "start", lambda worker: started.append(worker.command))
+    monkeypatch.setattr(Worker, "warm_up", lambda worker: None)
+    monkeypatch.setattr(verification, "time_until", turns)
+    assert measured_gain(["a.txt"], ["b.txt"], step_share) == pytest.approx(gain)
+    assert [words[3] for words in started] == ["a.txt", "b.txt"]

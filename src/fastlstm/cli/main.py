@@ -1,8 +1,8 @@
 """The `fastlstm` command: a table of verbs, and the one place where errors become exit codes.
 
-Exit codes: 0 done; 1 the run failed; 2 bad usage or input; 3 and 4 verdicts of `ab`; 69 another
-process of the run is lost; 75 stopped by a signal with the state saved (the same command with
---resume continues); 130 interrupted; 141 output pipe closed.
+Exit codes: 0 done; 1 the run failed; 2 bad usage or input; 69 another process of the run is lost;
+75 stopped by a signal with the state saved (the same command with --resume continues); 130
+interrupted; 141 output pipe closed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ VERBS = {
     "predict": "predict the quality of a training run from a short one",
     "scale": "predict what training on several machines gains",
     "tune": "find the settings with the best result within a budget",
-    "ab": "measure which of two commands is faster",
     "monitor": "show any number of runs on a live page",
     "compare": "show runs side by side",
     "info": "show a run, or this machine and its kernels",

@@ -18,8 +18,7 @@ from fastlstm.system.fields import parse_duration
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
-    from fastlstm.tuning.loss_law import PredictedLoss
-    from fastlstm.tuning.predict_table import TablePrediction
+    from fastlstm.tuning.predict_table import PredictedLoss, TablePrediction
 
 TABLE_COMMAND = Command(
     verb="predict",

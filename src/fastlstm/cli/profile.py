@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,7 @@ from fastlstm.text.data.sources import open_source
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastlstm.tuning.profile import Profile, Profiler
+    from fastlstm.tuning.profile import Profile
     from fastlstm.tuning.verdicts import Verdict
 
 PROFILE_FILE = "profile.json"
@@ -102,17 +100,15 @@ def _profile_training(argv: list[str]) -> int:
 
     from fastlstm.tuning.op_times import check_trace
     from fastlstm.tuning.planned_run import chosen_sizes
-    from fastlstm.tuning.profile import Profiler
+    from fastlstm.tuning.profile import profile_run
     from fastlstm.tuning.verification import with_instruction_set
 
     if trace is not None:
         check_trace(trace)
-    profiler = Profiler(seconds, parsed["ops"], trace)
-    _set_up(sources, config, names, profiler)
-    assert profiler.result is not None
-    fixed = chosen_sizes(config, profiler.options)
-    words = ["fastlstm", "train", *train_words(command, _OWN, argv, fixed)]
-    profile = with_instruction_set(profiler.result, shlex.join(words))
+    source = one_or_many(sources)
+    profile, options = profile_run(source, config, names, seconds, parsed["ops"], trace)
+    fixed = chosen_sizes(config, options)
+    profile = with_instruction_set(profile, train_words(command, _OWN, argv, fixed))
     commands = _commands(profile, command, argv, config, fixed)
     verified = None
     if not parsed["no_verify"] and profile.recommended:
@@ -152,28 +148,6 @@ def _commands(
     return commands
 
 
-def _set_up(
-    sources: list[str], config: TrainConfig | ForecastConfig, names: Any, profiler: Profiler
-) -> None:
-    """Sets the run up as `train` does, in a directory that is removed, and profiles it."""
-    from fastlstm.tuning.profile import Profiled
-
-    with tempfile.TemporaryDirectory(prefix="fastlstm-profile-") as folder:
-        shared: dict[str, Any] = {"out": Path(folder, "run"), "config": config, "given": names}
-        shared |= {"observers": [profiler.see], "callbacks": [profiler]}
-        try:
-            if isinstance(config, TrainConfig):
-                from fastlstm.text.train import train
-
-                train(one_or_many(sources), as_text=True, **shared)
-            else:
-                from fastlstm.forecast.train import train_forecaster
-
-                train_forecaster(one_or_many(sources), **shared)
-        except Profiled:
-            pass
-
-
 def _verified(
     command: Command, argv: list[str], fixed: Mapping[str, Any], verdict: Verdict,
     step_share: float,
@@ -184,12 +158,9 @@ def _verified(
         return None
     from fastlstm.tuning.verification import measured_gain
 
-    words = [
-        ["fastlstm", "train", *train_words(command, _OWN, argv, o)]
-        for o in (fixed, {**fixed, **verdict.options})
-    ]
+    a, b = (train_words(command, _OWN, argv, o) for o in (fixed, {**fixed, **verdict.options}))
     try:
-        return measured_gain(shlex.join(words[0]), shlex.join(words[1]), step_share)
+        return measured_gain(a, b, step_share)
     except FastLSTMError as error:  # such as of a text from standard input, which is used up
         say(f"note: the first recommendation was not verified: {error}")
         return None

@@ -1,4 +1,4 @@
-"""`python -m fastlstm.cli.step_worker SOURCE [train options]`: the workers of `fastlstm ab`.
+"""`python -m fastlstm.cli.step_worker SOURCE [train options]`: a run that steps on demand.
 
 The options are those of `fastlstm train`. Numbers of steps are read from standard input, answers
 written to standard output; what the run itself would print is dropped.
@@ -21,7 +21,7 @@ def main() -> int:
     for stream in (0, 1):
         os.dup2(nowhere, stream)
 
-    from fastlstm.tuning.step_server import StepServer
+    from fastlstm.tuning.verification import StepServer
 
     try:
         return train.run(sys.argv[1:], [StepServer(requests, answers)])

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from fastlstm.tuning.job import Job
     from fastlstm.tuning.tune import Search, Tuned
 
-_OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "resume",
-        "json")  # fmt: skip
-_AXES = "threads,precision,batch,seq-length,size,optimizer,lr,output-rank"
-_TABLE_AXES = "threads,precision,size,batch,lr,dropout,input,patch,normalize"
+_OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "jobs",
+        "resume", "json")  # fmt: skip
+_AXES = "batch,seq-length,size,optimizer,lr,output-rank"
+_TABLE_AXES = "size,batch,lr,dropout,input,patch,normalize"
+_MORE_AXES = "threads,precision"
 _PROVEN = 1.0
 """Percent from which a gain of the best settings is more than chance (benchmarks/log)."""
 
@@ -47,8 +48,11 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
             "time of all short runs; default is twice the budget, or 90s if that is longer",
             "search", value="TIME",
         ),
-        Option("axes", str, axes, "what to tune", "search", value="LIST"),
+        Option(
+            "axes", str, axes, f"what to tune; {_MORE_AXES} may be added", "search", value="LIST"
+        ),
         Option("seeds", int, 1, "runs of every trial, with seeds that follow --seed", "search"),
+        Option("jobs", int, 1, "trials at a time; they share the cores", "search"),
         Option(
             "max_latency", str, None, f"time that {latency} may take, such as 1ms", "limits",
             value="TIME",
@@ -114,6 +118,8 @@ def run(argv: list[str]) -> int:
         time_s = parse_duration(parsed["tune_time"], "tune_time")
     if not 1 <= parsed["seeds"] <= 100:
         raise UsageError(f"--seeds is {parsed['seeds']}, expected 1 to 100")
+    if not 1 <= parsed["jobs"] <= 100:
+        raise UsageError(f"--jobs is {parsed['jobs']}, expected 1 to 100")
     if command is COMMAND:
         refuse_runs(sources)
         open_source(sources)  # a misspelt name is an error before torch is loaded
@@ -124,8 +130,9 @@ def run(argv: list[str]) -> int:
     from fastlstm.tuning.tune import Search, job_of, tune_run
 
     search = Search(
-        Path(parsed["out"]), time_s, axes, SizeLimits(**limits), parsed["seeds"], parsed["resume"]
-    )
+        Path(parsed["out"]), time_s, axes, SizeLimits(**limits), parsed["seeds"], parsed["resume"],
+        parsed["jobs"],
+    )  # fmt: skip
 
     def show(label: str, text: str) -> None:
         if not parsed["json"]:
@@ -142,7 +149,7 @@ def run(argv: list[str]) -> int:
 
 
 def _axes(text: str, command: Command) -> tuple[str, ...]:
-    shown = _AXES if command is COMMAND else _TABLE_AXES
+    shown = f"{_AXES if command is COMMAND else _TABLE_AXES},{_MORE_AXES}"
     known = shown.split(",")
     axes = tuple(part.strip() for part in text.split(",") if part.strip())
     for axis in axes:
@@ -188,15 +195,19 @@ def rows(found: Tuned, job: Job, command: str, path: Path) -> list[Row]:
         ("best", f"{found.label}: {job.figure(found.expected)}{job.ending} ({against})")
     ]
     shown += front(found, job)
+    if worth := found.facts.get("importance"):
+        shares = ", ".join(f"{axis} {100 * share:.0f} %" for axis, share in worth.items())
+        shown.append(("importance", f"{shares}, by Optuna"))
+    shown.append(("dashboard", f"optuna-dashboard sqlite:///{path.with_name('study.db')}"))
     return [*shown, ("config", str(path)), ("command", command)]
 
 
 def front(found: Tuned, job: Job) -> list[Row]:
     """Returns the sizes of which no other is both better and faster, fastest first."""
     best: dict[int, tuple[float, float]] = {}
-    for trial in found.trials:
-        if trial.expected is not None:
-            size, result = int(trial.options[job.size]), (-trial.seconds, trial.expected)
+    for run in found.facts["trials"]:
+        if run["expected"] is not None:
+            size, result = int(run["options"][job.size]), (-run["seconds"], run["expected"])
             best[size] = min(best.get(size, result), result)  # the longest run says most
     sizes = sorted(found.facts["default"]["sizes"], key=lambda size: float(size["latency_s"]))
     shown: list[Row] = []

@@ -5,45 +5,42 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from fastlstm.system import hardware
+
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event, Observer
-    from fastlstm.training.callbacks import Callback
+    from fastlstm.runs.events import Event
     from fastlstm.training.options import TrainingOptions
-    from fastlstm.training.signals import StopFlag
     from fastlstm.training.trainer import Trainer
-    from fastlstm.tuning.halving import Changes
     from fastlstm.tuning.tune import Search
 
+Changes = Mapping[str, Any]
+"""Value by axis, of the axes that differ from the default."""
 Show = Callable[[str, str], None]
 """Called with a label and a text of everything that is found."""
 
 
 @dataclass(frozen=True)
-class Default:
-    """The settings that a run would have, and what is tried beside them.
+class Space:
+    """The settings that a run would have, and what is tried in their place.
 
     Attributes:
-        options: by field; all that the axes may change.
-        changes: single changes, the most promising first.
-        speeds: timed cells of the speed surface.
+        options: of the default, by field; all that the axes may change.
+        values: of every axis, the default's first; learning rates are any around them.
+        first: changes that are tried first, the most promising first.
         sizes: of every size: its latency and bytes, and why it was refused.
-        rates: changes of the learning rate that are tried with the two best of the others.
-        units_per_s: its speed; 0 where it was not timed.
+        units_per_s: speed of the default; 0 where it was not timed.
     """
 
     options: dict[str, Any]
-    changes: list[dict[str, Any]]
-    speeds: list[dict[str, Any]]
+    values: dict[str, list[Any]]
+    first: list[dict[str, Any]]
     sizes: list[dict[str, Any]]
-    rates: list[dict[str, Any]] = field(default_factory=list)
     units_per_s: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -51,17 +48,17 @@ class Job(ABC):
     """A kind of training.
 
     Attributes:
-        stop: polled while runs train; when set, they are stopped.
-        axes: what can be tuned; threads and precision by speed alone.
-        fields: options that fix an axis when one of them is given.
+        stop: polled while runs train; when true, they are stopped.
+        fields: by axis, the options that fix it when one of them is given.
+        names: by axis, what a label says of a value.
         size: the option of the number of hidden units.
         per: what latency is the time of.
         ending: words behind the figure of the best settings.
     """
 
-    stop: StopFlag | None = None
-    axes: ClassVar[tuple[str, ...]]
+    stop: Callable[[], bool] | None = None
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
+    names: ClassVar[Mapping[str, str]]
     size: ClassVar[str]
     per: ClassVar[str]
 
@@ -70,72 +67,72 @@ class Job(ABC):
         return " of its longest run"
 
     @abstractmethod
-    def train(
-        self,
-        source: Any,
-        config: Any,
-        *,
-        given: Collection[str],
-        out: Path,
-        observers: Sequence[Observer] = (),
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
+    def train(self, source: Any, config: Any, **options: Any) -> None:
         """Trains a run as `fastlstm train` does, for comparison with others of the search."""
 
     @abstractmethod
     def prepare(
         self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Default:
-        """Returns the default of a run that was set up, and the changes of it to try."""
+    ) -> Space:
+        """Returns the settings of a run that was set up, and those to try."""
 
     @abstractmethod
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         """Returns options, those of the default, with some changes."""
 
     @abstractmethod
-    def label_of(self, changes: Changes) -> str:
-        """Returns "384 units, batch 16", or "default"."""
-
-    @abstractmethod
     def result(
-        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
-        seconds: float, budget_s: float,
+        self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
+        budget_s: float,
     ) -> tuple[float, float]:  # fmt: skip
-        """Returns what a short run ended at, and what the whole run is expected to end at.
-
-        Args:
-            start: the event that the short run began with.
-            end: the event that it ended with.
-            options: those that `tune` chose.
-            default: the settings that are compared with.
-            seconds: its budget.
-            budget_s: of the whole run.
-        """
-
-    @abstractmethod
-    def told(self, measured: float, expected: float) -> str:
-        """Returns both as words."""
+        """Returns what a short run of so many seconds ended at, and what the whole run is expected
+        to end at, by the events that the short one began and ended with."""
 
     @abstractmethod
     def figure(self, value: float, has_unit: bool = True) -> str:
         """Returns one figure as words."""
 
+    def label_of(self, changes: Changes) -> str:
+        """Returns "384 units, batch 16", or "default"."""
+        return ", ".join(self.names[a].format(v) for a, v in changes.items()) or "default"
 
-def open_axes(
-    axes: Collection[str], given: Collection[str], fields: Mapping[str, tuple[str, ...]]
-) -> list[str]:
-    """Returns the axes of which no option was given."""
-    return [axis for axis in axes if not set(fields[axis]) & set(given)]
-
-
-def names_of(options: TrainingOptions, names: Collection[str]) -> dict[str, Any]:
-    """Returns some options by name."""
-    return {name: getattr(options, name) for name in names}
+    def open_axes(self, axes: Collection[str], given: Collection[str]) -> list[str]:
+        """Returns the axes of which no option was given."""
+        return [axis for axis in axes if not set(self.fields[axis]) & set(given)]
 
 
-def in_turns(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def values_to_try(
+    axes: Collection[str], found: Mapping[str, Sequence[Any]], options: TrainingOptions
+) -> dict[str, list[Any]]:
+    """Returns the values of the axes that have several, with those of threads and precision."""
+    cores = hardware.cores()
+    speeds: dict[str, list[Any]] = {
+        "threads": [options.threads or torch.get_num_threads(), cores, max(1, cores // 2), 1],
+        "precision": [options.precision, *(["fp32", "bf16"] * hardware.may_gain_by_bf16())],
+    }
+    values = {a: list(dict.fromkeys(v)) for a, v in {**found, **speeds}.items() if a in axes}
+    return {axis: tried for axis, tried in values.items() if len(tried) > 1}
+
+
+def resolved(options: TrainingOptions, names: Collection[str]) -> dict[str, Any]:
+    """Returns some options by name, without those that a run chooses when it starts."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def single_changes(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Returns the single changes: the first of every axis, then the second ones."""
     columns = itertools.zip_longest(
         *([(axis, v) for v in found[1:]] for axis, found in values.items())
     )
     return [dict([pair]) for row in columns for pair in row if pair is not None]
+
+
+def sizes_around(size: int, ladder: Sequence[int], has_limits: bool) -> list[int]:
+    """Returns a size, its two neighbours on each side, nearest first, and with limits all smaller
+    ones."""
+    at = ladder.index(size) if size in ladder else None
+    near = [] if at is None else [n for i, n in enumerate(ladder) if 0 < abs(i - at) <= 2]
+    near.sort(key=lambda n: abs(ladder.index(n) - (at or 0)))
+    smaller = [n for n in reversed(ladder) if has_limits and n < size and n not in near]
+    return [size, *near, *smaller]

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.errors import BudgetError
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.plan import LEARNING_RATES
+from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
 from fastlstm.system.ceilings import measured_ceilings
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
-from fastlstm.training.callbacks import Callback
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.phases import PhaseTimes
-from fastlstm.training.signals import ended_like_ctrl_c
 from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.op_times import OpTime, op_times
+from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.quality_gain import lower_rate, quality_gain
 from fastlstm.tuning.turns import TURN_S, Candidate, Timed, time_in_turns, time_until
 from fastlstm.tuning.variants import (
@@ -34,9 +34,8 @@ from fastlstm.tuning.variants import (
 from fastlstm.tuning.verdicts import Between, Verdict, between_steps, is_known, of_pairs, ranked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
 
 _FIRST_TURNS = 3
@@ -111,53 +110,37 @@ class Profile:
         return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 
 
-class Profiled(BudgetError):
-    """Ends a run that was set up to be profiled."""
-
-
-class Profiler(Callback):
-    """Profiles a run in place of its training, and ends it with `Profiled`.
+def profile_run(
+    source: Any, config: Any, given: Collection[str], seconds: float = 12.0,
+    with_ops: bool = False, trace: Path | None = None,
+) -> tuple[Profile, Any]:  # fmt: skip
+    """Profiles a run in place of its training; nothing of it is kept.
 
     Args:
+        source: as of `train`, or `train_forecaster`.
+        config: the options.
+        given: names of those that were chosen.
         seconds: for all measurements.
         with_ops: record the operations of a few steps too.
         trace: file for what is recorded, as Chrome's trace JSON.
 
-    Attributes:
-        result: the profile; None until the run is ended.
-        options: of the run, with everything chosen.
+    Returns:
+        The profile, and the options with everything chosen.
     """
+    found = list[Profile]()
 
-    def __init__(
-        self, seconds: float = 12.0, with_ops: bool = False, trace: Path | None = None
-    ) -> None:
-        self._seconds, self._with_ops, self._trace = seconds, with_ops, trace
-        self.result: Profile | None = None
-        self.options: Any = None
-        self._start: Event = {}
+    def look(trainer: Trainer) -> None:
+        profile = profile_steps(trainer, seconds)
+        if with_ops or trace is not None:
+            profile = replace(profile, ops=tuple(op_times(trainer, trace)))
+        found.append(profile)
 
-    def see(self, event: Event) -> None:
-        """Observer of the run: keeps what its start says of kernels and ceiling."""
-        if event["event"] == "start":
-            self._start = event
-
-    def on_begin(self, trainer: Trainer) -> None:
-        self.options = trainer.plan.options
-        try:
-            with ended_like_ctrl_c(within_stop_flag=True):  # there is nothing to save
-                if trainer.stop is not None and trainer.stop():
-                    raise KeyboardInterrupt
-                self.result = replace(
-                    profile_steps(trainer, self._seconds),
-                    kernels=tuple(self._start.get("kernels", ())),
-                    ceiling_how=self._start.get("ceiling_how"),
-                )
-                if self._with_ops or self._trace is not None:
-                    ops = op_times(trainer, self._trace)
-                    self.result = replace(self.result, ops=tuple(ops))
-        finally:
-            trainer.task.loader.close()
-        raise Profiled("profiled")
+    if isinstance(config, ForecastConfig):
+        planned = plan_run(source, config, given, look, train_forecaster)
+    else:
+        planned = plan_run(source, config, given, look)
+    kernels, how = tuple(planned.start.get("kernels", ())), planned.start.get("ceiling_how")
+    return replace(found[0], kernels=kernels, ceiling_how=how), planned.options
 
 
 def profile_steps(trainer: Trainer, seconds: float) -> Profile:

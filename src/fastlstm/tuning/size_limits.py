@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.errors import UsageError
 from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import encode_weights
 from fastlstm.text.decoder import FORMATS, Decoder
@@ -16,6 +17,7 @@ from fastlstm.text.weight_report import writing_speed
 
 if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
+    from fastlstm.tuning.job import Job, Show
 
 _NUM_TIMED, _TIMED_S = 5, 0.07
 _LEAST_NOISE = 1.1
@@ -121,3 +123,50 @@ class SizeLimits:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def sizes_within_limits(
+    job: Job,
+    wanted: Iterable[dict[str, Any]],
+    cost: Callable[[dict[str, Any]], ModelCost],
+    limits: SizeLimits,
+    show: Show,
+) -> list[dict[str, Any]]:
+    """Returns every size with its latency and bytes, and `refusal`: why it is over a limit.
+
+    Args:
+        job: what is tuned.
+        wanted: the options of every size.
+        cost: measures a size.
+        limits: to keep.
+        show: gets every size.
+
+    Raises:
+        UsageError: no size keeps the limits.
+    """
+    sizes = list[dict[str, Any]]()
+    for options in wanted:
+        measured = cost(options)
+        refusal = limits.refusal(measured, job.per)
+        sizes.append({
+            **options, "latency_s": measured.latency_s, "latency_high_s": measured.high_s,
+            "num_bytes": measured.num_bytes, "refusal": refusal,
+        })  # fmt: skip
+        limit = limits.max_latency_s
+        within = "" if limit is None else f", limit {1e6 * limit:.1f} us"
+        about = f"{measured.latency_text(job.per)}{within}, {short_bytes(measured.num_bytes)}"
+        show(f"{options[job.size]} units", f"refused: {refusal}" if refusal else about)
+    if all(size["refusal"] for size in sizes):
+        smallest = min(sizes, key=lambda size: float(size["latency_s"]))
+        raise UsageError(
+            f"no size keeps the limits; the fastest has {smallest[job.size]} units:"
+            f" {smallest['refusal']}"
+        )
+    return sizes
+
+
+def nearest_within(sizes: Sequence[dict[str, Any]], name: str, wanted: int) -> dict[str, Any]:
+    """Returns the options of the size nearest to a wanted one, of those within the limits."""
+    fit = [size for size in sizes if size["refusal"] is None]
+    best = min(fit, key=lambda size: abs(int(size[name]) - wanted))
+    return {key: best[key] for key in (name, "embed_size") if key in best}

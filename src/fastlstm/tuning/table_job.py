@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.model.network import ForecastNetwork
-from fastlstm.forecast.plan import HIDDEN_SIZES, longest_segments
-from fastlstm.forecast.size_plan import ENOUGH_STEPS, TRAINING_SHARE
-from fastlstm.forecast.step_time import step_seconds
+from fastlstm.forecast.plan import HIDDEN_SIZES, PATCHES, longest_segments
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
-from fastlstm.forecast.untrained import untrained_forecaster
 from fastlstm.runs.weight_formats import encode_weights
-from fastlstm.training.schedule import StopCriterion
-from fastlstm.tuning import table_moves as moves
-from fastlstm.tuning.job import Default, Job, Show, in_turns, names_of, open_axes
-from fastlstm.tuning.stages import SPEED_AXES, fastest_settings, sizes_within_limits
+from fastlstm.tuning.job import (
+    Changes,
+    Job,
+    Show,
+    Space,
+    resolved,
+    single_changes,
+    sizes_around,
+    values_to_try,
+)
+from fastlstm.tuning.size_limits import nearest_within, sizes_within_limits
 
 if TYPE_CHECKING:
     from fastlstm.forecast.model.config import ForecasterConfig
-    from fastlstm.runs.events import Event, Observer
-    from fastlstm.training.callbacks import Callback
+    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
-    from fastlstm.tuning.halving import Changes
     from fastlstm.tuning.size_limits import ModelCost, SizeLimits
-    from fastlstm.tuning.speed_surface import SpeedSurface
     from fastlstm.tuning.tune import Search
 
+_OPTIONS = ("hidden_size", "batch_size", "learning_rate", "dropout", "input_size", "patch",
+            "normalize", "threads", "precision")  # fmt: skip
+"""What the axes may change."""
+_OPTION = {"size": "hidden_size", "batch": "batch_size", "input": "input_size"}
+"""Option of an axis that has another name."""
+_DROPOUTS = (0.5, 0.2, 0.7)
+_MIN_STEPS_PER_EPOCH = 8
 _LATENCY_S = 0.1
 _COMPARED = 2048
 
@@ -58,128 +65,104 @@ class TrialTask(ForecastTask):
 class TableJob(Job):
     """Forecasters of equal time are compared by the validation loss that they ended at.
 
-    No law says what a longer run of a table gives (docs/predict.md).
+    No law says what a longer run of a table gives (docs/predict.md). The axes are in the order in
+    which their first changes are tried.
     """
 
-    axes = tuple(moves.FIELDS)
-    fields = moves.FIELDS
+    fields = {  # noqa: RUF012
+        "size": ("hidden_size", "num_layers"),
+        "batch": ("batch_size", "accumulate"),
+        "lr": ("learning_rate",),
+        "dropout": ("dropout",),
+        "input": ("input_size",),
+        "patch": ("patch", "tbptt"),
+        "normalize": ("normalize",),
+        "threads": ("threads",),
+        "precision": ("precision",),
+    }
+    names = {  # noqa: RUF012
+        "size": "{} units", "batch": "batch {}", "lr": "learning rate x {:g}",
+        "dropout": "dropout {:g}", "input": "{} steps in", "patch": "patches of {}",
+        "normalize": "normalize {}", "threads": "threads {}", "precision": "{}",
+    }  # fmt: skip
     size, per = "hidden_size", "forecast"
 
-    def train(
-        self,
-        source: Any,
-        config: ForecastConfig,
-        *,
-        given: Collection[str],
-        out: Path,
-        observers: Sequence[Observer] = (),
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        train_forecaster(
-            source, config, out=out, given=given, observers=observers, callbacks=callbacks,
-            make_task=TrialTask, stop=self.stop,
-        )  # fmt: skip
+    def train(self, source: Any, config: ForecastConfig, **options: Any) -> None:
+        train_forecaster(source, config, make_task=TrialTask, stop=self.stop, **options)
 
     def prepare(
         self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Default:
+    ) -> Space:
         task = trainer.task
         assert isinstance(task, ForecastTask)
-        closing, axes = task.closing, open_axes(search.axes, given, self.fields)
-        dataset, split, network = closing.dataset, closing.split, task.model.config
-        config, sizes = self._sizes(closing.stored.config, network, axes, search.limits, show)
-        rows = int(longest_segments(dataset.table, split).max()) - config.horizon
-        found = moves.values_around(config, task.loader.num_windows, rows)
-        values = {axis: v for axis, v in found.items() if axis in axes}
-        if "size" in axes:
-            fit = [size["hidden_size"] for size in sizes if size["refusal"] is None]
-            values["size"] = [config.hidden_size, *(n for n in fit if n != config.hidden_size)]
-        default, speeds = names_of(config, moves.OPTIONS), list[dict[str, Any]]()
-        ordered = {axis: values[axis] for axis in moves.FIELDS if axis in values}
-        changes = in_turns(ordered)
-
-        def window_s(cell: dict[str, Any]) -> float:
-            options = moves.options_of(default, {n: v for n, v in cell.items() if n in values})
-            timed = replace(config, **{**options, "precision": cell["precision"]})
-            untrained = untrained_forecaster(timed, closing.stored.given, dataset, split)
-            return step_seconds(untrained, dataset, split) / (timed.batch_size * timed.accumulate)
-
-        if next(task.model.parameters()).device.type == "cpu":
-            timed = {axis: v for axis, v in values.items() if axis in moves.TIMED}
-            best, surface = fastest_settings(default, axes, timed, window_s, "windows", show)
-            default, speeds = {**default, **best}, surface.to_list("windows")
-            every, changes = changes, with_enough_steps(changes, surface, default, config)
-            if few := [self.label_of(change) for change in every if change not in changes]:
-                show("too few steps", f"not tried: {'; '.join(few)}")
-        return Default(default, changes, speeds, sizes)
-
-    def _sizes(
-        self, config: ForecastConfig, network: ForecasterConfig, axes: Collection[str],
-        limits: SizeLimits, show: Show,
-    ) -> tuple[ForecastConfig, list[dict[str, Any]]]:  # fmt: skip
-        """Returns the configuration with a size that keeps the limits, and every size's cost."""
+        closing, axes = task.closing, self.open_axes(search.axes, given)
+        config, network, limits = closing.stored.config, task.model.config, search.limits
         wanted = [config.hidden_size]
         if "size" in axes:
-            wanted = moves.sizes_around(config.hidden_size)
-            if limits.has_any:
-                wanted += [size for size in reversed(HIDDEN_SIZES) if size < min(wanted)]
+            wanted = sizes_around(config.hidden_size, HIDDEN_SIZES, limits.has_any)
 
         def cost(size: dict[str, Any]) -> ModelCost:
             return forecast_cost(replace(network, **size), limits)
 
-        sizes = sizes_within_limits(
-            self, [{"hidden_size": size} for size in wanted], cost, limits, show
-        )
-        fit = [size["hidden_size"] for size in sizes if size["refusal"] is None]
-        return replace(config, hidden_size=nearest(fit, config.hidden_size)), sizes
+        options = ({"hidden_size": size} for size in wanted)
+        sizes = sizes_within_limits(self, options, cost, limits, show)
+        config = replace(config, **nearest_within(sizes, "hidden_size", config.hidden_size))
+        rows = int(longest_segments(closing.dataset.table, closing.split).max()) - config.horizon
+        found = values_around(config, task.loader.num_windows, rows)
+        fit = [s["hidden_size"] for s in sizes if not s["refusal"]]
+        values = values_to_try(axes, {"size": [config.hidden_size, *fit], **found}, config)
+        default = resolved(config, _OPTIONS)
+        return Space(default, values, single_changes(values), sizes)
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        return moves.options_of(default, changes)
-
-    def label_of(self, changes: Changes) -> str:
-        return moves.label_of(changes)
+        options = dict(default)
+        for axis, value in changes.items():
+            if axis == "lr":
+                options["learning_rate"] = float(f"{options['learning_rate'] * value:.4g}")
+            else:
+                options[_OPTION.get(axis, axis)] = value
+        # Two changes may not divide each other.
+        patches = max(1, options["input_size"] // options["patch"])
+        return {**options, "input_size": patches * options["patch"]}
 
     def result(
-        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
-        seconds: float, budget_s: float,
+        self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
+        budget_s: float,
     ) -> tuple[float, float]:  # fmt: skip
         return end["best_loss"], end["best_loss"]
-
-    def told(self, measured: float, expected: float) -> str:
-        return self.figure(measured)
 
     def figure(self, value: float, has_unit: bool = True) -> str:
         return f"{value:.4f}" + " validation loss" * has_unit
 
 
-def with_enough_steps(
-    changes: list[dict[str, Any]], surface: SpeedSurface, default: Mapping[str, Any],
-    config: ForecastConfig,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Returns the changes without those that leave a budget too few steps: they never pay.
+def values_around(
+    config: ForecastConfig, num_windows: int, longest_input: int
+) -> dict[str, list[Any]]:
+    """Returns the values to try of every axis but size, the default's first.
 
     Args:
-        changes: of the default.
-        surface: seconds per window.
-        default: its options.
-        config: of the default.
+        config: of the default, resolved.
+        num_windows: of the training part: a batch is at most an eighth of it.
+        longest_input: that the rows allow.
     """
-    budget_s = StopCriterion.of(config, 1).budget_s
-    if budget_s is None:
-        return changes
-
-    def steps(change: Mapping[str, Any]) -> float:
-        cell = surface.cell({**change, **{name: default[name] for name in SPEED_AXES}})
-        rows = int(change.get("batch", config.batch_size)) * config.accumulate
-        return TRAINING_SHARE * budget_s / (surface.seconds(cell) * rows)
-
-    least = min(ENOUGH_STEPS, steps({}))
-    return [change for change in changes if steps(change) >= least]
-
-
-def nearest(values: Sequence[int], wanted: int) -> int:
-    """Returns the value nearest to a wanted one."""
-    return min(values, key=lambda value: abs(value - wanted))
+    batch, length, patch = config.batch_size, config.input_size, config.patch
+    assert length is not None
+    assert patch is not None
+    room = num_windows // _MIN_STEPS_PER_EPOCH // config.accumulate
+    batches = [n for n in (2 * batch, batch // 2) if 1 <= n <= max(room, batch // 2)]
+    inputs = [n // patch * patch for n in (length // 2, 2 * length)]
+    patches = [n for n in (patch // 2, 2 * patch) if n in PATCHES and n <= config.horizon]
+    kinds = [] if config.output == "negative_binomial" else ["last", "standard", "none"]
+    return {
+        "batch": [batch, *batches], "lr": [1.0, 0.5, 2.0],
+        "dropout": [config.dropout, *(d for d in _DROPOUTS if d != config.dropout)],
+        "input": [length, *(n for n in inputs if patch <= n <= longest_input and n != length)],
+        "patch": [patch, *(n for n in patches if length >= n)],
+        "normalize": [
+            config.normalize,
+            *(k for k in kinds if k != config.normalize and (k != "standard" or not config.tbptt)),
+        ],
+    }  # fmt: skip
 
 
 @torch.no_grad()

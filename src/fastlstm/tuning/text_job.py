@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.text.config import TrainConfig
+from fastlstm.text.quality_law import OPTIMIZERS
 from fastlstm.text.quality_prediction import Length
+from fastlstm.text.size_plan import EMBED_SIZES, expected_bits, step_seconds
+from fastlstm.text.task import TextTask
 from fastlstm.text.train import train
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
-from fastlstm.tuning import moves
-from fastlstm.tuning.job import Default, Job, Show
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.tuning.job import (
+    Changes,
+    Job,
+    Show,
+    Space,
+    resolved,
+    single_changes,
+    sizes_around,
+    values_to_try,
+)
 from fastlstm.tuning.predict import law_of
-from fastlstm.tuning.preparation import prepare
+from fastlstm.tuning.size_limits import nearest_within, sizes_within_limits
+from fastlstm.tuning.variants import has_wide_output, narrow_rank
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event, Observer
-    from fastlstm.text.config import TrainConfig
-    from fastlstm.training.callbacks import Callback
+    from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
-    from fastlstm.tuning.halving import Changes
+    from fastlstm.tuning.size_limits import ModelCost
     from fastlstm.tuning.tune import Search
 
+_OPTIONS = ("rnn_size", "num_layers", "embed_size", "batch_size", "seq_length", "optimizer",
+            "learning_rate", "threads", "precision")  # fmt: skip
+"""What the axes may change."""
+_OPTION = {"size": "rnn_size", "batch": "batch_size", "seq-length": "seq_length",
+           "optimizer": "optimizer", "threads": "threads", "precision": "precision"}  # fmt: skip
+_MIN_STEPS_PER_EPOCH = 8
+_SEQ_LENGTHS = (64, 512)
+"""Shorter ones ended worse at equal time (benchmarks/log)."""
+_RANKS = (4, 2)
+"""Hidden units over the width of a projection before the output matrix."""
+_LAW_AXES = ("batch", "seq-length", "size", "optimizer")
+"""Axes of which the law of quality says what they are worth."""
+_NUM_PROMISING, _NUM_WITH_RATE = 5, 2
+"""Changes that the law puts first, and how many of them are tried with a higher rate too."""
 _RATE_SHIFT = 0.029
 """What twice the learning rate gains falls by 2 points in a run e times as long (benchmarks/log)."""
 
@@ -39,60 +65,150 @@ class TextJob(Job):
 
     has_law: bool = True
 
-    axes = tuple(moves.FIELDS)
-    fields = moves.FIELDS
+    fields = {  # noqa: RUF012
+        "batch": ("batch_size", "accumulate"),
+        "seq-length": ("seq_length",),
+        "size": ("preset", "rnn_size", "embed_size", "num_layers", "tie_weights", "output_rank"),
+        "optimizer": ("optimizer", "learning_rate"),
+        "lr": ("learning_rate",),
+        "output-rank": (),  # open where the output matrix is wide, whatever was given
+        "threads": ("threads",),
+        "precision": ("precision",),
+    }
+    names = {  # noqa: RUF012
+        "size": "{} units", "batch": "batch {}", "seq-length": "sequences of {}",
+        "optimizer": "{}", "lr": "learning rate x {:g}", "threads": "threads {}",
+        "output-rank": "output rank 1/{} of the units", "precision": "{}",
+    }  # fmt: skip
     size, per = "rnn_size", "token"
 
     @property
     def ending(self) -> str:
         return " expected" if self.has_law else super().ending
 
-    def train(
-        self,
-        source: Any,
-        config: TrainConfig,
-        *,
-        given: Collection[str],
-        out: Path,
-        observers: Sequence[Observer] = (),
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        train(
-            source, out=out, config=config, given=given, as_text=True, observers=observers,
-            callbacks=callbacks, stop=self.stop,
-        )  # fmt: skip
+    def train(self, source: Any, config: TrainConfig, **options: Any) -> None:
+        stop: Any = self.stop
+        train(source, config=config, as_text=True, stop=stop, **options)
 
     def prepare(
         self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Default:
-        return prepare(self, trainer, given, search, show)
+    ) -> Space:
+        task, config = trainer.task, trainer.plan.options
+        assert isinstance(task, TextTask)
+        assert isinstance(config, TrainConfig)
+        axes, model = self.open_axes(search.axes, given), task.model.config
+        size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
+        config = replace(config, **size)
+        sizes = self._sizes(config, task, "size" in axes, search, show)
+        config = replace(config, **nearest_within(sizes, "rnn_size", config.rnn_size or 0))
+        train_tokens = len(task.loader.ids)
+        found = values_around(config, train_tokens, has_wide_output(task))
+        fit = [s["rnn_size"] for s in sizes if not s["refusal"]]
+        values = values_to_try(axes, {**found, "size": [config.rnn_size, *fit]}, config)
+        default = resolved(config, _OPTIONS)
+        first = single_changes(values)
+        if task.device.type != "cpu" or not self.has_law:
+            return Space(default, values, first, sizes)
+
+        def token_s(changes: Changes) -> float:
+            timed = replace(config, **self.options_of(default, changes))
+            tokens = timed.batch_size * timed.accumulate * (timed.seq_length or 1)
+            return step_seconds(timed, task.loader.ids, task.tokenizer) / tokens
+
+        # The time of a step is close to a product of one factor for each axis.
+        base_s = token_s({})
+        law = {axis: v for axis, v in values.items() if axis in _LAW_AXES}
+        factors = {(a, v): token_s({a: v}) / base_s for a, tried in law.items() for v in tried[1:]}
+        budget_s = StopCriterion.of(config, 1).budget_s
+        assert budget_s is not None
+
+        def bits(changes: Changes) -> float:
+            tokens = budget_s / base_s / math.prod(factors[pair] for pair in changes.items())
+            changed = replace(config, **self.options_of(default, changes))
+            return expected_bits(changed, tokens, train_tokens, config.batch_size)
+
+        every = itertools.product(*law.values())
+        pairs = [list(zip(law, cell, strict=True)) for cell in every]
+        combined = [{a: v for a, v in each if v != law[a][0]} for each in pairs]
+        best = sorted(filter(None, combined), key=bits)[:_NUM_PROMISING]
+        show("speed", f"{1.0 / base_s:,.0f} tokens/s; the law of quality expects most of"
+             f" {self.label_of(best[0]) if best else 'the default'}")  # fmt: skip
+        rates = {axis: values[axis][1] for axis in ("lr",) if axis in values}
+        with_rate = [{**changes, **rates} for changes in best[:_NUM_WITH_RATE] if rates]
+        promising = itertools.zip_longest(best, with_rate)
+        first = [change for change in first if not set(change) & set(law)]
+        first = [*(each for pair in promising for each in pair if each), *first]
+        return Space(default, values, first, sizes, 1.0 / base_s)
+
+    def _sizes(
+        self, config: TrainConfig, task: TextTask, is_open: bool, search: Search, show: Show
+    ) -> list[dict[str, Any]]:
+        """Returns the sizes to try with the cost of each."""
+        assert config.rnn_size is not None
+        wanted = [config.rnn_size]
+        if is_open:
+            wanted = sizes_around(config.rnn_size, list(EMBED_SIZES), search.limits.has_any)
+        embed = {**EMBED_SIZES, config.rnn_size: config.embed_size}
+
+        def cost(size: dict[str, Any]) -> ModelCost:
+            model = replace(config, **size).model_config(task.tokenizer.vocab_size, 0.0)
+            return search.limits.cost(model)
+
+        options = ({"rnn_size": size, "embed_size": embed[size]} for size in wanted)
+        return sizes_within_limits(self, options, cost, search.limits, show)
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        return moves.options_of(default, changes)
-
-    def label_of(self, changes: Changes) -> str:
-        return moves.label_of(changes)
+        options = {**default, **{_OPTION[a]: v for a, v in changes.items() if a in _OPTION}}
+        if "size" in changes:
+            options["embed_size"] = EMBED_SIZES.get(changes["size"], default["embed_size"])
+        if "optimizer" in changes:
+            options["learning_rate"] = DEFAULT_LEARNING_RATE[changes["optimizer"]]
+        if "lr" in changes:
+            options["learning_rate"] = float(f"{options['learning_rate'] * changes['lr']:.4g}")
+        if changes.get("output-rank"):
+            options["output_rank"] = narrow_rank(options["rnn_size"], changes["output-rank"])
+        return options
 
     def result(
-        self, start: Event, end: Event, options: Mapping[str, Any], default: Default,
-        seconds: float, budget_s: float,
+        self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
+        budget_s: float,
     ) -> tuple[float, float]:  # fmt: skip
         measured, setup_s = float(end["best_bits_per_char"]), float(end["spent_s"]["setup"])
         if not (self.has_law and setup_s < seconds < budget_s):
             return measured, measured
         lengths_s = seconds - setup_s, budget_s - setup_s
-        return measured, whole_run_bits(start, end, options, default, lengths_s)
-
-    def told(self, measured: float, expected: float) -> str:
-        whole = "" if measured == expected else f", whole run expected {expected:.3f}"
-        return self.figure(measured) + whole
+        return measured, whole_run_bits(start, end, options, space, lengths_s)
 
     def figure(self, value: float, has_unit: bool = True) -> str:
         return f"{value:.3f}" + " bits/char" * has_unit
 
 
+def values_around(
+    options: TrainConfig, train_tokens: int, has_wide_output: bool = False
+) -> dict[str, list[Any]]:
+    """Returns the values to try of every axis but size, the default's first.
+
+    Args:
+        options: of the default, resolved.
+        train_tokens: of the training split: a batch is at most an eighth of it.
+        has_wide_output: whether a narrower output matrix is worth trying.
+    """
+    batch, length, optimizer = options.batch_size, options.seq_length, options.optimizer
+    assert length is not None
+    room = train_tokens // _MIN_STEPS_PER_EPOCH // options.accumulate
+    batches = [n for n in (batch // 2, 2 * batch) if n >= 1 and n * length <= room]
+    low, high = _SEQ_LENGTHS
+    lengths = [n for n in (length // 2, 2 * length) if low <= n <= high and n * batch <= room]
+    others = [name for name in OPTIMIZERS if name != optimizer] if optimizer in OPTIMIZERS else []
+    return {
+        "batch": [batch, *batches], "seq-length": [length, *lengths],
+        "optimizer": [optimizer, *others], "lr": [1.0, 2.0, 0.5],
+        "output-rank": [0, *(_RANKS if has_wide_output else ())],
+    }  # fmt: skip
+
+
 def whole_run_bits(
-    start: Event, end: Event, options: Mapping[str, Any], default: Default,
+    start: Event, end: Event, options: Mapping[str, Any], space: Space,
     lengths_s: tuple[float, float],
 ) -> float:  # fmt: skip
     """Returns what the whole run is expected to end at, from a complete short one.
@@ -105,18 +221,18 @@ def whole_run_bits(
         start: the event that the short run began with.
         end: the event that it ended with.
         options: of the run.
-        default: the settings that are compared with.
+        space: the settings that are compared with.
         lengths_s: seconds of training of the short run and the whole one.
     """
     times, optimizer = lengths_s[1] / lengths_s[0], options["optimizer"]
     law = law_of(start, end, optimizer)
     ratio = law.after(law.measured.times(times)).bits / law.measured_bits
-    if default.units_per_s:
-        tokens = default.units_per_s * lengths_s[0]
-        sizes = [o["batch_size"] * o["seq_length"] for o in (options, default.options)]
+    if space.units_per_s:
+        tokens = space.units_per_s * lengths_s[0]
+        sizes = [o["batch_size"] * o["seq_length"] for o in (options, space.options)]
         steps = tokens / (law.measured.tokens / law.measured.steps * sizes[1] / sizes[0])
         of_default = replace(
-            law, rnn_size=default.options["rnn_size"], optimizer=default.options["optimizer"],
+            law, rnn_size=space.options["rnn_size"], optimizer=space.options["optimizer"],
             measured=Length(tokens, steps), measured_bits=1.0,
         )  # fmt: skip
         ratio = math.sqrt(ratio * of_default.after(of_default.measured.times(times)).bits)

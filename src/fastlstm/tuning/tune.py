@@ -1,40 +1,47 @@
 """Finds the settings that end best within a budget, by complete short runs.
 
-Three stages: the speed of threads, precision and the sizes of a step; limits of latency and bytes,
-on random weights; then successive halving of complete short runs (`halving`). What a `Job` is
-tells texts from tables.
+Limits of latency and bytes are measured on random weights, before any training; then an Optuna
+study trains short runs (`study`). What a `Job` is tells texts from tables.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+import multiprocessing
+import os
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import FastLSTMError, Setting, Stopped, UsageError, counted
+from fastlstm.errors import CommandError, FastLSTMError, Setting, Stopped, UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
+from fastlstm.system import hardware, storage
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import locked_run
 from fastlstm.training.signals import StopFlag
-from fastlstm.tuning import halving
-from fastlstm.tuning.job import Default, Job
+from fastlstm.tuning import study as studies
+from fastlstm.tuning.job import Job, Show, Space
 from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.planned_run import plan_run
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob
 from fastlstm.tuning.text_job import TextJob
-from fastlstm.tuning.trials import LOCK, Trial, TrialStore
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event
-    from fastlstm.tuning.halving import Changes
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Event as ProcessEvent
 
+    from optuna import Study
+
+    from fastlstm.runs.events import Event
+
+TUNE_FILE = "tune.json"
+"""What the search has found, for others to read; the search goes on by its study alone."""
+_LOCK = ".lock"
 _Config = TrainConfig | ForecastConfig
 
 
@@ -52,10 +59,11 @@ class Search:
     Attributes:
         out: directory of the search.
         time_s: for the short runs; default is twice the budget, or the least that is enough.
-        axes: of those of the job; empty means all.
+        axes: of those of the job; empty means all but threads and precision.
         limits: that every model must keep.
-        num_seeds: runs of every trial.
+        num_seeds: runs of every rung of a trial.
         resume: continue the search in `out`.
+        jobs: trials at a time, each in a process of its own; they share the cores.
     """
 
     out: Path
@@ -64,6 +72,7 @@ class Search:
     limits: SizeLimits = field(default_factory=SizeLimits)
     num_seeds: int = 1
     resume: bool = False
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,6 @@ class Tuned:
         label: what differs from the default.
         expected: bits/char, of a table the loss, that a run of the budget is expected to end at.
         default_expected: the same of the default.
-        trials: all short runs.
         facts: the content of tune.json.
     """
 
@@ -83,17 +91,33 @@ class Tuned:
     label: str
     expected: float
     default_expected: float
-    trials: list[Trial]
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What every process of a search needs."""
+
+    source: Any
+    config: _Config
+    given: frozenset[str]
+    search: Search
+    time_s: float
+    budget_s: float
+
+    def objective(self, job: Job, space: Space, show: Show) -> studies.Objective:
+        seeds = range(self.config.seed, self.config.seed + self.search.num_seeds)
+        rungs, train = (
+            studies.rungs_of(self.time_s, self.budget_s),
+            partial(_train, job, self, space),
+        )
+        return studies.Objective(job, space, seeds, rungs, train, self.search.out, show)
+
+
 def tune_run(
-    source: Any,
-    config: _Config,
-    given: Collection[str],
-    search: Search,
-    show: Callable[[str, str], None] = lambda label, text: None,
-) -> Tuned:
+    source: Any, config: _Config, given: Collection[str], search: Search,
+    show: Show = lambda label, text: None,
+) -> Tuned:  # fmt: skip
     """Finds the best settings for a budget.
 
     Args:
@@ -111,131 +135,189 @@ def tune_run(
     if budget_s is None:
         raise UsageError("tune needs a budget: give --budget instead of --steps or --epochs")
     job = job_of(config)
-    search = search if search.axes else replace(search, axes=job.axes)
-    least_s = halving.least_time_s(budget_s)
+    if not search.axes:
+        axes = tuple(axis for axis in job.fields if axis not in ("threads", "precision"))
+        search = replace(search, axes=axes)
+    least_s = studies.least_time_s(budget_s)
     time_s = search.time_s or max(2.0 * budget_s, least_s)
     if time_s < least_s:
         raise UsageError(
             f"the search has {clock(time_s)}, expected at least {clock(least_s)} for a run of"
             f" {clock(budget_s)}; give a longer --tune-time"
         )
-    had_lock = (search.out / LOCK).exists()
+    had_lock = (search.out / _LOCK).exists()
+    work = _Work(source, config, frozenset(given), search, time_s, budget_s)
     with StopFlag() as stop, locked_run(search.out):
-        about = _about(source, config, given, search, time_s)
-        store = _store(search, about, had_lock)
         try:
-            job = replace(job, stop=stop)
-            return _search(job, store, source, config, given, search, time_s, budget_s, show)
+            study = studies.open_study(search.out, _about(work), search.resume)
+        except FastLSTMError:
+            if not had_lock:  # a directory that is refused keeps no file of ours
+                (search.out / _LOCK).unlink(missing_ok=True)
+            raise
+        try:
+            with studies.study_errors(search.out):
+                return _searched(work, study, replace(job, stop=stop), show)
         except (Stopped, KeyboardInterrupt, SystemExit):  # the last by a signal while it times
-            done = counted(len(store.trials), "finished short run")
+            done = counted(len(studies.runs_of(study)), "finished short run")
             raise Stopped(
                 f"stopped; {done} kept in {search.out}, continue with ", Setting("resume", True)
             ) from None
 
 
-def _store(search: Search, about: dict[str, Any], had_lock: bool) -> TrialStore:
-    """Returns the trials in a directory; one that is refused keeps no lock file of ours."""
-    try:
-        return TrialStore(search.out, about, search.resume)
-    except FastLSTMError:
-        if not had_lock:
-            (search.out / LOCK).unlink(missing_ok=True)
-        raise
-
-
-def _search(
-    job: Job, store: TrialStore, source: Any, config: _Config, given: Collection[str],
-    search: Search, time_s: float, budget_s: float, show: Callable[[str, str], None],
-) -> Tuned:  # fmt: skip
-    """Returns what the search finds; its results are kept in `store`."""
-    default = _default(job, store, source, config, given, search, show)
-    train_run = partial(_train, job, source, config, given, default, budget_s)
-    seeds = range(config.seed, config.seed + search.num_seeds)
-    run = partial(_expected, job, store, train_run, default, seeds, show)
-    best, bits, default_bits = halving.search(default.changes, default.rates, time_s, budget_s, run)
-    if math.isinf(bits):
-        raise UsageError(f"every short run failed: {store.trials[-1].why}")
-    options, label = job.options_of(default.options, best), job.label_of(best)
-    store.keep(best={
-        "options": options, "label": label, "expected": bits, "default_expected": default_bits,
-    })  # fmt: skip
-    return Tuned(options, label, bits, default_bits, store.trials, store.content)
-
-
-def _about(
-    source: Any, config: _Config, given: Collection[str], search: Search, time_s: float
-) -> dict[str, Any]:
+def _about(work: _Work) -> dict[str, Any]:
     """Returns what a search that continues must have in common with the first start."""
-    machine = describe_machine()
+    machine, search = describe_machine(), work.search
     return {
-        "source": str(source),
-        "options": {name: getattr(config, name) for name in sorted(given)},
-        "tune_time": time_s, "axes": list(search.axes), "limits": search.limits.to_dict(),
-        "seeds": search.num_seeds,
+        "source": str(work.source),
+        "options": {name: getattr(work.config, name) for name in sorted(work.given)},
+        "tune_time": work.time_s, "axes": search.axes, "limits": search.limits.to_dict(),
+        "seeds": search.num_seeds, "jobs": search.jobs,
         "machine": {name: machine[name] for name in ("cpu", "isa", "cores")},
     }  # fmt: skip
 
 
-def _default(
-    job: Job, store: TrialStore, source: Any, config: _Config, given: Collection[str],
-    search: Search, show: Callable[[str, str], None],
-) -> Default:  # fmt: skip
-    """Returns the default with its changes, prepared now or when the search was started."""
-    known = store.default()
-    if known is not None:
-        return known
-    found = list[Default]()
+def _searched(work: _Work, study: Study, job: Job, show: Show) -> Tuned:
+    """Returns what the search finds."""
+    space = studies.stored_space(study, work.search.out)
+    if space is None:
+        space = _prepared(work, job, show)
+        study.set_user_attr("space", asdict(space))
+
+    def told(label: str, text: str) -> None:
+        show(label, text)
+        _keep(work, study, space)
+
+    objective = work.objective(job, space, told)
+    objective.enqueue(study)
+    left_s = work.time_s - studies.spent_s(study) / work.search.jobs
+    if work.search.jobs > 1:
+        _run_in_processes(work, job, space, left_s, told)
+    else:
+        study.sampler = studies.sampler_of(work.config.seed + len(study.trials))
+        objective.optimize(study, left_s)
+    best, expected, of_default = studies.best_trial(study)
+    label, options = best.user_attrs["label"], best.user_attrs["options"]
+    found = {
+        "options": options, "label": label, "expected": expected, "default_expected": of_default,
+    }  # fmt: skip
+    facts = _keep(work, study, space, best=found, importance=studies.importance(study))
+    return Tuned(options, label, expected, of_default, facts)
+
+
+def _keep(work: _Work, study: Study, space: Space, **more: Any) -> dict[str, Any]:
+    """Writes what is known of a search to tune.json, and returns it."""
+    facts = {"about": _about(work), "default": asdict(space), "trials": studies.runs_of(study)}
+    facts |= more
+    storage.write_json(work.search.out / TUNE_FILE, storage.finite(facts))
+    return facts
+
+
+def _prepared(work: _Work, job: Job, show: Show) -> Space:
+    """Returns the settings to try, with their limits measured."""
+    found = list[Space]()
     plan_run(
-        source, config, given,
-        look=lambda trainer: found.append(job.prepare(trainer, given, search, show)),
+        work.source, work.config, work.given,
+        look=lambda trainer: found.append(job.prepare(trainer, work.given, work.search, show)),
         start=job.train,
     )  # fmt: skip
-    store.keep(default=found[0].to_dict())
+    if not found[0].values:
+        raise UsageError(
+            f"--axes {','.join(work.search.axes)} leaves nothing to try: the options given fix it,"
+            " or nothing beside the default makes sense; give other ", Setting("axes"),
+        )  # fmt: skip
     return found[0]
 
 
-def _expected(
-    job: Job,
-    store: TrialStore,
-    run: Callable[[Mapping[str, Any], float, int, Path], tuple[float, float]],
-    default: Default,
-    seeds: range,
-    show: Callable[[str, str], None],
-    changes: Changes,
-    seconds: float,
-) -> float:
-    """Returns what the whole run with some changes is expected to end at."""
-    options, label = job.options_of(default.options, changes), job.label_of(changes)
-    values = []
-    for seed in seeds:
-        if job.stop is not None and job.stop():
-            raise Stopped("stopped between two short runs")
-        key: dict[str, Any] = {"options": options, "seconds": round(seconds, 1), "seed": seed}
-        trial, is_new = store.run(key, label, partial(run, options, key["seconds"], seed))
-        values.append(math.inf if trial.expected is None else trial.expected)
-        if trial.expected is None or trial.bits is None:
-            text = f"failed: {trial.why}"
-        else:
-            text = job.told(trial.bits, trial.expected)
-        known = "" if is_new else "; done before"
-        show(f"{trial.name} {clock(seconds)}", f"{label}: {text}{known}")
-    return statistics.fmean(values)
+def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: Show) -> None:
+    """Runs the trials of a study in several processes.
+
+    Raises:
+        Stopped: SIGTERM or Ctrl-C.
+        CommandError: a process failed.
+    """
+    assert job.stop is not None
+    context, plain = multiprocessing.get_context("spawn"), replace(job, stop=None)
+    ended, (lines, end) = context.Event(), context.Pipe(duplex=False)
+    processes = [
+        context.Process(
+            target=_worker, args=(work, plain, space, left_s, number, ended, end, os.getpid()),
+            daemon=True,
+        )
+        for number in range(work.search.jobs)
+    ]  # fmt: skip
+    failure = None
+    try:
+        # The processes inherit the mask: this one says when they end.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        try:
+            for process in processes:
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        while any(process.is_alive() for process in processes) or lines.poll():
+            if job.stop() or failure is not None:
+                ended.set()
+            if lines.poll(0.2):
+                label, text = lines.recv()
+                if label:
+                    show(label, text)
+                else:
+                    failure = text
+    finally:
+        ended.set()
+        for process in (each for each in processes if each.pid is not None):
+            process.join()
+    if job.stop():
+        raise Stopped("stopped between two short runs")
+    if any(process.exitcode for process in processes):
+        failure = failure or f"it ended with status {max(p.exitcode or 0 for p in processes)}"
+    if failure is not None:
+        raise CommandError(f"a process of the search failed: {failure}")
+
+
+def _worker(
+    work: _Work, job: Job, space: Space, left_s: float, number: int, ended: ProcessEvent,
+    lines: Connection, parent: int,
+) -> None:  # fmt: skip
+    """A process that runs trials until the search is over, or its parent is gone."""
+
+    def stop() -> bool:
+        return ended.is_set() or os.getppid() != parent
+
+    try:
+        study = studies.load_study(work.search.out, work.config.seed + number)
+        objective = work.objective(
+            replace(job, stop=stop), space, lambda label, text: lines.send((label, text))
+        )
+        with studies.study_errors(work.search.out):
+            objective.optimize(study, left_s)
+    except Stopped:
+        pass
+    except FastLSTMError as error:
+        lines.send(("", error.lines()[0]))
+    except Exception as error:
+        lines.send(("", f"internal error: {error!r}"))
 
 
 def _train(
-    job: Job, source: Any, config: _Config, given: Collection[str], default: Default,
-    budget_s: float, options: Mapping[str, Any], seconds: float, seed: int, out: Path,
+    job: Job, work: _Work, space: Space, options: Mapping[str, Any], seconds: float, seed: int,
+    out: Path,
 ) -> tuple[float, float]:  # fmt: skip
     """Trains a complete short run; returns what it ended at, and what the whole run would."""
+    if job.stop is not None and job.stop():
+        raise Stopped("stopped between two short runs")
     kept = dict[str, Any]()
 
     def keep(event: Event) -> None:
         kept[event["event"]] = event
 
     short = replace(
-        config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
+        work.config, **options, budget=f"{seconds:g}s", steps=None, epochs=None, seed=seed,
         keep_checkpoints=1,
     )  # fmt: skip
-    names = {*given, *options, "budget", "seed"}
-    job.train(source, short, given=names, out=out, observers=[keep])
-    return job.result(kept["start"], kept["end"], options, default, seconds, budget_s)
+    if work.search.jobs > 1:
+        threads = (options.get("threads") or hardware.cores()) // work.search.jobs
+        short = replace(short, threads=max(1, threads))
+    names = {*work.given, *options, "budget", "seed"}
+    job.train(work.source, short, given=names, out=out, observers=[keep])
+    return job.result(kept["start"], kept["end"], options, space, seconds, work.budget_s)

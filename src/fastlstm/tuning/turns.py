@@ -1,19 +1,50 @@
-"""Variants of the same work timed in turns, so that what disturbs the machine slows all of them."""
+"""Paired turns: variants of the same work timed in turns, and the ratio of their times.
+
+Two sides take turns, so that what disturbs the machine for longer than a turn slows both. A pair is
+a time of one side beside a time of the other. All formulas work on d = log(time of B / time of A).
+Pairs of one group share processes, so that groups, not pairs, are independent of each other.
+`Worker` is a side in a process of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
+import math
 import random
 import statistics
+import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastlstm.errors import FastLSTMError
-from fastlstm.tuning.paired_times import MIN_PAIRS, estimate
+from fastlstm.errors import CommandError, FastLSTMError
+from fastlstm.training.step_time import settled
 
+Floats = NDArray[np.float64]
+
+LOOK_ERROR = 0.0129
+"""Two-sided error of an interval. With it five looks at a measurement, after 12, 24, 48, 96 and 192
+pairs, hold the true ratio together in 95 % of measurements: Pocock's bound (Biometrika 64, 1977)
+for looks whose numbers double, whose correlations are 2 ** (-|i - j| / 2)."""
+MIN_GROUPS = 3
+"""Fewer groups give no interval."""
+MIN_PAIRS = 6
+"""Fewer pairs give no interval."""
+_PAIRS_PER_BLOCK = 2
+_DISTURBED = 3.5
+"""Iglewicz and Hoaglin (1993) call a value an outlier from 3.5 robust deviations on."""
+_MAX_DROPPED = 0.25
+_MAD_TO_SD = 1.4826
+"""1 / 0.6745: the median absolute deviation of a normal variable in standard deviations."""
 TURN_S = 0.15
 _MAX_PAIRS = 16
 """More pairs say little that is new."""
@@ -24,6 +55,142 @@ _LATE_SHARE = 0.5
 _WORTH_GOING_ON = 1.05
 """Speed over that of the base from which the next value of the same option is tried, and below
 which a variant that surely stays there has no more turns."""
+
+
+_MIN_STEPS, _EXIT_S = 3, 5.0
+_TAIL_BYTES, _TAIL_LINES = 4_000, 8
+"""Of standard error, kept for the message of a worker that failed."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The ratio of the times of B to those of A.
+
+    Attributes:
+        ratio: Hodges-Lehmann estimate; above 1 B is slower.
+        low, high: the interval, 0 and infinity where there are too few groups.
+        pairs: used.
+        dropped: pairs left out as disturbed.
+        groups: of processes.
+        spread: robust standard deviation of log(B / A) of a pair.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+    dropped: int
+    groups: int
+    spread: float
+
+
+def estimate(a: Floats, b: Floats, group: NDArray[np.int64]) -> Estimate:
+    """Returns the ratio B / A with the interval of one look.
+
+    The interval is d ± t * s: d is the Hodges-Lehmann estimate over all pairs that are left, s its
+    jackknife error with one group left out at a time, t the quantile of Student's t with one degree
+    of freedom fewer than groups at `LOOK_ERROR`.
+
+    Args:
+        a: times of A, of any unit, in the order of measurement; `(pairs,)`, two pairs per block.
+        b: times of B beside them.
+        group: number of the processes that each pair was measured with.
+    """
+    kept = undisturbed(a, b)
+    difference, group = np.log(b[kept] / a[kept]), group[kept]
+    middle, count = hodges_lehmann(difference), len(np.unique(group))
+    half = math.inf
+    if count >= MIN_GROUPS and len(difference) >= MIN_PAIRS:
+        error = jackknife_error(difference, group)
+        half = student_quantile(1.0 - LOOK_ERROR / 2.0, count - 1) * error
+    return Estimate(
+        math.exp(middle), math.exp(middle - half), math.exp(middle + half) if half < 700 else
+        math.inf, len(difference), len(a) - len(difference), count, robust_deviation(difference),
+    )  # fmt: skip
+
+
+def verdict(found: Estimate, detect: float = 0.03) -> str:
+    """Returns "slower", "not slower" or "undecided" for side B of an estimate.
+
+    "Not slower" means: not slower by more than `detect`, the interval ends below 1 + detect (one
+    side of the two one-sided tests of Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987). "Slower"
+    means: the interval begins above 1. Where both hold B is slower by less than `detect`, and the
+    verdict is "not slower".
+
+    Args:
+        found: the estimate.
+        detect: the smallest slowdown that matters, as a share: 0.03 is 3 %.
+    """
+    if found.high < 1.0 + detect:
+        return "not slower"
+    return "slower" if found.low > 1.0 else "undecided"
+
+
+def undisturbed(a: Floats, b: Floats) -> NDArray[np.bool_]:
+    """Returns which pairs to keep: all but those of blocks in which everything was slow.
+
+    A block is judged by the sum of the logarithms of its four times, which is the same with the
+    sides exchanged, so the rule cannot see which side was disturbed. It goes, with both sides, when
+    the sum is more than 3.5 robust deviations above the median; at most a quarter of the blocks.
+
+    Args:
+        a: times of A, `(pairs,)`.
+        b: times of B.
+    """
+    blocks = len(a) // _PAIRS_PER_BLOCK
+    kept = np.ones(len(a), dtype=np.bool_)
+    if blocks < 4:
+        return kept
+    sums = np.log(a * b)[: blocks * _PAIRS_PER_BLOCK].reshape(blocks, _PAIRS_PER_BLOCK).sum(axis=1)
+    excess = sums - np.median(sums)
+    slow = excess > _DISTURBED * robust_deviation(sums)
+    worst = np.argsort(-excess, kind="stable")[: int(_MAX_DROPPED * blocks)]
+    for block in worst[slow[worst]]:
+        kept[block * _PAIRS_PER_BLOCK : (block + 1) * _PAIRS_PER_BLOCK] = False
+    return kept
+
+
+def hodges_lehmann(values: Floats) -> float:
+    """Returns the median of the means of all pairs of values, each with itself too.
+
+    Hodges and Lehmann, Ann. Math. Stat. 34 (1963): the estimate that belongs to the signed-rank
+    test. Of normal values it has 95 % of the efficiency of the mean, and a few wild values hardly
+    move it.
+    """
+    first, second = np.triu_indices(len(values))
+    return float(np.median((values[first] + values[second]) / 2.0))
+
+
+def jackknife_error(values: Floats, group: NDArray[np.int64]) -> float:
+    """Returns the standard error of `hodges_lehmann`, groups left out one at a time.
+
+    s² = (G - 1) / G * Σ (h_g - mean h)², h_g without group g (Tukey 1958; Efron and Tibshirani, An
+    Introduction to the Bootstrap, 1993, chapter 11).
+    """
+    names = np.unique(group)
+    without = np.array([hodges_lehmann(values[group != name]) for name in names])
+    return math.sqrt((len(names) - 1) / len(names) * float(((without - without.mean()) ** 2).sum()))
+
+
+def robust_deviation(values: Floats) -> float:
+    """Returns 1.4826 times the median absolute deviation from the median."""
+    return _MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
+
+
+@functools.cache
+def student_quantile(probability: float, freedom: int) -> float:
+    """Returns the quantile of Student's t for a probability above 0.5.
+
+    Its distribution function is 1/2 + c * ∫ cos^(freedom - 1) from 0 to atan(t / sqrt(freedom)),
+    c = Γ((freedom + 1) / 2) / (sqrt(π) Γ(freedom / 2)); tabulated and inverted.
+    """
+    angle = np.linspace(0.0, math.pi / 2.0, 20_001)
+    height = np.cos(angle) ** (freedom - 1)
+    area = np.concatenate(([0.0], np.cumsum((height[1:] + height[:-1]) / 2.0))) * angle[1]
+    log_scale = math.lgamma((freedom + 1) / 2.0) - math.lgamma(freedom / 2.0)
+    scale = math.exp(log_scale) / math.sqrt(math.pi)
+    found = float(np.interp((probability - 0.5) / scale, area, angle))
+    return math.sqrt(freedom) * math.tan(found)
 
 
 class Change(Protocol):
@@ -211,3 +378,113 @@ def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s
         before.base.append(base_s)
         after.base.append(base_s)
         after.other.append(after.variant.turn(turn_s))
+
+
+class Worker:
+    """A side in a process of its own, which takes steps on demand.
+
+    The process says "ready", then answers each line with a number of steps with the JSON list of
+    their seconds (per unit of work). It ends when its standard input does.
+
+    Args:
+        name: of the side, for errors.
+        command: that starts the process.
+        folder: working directory; default the current one.
+        limit_s: for setting up, and for each answer.
+    """
+
+    cause = effect = ""
+    options: Mapping[str, Any] = {}
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path | None = None, limit_s: float = 120.0
+    ) -> None:
+        self.name, self.command, self._folder = name, list(command), folder
+        self._limit_s, self._step_s = limit_s, 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the process; `ready` waits for it."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                cwd=self._folder, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._errors.close()
+            raise CommandError(f"{self.name} cannot be started: {error}") from None
+
+    def ready(self) -> None:
+        """Waits until the process has set up its work.
+
+        Raises:
+            CommandError: it failed, or took too long.
+        """
+        if self._process is None:
+            self.start()
+        if (word := self._ask("")) != "ready":
+            raise CommandError(f"{self.name} answered {word[:40]!r}, expected 'ready'")
+
+    def run(self, steps: int) -> list[float]:
+        """Returns the seconds of so many steps.
+
+        Raises:
+            CommandError: the process ended, took too long, or took no step that counts.
+        """
+        began = time.perf_counter()
+        found: list[float] = json.loads(self._ask(f"{steps}\n"))
+        self._step_s = (time.perf_counter() - began) / steps
+        if not found:
+            raise CommandError(f"{self.name}: no step had a finite loss")
+        return found
+
+    def warm_up(self) -> None:
+        self.ready()
+        self.run(_MIN_STEPS)
+        self.run(_MIN_STEPS)
+
+    def turn(self, seconds: float) -> float:
+        """Returns the mean seconds of the settled steps of a turn."""
+        count = max(_MIN_STEPS, round(seconds / max(self._step_s, 1e-6)))
+        return statistics.fmean(settled(self.run(count)))
+
+    def close(self) -> None:
+        """Ends the process: by the end of its input, after a few seconds by a signal."""
+        if self._process is None:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+        self._process = None
+
+    def _ask(self, line: str) -> str:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(self._limit_s, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(line.encode())
+                process.stdin.flush()
+            answer = process.stdout.readline().decode().strip()
+        finally:
+            timer.cancel()
+        if answer:
+            return answer
+        status = process.wait()
+        self._errors.seek(0)
+        said = self._errors.read()[-_TAIL_BYTES:].decode(errors="replace").split("\n")
+        lines = [text.rstrip() for text in said if text.strip()][-_TAIL_LINES:]
+        what = f"was killed by signal {-status}" if status < 0 else f"failed with status {status}"
+        raise CommandError(f"{self.name} {what}: {' '.join(self.command)}", *lines)

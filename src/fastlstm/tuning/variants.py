@@ -21,7 +21,6 @@ from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.step_time import settled, use_up_batches
 from fastlstm.training.trainer import Trainer
-from fastlstm.tuning.moves import narrow_rank
 from fastlstm.tuning.turns import Candidate
 
 EXACT = "exact"
@@ -219,6 +218,11 @@ def _towards_default(task: Any, options: TrainingOptions) -> dict[str, list[dict
 def _is_less(changed: dict[str, Any], options: TrainingOptions) -> bool:
     """Returns whether a smaller batch is tried: slower steps, but more of them."""
     return "accumulate" not in changed and changed.get("batch_size", math.inf) < options.batch_size
+
+
+def narrow_rank(rnn_size: int, part: int = 4) -> int:
+    """Returns the width of a projection that is a part of the hidden units."""
+    return max(8, rnn_size // part)
 
 
 def has_wide_output(task: TextTask) -> bool:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastlstm.training.evaluations import SPREAD_SHARE, EvaluationSchedule
-from fastlstm.tuning.paired_times import MIN_PAIRS, Estimate, estimate
-from fastlstm.tuning.turns import Change
+from fastlstm.tuning.turns import MIN_PAIRS, Change, Estimate, estimate
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
 
 if TYPE_CHECKING:

@@ -1,103 +1,147 @@
-"""What a training command gains over another one, by running both."""
+"""What a training command gains over another one, by running the steps of both in turns."""
 
 from __future__ import annotations
 
-import itertools
+import json
+import os
 import random
+import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from fastlstm.errors import FastLSTMError
 from fastlstm.system import environment, hardware
-from fastlstm.tuning.ab import TrainingSteps
-from fastlstm.tuning.command import parse_command
-from fastlstm.tuning.process import stop_all
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.step_time import use_up_batches
+from fastlstm.tuning.turns import Candidate, Timed, Worker, time_until
 from fastlstm.tuning.variants import SAME_QUALITY
 from fastlstm.tuning.verdicts import Verdict, gains_of, is_known, of_pairs, ranked
 
 if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
     from fastlstm.tuning.profile import Profile
 
-WITHOUT_ISA = "env -u FASTLSTM_ISA "
+_WITHOUT_ISA = ("env", "-u", "FASTLSTM_ISA")
 """Goes before a command that may use every instruction set."""
-_FEW_BLOCKS, _BLOCKS, _MAX_BLOCKS = 2, 3, 12
-"""At least for a gain, for one with an interval, and at most, with one pair of workers."""
-_LIMIT_S = 120.0
-_MEASURED_S = 8.0
+_MEASURED_S, _TURN_S = 8.0, 0.4
 
 
-def measured_gain(a: str, b: str, step_share: float = 1.0, seconds: float = _MEASURED_S) -> float:
+def measured_gain(a: Sequence[str], b: Sequence[str], step_share: float = 1.0) -> float:
     """Returns the gain of a whole run by training command `b` over `a`.
 
     Args:
-        a: the command as it is.
-        b: the changed one.
+        a: words behind `fastlstm train` of the command as it is.
+        b: those of the changed one.
         step_share: of the run's time, what the steps of `a` take.
-        seconds: see `measured_times`.
 
     Raises:
         CommandError: a command failed.
     """
-    times = measured_times(a, b, step_share, seconds, _FEW_BLOCKS)
-    _, (gain, _, _) = gains_of(*times, step_share)
+    _, (gain, _, _) = gains_of(*measured_times(a, b, step_share), step_share)
     return gain
 
 
 def measured_times(
-    a: str, b: str, step_share: float, seconds: float = _MEASURED_S, least: int = _BLOCKS
+    a: Sequence[str], b: Sequence[str], step_share: float, prefix: Sequence[str] = ()
 ) -> tuple[list[float], list[float]]:
     """Returns the seconds per unit of the steps of two training commands, which run in turns.
 
     A turn's time is that of its mean step, which makes up the time of a run.
 
     Args:
-        a: the command as it is.
-        b: the changed one.
+        a: words of the command as it is.
+        b: those of the changed one.
         step_share: of the run's time, what the steps of `a` take.
-        seconds: after which no more turns are taken; they end sooner where the gain is known.
-        least: blocks of two pairs that are taken in any case.
+        prefix: goes before the changed one.
 
     Raises:
         CommandError: a command failed.
     """
-    commands = parse_command("A", a), parse_command("B", b)
-    source = TrainingSteps(commands, _LIMIT_S, fmean, _MAX_BLOCKS)
-    times, began = (list[float](), list[float]()), time.perf_counter()
-    try:
-        with closing(source.blocks(random.Random(0), began + _LIMIT_S)) as blocks:
-            for number, block in enumerate(itertools.islice(blocks, _MAX_BLOCKS), 1):
-                times[0].extend(pair.a / 1e3 for pair in block)
-                times[1].extend(pair.b / 1e3 for pair in block)
-                _, (_, low, high) = gains_of(*times, step_share)
-                is_late = time.perf_counter() > began + seconds
-                if number >= least and (is_late or is_known(low, high)):
-                    break
-    finally:
-        stop_all()
-    return times
+
+    def is_enough(timed: Timed) -> bool:
+        _, (_, low, high) = gains_of(timed.base, timed.other, step_share)
+        return is_known(low, high)
+
+    with tempfile.TemporaryDirectory(prefix="fastlstm-profile-") as folder:
+        base = Worker("A", _worker_words(a, f"{folder}/a"))
+        other = Worker("B", [*prefix, *_worker_words(b, f"{folder}/b")])
+        with closing(base), closing(other):
+            base.start()
+            other.start()
+            base.warm_up()
+            end, rng = time.perf_counter() + _MEASURED_S, random.Random(0)
+            timed = time_until(base, Candidate(lambda: other), is_enough, end, rng, _TURN_S)
+    return timed.base, timed.other
 
 
-def with_instruction_set(profile: Profile, command: str) -> Profile:
+def _worker_words(words: Sequence[str], out: str) -> list[str]:
+    """Returns the command of a training run that writes to `out`: the last `--out` counts."""
+    place = words.index("--") if "--" in words else len(words)
+    start = [sys.executable, "-m", "fastlstm.cli.step_worker"]
+    return [*start, *words[:place], "--out", out, *words[place:]]
+
+
+def with_instruction_set(profile: Profile, words: Sequence[str]) -> Profile:
     """Returns a profile with the verdict on FASTLSTM_ISA, where that keeps the kernels from the
     instructions of this CPU; it is measured by running the command with and without.
 
     Args:
         profile: of the run.
-        command: that trains it.
+        words: behind `fastlstm train` of the command that trains it.
     """
     forced, widest = environment.forced_isa(), hardware.widest_isa()
     if forced is None or forced == widest:
         return profile
     try:
-        times = measured_times(command, WITHOUT_ISA + command, profile.step_share)
+        times = measured_times(words, words, profile.step_share, _WITHOUT_ISA)
     except FastLSTMError as error:  # such as of a text from standard input, which is used up
         why = f"instruction set: {error.lines()[0]}"
         return replace(profile, not_timed=(*profile.not_timed, why))
     cause = Verdict("instruction set", 0.0, 0.0, 0.0, 0.0, SAME_QUALITY)
     found = of_pairs(cause, *times, profile.unit, profile.step_share)
     evidence = f"FASTLSTM_ISA is {forced}, this CPU has {widest}; {found.evidence}"
-    found = replace(found, evidence=evidence, command_prefix=WITHOUT_ISA)
+    prefix = f"{' '.join(_WITHOUT_ISA)} "
+    found = replace(found, evidence=evidence, command_prefix=prefix)
     return replace(profile, verdicts=tuple(ranked([*profile.verdicts, found])))
+
+
+class StepServer(Callback):
+    """The process of a `Worker`: takes the place of the training loop, and steps on demand.
+
+    The steps are those of the loop, with the wait for the loader; evaluations and checkpoints are
+    left out. When there are no more requests the process ends at once: nothing of the run is kept.
+
+    Args:
+        requests: numbers of steps, one a line.
+        answers: gets "ready", then one line each.
+    """
+
+    def __init__(self, requests: TextIO, answers: TextIO) -> None:
+        self._requests, self._answers = requests, answers
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._answer("ready")
+        for line in self._requests:
+            self._answer(json.dumps(timed_steps(trainer, int(line))))
+        os._exit(0)
+
+    def _answer(self, line: str) -> None:
+        self._answers.write(line + "\n")
+        self._answers.flush()
+
+
+def timed_steps(trainer: Trainer, count: int) -> list[float]:
+    """Takes steps and returns the seconds per unit of each, without steps that were skipped."""
+    use_up_batches(trainer.task.loader)
+    seconds = list[float]()
+    for _ in range(count):
+        before, started = trainer.progress.tokens, time.perf_counter()
+        trainer.take_step()
+        units = trainer.progress.tokens - before
+        if units:
+            seconds.append((time.perf_counter() - started) / units)
+    return seconds

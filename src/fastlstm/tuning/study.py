@@ -1,0 +1,373 @@
+"""The Optuna study of `tune`: its storage, its trials, what it has found.
+
+A trial has settings that TPE suggests, and complete short runs that grow longer; Hyperband says
+which trials get longer ones. Runs are compared by what the whole run is expected to end at, so that
+a large model is not dropped for starting slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import sqlite3
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastlstm.errors import (
+    BudgetError,
+    FormatError,
+    MissingExtraError,
+    NonFiniteError,
+    RunDirectoryError,
+    Setting,
+    StorageError,
+    UsageError,
+)
+from fastlstm.report.terminal import clock
+from fastlstm.runs.same_start import require_same_start
+from fastlstm.system import storage
+from fastlstm.tuning.job import Job, Show, Space
+
+try:
+    import optuna
+    from optuna.trial import FrozenTrial, Trial, TrialState
+    from sqlalchemy.exc import SQLAlchemyError
+except ImportError as error:
+    raise MissingExtraError("tune needs Optuna: pip install 'fastlstm[tune]'") from error
+
+STUDY_FILE = "study.db"
+_TRIALS = "trials"
+MIN_TRIAL_S = 10.0
+_MIN_SHARE = 1 / 12
+"""Of the budget: shorter runs say too little about the whole one (docs/predict.md)."""
+_LEAST_RUNS, _LONGEST_SHARE = 9, 1 / 8
+"""Shortest runs that the shortest search has time for; of its time, what the longest run takes."""
+_REDUCTION = 3
+"""How much longer the runs of the next rung are; a third of the trials gets there."""
+_STARTUP_TRIALS = 4
+"""Random ones before TPE, in each bracket of Hyperband; those that are tried first count."""
+_RATE_MARGIN = 1.4
+"""The highest learning rate over the highest one that is tried first."""
+_MAX_KNOWN = 12
+"""Suggestions in a row that are not new, after which the search is over."""
+_CLEAR_GAIN = 0.002
+"""Share of the result that changes must gain to be taken over the default."""
+_MIN_IMPORTANCE = 6
+"""Trials from which on Optuna is asked what the axes are worth."""
+_STORAGE_ERRORS = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.OptunaError)
+
+Train = Callable[[Mapping[str, Any], float, int, Path], tuple[float, float]]
+"""Trains with options for so many seconds with a seed in a directory; returns what the run ended
+at, and what the whole run is expected to."""
+
+
+def least_time_s(budget_s: float) -> float:
+    """Returns the seconds that the shortest search takes."""
+    return _LEAST_RUNS * _least_trial_s(budget_s)
+
+
+def _least_trial_s(budget_s: float) -> float:
+    return min(max(MIN_TRIAL_S, _MIN_SHARE * budget_s), budget_s)
+
+
+def rungs_of(time_s: float, budget_s: float) -> list[float]:
+    """Returns the seconds of the short runs of a trial, the shortest first."""
+    least_s = _least_trial_s(budget_s)
+    rungs = [min(budget_s, max(least_s, _LONGEST_SHARE * time_s))]
+    while rungs[0] / _REDUCTION >= 0.99 * least_s:
+        rungs.insert(0, rungs[0] / _REDUCTION)
+    return [round(seconds, 1) for seconds in rungs]
+
+
+def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Study:
+    """Returns the study in a directory, a new one where there is none.
+
+    Args:
+        path: the directory, locked as a run directory.
+        about: what the search was asked for; a search is continued with the same only.
+        resume: continue the search that is there.
+
+    Raises:
+        UsageError: a search is there and is not to be continued, or was asked for something else.
+        RunDirectoryError: the directory holds something else.
+        FormatError: the file is no study of this fastlstm.
+    """
+    is_new, about = not (path / STUDY_FILE).exists(), json.loads(json.dumps(about))
+    if is_new and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise RunDirectoryError(
+            f"'{path}' holds something else, expected an empty or new directory; give another ",
+            Setting("out"),
+        )  # fmt: skip
+    if not is_new and not resume:
+        raise UsageError(
+            f"'{path}' holds a search; continue it with ", Setting("resume", True),
+            ", or give another ", Setting("out"),
+        )  # fmt: skip
+    if (path / STUDY_FILE).is_symlink():
+        raise _foreign(path)
+    study = load_study(path)
+    before = about if is_new else study.user_attrs.get("about")
+    if not isinstance(before, dict):
+        raise _foreign(path)
+    require_same_start(path, before, about)
+    if is_new:
+        study.set_user_attr("about", about)
+    return study
+
+
+def load_study(path: Path, seed: int = 0) -> optuna.Study:
+    """Returns the study in a directory; the file is made where it is missing.
+
+    Raises:
+        FormatError: the file is no study.
+    """
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    file = path / STUDY_FILE
+    # A connection of our own takes a path with any characters.
+    connect = partial(sqlite3.connect, file, timeout=60.0, check_same_thread=False)
+    try:  # what is damaged raises all kinds of errors
+        stored = optuna.storages.RDBStorage(
+            f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect}
+        )
+        study = optuna.create_study(storage=stored, study_name="tune", load_if_exists=True)
+        seed += len(study.get_trials(deepcopy=False))
+    except (*_STORAGE_ERRORS, RuntimeError, ValueError, KeyError, TypeError, AssertionError):
+        raise _foreign(path) from None
+    study.sampler = sampler_of(seed)
+    return study
+
+
+def sampler_of(seed: int) -> optuna.samplers.TPESampler:
+    """Returns the sampler of a search."""
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _foreign(path: Path) -> FormatError:
+    return FormatError(
+        f"{path / STUDY_FILE} was not written by this fastlstm, or is damaged; give another ",
+        Setting("out"),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def study_errors(path: Path) -> Iterator[None]:
+    """Turns errors of the storage inside the block into a StorageError."""
+    try:
+        yield
+    except _STORAGE_ERRORS as error:
+        why = str(error).splitlines()[0]
+        raise StorageError(f"cannot read or write {path / STUDY_FILE}: {why}") from None
+
+
+def stored_space(study: optuna.Study, path: Path) -> Space | None:
+    """Returns the settings that were prepared when the search was started, if they are there.
+
+    Raises:
+        FormatError: they are damaged.
+    """
+    stored = study.user_attrs.get("space")
+    try:
+        return None if stored is None else Space(**stored)
+    except TypeError:
+        raise _foreign(path) from None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a trial ends at: complete short runs, each longer than the one before.
+
+    Attributes:
+        job: what is tuned.
+        space: the settings.
+        seeds: of the runs of every rung.
+        rungs: seconds of the runs.
+        train: trains a short run.
+        path: directory of the search; each run has a directory below.
+        show: gets a line per run.
+    """
+
+    job: Job
+    space: Space
+    seeds: Sequence[int]
+    rungs: Sequence[float]
+    train: Train
+    path: Path
+    show: Show
+
+    def optimize(self, study: optuna.Study, timeout_s: float) -> None:
+        """Runs trials until the time is used up, or nothing new is suggested.
+
+        Raises:
+            Stopped: SIGTERM or Ctrl-C; finished runs are kept.
+        """
+        # One bracket fewer than Hyperband would have: in the last one nothing is pruned.
+        longest = max(1, _REDUCTION ** (len(self.rungs) - 1) - 1)
+        study.pruner = optuna.pruners.HyperbandPruner(1, longest, _REDUCTION)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if timeout_s > 0.0:
+                study.optimize(self, timeout=timeout_s, callbacks=[_end_without_news])
+
+    def enqueue(self, study: optuna.Study) -> None:
+        """Has the study try the default and the most promising changes first, and again what was
+        trained when it was stopped."""
+        trials = study.get_trials(deepcopy=False)
+        retried = {trial.user_attrs.get("retry_of") for trial in trials}
+        for changes in () if trials else ({}, *self.space.first):
+            params = {axis: changes.get(axis, v[0]) for axis, v in self.space.values.items()}
+            study.enqueue_trial(params)
+        for trial in trials:
+            if trial.state is TrialState.RUNNING:
+                study.tell(trial.number, state=TrialState.FAIL)
+            is_broken = trial.state in (TrialState.RUNNING, TrialState.FAIL)
+            if is_broken and trial.number not in retried:
+                study.enqueue_trial(trial.params, user_attrs={"retry_of": trial.number})
+
+    def __call__(self, trial: Trial) -> float:
+        changes, expected = self._suggested(trial), math.inf
+        options = self.job.options_of(self.space.options, changes)
+        trial.set_user_attr("label", self.job.label_of(changes))
+        trial.set_user_attr("options", options)
+        for number, seconds in enumerate(self.rungs):
+            runs = [self._run(trial, options, seconds, seed) for seed in self.seeds]
+            expected = statistics.fmean(map(_expected, runs))
+            trial.report(expected, _REDUCTION**number)
+            is_last = number == len(self.rungs) - 1
+            is_worse = not is_last and trial.should_prune() and bool(changes)
+            if math.isinf(expected) or is_worse:
+                raise optuna.TrialPruned
+        return expected
+
+    def _suggested(self, trial: Trial) -> dict[str, Any]:
+        """Returns the suggested changes of the default."""
+        changes = dict[str, Any]()
+        for axis, values in self.space.values.items():
+            value: Any
+            if axis == "lr":
+                low, high = min(values) / _RATE_MARGIN, max(values) * _RATE_MARGIN
+                value = float(f"{trial.suggest_float('lr', low, high, log=True):.3g}")
+            else:
+                value = trial.suggest_categorical(axis, values)
+            if value != values[0]:
+                changes[axis] = value
+        return changes
+
+    def _run(
+        self, trial: Trial, options: Mapping[str, Any], seconds: float, seed: int
+    ) -> dict[str, Any]:
+        """Returns a short run, trained now or by an earlier trial with these settings."""
+        runs, label = trial.user_attrs.get("runs", {}), trial.user_attrs["label"]
+        key = f"{seconds:g}s-{seed}"
+        same = (r for r in runs_of(trial.study) if (r["label"], r["key"]) == (label, key))
+        if (run := next(same, None)) is not None:
+            trial.set_user_attr("runs", {**runs, key: run})
+            return run
+        run = {"key": key, "seconds": seconds, "seed": seed, "name": f"{trial.number:03d}-{key}"}
+        run |= self._trained(run["name"], options, seconds, seed)
+        trial.set_user_attr("runs", {**runs, key: run})
+        text = f"failed: {run['why']}"
+        if run["expected"] is not None:
+            text = self.job.figure(run["bits"])
+            if run["expected"] != run["bits"]:
+                text += f", whole run expected {self.job.figure(run['expected'], False)}"
+            others = [_expected(r) for r in runs_of(trial.study) if r["seconds"] == seconds]
+            text += "; best so far" * (len(others) > 1 and run["expected"] <= min(others))
+        self.show(f"{trial.number:03d} {clock(seconds)}", f"{label}: {text}")
+        return run
+
+    def _trained(
+        self, name: str, options: Mapping[str, Any], seconds: float, seed: int
+    ) -> dict[str, Any]:
+        out = self.path / _TRIALS / name
+        if out.exists():  # of a search that was killed within this run
+            with storage.storage_errors(out, "remove an unfinished run"):
+                shutil.rmtree(out)
+        try:
+            bits, expected = self.train(options, seconds, seed, out)
+        except (NonFiniteError, BudgetError) as error:
+            return {"bits": None, "expected": None, "why": error.lines()[0]}
+        return {"bits": bits, "expected": expected, "why": None}
+
+
+def _expected(run: Mapping[str, Any]) -> float:
+    """Returns what the whole run is expected to end at; infinite where a short run failed."""
+    return math.inf if run["expected"] is None else float(run["expected"])
+
+
+def _end_without_news(study: optuna.Study, trial: FrozenTrial) -> None:
+    """Ends a search whose settings were all tried."""
+    trials = study.get_trials(deepcopy=False)
+    labels = [each.user_attrs["label"] for each in trials if "label" in each.user_attrs]
+    if set(labels[-_MAX_KNOWN:]) <= set(labels[:-_MAX_KNOWN]):
+        study.stop()
+
+
+def runs_of(study: optuna.Study) -> list[dict[str, Any]]:
+    """Returns all short runs of a study, each with the label and the options of its trial."""
+    found = dict[str, dict[str, Any]]()
+    for trial in study.get_trials(deepcopy=False):
+        about = {name: trial.user_attrs.get(name) for name in ("label", "options")}
+        for run in trial.user_attrs.get("runs", {}).values():
+            found.setdefault(run["name"], {**about, **run})
+    return list(found.values())
+
+
+def spent_s(study: optuna.Study) -> float:
+    """Returns the seconds of all trials that have ended."""
+    trials = study.get_trials(deepcopy=False)
+    return sum(trial.duration.total_seconds() for trial in trials if trial.duration is not None)
+
+
+def best_trial(study: optuna.Study) -> tuple[FrozenTrial, float, float]:
+    """Returns the best trial with what it and the default are expected to reach: the default
+    unless another one clearly gains.
+
+    Raises:
+        UsageError: every run failed.
+    """
+
+    def expected(trial: FrozenTrial) -> float:
+        return trial.intermediate_values[trial.last_step or 0]
+
+    def rank(trial: FrozenTrial) -> tuple[int, float]:
+        return -(trial.last_step or 0), expected(trial)
+
+    trials = [t for t in study.get_trials(deepcopy=False) if t.intermediate_values]
+    finite = sorted((t for t in trials if math.isfinite(expected(t))), key=rank)
+    if not finite:
+        why = [run["why"] for run in runs_of(study)]
+        raise UsageError(f"every short run failed: {why[-1] if why else 'none has ended'}")
+    best, default = finite[0], next((t for t in finite if t.user_attrs["label"] == "default"), None)
+    if default is None:
+        return best, expected(best), math.inf
+    if best.last_step != default.last_step or (
+        expected(best) >= (1.0 - _CLEAR_GAIN) * expected(default)
+    ):
+        best = default
+    return best, expected(best), expected(default)
+
+
+def importance(study: optuna.Study) -> dict[str, float]:
+    """Returns what each axis is worth by Optuna, of the first run of every trial: they have the
+    same length. Empty where there are too few."""
+    first = optuna.create_study()
+    for trial in study.get_trials(deepcopy=False):
+        if math.isfinite(value := trial.intermediate_values.get(1, math.inf)):
+            made = optuna.trial.create_trial(
+                params=trial.params, distributions=trial.distributions, value=value
+            )
+            first.add_trial(made)
+    if len(first.trials) < _MIN_IMPORTANCE or len(first.trials[0].params) < 2:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        found = optuna.importance.get_param_importances(first, evaluator=evaluator)
+    return {axis: round(share, 3) for axis, share in found.items() if math.isfinite(share)}
