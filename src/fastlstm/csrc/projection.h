@@ -22,9 +22,6 @@ struct ProjectionArgs {
   void* df;     // (N, H) elements or null
   float* dw;    // (V, H) or null
   float* db;    // (V) or null
-  // Without targets and df, the gradients may be those of some lanes of a batch: row r of N is then
-  // row r / num_lanes * lanes + first_lane + r % num_lanes of features and `d`. 0, 1, 1 else.
-  int64_t first_lane, num_lanes, lanes;
   void* workspace;  // projection_workspace(...) bytes, aligned to 64
 };
 

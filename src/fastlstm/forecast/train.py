@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DataError, FormatError, Setting
+from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -38,11 +38,9 @@ from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
-from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
-from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import (
@@ -54,7 +52,6 @@ from fastlstm.training.precision import (
     require_fast_kernels,
 )
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
-from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
@@ -131,7 +128,7 @@ def train_forecaster(
     began = time.perf_counter() if began is None else began
     own = checked_callbacks(callbacks)
     with ExitStack() as stack:
-        world = stack.enter_context(joined(stop))
+        world = stack.enter_context(joined(config, stop))
         with world.together():
             require_files(frame)
             if world.size > 1 and (start is not None or make_task is not ForecastTask):
@@ -139,13 +136,8 @@ def train_forecaster(
                     "compress and partial_fit run in one process, here are"
                     f" {world.size}; start them without torchrun"
                 )
-        require_same_options(world, config)
-        left = left_behind(world, out, resume or world.attempt > 0)
-        if not world.is_leader:
-            return _follow(world, frame)
-        run = stack.enter_context(locked_run(out))
-        session = _Session(run, list(observers), stop, began)
-        session.world, session.left_behind = world, left
+        run = stack.enter_context(locked_run(out if world.is_leader else None))
+        session = _Session(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         with session.start(
             config,
@@ -178,11 +170,14 @@ class _Session(RunSession):
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
-        dataset = self._prepare(frame, config, checkpoint, base)
+        with self.world.together():
+            dataset = self._prepare(frame, config, checkpoint, base)
+        self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
         split = _split(dataset, config)
-        if base is None and checkpoint is None:
+        if base is None and checkpoint is None and self.world.is_leader:
             config = self._with_size(config, dataset, split, device)
+        config = self.agreed(config)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -190,24 +185,26 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        stored, choice = _with_precision(stored, dataset, split, device)
-        config = stored.config
+        choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
+        config = dataclasses.replace(config, precision=choice.name)
+        stored = dataclasses.replace(stored, config=config)
         inputs = apply_schema(dataset, stored)
-        shards, of = self.shards(config), (config, sizes, dataset.table, split)
-        loader = training_loader(*of, self.loader_stop, shards)
+        self.check_processes(config)
+        loader = training_loader(
+            config, sizes, dataset.table, split, self.loader_stop, self.world.share
+        )
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        if base is None and checkpoint is None:
+        if base is None and checkpoint is None and self.world.is_leader:
             self._set_linear(network, inputs, split, valid)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
-        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
+        ceiling = self.ceiling(config.precision, device.type)
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         task = make_task(config, network, inputs, loader, valid, device, closing)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0), self.started, self.world, shards,
+            ceiling.get("ceiling_gflops", 0.0), self.started, self.world,
         )  # fmt: skip
-        self.share(stored)
         self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
@@ -216,8 +213,15 @@ class _Session(RunSession):
                 self.say("warning", short)
             own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
-        self.world.shared((closing.stored, result))
+        closing.stored = self._told(closing.stored)
         return Trained(closing.stored, dataset, inputs, result)
+
+    def _told(self, stored: StoredForecaster) -> StoredForecaster:
+        """Returns the forecaster with the calibration that rank 0 has made."""
+        own = {name: t for name, t in vars(stored.calibration).items() if t is not None}
+        told = self.world.told_tensors(own)
+        stored.network.cpu()
+        return dataclasses.replace(stored, calibration=Calibration(**told))
 
     def _set_linear(
         self, network: ForecastNetwork, inputs: ScaledWindows, split: Split, valid: WindowIndex
@@ -284,29 +288,6 @@ class _Session(RunSession):
         return dataset
 
 
-def _follow(world: World, frame: Any) -> Trained:
-    """Trains along with rank 0, with the rows of this process, and returns what rank 0 returns."""
-    stored: StoredForecaster = world.shared()
-    config, sizes = stored.config, stored.network.config
-    with world.together():
-        dataset = prepare(frame, config)
-        if dataset.key != stored.key:
-            raise DataError(
-                f"{source_text(frame)} is another table than that of rank 0; copy the same file to"
-                " all machines"
-            )
-    own = set_up(config, world)
-    split = split_table(dataset.table, dataset.frequency, config.split)
-    inputs = apply_schema(dataset, stored)
-    loader = training_loader(config, sizes, dataset.table, split, None, own.shards)
-    valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-    closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
-    network = stored.network.to(own.device)
-    task = ForecastTask(config, network, inputs, loader, valid, own.device, closing)
-    stored, result = follow(task, config, own)
-    return Trained(stored, dataset, inputs, result)
-
-
 def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
     if config.output == "negative_binomial":
         require_counts(dataset)
@@ -317,15 +298,6 @@ def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:
     """Returns the call of a layer, as far as it is known before the table is read."""
     T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
     return LSTMCall(T, B, H, H, torch.float32, device.type, True)
-
-
-def _with_precision(
-    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device
-) -> tuple[StoredForecaster, PrecisionChoice]:
-    """Returns the forecaster with the precision to train in, and that precision."""
-    choice = _precision(stored, dataset, split, device)
-    config = dataclasses.replace(stored.config, precision=choice.name)
-    return dataclasses.replace(stored, config=config), choice
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

@@ -1,216 +1,156 @@
-"""A pipeline over processes: the passes of a step, chunk of time by chunk, stage by stage."""
+"""A pipeline over processes: each has some layers, and parts of the rows pass through them (GPipe).
+
+The stages of `torch.distributed.pipelining` exchange pickled descriptions and need parts of one
+size; these sends and receives do not.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
-from fastlstm.distributed.channel import Channel
-from fastlstm.distributed.stages import bubble, bubble_of
-from fastlstm.distributed.world import Order, World
-from fastlstm.runs.events import Event
+from fastlstm.training.data_parallel import draw_anew
+from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
-    from fastlstm.training.state import Tensors, TrainingState
+    from fastlstm.training.state import Tensors
+    from fastlstm.training.trainer import Trainer
 
 
 class Stage(Protocol):
-    """What one process computes of a step: consecutive layers, of which it has the state.
+    """The task of one process of a pipeline: consecutive layers, of which it has the state.
 
     Attributes:
-        num_chunks: K, of a step.
-        boundary_dtype: of what passes from stage to stage.
+        num_parts: of the rows of a batch.
     """
 
-    num_chunks: int
+    num_parts: int
 
-    @property
-    def boundary_dtype(self) -> torch.dtype: ...
-
-    def owns(self, name: str) -> bool:
-        """Returns whether the parameter of this name belongs to a layer of this stage."""
+    def owner(self, name: str) -> int:
+        """Returns the rank that trains the parameter of this name."""
         ...
 
-    def begin(self, batch: Any, step: int) -> Sequence[Sequence[int]]:
-        """Begins a step; returns the shape of each chunk that passes from stage to stage."""
+    def boundary(self, batch: Any, part: slice) -> Tensor:
+        """Returns an empty tensor for what some rows pass from stage to stage."""
         ...
 
-    def forward(self, chunk: int, received: Tensor | None) -> Tensor | None:
-        """Runs a chunk; returns what the next stage receives, None in the last one."""
+    def forward(self, batch: Any, part: slice, received: Tensor | None) -> Tensor:
+        """Runs some rows; returns what the next stage receives, in the last one the loss."""
         ...
 
-    def backward(self, chunk: int, gradient: Tensor | None) -> Tensor | None:
-        """Returns the gradient of what `forward` received; that of weights is added to theirs."""
+    def end_passes(self) -> None:
+        """Moves the carried state on."""
         ...
 
-    def end(self) -> float:
-        """Moves the carried state on; returns the mean loss, in the last stage."""
+    def gather_carried(self) -> None:
+        """Brings the carried state of all layers to every process."""
         ...
 
 
 class Pipeline:
     """Runs the steps of a model whose layers are divided among processes.
 
-    Every process runs the chunks of a step one after the other, each as soon as the stage before
-    has sent it, and back in the opposite order. Only boundaries travel, and a few numbers for the
-    norm of all gradients. Weights, gradients and the state of the optimizer are where their layer
-    is; rank 0 gathers them to evaluate and to save.
+    Weights, gradients and the state of the optimizer are where their layer is; they are gathered to
+    evaluate and to save.
 
     Args:
-        stage: of this process.
-        model: whole in every process; only the layers of the stage are kept up.
-        world: the processes, one for each stage.
+        trainer: whose task is a `Stage`.
 
     Attributes:
         norm: of the gradients of all stages, in the newest step.
     """
 
-    def __init__(self, stage: Stage, model: nn.Module, world: World) -> None:
-        self._stage, self._model, self._world = stage, model, world
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._parameters = [p if stage.owns(name) else None for name, p in named]
-        self._activations, self._gradients = Channel(world, 1), Channel(world, -1)
-        self.norm = torch.tensor(0.0)
-        self._is_apart = False
-        self._last = (0.0, 0.0, 0)  # of this process's last step: seconds, of them waiting, bytes
-        self._busy_s, self._wait_s = torch.zeros(2, world.size, dtype=torch.float64)
-        self._num_steps, self._num_bytes = 0, 0.0
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._world = trainer, trainer.world
+        task: Any = trainer.task
+        self._stage: Stage = task
+        self.norm, self._is_apart = torch.tensor(0.0), False
 
-    def passes(self, batch: Any, step: int) -> float:
+    def passes(self, batch: Any) -> float:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
-        started, waited = time.perf_counter(), self._waited()
-        sent = self._sent()
-        stage, forth, back = self._stage, self._activations, self._gradients
-        shapes, dtype = stage.begin(batch, step), stage.boundary_dtype
-        forth.expect(shapes, dtype)
-        back.expect(shapes, dtype)
-        for k in range(stage.num_chunks):
-            if (passed := stage.forward(k, forth.received(k))) is not None:
-                forth.send(k, passed)
-        for k in reversed(range(stage.num_chunks)):
-            if (passed := stage.backward(k, back.received(k))) is not None:
-                back.send(k, passed)
-        loss = stage.end()
-        forth.flush()
-        back.flush()
-        wait_s = self._waited() - waited
-        passed_s = time.perf_counter() - started
-        loss = self._exchanged(loss, passed_s - wait_s)
-        seconds = time.perf_counter() - started
-        self._last = (seconds, seconds - passed_s + wait_s, self._sent() - sent)
-        return loss
-
-    def _waited(self) -> float:
-        return self._activations.wait_s + self._gradients.wait_s
-
-    def _sent(self) -> int:
-        return self._activations.sent_bytes + self._gradients.sent_bytes
-
-    def _exchanged(self, loss: float, busy_s: float) -> float:
-        """Tells the others what this process found; returns the loss, and sets the norm.
-
-        Every number is one process's and zero in the others, so sums round nothing. What a process
-        waits here is told with the next step.
-        """
-        rank, size, report = self._world.rank, self._world.size, self._world.report(1)
-        report.losses[0] = loss
-        report.set_own(0, busy_s, 0, self._world.signal)
-        norms = torch.zeros(len(self._parameters), dtype=torch.float64)
-        own = [
-            (place, p.grad)
-            for place, p in enumerate(self._parameters)
-            if p is not None and p.grad is not None
-        ]
-        lengths = torch._foreach_norm([gradient for _, gradient in own])
-        norms[[place for place, _ in own]] = torch.stack(lengths).double()
-        last = torch.zeros(3, size, dtype=torch.float64)
-        last[:, rank] = torch.tensor(self._last)
-        numbers = torch.cat([report.numbers, norms, last.flatten()])
-        self._world.summed(numbers)
-        told, norms, last = numbers.split([len(report.numbers), len(norms), 3 * size])
-        report.numbers.copy_(told)
-        self._world.received(report)
-        self._count(last.view(3, size))
-        self.norm = torch.linalg.vector_norm(norms.float())
+        started, world, trainer = time.perf_counter(), self._world, self._trainer
+        draw_anew(trainer)
+        parts = even_parts(trainer.task.num_rows(batch), self._stage.num_parts)
+        runs, works, waited_s, loss = list[tuple[Tensor | None, Tensor]](), [], 0.0, 0.0
+        before, after = world.rank - 1, world.rank + 1
+        with world.naming():
+            for part in parts:
+                received = None
+                if before >= 0:
+                    received, seconds = _received(self._stage.boundary(batch, part), before)
+                    received.requires_grad_()
+                    waited_s += seconds
+                output = self._stage.forward(batch, part, received)
+                if after < world.size:
+                    works.append(_sent(output.detach(), after))
+                else:
+                    loss += float(output.detach())
+                runs.append((received, output))
+            for part, (received, output) in zip(parts, runs, strict=True):
+                gradient = None
+                if after < world.size:
+                    gradient, seconds = _received(self._stage.boundary(batch, part), after)
+                    waited_s += seconds
+                output.backward(gradient)
+                if received is not None and received.grad is not None:
+                    works.append(_sent(received.grad, before))
+            for work, _ in works:
+                work.wait()
+        self._stage.end_passes()
         self._is_apart = True
-        return report.loss
+        return self._told(loss, time.perf_counter() - started - waited_s)
 
-    def _count(self, last: Tensor) -> None:
-        """Counts the step before this one, if it was not the first, which connects."""
-        self._num_steps += 1
-        if self._num_steps > 2:
-            seconds, wait_s, sent = last
-            self._busy_s += seconds - wait_s
-            self._wait_s += wait_s
-            self._num_bytes += float(sent.sum())
+    def _told(self, loss: float, seconds: float) -> float:
+        """Tells the others what this process found; returns the loss, and sets the norm."""
+        world = self._world
+        own = [p.grad for p in self._trainer.model.parameters() if p.grad is not None]
+        told = torch.zeros(2 + world.size, dtype=torch.float64)
+        told[0], told[1] = loss, torch.nn.utils.get_total_norm(own).double() ** 2
+        told[2 + world.rank] = seconds
+        world.heard(world.summed(told)[2:])
+        self.norm = told[1].sqrt().float()
+        return float(told[0])
 
-    # what is known of it ------------------------------------------------------------------------
-
-    def idle(self) -> list[float]:
-        """Returns the share of the passes that each rank has waited so far."""
-        passes_s = (self._busy_s + self._wait_s).clamp(min=1e-9)
-        return [float(share) for share in self._wait_s / passes_s]
-
-    def summary(self) -> Event:
-        """Returns how long processes waited, the mean of all, beside what was to be expected."""
-        size, num_chunks = self._world.size, self._stage.num_chunks
-        idle = self.idle()
-        return {
-            "chunks": num_chunks,
-            "rank_idle": idle,
-            "idle": sum(idle) / size,
-            "idle_of_equal_stages": bubble(size, num_chunks),
-            "idle_of_these_stages": bubble_of(self._busy_s.tolist(), num_chunks),
-            "step_bytes": self._num_bytes / max(self._num_steps - 2, 1),
-        }
-
-    # weights ------------------------------------------------------------------------------------
-
-    def gather(self, state: TrainingState) -> None:
-        """Brings the weights, their averages and the optimizer's state to rank 0.
-
-        Rank 0 calls it and tells the others to. It does nothing where no step was taken since.
-        """
-        if self._world.size == 1:
+    def gather(self) -> None:
+        """Brings the weights of all stages, their averages and the carried state to every process,
+        where a step was taken since."""
+        if not self._is_apart:
             return
-        if self._world.is_leader:
-            if not self._is_apart:
-                return
-            self._world.order(Order.GATHER)
-        self._is_apart = False
-        gathered = self._world.gathered(None if self._world.is_leader else self._own(state))
-        self._take(gathered[1:], state)
+        self._is_apart, average = False, self._trainer.state.average
+        averages = {} if average is None else average.tensors()
+        with self._world.naming():
+            for name, parameter in self._trainer.model.named_parameters():
+                for tensor in (parameter, averages.get(name)):
+                    if tensor is not None:
+                        dist.broadcast(tensor.detach(), self._stage.owner(name))
+            self._stage.gather_carried()
 
-    def _own(self, state: TrainingState) -> Tensors:
-        groups: Tensors = {
-            "model": dict(self._model.named_parameters()),
-            "optimizer": state.optimizers.tensors(),
-            "average": {} if state.average is None else state.average.tensors(),
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Returns the state of the optimizers of all stages."""
+        every: Tensors = {"own": self._trainer.optimizers.tensors()}
+        own = {
+            name: tensor
+            for name, tensor in every["own"].items()
+            if self._stage.owner(name.partition(":")[0]) == self._world.rank
         }
-        return {
-            stem: {
-                name: tensor.detach()
-                for name, tensor in group.items()
-                if self._stage.owns(name.partition(":")[0])
-            }
-            for stem, group in groups.items()
-        }
+        parts = self._world.gathered_tensors(own)
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
-    @torch.no_grad()
-    def _take(self, stages: Sequence[Tensors], state: TrainingState) -> None:
-        """Takes in what the other stages have."""
-        if not stages:
-            return
-        parameters = dict(self._model.named_parameters())
-        optimizer: dict[str, Tensor] = state.optimizers.tensors()
-        for tensors in stages:
-            for name, value in tensors["model"].items():
-                parameters[name].copy_(value)
-            optimizer |= tensors["optimizer"]
-            if state.average is not None:
-                state.average.load(tensors["average"], state.average.updates)
-        state.optimizers.load(optimizer)
+
+def _sent(tensor: Tensor, rank: int) -> tuple[dist.Work, Tensor]:
+    """Begins to send a tensor, which is kept until then."""
+    kept = tensor.contiguous()
+    work = dist.isend(kept, rank)
+    assert work is not None
+    return work, kept
+
+
+def _received(into: Tensor, rank: int) -> tuple[Tensor, float]:
+    """Waits for a tensor; returns it, and the seconds."""
+    started = time.perf_counter()
+    dist.recv(into, rank)
+    return into, time.perf_counter() - started
