@@ -116,8 +116,9 @@ def moved(place: Path, text: Path, name: str, end: int, last: int) -> list[torch
                 fastlstm.train(text, **own, **more)
             else:
                 train_forecaster(table, config, **more)
-        except FastLSTMError as error:
-            assert end < last, error
+        except FastLSTMError:
+            if end == last:
+                raise
     for (kind, _), read in zip(kinds, before, strict=True):
         kind.next = read
     return rows

@@ -104,9 +104,10 @@ def main() -> None:
 
 def predict(cell: Cell, step: dict[str, Any]) -> dict[str, Any]:
     """Returns what `fastlstm scale` says of a cell, and what its processes exchange."""
-    from fastlstm.tuning.scale import predict_scale
     from fastlstm.tuning.scale_law import Link
     from fastlstm.tuning.step_cost import StepCost
+
+    from fastlstm.tuning.scale import predict_scale
 
     names = {field.name for field in fields(StepCost)}
     cost = StepCost(**{name: value for name, value in step.items() if name in names})

@@ -44,7 +44,9 @@ class Found:
         self.ranks = [torch.load(place / f"{rank}.pt", weights_only=False) for rank in range(2)]
         middle = [torch.cat(parts) for parts in zip(*(r["moved"] for r in self.ranks), strict=True)]
         last = jobs.moved(place, text, "moved", LAST, LAST)
-        halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in (first, middle, last)]
+        halves = [
+            (part[: len(part) // 2], part[len(part) // 2 :]) for part in (first, middle, last)
+        ]
         self.rows = [row for kind in range(2) for half in halves for row in half[kind]]
 
 
@@ -108,7 +110,9 @@ def test_the_rank_with_another_text_or_option_is_named(found):
     assert "another text" in leader["text"]
     for name in ("rate", "table"):
         assert leader[name].startswith("ConfigError: rank 1 (")
-        assert "was started with learning_rate=0.02, rank 0 with learning_rate=0.01;" in leader[name]
+        assert (
+            "was started with learning_rate=0.02, rank 0 with learning_rate=0.01;" in leader[name]
+        )
     assert {name: error.split(":")[0] for name, error in other.items()} == dict.fromkeys(
         leader, "Dismissed"
     )

@@ -1,9 +1,9 @@
 import os
 
 import pytest
+from fastlstm.system.numa import Place, bound_to_nodes, numa_nodes, own_cores
 
 from fastlstm.system import numa
-from fastlstm.system.numa import Place, bound_to_nodes, numa_nodes, own_cores
 
 SOCKETS = [set(range(8)), set(range(8, 16))]
 

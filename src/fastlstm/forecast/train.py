@@ -197,7 +197,7 @@ class _Session(RunSession):
         if base is None and checkpoint is None and self.world.is_leader:
             self._set_linear(network, inputs, split, valid)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
-        ceiling = self.ceiling(config.precision, device.type)
+        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         task = make_task(config, network, inputs, loader, valid, device, closing)
         plan = TrainingPlan(

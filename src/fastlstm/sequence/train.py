@@ -144,7 +144,7 @@ class _Session(RunSession):
             config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
-        ceiling = self.ceiling(config.precision, device.type)
+        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         self.check_processes(config)
         with self.files(checkpoint, config.tensorboard):
             task = SequenceTask(

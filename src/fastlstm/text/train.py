@@ -260,7 +260,7 @@ class TextSession(RunSession):
         lengths = len(splits.train), len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ceiling = self.ceiling(config.precision, device.type)
+        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, self.world)]
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(

@@ -326,10 +326,7 @@ class RunSession(EventHub):
         return _REPORT_CPU_S * min(max(ready_s / max(ran_s, 1e-3), 1.0), _MAX_BUSY)
 
     def ceiling(self, precision: str, device: str = "cpu") -> Event:
-        """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event; of a
-        run without a directory nothing."""
-        if self.run is None:
-            return {}
+        """Returns ceiling_gflops, of all processes together, and ceiling_how of a start event."""
         threads, size = torch.get_num_threads(), self.world.size
         with self.part_of_setup("the ceiling"):
             ceilings = measured_ceilings(precision, threads, device=device)
