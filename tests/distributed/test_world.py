@@ -68,8 +68,14 @@ def test_a_slow_stage_of_a_pipeline_is_no_fault(is_pipelined, num_told):
     ("options", "told"),
     [
         ({"batch_size": 1}, "2 processes need as many rows, a step has 1; give batch_size=2"),
-        ({"sync_every": 5, "wire": "bf16"}, "sync_every=5 cannot be combined with wire='bf16': weights travel"),
-        ({"sync_every": 5, "precision": "fp16"}, "sync_every=5 cannot be combined with precision='fp16'"),
+        (
+            {"sync_every": 5, "wire": "bf16"},
+            "sync_every=5 cannot be combined with wire='bf16': weights travel",
+        ),
+        (
+            {"sync_every": 5, "precision": "fp16"},
+            "sync_every=5 cannot be combined with precision='fp16'",
+        ),
     ],
 )
 def test_what_cannot_be_shared_is_refused(options, told):

@@ -170,12 +170,9 @@ class _Session(RunSession):
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
-        with self.world.together():
-            dataset = self._prepare(frame, config, checkpoint, base)
-        self.require_same(dataset.key, f"{source_text(frame)} is another table")
-        self.mark()
+        dataset = self._prepared(frame, config, checkpoint, base)
         split = _split(dataset, config)
-        if base is None and checkpoint is None and self.world.is_leader:
+        if base is None and checkpoint is None:
             config = self._with_size(config, dataset, split, device)
         config = self.agreed(config)
         if base is None:
@@ -194,7 +191,7 @@ class _Session(RunSession):
             config, sizes, dataset.table, split, self.loader_stop, self.world.share
         )
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        if base is None and checkpoint is None and self.world.is_leader:
+        if base is None and checkpoint is None:
             self._set_linear(network, inputs, split, valid)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -228,7 +225,7 @@ class _Session(RunSession):
     ) -> None:
         """Sets the linear path to ridge regression."""
         sizes = network.config
-        if not sizes.linear:
+        if not sizes.linear or not self.world.is_leader:
             return
         with self.part_of_setup("the linear path"):
             train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
@@ -238,7 +235,7 @@ class _Session(RunSession):
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
     ) -> ForecastConfig:
         """Returns the options, with the size that suits the budget."""
-        if not can_choose_size(config, self.chosen, device):
+        if not self.world.is_leader or not can_choose_size(config, self.chosen, device):
             return config
 
         def make() -> ChosenPlan:
@@ -252,6 +249,20 @@ class _Session(RunSession):
             plan = remembered_plan(config, data, device, left_s, make)
         self.notes.append(plan.why)
         return dataclasses.replace(config, **plan.changes)
+
+    def _prepared(
+        self,
+        frame: Any,
+        config: ForecastConfig,
+        checkpoint: Checkpoint | None,
+        base: StoredForecaster | None,
+    ) -> SeriesDataset:
+        """Returns the table, which other processes read after rank 0."""
+        with self.world.together():
+            dataset = self._prepare(frame, config, checkpoint, base)
+        self.require_same(dataset.key, f"{source_text(frame)} is another table")
+        self.mark()
+        return dataset
 
     def _prepare(
         self,

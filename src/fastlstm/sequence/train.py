@@ -118,8 +118,7 @@ class _Session(RunSession):
     def train(
         self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
     ) -> Trained:
-        key = data.key
-        self.require_same(key, "these are other sequences or answers")
+        self.require_same(key := data.key, "these are other sequences or answers")
         if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
             assert self.run is not None
             raise FormatError(

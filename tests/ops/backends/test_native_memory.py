@@ -267,7 +267,7 @@ def run_projection(
         gradients = map(address, (found.get("df"), found.get("dw"), found.get("db")))
         addresses = map(address, (features, weight, bias, *given))
         hardware.native().fill_scratch(PATTERN)
-        kernel.project(threads, N, H, V, *addresses, 0.5, *gradients, 0, 1, 1)
+        kernel.project(threads, N, H, V, *addresses, 0.5, *gradients)
         for name, out in found.items():
             assert is_written(out, is_bf16 and name == "df"), f"{name} has holes"
         return list(found.values())
