@@ -1,4 +1,4 @@
-"""Training in 1, 2 and 4 processes: equal curves, rows read once, kills that cost one interval at most.
+"""Training in 1, 2 and 4 processes: equal curves, rows read once, what kills cost.
 
     python tests/campaigns/distributed.py curves [STEPS]
     python tests/campaigns/distributed.py moved
@@ -83,8 +83,8 @@ def _curve(place: str, text: str, name: str, steps: str) -> None:
         return fastlstm.LM.load(out).model if jobs.rank() == 0 else None
 
     def of_sequences(out: Path) -> Any:
-        model = fastlstm.SequenceRegressor(hidden_size=16, batch_size=16, out=out, **own)
-        return model.fit(X, y).stored_.network
+        model = fastlstm.SequenceRegressor(hidden_size=16, batch_size=16, **own)
+        return model.fit(X, y, out=out).stored_.network
 
     for kind, train in {
         "text": of_text,
@@ -117,7 +117,7 @@ def _moved(place: Path, each: int = 30) -> None:
 def _kills(place: Path, workers: int, agents: int, seed: int = 0) -> None:
     rng, text, lost = random.Random(seed), a_text(place), list[int]()
     words = f"--rnn-size 64 --num-layers 2 --log-every 1 --dropout 0.2 --checkpoint-every {_EVERY}"
-    words += " --optimizer adamw --nproc 2 --resume --steps 1500"
+    words += " --optimizer adamw --nproc 2 --resume --steps 4000"
     command = train_command(text, *words.split(), "--out")
     subprocess.run([*command, place / "whole"], env=ENVIRONMENT, check=True, capture_output=True)
     kinds = ["worker"] * workers + ["agent"] * agents

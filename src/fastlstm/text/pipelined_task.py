@@ -1,9 +1,14 @@
-"""A language model whose layers are divided among processes."""
+"""A language model whose layers are divided among processes: a GPipe of parts of the rows.
+
+The stages of `torch.distributed.pipelining` exchange pickled descriptions and need parts of one
+size; these sends and receives do not.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,78 +20,158 @@ from fastlstm.errors import ConfigError, Setting
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
-from fastlstm.text.model import reset_state
+from fastlstm.text.model import State, reset_state
 from fastlstm.text.task import TextTask
+from fastlstm.training.data_parallel import draw_anew
 from fastlstm.training.precision import autocast
+from fastlstm.training.task import even_parts
+
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
 
 
 @dataclass(eq=False)
 class PipelinedTextTask(TextTask):
-    """The layers of one process; a `Stage` of `Pipeline`.
+    """The layers of one process; parts of the rows of a batch pass through those of all.
+
+    Weights, gradients and the state of the optimizer are where their layer is; they are gathered to
+    evaluate and to save.
 
     Attributes:
         world: the processes.
+        norm: of the gradients of all processes, in the newest step.
     """
 
     is_pipelined = True
     world: World = field(kw_only=True)
+    norm: Tensor = field(default_factory=lambda: torch.tensor(0.0), init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        config, self.num_parts = self.model.config, self.config.pipeline
+        config = self.model.config
         self._layers = layers_of(config, self.world.size)[self.world.rank]
         # Kernels give bf16 only where nothing follows them.
         is_wide = config.output_norm or (config.residual and config.embed_size == config.rnn_size)
         is_bf16 = self.config.precision == "bf16" and not is_wide
-        self._dtype = torch.bfloat16 if is_bf16 else torch.float32
-        self._ends = list[list[tuple[Tensor, Tensor]]]()
-        self._begin = self._state
+        self._dtype, self._is_apart = torch.bfloat16 if is_bf16 else torch.float32, False
 
-    def owner(self, name: str) -> int:
-        kind, _, rest = name.partition(".")
-        if kind not in ("layers", "norms"):
-            return 0 if kind == "embedding" else self.world.size - 1
-        return _owner(int(rest.partition(".")[0]), self.model.config, self.world.size)
+    def passes(self, batch: Batch, trainer: Trainer) -> float:
+        """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
+        started, world, begin = (
+            time.perf_counter(),
+            self.world,
+            reset_state(self._state, batch.reset),
+        )
+        draw_anew(trainer)
+        parts, works, waited_s, loss = [], [], 0.0, 0.0
+        with world.naming():
+            for rows in even_parts(self.num_rows(batch), self.config.pipeline):
+                received = None
+                if world.rank > 0:
+                    received, seconds = self._received(batch, rows, world.rank - 1)
+                    received.requires_grad_()
+                    waited_s += seconds
+                output, ends = self._forward(batch, rows, begin, received)
+                if world.rank + 1 < world.size:
+                    works.append(_sent(output.detach(), world.rank + 1))
+                else:
+                    loss += float(output.detach())
+                parts.append((rows, received, output, ends))
+            for rows, received, output, _ in parts:
+                gradient = None
+                if world.rank + 1 < world.size:
+                    gradient, seconds = self._received(batch, rows, world.rank + 1)
+                    waited_s += seconds
+                output.backward(gradient)
+                if received is not None and received.grad is not None:
+                    works.append(_sent(received.grad, world.rank - 1))
+            for work, _ in works:
+                work.wait()
+        for place, k in enumerate(self._layers):
+            for axis, whole in enumerate(self._state):
+                whole[k] = torch.cat([ends[place][axis] for *_, ends in parts])
+        self._is_apart = True
+        return self._told(loss, time.perf_counter() - started - waited_s)
 
-    def boundary(self, batch: Batch, part: slice) -> Tensor:
-        shape = (len(batch.x), part.stop - part.start, self.model.config.rnn_size)
-        return torch.empty(shape, dtype=self._dtype)
-
-    def forward(self, batch: Batch, part: slice, received: Tensor | None) -> Tensor:
-        if not self._ends:
-            self._begin = reset_state(self._state, batch.reset)
-        hidden, cell = (tensor[:, part].contiguous() for tensor in self._begin)
-        x, ends = batch.x[:, part] if received is None else received, []
+    def _forward(
+        self, batch: Batch, rows: slice, begin: State, received: Tensor | None
+    ) -> tuple[Tensor, list[State]]:
+        """Returns what the next process receives, in the last one the loss, and new states."""
+        hidden, cell = (tensor[:, rows].contiguous() for tensor in begin)
+        x, ends = batch.x[:, rows] if received is None else received, list[State]()
         with autocast(self.config.precision, self.device):
             for k in self._layers:
                 x, h, c = self.model.run_layer(k, x, hidden[k], cell[k])
                 ends.append((h.detach(), c.detach()))
-            self._ends.append(ends)
             if self._layers.stop < self.model.config.num_layers:
-                return x.to(self._dtype)
-            loss = self.model.features_loss(self.model.projected(x), batch.y[:, part])
-            return loss / batch.y.numel()
+                return x.to(self._dtype), ends
+            loss = self.model.features_loss(self.model.projected(x), batch.y[:, rows])
+            return loss / batch.y.numel(), ends
 
-    def end_passes(self) -> None:
-        for place, k in enumerate(self._layers):
-            for axis, whole in enumerate(self._state):
-                whole[k] = torch.cat([ends[place][axis] for ends in self._ends])
-        self._ends.clear()
+    def _received(self, batch: Batch, rows: slice, rank: int) -> tuple[Tensor, float]:
+        """Waits for what a rank sends of some rows; returns it, and the seconds."""
+        shape = (len(batch.x), rows.stop - rows.start, self.model.config.rnn_size)
+        into, started = torch.empty(shape, dtype=self._dtype), time.perf_counter()
+        dist.recv(into, rank)
+        return into, time.perf_counter() - started
 
-    def gather_carried(self) -> None:
-        for whole in self._state:
-            for k, of_layer in enumerate(whole):
-                dist.broadcast(of_layer, _owner(k, self.model.config, self.world.size))
+    def _told(self, loss: float, seconds: float) -> float:
+        """Tells the others what this process found; returns the loss, and sets the norm."""
+        own = [p.grad for p in self.model.parameters() if p.grad is not None]
+        told = torch.zeros(2 + self.world.size, dtype=torch.float64)
+        told[0], told[1] = loss, torch.nn.utils.get_total_norm(own).double() ** 2
+        told[2 + self.world.rank] = seconds
+        self.world.heard(self.world.summed(told)[2:])
+        self.norm = told[1].sqrt().float()
+        return float(told[0])
+
+    def gather(self, trainer: Trainer) -> None:
+        """Brings all weights, their averages and the carried state to every process, where a step
+        was taken since."""
+        if not self._is_apart:
+            return
+        self._is_apart, average = False, trainer.state.average
+        averages = {} if average is None else average.tensors()
+        with self.world.naming():
+            for name, parameter in self.model.named_parameters():
+                for tensor in (parameter, averages.get(name)):
+                    if tensor is not None:
+                        dist.broadcast(tensor.detach(), self._owner(name))
+            for whole in self._state:
+                for k, of_layer in enumerate(whole):
+                    dist.broadcast(of_layer, self._owner(f"layers.{k}"))
+
+    def optimizer_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
+        """Returns the state of the optimizers of all processes."""
+        own = {
+            name: tensor
+            for name, tensor in trainer.optimizers.tensors().items()
+            if self._owner(name.partition(":")[0]) == self.world.rank
+        }
+        parts = self.world.gathered_tensors(own)
+        return {name: tensor for part in parts for name, tensor in part.items()}
+
+    def _owner(self, name: str) -> int:
+        """Returns the rank that trains the parameter of this name."""
+        kind, _, rest = name.partition(".")
+        if kind not in ("layers", "norms"):
+            return 0 if kind == "embedding" else self.world.size - 1
+        layer, stages = int(rest.partition(".")[0]), layers_of(self.model.config, self.world.size)
+        return next(rank for rank, layers in enumerate(stages) if layer in layers)
+
+
+def _sent(tensor: Tensor, rank: int) -> tuple[dist.Work, Tensor]:
+    """Begins to send a tensor, which is kept until then."""
+    kept = tensor.contiguous()
+    work = dist.isend(kept, rank)
+    assert work is not None
+    return work, kept
 
 
 def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
     """Returns the layers of each process, nearly equal numbers."""
     layers = range(config.num_layers)
     return [layers[Share(rank, num_stages).rows(config.num_layers)] for rank in range(num_stages)]
-
-
-def _owner(layer: int, config: ModelConfig, num_stages: int) -> int:
-    return next(r for r, layers in enumerate(layers_of(config, num_stages)) if layer in layers)
 
 
 def text_task(world: World, config: TrainConfig, **parts: Any) -> TextTask:

@@ -35,6 +35,7 @@ def handle_bad_step(
         NonFiniteError: roll-backs did not help.
     """
     state, task = trainer.state, trainer.task
+    trainer.stepper.gather()  # so that all processes see the same weights
     weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
     if weight is not None:
         culprit = f"weight {weight}"

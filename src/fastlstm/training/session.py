@@ -225,11 +225,12 @@ class RunSession(EventHub):
 
     def of_leader(self, kind: type[ValueT], make: Callable[[], ValueT]) -> ValueT:
         """Returns what rank 0 makes in every process: a dataclass whose fields JSON can hold."""
-        if self.world.is_leader:
-            value = make()
+        if not self.world.is_leader:
+            return kind(**self.world.told())
+        value = make()
+        if self.world.size > 1:
             self.world.told(dataclasses.asdict(value))
-            return value
-        return kind(**self.world.told())
+        return value
 
     def require_same(self, key: object, what: str) -> None:
         """Raises DataError where a process has read something else than rank 0."""
@@ -240,9 +241,10 @@ class RunSession(EventHub):
 
     def agreed(self, options: OptionsT) -> OptionsT:
         """Returns the options of rank 0, but for those that may differ."""
+        if self.world.is_leader:
+            return self.of_leader(type(options), lambda: options)
         own = {name: value for name, value in vars(options).items() if name in MAY_DIFFER}
-        told = self.of_leader(type(options), lambda: options)
-        return dataclasses.replace(told, **own)
+        return dataclasses.replace(self.of_leader(type(options), lambda: options), **own)
 
     def check_processes(self, options: TrainingOptions) -> None:
         """Raises ConfigError where the processes cannot train together with these options."""

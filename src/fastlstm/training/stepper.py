@@ -11,8 +11,7 @@ import torch
 
 from fastlstm.training.data_parallel import DataParallel
 from fastlstm.training.graphed_step import NO_GPU, GraphedStep, StepResult, graph_refusal
-from fastlstm.training.pipeline import Pipeline
-from fastlstm.training.task import even_parts
+from fastlstm.training.task import PipelinedTask, even_parts
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -39,9 +38,8 @@ class Stepper:
         self.seconds = {"forward_backward": 0.0, "optimizer": 0.0}
         self._num_parts = trainer.plan.options.accumulate
         self._parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-        self._pipeline: Pipeline | None = None
-        if trainer.task.is_pipelined:
-            self._pipeline = Pipeline(trainer)
+        task: Any = trainer.task
+        self._pipeline: PipelinedTask | None = task if trainer.task.is_pipelined else None
         is_divided = trainer.world.size > 1 and self._pipeline is None
         self._parallel = DataParallel(trainer) if is_divided else None
         self._graphed: GraphedStep | None = None
@@ -178,16 +176,17 @@ class Stepper:
     def gather(self) -> None:
         """Brings what the stages of a pipeline have, if it is one, to every process."""
         if self._pipeline is not None:
-            self._pipeline.gather()
+            self._pipeline.gather(self._trainer)
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         """Returns the state of the optimizers, of all processes of a pipeline."""
-        own = self._state.optimizers.tensors
-        return own() if self._pipeline is None else self._pipeline.optimizer_tensors()
+        if self._pipeline is not None:
+            return self._pipeline.optimizer_tensors(self._trainer)
+        return self._state.optimizers.tensors()
 
     def _passes(self, batch: Any) -> float:
         if self._pipeline is not None:
-            return self._pipeline.passes(batch)
+            return self._pipeline.passes(batch, self._trainer)
         if self._parallel is not None:
             return self._parallel.passes(batch, self._num_parts)
         scaler, losses = self._state.scaler, []

@@ -89,7 +89,7 @@ class Task(ABC):
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
         step_units: validation units that are read like this process's part of a training step.
-        is_pipelined: whether processes share the layers (`Pipeline`), not the rows.
+        is_pipelined: whether it is a `PipelinedTask`: processes share the layers, not the rows.
     """
 
     name: ClassVar[str]
@@ -240,3 +240,16 @@ class Task(ABC):
     def totals(self, progress: Progress) -> Event:
         """Returns what an `end` event holds beside the counters that all tasks share."""
         return {}
+
+
+class PipelinedTask(Protocol):
+    """What a task does itself where processes share the layers: see `PipelinedTextTask`."""
+
+    @property
+    def norm(self) -> Tensor: ...
+
+    def passes(self, batch: Any, trainer: Trainer) -> float: ...
+
+    def gather(self, trainer: Trainer) -> None: ...
+
+    def optimizer_tensors(self, trainer: Trainer) -> dict[str, Tensor]: ...
