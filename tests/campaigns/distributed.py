@@ -122,25 +122,25 @@ def _kills(place: Path, workers: int, agents: int, seed: int = 0) -> None:
     subprocess.run([*command, place / "whole"], env=ENVIRONMENT, check=True, capture_output=True)
     kinds = ["worker"] * workers + ["agent"] * agents
     rng.shuffle(kinds)
-    out, ends, agent = place / "run", 0, None
+    out, ends, agent, errors = place / "run", 0, None, (place / "errors").open("ab")
     while kinds or agent is None or agent.poll() is None:
         if agent is None or agent.poll() is not None:
             agent = subprocess.Popen(
-                [*command, out], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                [*command, out], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors
             )
-        before = max(logged_steps(out), default=0)
         if not kinds:
-            agent.communicate()
+            agent.wait()
             break
-        _wait(lambda before=before: max(logged_steps(out), default=0) != before)
-        time.sleep(rng.uniform(0.2, 1.5))
+        saved = max(steps_of(out), default=0)
+        _wait(lambda saved=saved: max(logged_steps(out), default=0) > saved + _EVERY)
+        time.sleep(rng.uniform(0.0, 0.5))
         step, kind = max(logged_steps(out), default=0), kinds.pop()
         pids = [worker(agent.pid, rank) for rank in range(2)]
         if kind == "worker":
             os.kill(pids[rng.randrange(2)], signal.SIGKILL)
         else:
             agent.kill()
-            agent.communicate()
+            agent.wait()
         _wait(lambda pids=pids: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
         ends, saved = ends + 1, max(steps_of(out), default=0)
         lost.append(step - saved)
