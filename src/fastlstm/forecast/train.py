@@ -187,9 +187,8 @@ class _Session(RunSession):
         stored = dataclasses.replace(stored, config=config)
         inputs = apply_schema(dataset, stored)
         self.check_processes(config)
-        loader = training_loader(
-            config, sizes, dataset.table, split, self.loader_stop, self.world.share
-        )
+        share = self.world.share
+        loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, share)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         if base is None and checkpoint is None:
             self._set_linear(network, inputs, split, valid)
@@ -210,8 +209,7 @@ class _Session(RunSession):
                 self.say("warning", short)
             own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
-        closing.stored = self._told(closing.stored)
-        return Trained(closing.stored, dataset, inputs, result)
+        return Trained(self._told(closing.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:
         """Returns the forecaster with the calibration that rank 0 has made."""

@@ -284,14 +284,6 @@ def run_projection(
     assert all((nats[0] == out).all() for out in nats), "gradients change the values"
     pairs = zip(at_once, kept, strict=True)
     assert all((a == b).all() for a, b in pairs), "keeping changes the gradients"
-    if N % 5 == 0:
-        dw, db = arena.output("dw", V * H * 4), arena.output("db", V * 4)
-        addresses = map(address, (features, weight, bias, None, None, d))
-        hardware.native().fill_scratch(PATTERN)
-        gradients = map(address, (None, dw, db))
-        kernel.project(threads, N // 5 * 3, H, V, *addresses, 0.5, *gradients, 1, 3, 5)
-        assert is_written(dw, False), "dw of some lanes has holes"
-        assert is_written(db, False), "db of some lanes has holes"
     arena.check()
 
 
