@@ -183,7 +183,7 @@ class _Session(RunSession):
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
-        config = dataclasses.replace(config, precision=choice.name)
+        config = dataclasses.replace(stored.config, precision=choice.name)
         stored = dataclasses.replace(stored, config=config)
         inputs = apply_schema(dataset, stored)
         self.check_processes(config)

@@ -27,17 +27,16 @@ def evaluate(
     """
     task, world, started = trainer.task, trainer.world, time.perf_counter()
     num = task.num_blocks(limit)
+    if world.size == 1:
+        sums = _sums(task, limit, range(num), stop, watch)
+        return task.score(limit, sums, time.perf_counter() - started)
     own = range(num)[world.share.rows(num)]
     sums = torch.zeros(num + 1, task.num_sums, dtype=torch.float64)
-    of_all = watch
-    if watch is not None and world.size > 1:
-        of_all = lambda done, part: watch(done * limit // part, limit)  # noqa: E731
+    of_all = None if watch is None else lambda done, part: watch(done * limit // part, limit)
     try:
         if own:
             sums[own.start : own.stop] = _sums(task, limit, own, stop, of_all)
     except Stopped:
-        if world.size == 1:
-            raise
         sums[num] = 1.0  # the others hear of it
     if float(world.summed(sums)[num, 0]):
         raise Stopped("stopped while evaluating")
