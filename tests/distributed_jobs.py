@@ -12,12 +12,18 @@ import numpy as np
 import torch
 
 import fastlstm
+from fastlstm.distributed.joining import joined
 from fastlstm.errors import FastLSTMError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.window_loader import WindowLoader
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.text.data.loader import TextLoader
+from fastlstm.training.options import TrainingOptions
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.trainer import Trainer
+from linear_task import LinearTask, RowLoader
 
 OWN: dict[str, Any] = {"threads": 1, "device": "cpu", "seed": 3, "eval_every": 1000}
 TEXT = {"rnn_size": 16, "embed_size": 8, "seq_length": 16, "batch_size": 8, "precision": "fp32"}
@@ -145,6 +151,46 @@ def stopped(place: Path) -> str:
     return ""
 
 
+class OwnRows(RowLoader):
+    """The rows of a rank of two; batches that are NaN once."""
+
+    def __init__(self, nan_at: set[int]) -> None:
+        super().__init__()
+        self._nan_at = nan_at
+
+    def next(self) -> torch.Tensor:
+        rows = super().next()[4 * rank() : 4 * rank() + 4]
+        if self.at - 1 not in self._nan_at:
+            return rows
+        self._nan_at.remove(self.at - 1)
+        return rows * float("nan")
+
+
+class OwnTask(LinearTask):
+    num_lanes, row_axis = 2, {"level": 0}
+
+    def size(self, batch: torch.Tensor) -> int:
+        return 8
+
+
+def linear(nan_at: set[int], **options: Any) -> dict[str, Any]:
+    """Returns how a small run goes in which batches of rank 1 are NaN."""
+    own: dict[str, Any] = {"steps": 24, "optimizer": "adamw", "batch_size": 8, "precision": "fp32"}
+    own |= {"learning_rate": 0.05, "device": "cpu", "checkpoint_every": 4, **options}
+    chosen, events = TrainingOptions(**own), list[dict[str, Any]]()
+    with joined(chosen) as world:
+        task = OwnTask(dropout=0.0)
+        task.loader = OwnRows(nan_at if rank() == 1 else set())
+        ending = StopCriterion.of(chosen, 5)
+        plan = TrainingPlan(chosen, ending, torch.device("cpu"), 4, world=world)
+        result = Trainer(task, plan, events.append).fit()
+    return {
+        "steps": result.steps,
+        "weights": [p.detach().clone() for p in task.model.parameters()],
+        "actions": [event["action"] for event in events if event["event"] == "skip"],
+    }
+
+
 def refused(text: Path) -> dict[str, str]:
     """Returns the errors of runs for which the ranks have other texts or options."""
     small = {**TEXT, "steps": 5, "threads": 1, "observers": (), "tensorboard": rank() == 0}
@@ -174,6 +220,9 @@ def main() -> None:
         "trained": trained(place, text, 2),
         "moved": moved(place, text, "moved", end, last),
         "stopped": stopped(place),
+        "skipped": linear({5, 9}),
+        "went back": linear({9, 10, 11, 12, 13}, sync_every=4),
+        "ended early": linear(set(), patience=1, learning_rate=1e-12),
         "refused": refused(text),
     }
     torch.save(found, place / f"{rank()}.pt")

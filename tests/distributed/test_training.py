@@ -104,6 +104,24 @@ def test_a_stop_while_rank_0_waits_for_a_batch_saves_the_state(found):
     assert sorted(steps_of(found.place / "stopped")) == [0, 4]  # after the step that waited
 
 
+@pytest.mark.parametrize(
+    ("name", "actions"),
+    [
+        ("skipped", ["step skipped, state reset"] * 2),
+        ("went back", ["rolled back to the last good checkpoint"]),
+        ("ended early", []),
+    ],
+)
+def test_all_ranks_skip_go_back_and_end_together(found, name, actions):
+    leader, other = (rank[name] for rank in found.ranks)
+    assert leader["actions"] == actions
+    assert leader["steps"] == other["steps"]
+    assert (leader["steps"] < 24) == (name == "ended early")
+    for one, same in zip(leader["weights"], other["weights"], strict=True):
+        assert torch.equal(one, same)
+        assert bool(one.isfinite().all())
+
+
 def test_the_rank_with_another_text_or_option_is_named(found):
     leader, other = (rank["refused"] for rank in found.ranks)
     assert leader["text"].startswith("UsageError: rank 1 (")
