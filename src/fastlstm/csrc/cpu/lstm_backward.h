@@ -272,7 +272,8 @@ void round_table(const BackwardScratch<Format>& s, Range units) {
 // dw_hh, and with tokens the gradient of the projected embedding, from the same pass over gates.
 template <typename Format, typename Engine>
 void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
-                        const BackwardScratch<Format>& s, Factor<Format>* factors, int count, Engine& engine, Member me) {
+                        const BackwardScratch<Format>& s, Factor<Format>* factors, int count,
+                        Engine& engine, Member me) {
   using Element = typename Format::Element;
   const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
                                         n.units};
@@ -281,8 +282,8 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
   if (has_tokens) clear_table(s, units);
   const SumsByToken<Format> beside{g, s, gates, has_tokens};
   if (count > 0) {
-    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, g.H, gates, n, s.gradient,
-                    engine, me, beside);
+    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, g.H, gates, n, s.gradient, engine,
+                    me, beside);
   } else if (has_tokens) {
     sum_by_token(g, s, gates, units);
   }
@@ -293,21 +294,19 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
 template <typename Format, typename Engine>
 void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                      const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                     const Factor<Format>* factors, int count, Engine& engine,
-                     Member me) {
+                     const Factor<Format>* factors, int count, Engine& engine, Member me) {
   const int64_t num_rows = g.input.num_rows;
   me.barrier->wait(me.count);  // the table is whole, and the scratch can be used anew
   if (g.dx != nullptr) {
     const Range rows = part_of({0, num_rows}, me.index, me.count, Engine::kRows);
     input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
-                                    {0, n.input_strips},
-                                    static_cast<float*>(g.dx));
+                                    {0, n.input_strips}, static_cast<float*>(g.dx));
   }
   if (count == 0) return;
   const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, num_rows,
                                                          n.units};
-  weight_gradient(factors, count, round_up(g.H, kLanes), s.width, {num_rows, num_rows}, g.H, table, n, s.gradient, engine, me,
-                  SumsByToken<Format>{g, s, table, false});
+  weight_gradient(factors, count, round_up(g.H, kLanes), s.width, {num_rows, num_rows}, g.H, table,
+                  n, s.gradient, engine, me, SumsByToken<Format>{g, s, table, false});
 }
 
 // The state: row r is y of the step before.
@@ -333,8 +332,8 @@ Factor<Format> input_factor(const BackwardArgs& g) {
 
 template <typename Format, typename Engine>
 void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
-                            const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                            Engine& engine, Member me) {
+                          const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                          Engine& engine, Member me) {
   using F = Factor<Format>;
   const F recurrent = recurrent_factor(g, s);
   const F dense = input_factor<Format>(g);

@@ -295,8 +295,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
   const Rows rows{g.T * g.B, g.B};
   if (g.dw_hh != nullptr) {
-    weight_gradient(&recurrent, 1, 0, s.width, rows, g.H, d_hh, n, s.gradient,
-                    engine, me, none);
+    weight_gradient(&recurrent, 1, 0, s.width, rows, g.H, d_hh, n, s.gradient, engine, me, none);
   }
   me.barrier->wait(me.count);  // the scratch can be used anew
   if (g.input.tokens != nullptr) {
@@ -305,8 +304,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
     round_table(s, units);
     table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, engine, me);
   } else if (g.dw_ih != nullptr) {
-    weight_gradient(&dense, 1, 0, s.width, rows, g.H, d_ih, n, s.gradient, engine,
-                    me, none);
+    weight_gradient(&dense, 1, 0, s.width, rows, g.H, d_ih, n, s.gradient, engine, me, none);
   }
 }
 

@@ -237,8 +237,8 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
 }
 
 // Every factor's gradient over some rows of gate gradients; factors of different calls have columns
-// of their own among `width`, from `column` on. Calls beside(chunk, group) for every chunk and group
-// of the thread while the gates are in its cache.
+// of their own among `width`, from `column` on. Calls beside(chunk, group) for every chunk and
+// group of the thread while the gates are in its cache.
 template <typename Format, typename Engine, typename Beside>
 void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t column, int64_t width,
                      const Rows& rows, int64_t H,
