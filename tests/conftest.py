@@ -205,8 +205,8 @@ def rests_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     take_step = Trainer.take_step
 
-    def rested(trainer: Trainer) -> None:
-        take_step(trainer)
+    def rested(trainer: Trainer, done: float | None = None) -> None:
+        take_step(trainer, done)
         time.sleep(0.02)
 
     monkeypatch.setattr(Trainer, "take_step", rested)

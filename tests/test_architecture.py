@@ -31,7 +31,7 @@ RANKS = (
 
 LAYERS = {name: rank for rank, names in enumerate(RANKS) for name in names}
 
-SOFT_LINES, HARD_LINES, FUNCTION_LINES = 400, 600, 50
+SOFT_LINES, HARD_LINES, FUNCTION_LINES = 700, 1000, 50
 SHARE_ABOVE_SOFT = 0.1
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "tools"}
 

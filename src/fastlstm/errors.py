@@ -47,16 +47,6 @@ EXIT_STOPPED = 75
 """EX_TEMPFAIL of sysexits.h: not a failure; start the same command again with --resume."""
 
 
-def Setting(name: str, value: Any = None) -> str:  # noqa: N802
-    """Returns a setting as messages show it."""
-    return f"`{name}`" if value is None or value is ... else f"`{name}={value!r}`"
-
-
-def Message(*parts: object, flags: str | None = None) -> str:  # noqa: N802
-    """Returns the text of the parts."""
-    return "".join(map(str, parts))
-
-
 def counted(number: float, noun: str) -> str:
     """Returns a number with its noun: ``1 row``, ``1,234 rows``, ``0.5 epochs``, ``2 series``."""
     text = f"{number:,.15g}"

@@ -52,21 +52,19 @@ def train(
     Args:
         source: files that every node has under the same path: a text, or a table with `horizon`.
         out: the run directory, on storage that all nodes share; a run that is there is continued.
-        num_workers: processes; (2, 8) means as many as the cluster has room for. Of 3, 5, 6 or 7
-            the largest power of two trains.
+        num_workers: processes; (2, 8) means as many as the cluster has room for.
         options: of `fastlstm.TrainConfig`, with `horizon` of `fastlstm.ForecastConfig`. `threads`
-            of each worker is 1 by default, and `shards` the largest number of workers: so the
-            weights are the same in any number of them.
+            of each worker is 1 by default.
 
     Raises:
         UsageError: an option, the source or the run directory cannot be used.
         DistributedError: workers were lost again and again.
     """
     ray = import_ray()
-    most = num_workers if isinstance(num_workers, int) else max(num_workers)
-    if most < 1 or (not isinstance(num_workers, int) and not 1 <= num_workers[0] <= num_workers[1]):
+    least, most = (num_workers,) * 2 if isinstance(num_workers, int) else num_workers
+    if not 1 <= least <= most:
         raise ConfigError(f"num_workers is {num_workers}, expected 1 or more, or (least, most)")
-    values = {"threads": 1, "shards": _power_of_two(most) if most > 1 else None} | options
+    values = {"threads": 1} | options
     config = built(ForecastConfig if "horizon" in options else TrainConfig, values, "options")
     sources = [source] if isinstance(source, str | Path) else list(source)
     run = Path(out).absolute()
@@ -96,11 +94,6 @@ def train(
     return run
 
 
-def _power_of_two(number: int) -> int:
-    """Returns the largest power of two that is not above a number."""
-    return 1 << (number.bit_length() - 1)
-
-
 def _flags(values: dict[str, Any]) -> list[str]:
     """Returns options as words of the command line."""
     words = list[str]()
@@ -125,12 +118,10 @@ def _train_worker(words: list[str]) -> str | None:
     from torch import distributed as dist
 
     context = ray_train.get_context()
-    rank, size = context.get_world_rank(), _power_of_two(context.get_world_size())
+    rank, size = context.get_world_rank(), context.get_world_size()
     place = [(get_node_ip_address(), _free_port())]
     if dist.is_initialized():
         dist.broadcast_object_list(place, 0)  # Ray's group has a port of its own
-    if rank >= size:
-        return None
     variables = {
         "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": context.get_local_rank(),
         "MASTER_ADDR": place[0][0], "MASTER_PORT": place[0][1],

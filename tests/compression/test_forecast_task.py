@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastlstm.compression.forecast_task import CompressedForecastTask, distance
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkBatch
 from fastlstm.forecast.data.window_loader import WindowBatch
@@ -95,7 +95,7 @@ def task_of(alpha: float, *, streams: bool = False, **sizes: Any) -> CompressedF
         horizon=4, batch_size=3, tbptt=4 if streams else None, output=shape.get("output", "point")
     )
     inputs: Any = SimpleNamespace(prepare=lambda values, _: (values, None))
-    loader = SimpleNamespace(shards=Shards())
+    loader = SimpleNamespace(share=Share())
     args: Any = config, student, inputs, loader, range(3), torch.device("cpu"), None
     hooks: Any = {"finished": None, "approve": None, "measuring_s": 1.0}
     return CompressedForecastTask(*args, teacher=teacher, alpha=alpha, **hooks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -105,7 +104,7 @@ def test_what_one_rank_alone_finds_while_they_train_is_said_by_it(set_all, monke
     set_all(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
 
     def find(arguments):
-        with joining._told(World(1, 2)):
+        with World(1, 2).saying_errors():
             raise DataError("the text has changed")
 
     monkeypatch.setattr("fastlstm.cli.main._dispatch", find)
@@ -128,17 +127,9 @@ def test_a_signal_that_came_before_the_others_ends_the_process(set_all, monkeypa
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
     stop = StopFlag()
     stop.set("SIGTERM")
-    with pytest.raises(error) as raised, joined(stop):
+    with pytest.raises(error) as raised, joined(None, stop):
         pass
     assert raised.value.exit_code == 75
-
-
-def test_signals_are_handled_as_before_afterwards():
-    before = signal.getsignal(signal.SIGTERM)
-    with joining._handled(signal.SIG_IGN):
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_shell_with_left_over_variables_is_not_ended(tmp_path):

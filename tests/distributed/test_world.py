@@ -3,115 +3,107 @@
 from __future__ import annotations
 
 import os
-import time
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from distributed_run import ENVIRONMENT
 from fastlstm.cli.main import main
 from fastlstm.distributed import joining, meeting
+from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, DistributedError, UsageError
+from fastlstm.errors import ConfigError, Dismissed, LostProcessError, Stopped, UsageError
 from fastlstm.system import hardware, parent
 from fastlstm.text.config import TrainConfig
+from fastlstm.text.model import LanguageModel
+from fastlstm.text.pipelined_task import check_pipeline, layers_of, pipeline_notes, stage_names
+from fastlstm.training.data_parallel import round_steps
 from fastlstm.training.session import RunSession
-from fastlstm.training.shard_sum import ShardSum
 from fastlstm.training.trainer import Trainer
 from linear_task import LinearTask, trainer_of
 
 
-def world_of(size: int) -> World:
-    world = World(0, size)
+def world_of(size: int, rank: int = 0) -> World:
+    world = World(rank, size)
     world.names = [f"host{rank}, process {rank}" for rank in range(size)]
     return world
 
 
-@pytest.mark.parametrize(
-    ("checks", "named"),
-    [
-        ([7, 7, 5, 7], "rank 2 (host2, process 2) has other weights"),
-        ([7, 5, 5, 5], "rank 0 (host0, process 0) has other weights"),
-        ([7, 5], "rank 1 (host1, process 1) has other weights"),
-    ],
-)
-def test_the_rank_with_other_weights_is_named(checks, named):
-    world = world_of(len(checks))
-    report = world.report(num_shards=4)
-    report.checks[:] = torch.tensor(checks)
-    with pytest.raises(DistributedError) as raised:
-        world.received(report)
-    assert str(raised.value).startswith(named)
-    assert raised.value.exit_code == 1  # not started again: it would come again
-
-
-def test_the_same_weights_are_no_error():
-    world = world_of(4)
-    report = world.report(num_shards=4)
-    report.checks[:] = 7
-    world.received(report)
-
-
-def test_a_flipped_bit_changes_the_checksum():
-    trainer = trainer_of(LinearTask(), callbacks=[])
-    parameters = list(trainer.model.parameters())
-    shard_sum = ShardSum(parameters, trainer)
-    shard_sum._world = world_of(2)
-    before = shard_sum._check(100)
-    assert before == shard_sum._check(200) != 0
-    assert shard_sum._check(101) == 0  # not every step
-    bits = parameters[-1].data.view(-1)[:1].view(torch.int32)
-    bits.bitwise_xor_(1)
-    assert shard_sum._check(100) not in (0, before)
+@pytest.mark.parametrize(("num", "size"), [(8, 3), (2, 4), (0, 2)])
+def test_parts_of_a_batch_are_nearly_equal_and_cover_it(num, size):
+    parts = [range(num)[Share(rank, size).rows(num)] for rank in range(size)]
+    assert [row for part in parts for row in part] == list(range(num))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_a_slow_rank_is_named_once_it_has_been_slow_for_some_steps():
     world = world_of(4)
     for step in range(60):
-        report = world.report(num_shards=4)
-        report.seconds[:] = torch.tensor([1.0, 1.1, 1.0, 2.0])
-        world.received(report)
+        world.heard(torch.tensor([1.0, 1.1, 1.0, 2.0]))
         line = world.straggler()
         assert (line is None) == (step < 29)
     assert line is not None
 
 
-@pytest.mark.parametrize(("pipeline", "num_told"), [(None, 1), (object(), 0)])
-def test_a_slow_stage_of_a_pipeline_is_no_fault(pipeline, num_told):
+@pytest.mark.parametrize(("is_pipelined", "num_told"), [(False, 1), (True, 0)])
+def test_a_slow_stage_of_a_pipeline_is_no_fault(is_pipelined, num_told):
     told = []
     trainer = SimpleNamespace(
-        task=SimpleNamespace(pipeline=pipeline), world=SimpleNamespace(straggler=lambda: "slow"),
-        say=lambda *line: told.append(line), _has_warned=False,
+        task=SimpleNamespace(is_pipelined=is_pipelined),
+        world=SimpleNamespace(straggler=lambda: "slow"), _has_warned=False,
+        say=lambda *line: told.append(line),
     )  # fmt: skip
     Trainer._warn_of_straggler(trainer)
     assert len(told) == num_told
 
 
 @pytest.mark.parametrize(
-    ("size", "options", "told"),
+    ("options", "told"),
     [
-        (3, {}, "3 processes train together, expected a power of two: 2, 4, 8, …"),
-        (2, {"shards": 1}, "shards=1: 2 processes cannot share them; start 1 or fewer"),
-        (1, {"shards": 3}, "shards=3: expected a power of two"),
-        (2, {"shards": 2, "batch_size": 1}, "a step has only 1 row; give batch_size=2 or more"),
+        ({"batch_size": 1}, "2 processes need as many rows, a step has 1; give batch_size=2"),
+        (
+            {"sync_every": 5, "wire": "bf16"},
+            "sync_every=5 cannot be combined with wire='bf16': weights travel",
+        ),
+        (
+            {"sync_every": 5, "precision": "fp16"},
+            "sync_every=5 cannot be combined with precision='fp16'",
+        ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(size, options, told):
-    session = RunSession(None, [])
-    session.world = world_of(size)
+def test_what_cannot_be_shared_is_refused(options, told):
+    session = RunSession(None, [], world=world_of(2))
     with pytest.raises(ConfigError) as raised:
-        session.shards(TrainConfig(**options))
+        session.check_processes(TrainConfig(**options))
     assert told in str(raised.value)
+
+
+def test_of_one_process_local_steps_have_no_effect():
+    session = RunSession(None, [])
+    session.check_processes(TrainConfig(sync_every=25))
+    assert [str(note) for note in session.notes] == ["sync_every=25 has no effect with one process"]
+
+
+@pytest.mark.parametrize(
+    ("step", "done", "steps"), [(0, 0.0, 5), (5, 0.05, 5), (9, 0.09, 1), (10, 0.97, 3)]
+)
+def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
+    trainer = trainer_of(LinearTask(), sync_every=5, eval_every=1000)
+    trainer.progress.step = step
+    assert round_steps(trainer, done, 0.01) == steps
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ("0", "--nproc 0: expected 1 or more"),
-        ("3", "--nproc 3: expected a power of two: 1, 2, 4, 8, …"),
         ("1024", "--nproc 1024: a step has only 32 rows; start fewer, or give --batch-size 1024"),
         ("2", "no such file or directory: none.txt"),
     ],
@@ -137,66 +129,47 @@ def test_only_train_runs_in_several_processes(monkeypatch, capsys):
     assert "only train runs under torchrun" in capsys.readouterr().err
 
 
-def test_infinite_losses_of_both_signs_are_no_number():
-    report = world_of(2).report(num_shards=2)
-    report.losses[:] = torch.tensor([torch.inf, -torch.inf])
-    assert report.loss != report.loss
-
-
-def test_the_others_may_read_their_input_longer_than_the_deadline(monkeypatch):
-    world, groups = world_of(2), []
-    world.orders = object()  # the group that waits for days
-
-    def gather(value, in_all, group=None):
-        groups.append(group)
-        return [None, None]
-
-    monkeypatch.setattr(world.messages, "gathered", gather)
-    with world.together():
-        pass
-    assert groups == [world.orders]
-
-
-def test_rank_0_may_compute_for_longer_than_a_message_takes(monkeypatch):
-    """With real messages: a send that is not received in time closes all connections."""
-    store, limit = dist.HashStore(), timedelta(seconds=5)
-    groups = dict[int, dist.ProcessGroupGloo]()
-    monkeypatch.setattr(dist, "irecv", lambda part, tag, src: groups[0].recv([part], src, tag))
-    monkeypatch.setattr(dist, "isend", lambda part, tag, dst: groups[1].send([part], dst, tag))
-
-    def met(rank: int) -> World:
-        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, limit)
-        world = world_of(2)
-        world.rank, world.pulse = rank, SimpleNamespace(is_silent=False)
-        return world
-
-    def follower() -> float:
-        world, started = met(1), time.perf_counter()
-        world.give(torch.arange(3.0))
-        return time.perf_counter() - started
-
-    with ThreadPoolExecutor(1) as pool:
-        waited, world, received = pool.submit(follower), met(0), torch.zeros(3)
-        collect = world.expect([received])
-        assert waited.result() < 1.0
-        collect(5.0)
-    assert received.tolist() == [0.0, 1.0, 2.0]
+@pytest.mark.parametrize(
+    ("size", "text", "named"),
+    [
+        (2, "[gloo] Connection closed by peer", "rank 0 (host0, process 0) exited"),
+        (2, "[gloo] Timed out waiting", "rank 0 (host0, process 0) has not answered for 300 s"),
+        (4, "[gloo] Connection closed by peer", "another process exited"),
+    ],
+)
+def test_the_process_that_is_waited_for_is_named(size, text, named):
+    world = world_of(size, rank=1)
+    with pytest.raises(LostProcessError) as raised, world.naming():
+        raise RuntimeError(text)
+    assert str(raised.value).startswith(f"{named}, reported by rank 1; all")
+    with pytest.raises(RuntimeError, match="another bug"), world.naming():
+        raise RuntimeError("another bug")
 
 
 @pytest.mark.parametrize(
-    ("rank", "size", "waits_for", "named"),
+    ("rank", "error", "before", "raised"),
     [
-        (1, 2, None, "rank 0 (host0, process 0) exited"),
-        (3, 4, 0, "rank 0 (host0, process 0) exited"),
-        (3, 4, None, "another process exited"),
+        (0, UsageError("wrong"), None, UsageError),
+        (1, UsageError("wrong"), None, UsageError),
+        (1, UsageError("wrong"), "2", Dismissed),
+        (0, LostProcessError("lost"), "2", Dismissed),
+        (0, UsageError("wrong"), "2", UsageError),
+        (1, LostProcessError("lost"), None, LostProcessError),
     ],
 )
-def test_the_process_that_is_waited_for_is_named(rank, size, waits_for, named):
-    world = world_of(size)
-    world.rank = rank
-    with pytest.raises(DistributedError) as raised, world.naming(waits_for):
-        raise RuntimeError("Connection closed by peer")
-    assert str(raised.value).startswith(f"{named}, reported by rank {rank}; all")
+def test_one_process_says_the_error_that_ends_a_run(rank, error, before, raised, monkeypatch):
+    monkeypatch.setattr("fastlstm.distributed.world._ERROR_SAID_S", 0.05)
+    world = world_of(2, rank)
+    world.store = dist.HashStore()
+    if before is not None:
+        world.store.set("error", before)
+    with pytest.raises(raised) as found, world.saying_errors():
+        raise error
+    if raised is UsageError:
+        assert world.store.get("error") == b"2"
+        assert found.value.is_of_one_rank == (rank == 1)
+    if raised is Dismissed:
+        assert found.value.exit_code == 2
 
 
 def test_the_agent_may_be_process_1_of_a_container(monkeypatch):
@@ -220,9 +193,81 @@ def test_processes_meet_that_agents_have_started_unequally_often():
     assert names[0] != names[1]
 
 
-def test_muons_results_travel_in_one_dtype(monkeypatch):
-    own = joining._own()
+def test_processes_that_compute_differently_are_refused(monkeypatch):
+    own = joining._own()["alike"]
     unit = None if own["bf16 products"] == "yes" else "AMX"
     monkeypatch.setattr(hardware, "bf16_instructions", lambda: unit)
     with pytest.raises(UsageError, match=r"rank 1 \(host1, process 1\) has bf16 products"):
-        joining._require_alike(world_of(2), [own, joining._own()])
+        joining._require_alike(world_of(2), [own, joining._own()["alike"]])
+
+
+def test_processes_cannot_share_a_gpu():
+    joining._require_own_gpus(["a", "b"], "cuda")
+    joining._require_own_gpus(["a", "a"], "cpu")
+    with pytest.raises(ConfigError, match=r"2 processes would compute on one GPU \(ranks 0, 2\)"):
+        joining._require_own_gpus(["a", "b", "a"], "auto")
+
+
+SIZES = {"rnn_size": 12, "embed_size": 8, "seq_length": 10, "batch_size": 6, "num_layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "size", "told"),
+    [
+        ({"pipeline": 2}, "cuda", 2, "runs on CPUs, not on cuda"),
+        ({"pipeline": 2}, "cpu", 4, "4 processes need at least 4 layers, the model has 3"),
+        ({"pipeline": 7}, "cpu", 2, "a batch of 6 rows cannot be cut into 7 parts"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused(options, device, size, told):
+    with pytest.raises(ConfigError, match=told):
+        check_pipeline(TrainConfig(**SIZES, **options), 3, torch.device(device), size)
+
+
+@pytest.mark.parametrize(
+    "options", [{"accumulate": 2}, {"sync_every": 5}, {"wire": "bf16"}, {"tie_weights": True}]
+)
+def test_what_a_pipeline_does_not_combine_with_is_refused(options):
+    with pytest.raises(ConfigError, match="pipeline cannot be combined with"):
+        TrainConfig(pipeline=2, **options)
+
+
+def test_layers_are_divided_and_named():
+    config = TrainConfig(**SIZES, pipeline=4)
+    model = LanguageModel(config.model_config(27, 0.0)).config
+    assert layers_of(model, 2) == [range(1), range(1, 3)]
+    assert stage_names(config, model, world_of(2)) == {"stages": ["1", "2-3"]}
+    assert stage_names(config, model, World()) == {}
+    assert "processes wait 20.0% of the passes" in pipeline_notes(config, world_of(2))[0]
+    assert pipeline_notes(config, World()) == ("pipeline: it has no effect with one process",)
+
+
+SILENT = """
+import os, signal, sys
+from datetime import timedelta
+from fastlstm.distributed import joining
+from fastlstm.errors import LostProcessError, Stopped
+joining.DEADLINE = timedelta(seconds=2)
+try:
+    with joining.joined() as world:
+        if world.is_leader:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os._exit(0)
+        leader = int(world.names[0].split()[-1])
+        world.decided(0.0)
+except LostProcessError as error:
+    open(f"{sys.argv[1]}/error", "w").write(str(error))
+    os.kill(leader, signal.SIGCONT)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SILENT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(tmp_path / "script.py"), str(tmp_path)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "error").read_text().startswith("rank 0 (")
+    assert Stopped.exit_code == 75

@@ -216,11 +216,6 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
   const void* const y = found[found.size() - 4].value.get();
 
   const bool is_table = has_tokens || !is_bf16;
-  // In shards where there are lanes for them: the number must not depend on the team.
-  const int64_t num_shards = options & (kNorm | kLast) || B < 2 ? 1 : B < 4 ? 2 : 4;
-  std::vector<int64_t> shards;
-  for (int64_t k = 0; k <= num_shards; ++k) shards.push_back(B * k / num_shards);
-  const int64_t num_tables = has_tokens ? num_shards : 1;
   // As torch has them in every second shape that allows it.
   const bool is_unpacked =
       (options & kNorm) == 0 && T % 2 == 1 && kernel.reads_unpacked(T * B, I, H);
@@ -243,14 +238,12 @@ std::vector<Named> run(const Kernels& kernel, Shape n, unsigned options, int thr
                     options & kLast ? nullptr : dy.get(),
                     dh_last.get<float>(),
                     dc_last.get<float>(),
-                    output("dx", !is_table, num_tables * num_rows * I * (is_table ? 4 : 2)),
+                    output("dx", !is_table, num_rows * I * (is_table ? 4 : 2)),
                     static_cast<float*>(output("dh0", false, B * H * 4)),
                     static_cast<float*>(output("dc0", false, B * H * 4)),
                     static_cast<float*>(output("dw_ih", false, 4 * H * I * 4)),
                     static_cast<float*>(output("dw_hh", false, 4 * H * H * 4)),
                     static_cast<float*>(output("db", false, 4 * H * 4)),
-                    num_shards,
-                    shards.data(),
                     is_plain ? nullptr : &cell_call,
                     nullptr,
                     nullptr,
@@ -291,9 +284,8 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
     found.push_back({name, bf16, Buffer(bytes)});
     return found.back().value.get();
   };
-  const auto run = [&](const int64_t* given, float* nats, void* d, bool has_gradients,
-                       bool of_lanes = false) {
-    ProjectionArgs args{of_lanes ? N / 5 * 3 : N,
+  const auto run = [&](const int64_t* given, float* nats, void* d, bool has_gradients) {
+    ProjectionArgs args{N,
                         H,
                         V,
                         threads,
@@ -307,14 +299,8 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
                         nullptr,
                         nullptr,
                         nullptr,
-                        of_lanes ? 1 : 0,
-                        of_lanes ? 3 : 1,
-                        of_lanes ? 5 : 1,
                         nullptr};
-    if (of_lanes) {
-      args.dw = static_cast<float*>(output("dw of lanes", false, V * H * 4));
-      args.db = static_cast<float*>(output("db of lanes", false, V * 4));
-    } else if (has_gradients) {
+    if (has_gradients) {
       args.df = output("df", kernel.is_bf16, N * H * size);
       args.dw = static_cast<float*>(output("dw", false, V * H * 4));
       args.db = static_cast<float*>(output("db", false, V * 4));
@@ -328,7 +314,6 @@ std::vector<Named> project(const Kernels& kernel, ProjectionShape n, bool has_bi
   void* const d = output("d", kernel.is_bf16, N * logit_stride(V) * size);
   run(given, static_cast<float*>(output("nats kept", false, N * 4)), d, false);
   run(nullptr, nullptr, d, true);
-  if (N % 5 == 0) run(nullptr, nullptr, d, true, true);  // of the middle three of five lanes
   return found;
 }
 

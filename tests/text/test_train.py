@@ -393,11 +393,11 @@ def test_too_many_threads_are_said_before_anything_is_read_or_measured(text, tmp
 def test_a_resumed_run_that_took_all_its_steps_says_so(text, tmp_path):
     run = train(text, tmp_path / "run")
     events: list[dict] = []
-    fastlstm.train(text, out=run.path, resume=True, shards=2, observers=[events.append], **TINY)
+    fastlstm.train(text, out=run.path, resume=True, sync_every=2, observers=[events.append], **TINY)
     assert not any(event["event"] == "step" for event in events)
     said = [event["text"] for event in events if event["event"] == "message"]
     assert sum(text.startswith("already complete: it ends after") for text in said) == 1
-    assert sum(text.startswith("`shards=2`: the run had 1 before; from") for text in said) == 1
+    assert sum(text.startswith("sync_every=2: the run had 1 before; from") for text in said) == 1
     assert [e["precision_why"] for e in events if e["event"] == "start"] == ["as asked"]
 
 

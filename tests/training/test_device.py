@@ -8,14 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DeviceMemoryError
 from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.device import (
     memory_told,
     notes_on_device,
-    require_own_gpus,
     set_up_device,
 )
 from recorded_gpu import use_gpu
@@ -127,18 +125,3 @@ def test_no_gpu_is_nothing_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert notes_on_device(TrainConfig(), CPU) == []
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert notes_on_device(TrainConfig(), CPU) == []
-
-
-def test_processes_that_would_share_a_gpu_are_refused() -> None:
-    world, gpu = World(0, 4), torch.device("cuda")
-    world.gpus = ["one", "two", "one", ""]
-    require_own_gpus(world, torch.device("cpu"))
-    with pytest.raises(ConfigError) as caught:
-        require_own_gpus(world, gpu)
-    assert str(caught.value) == (
-        "2 processes would compute on one GPU (ranks 0, 2); start one for each GPU, or give"
-        " `device='cpu'`"
-    )
-    world.gpus = ["one", "two", "three", "four"]
-    require_own_gpus(world, gpu)
-    require_own_gpus(World(), gpu)

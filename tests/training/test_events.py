@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fastlstm.distributed.shards import Shards
 from fastlstm.distributed.world import World
 from fastlstm.errors import CorruptFileError
 from fastlstm.training.checkpoint import Checkpoint
@@ -34,19 +33,16 @@ def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
         start_event(trainer.task, trainer.plan, None, bad)
 
 
-def test_the_start_says_which_processes_train_where_there_are_several_or_several_shards() -> None:
+def test_the_start_says_which_processes_train_where_there_are_several() -> None:
     trainer = trainer_of(LinearTask())
     assert "processes" not in start_event(trainer.task, trainer.plan, None, None)
     world = World(0, 4)
     world.num_machines = 2
-    for plan, (num, machines, shards) in {
-        replace(trainer.plan, world=world, shards=Shards(8, 0, 4)): (4, 2, 8),
-        replace(trainer.plan, shards=Shards(8)): (1, 1, 8),
-    }.items():
-        about = start_event(trainer.task, plan, None, None)["processes"]
-        assert (about["num"], about["machines"], about["shards"]) == (num, machines, shards)
-        assert (about["backend"], about["sync_every"], about["wire"]) == ("gloo", 1, "fp32")
-        assert (about["threads"] is None) == (machines == 2)  # each of its own machine
+    plan = replace(trainer.plan, world=world)
+    about = start_event(trainer.task, plan, None, None)["processes"]
+    assert (about["num"], about["machines"], about["backend"]) == (4, 2, "gloo")
+    assert (about["sync_every"], about["wire"]) == (1, "fp32")
+    assert about["threads"] is None  # each process has those of its own machine
 
 
 def test_a_step_counts_units_epochs_and_the_time_that_is_left() -> None:

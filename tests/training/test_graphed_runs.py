@@ -110,16 +110,6 @@ def test_a_text_that_was_stopped_goes_on_bit_equal(
         assert torch.equal(tensor, parts[name]), name
 
 
-def test_shards_of_a_text_stay_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_graphs_on_the_cpu(monkeypatch)
-    events: list[dict[str, Any]] = []
-    train_text(tmp_path, "run", shards=2, observers=[events.append], steps=3)
-    assert EagerRecorder.num_recorded == 0
-    told = [e["text"] for e in events if e["event"] == "message" and NO_GRAPH in e["text"]]
-    assert len(told) == 1
-    assert told[0].endswith("(several processes or shards share a step)")
-
-
 @pytest.mark.parametrize("options", [{}, {"optimizer": "muon", "ema": 0.9}], ids=str)
 def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     """The last batch of an epoch is smaller, and has a graph of its own."""

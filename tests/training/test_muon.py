@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fastlstm.training import muon
-from fastlstm.training.muon import Batches, Muon, orthogonalise
+from fastlstm.training.muon import Muon, orthogonalise
 
 pytestmark = pytest.mark.isa
 
@@ -54,32 +54,6 @@ def test_it_learns_a_linear_map(columns):
         optimizer.step()
         first, last = first or loss.item(), loss.item()
     assert last < 0.02 * first
-
-
-@pytest.mark.parametrize("is_exact", [True, False])
-def test_blocks_run_in_a_batch_only_where_it_changes_no_bit(monkeypatch, is_exact):
-    sizes = []
-
-    def orthogonalised(update):
-        sizes.append(len(update))
-        return update if is_exact else update + (len(update) > 1) * 1e-3
-
-    monkeypatch.setattr(muon, "orthogonalise", orthogonalised)
-    large, small = list(torch.randn(3, 1, 128, 128)), list(torch.randn(2, 1, 8, 8))
-    batches = Batches()
-    for _ in range(2):  # tried in the first turn only
-        found = batches.orthogonalised([*large, *small])
-        assert all(map(torch.equal, found, [*large, *small]))
-    tried, small_ones = [1, 1, 1, 3], [1, 1]
-    each = [3] if is_exact else [1, 1, 1]
-    assert sizes == [*tried, *each, *small_ones, *each, *small_ones]
-
-
-def test_blocks_of_a_batch_have_the_bits_of_blocks_alone():
-    torch.manual_seed(0)
-    blocks = [*torch.randn(4, 1, 160, 96), *torch.randn(3, 1, 160, 160)]
-    alone = [orthogonalise(block) for block in blocks]
-    assert all(map(torch.equal, Batches().orthogonalised(blocks), alone))
 
 
 class KernelsByTorch:

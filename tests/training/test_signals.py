@@ -40,6 +40,14 @@ def test_the_first_signal_is_acknowledged_once_and_at_once(capfd, number, text):
     assert capfd.readouterr().err == ""
 
 
+def test_of_several_processes_the_first_of_a_machine_acknowledges_it(monkeypatch, capfd):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with StopFlag() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.name == "SIGTERM"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.usefixtures("hang_up_at_default")
 def test_a_closed_terminal_and_its_shell_may_each_send_sighup(monkeypatch):
     monkeypatch.setattr(signals.os, "_exit", lambda code: pytest.fail("not saved"))

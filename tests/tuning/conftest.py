@@ -19,8 +19,8 @@ def ended_after_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     take_step = Trainer.take_step
 
-    def short(trainer: Trainer) -> None:
-        take_step(trainer)
+    def short(trainer: Trainer, done: float | None = None) -> None:
+        take_step(trainer, done)
         if trainer.progress.step >= 2:
             trainer.end("enough")
 

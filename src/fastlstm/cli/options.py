@@ -12,7 +12,7 @@ from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.ops.cell_options import OPTION_NAMES
 from fastlstm.text.config import TrainConfig
 
-_MACHINE = "device precision threads shards wire sync_every memory_limit_gb strict_kernels"
+_MACHINE = "device precision threads wire sync_every memory_limit_gb strict_kernels"
 _TEXT_GROUPS = {
     "data": "vocab vocab_size text_field missing_text keep_crlf encoding invalid_utf8 split valid"
     " test cache_dir",

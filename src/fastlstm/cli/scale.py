@@ -19,12 +19,10 @@ from fastlstm.report.terminal import short_count
 from fastlstm.system.fields import parse_latency, parse_rate
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
-from fastlstm.tuning.scale_law import Link, shown
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
-    from fastlstm.tuning.scale import Prediction, Way
-    from fastlstm.tuning.step_cost import StepCost
+    from fastlstm.tuning.scale import Link, Prediction, StepCost, Way
 
 _SCALE_OPTIONS = (
     config_option(),
@@ -71,7 +69,7 @@ def _scale(argv: list[str]) -> int:
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     nodes = parsed_nodes(parsed["nodes"])
-    link = Link(parse_rate(parsed["link"], "link"), parse_latency(parsed["latency"], "latency"))
+    speed, latency = parse_rate(parsed["link"], "link"), parse_latency(parsed["latency"], "latency")
     config: Any
     if command is COMMAND:
         config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
@@ -81,23 +79,20 @@ def _scale(argv: list[str]) -> int:
         require_tables(parsed.positionals)
         require_horizon(names, parsed.positionals)
 
-    from fastlstm.tuning.scale import predict_scale
+    from fastlstm.tuning.scale import Link, facts, predict_scale
 
+    link = Link(speed, latency)
     wire = config.wire if "wire" in parsed.values else None
     every = config.sync_every if "sync_every" in parsed.values else None
     cost = _measured(parsed.positionals, _alone(config), names)
     found = [predict_scale(cost, number, link, wire, every) for number in nodes]
-    facts = {
-        "step": cost.to_dict(), "link_bytes_per_s": link.bytes_per_s,
-        "latency_s": link.latency_s, "nodes": [one.to_dict() for one in found],
-    }  # fmt: skip
-    print_result(facts, rows(cost, link, found), parsed["json"])
+    print_result(facts(cost, link, found), rows(cost, link, found), parsed["json"])
     return EXIT_OK
 
 
 def _alone(config: Any) -> Any:
     """Returns the options of the run in one process that divides nothing."""
-    changed = {"shards": None, "sync_every": 1, "wire": "fp32"}
+    changed: dict[str, Any] = {"sync_every": 1, "wire": "fp32"}
     if isinstance(config, TrainConfig):
         changed["pipeline"] = 0
     return replace(config, **changed)
@@ -107,7 +102,7 @@ def _measured(sources: list[str], config: Any, names: Any) -> StepCost:
     """Sets the run up as `train` does, in a directory that is removed, and times its steps."""
     from fastlstm.forecast.train import train_forecaster
     from fastlstm.tuning.planned_run import plan_run
-    from fastlstm.tuning.step_cost import measured_cost
+    from fastlstm.tuning.scale import measured_cost
 
     costs, source = list[Any](), one_or_many(sources)
     is_table = isinstance(config, ForecastConfig)
@@ -133,13 +128,15 @@ def parsed_nodes(text: str) -> list[int]:
 
 def rows(cost: StepCost, link: Link, found: list[Prediction]) -> list[Row]:
     """Returns the lines of the result."""
+    from fastlstm.tuning.scale import shown
+
     passes = ", ".join(f"{shown(s)} of {n}" for n, s in cost.passes)
-    muon = f"; Muon's blocks one by one {shown(cost.muon_s)}" if cost.muon_s else ""
-    rate = cost.rows * cost.units_per_row / cost.step_s
+    step_s = cost.step_s(cost.rows)
+    rate = cost.rows * cost.units_per_row / step_s
     lines: list[Row] = [
-        ("one node", f"{shown(cost.step_s)} a step, {short_count(rate)} {cost.unit}/s"),
+        ("one node", f"{shown(step_s)} a step, {short_count(rate)} {cost.unit}/s"),
         ("", f"{cost.description}; {cost.rows} rows, {cost.numbers / 1e6:.3g} M numbers"),
-        ("measured", f"passes {passes} rows; update {shown(cost.update_s)}{muon}"),
+        ("measured", f"passes {passes} rows; update {shown(cost.update_s)}"),
         ("link", f"{8e-6 * link.bytes_per_s:,.4g} Mbit/s, {1e3 * link.latency_s:g} ms one way"),
     ]
     told = f"1.5x: 1.5 times the {cost.unit}/s of one node; computes 90 %: of a step, a node waits"
@@ -152,8 +149,10 @@ def rows(cost: StepCost, link: Link, found: list[Prediction]) -> list[Row]:
 
 
 def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
-    used = one.strong[0].used
-    label, rate = f"{one.nodes} nodes", cost.rows * cost.units_per_row / cost.step_s
+    from fastlstm.tuning.scale import shown
+
+    used, step_s = one.strong[0].used, cost.step_s(cost.rows)
+    label, rate = f"{one.nodes} nodes", cost.rows * cost.units_per_row / step_s
     lines = [
         (label, f"same batch on {used}, {cost.rows / used:.3g} rows each: {_ways(one.strong)}")
     ]
@@ -164,7 +163,8 @@ def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
     lines.append(("", f"{each}: {_ways(one.weak)}; {total}"))
     lines.append(("", f"advice for the same batch: {one.reason}"))
     way = one.best or max(one.strong, key=lambda way: way.speedup)
-    part = f"{shown(way.compute_s)} of {shown(way.step_s)} = {100 * way.efficiency:.0f} %"
+    whole_s = way.compute_s + way.exposed_s
+    part = f"{shown(way.compute_s)} of {shown(whole_s)} = {100 * way.efficiency:.0f} %"
     lines.append(("", f"{way.name}: computes {part}"))
     lines.append(("", f"waits {shown(way.exposed_s)} = {way.formula}"))
     return lines

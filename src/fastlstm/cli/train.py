@@ -177,8 +177,6 @@ def _require_rows(nproc: int, config: TrainConfig | ForecastConfig, is_resumed: 
     """Raises ConfigError before processes start that cannot share the rows of a step."""
     if not config.divides_batch:
         return
-    if nproc & (nproc - 1):
-        raise ConfigError(f"`nproc={nproc!r}`: expected a power of two: 1, 2, 4, 8, …")
     rows = config.batch_size * config.accumulate
     if nproc > rows and not is_resumed:  # else the run may have more
         raise ConfigError(

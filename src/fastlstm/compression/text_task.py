@@ -53,9 +53,6 @@ class CompressedTextTask(TextTask):
         if self.teaching is not None:
             self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
 
-    def joining_refusal(self, batch: Batch, shards: Sequence[slice]) -> str | None:
-        return "a model that is being compressed cannot run them together"
-
     def losses(
         self, batch: Batch, parts: Sequence[slice], count: float | None = None
     ) -> Iterator[Tensor]:

@@ -117,15 +117,12 @@ struct BackwardArgs {
   const float* dh_last;         // (B, H) or null for zero
   const float* dc_last;         // (B, H) or null for zero
   void* dx;                     // dense: (T * B, I) elements, or null;
-                                // tokens: (num_shards, num_rows, I) float, or null
+                                // tokens: (num_rows, I) float, or null
   float* dh0;                   // (B, H) or null
   float* dc0;                   // (B, H) or null
   float* dw_ih;                 // (4H, I) or null
   float* dw_hh;                 // (4H, H) or null
   float* db;                    // (4H) or null
-  int64_t num_shards;           // of the lanes, a power of two; 1 with a layer norm. The three sums
-                                // are formed by shard, then neighbours are added as a binary tree
-  const int64_t* shards;        // (num_shards + 1): first lane of each, then B; none is empty
   const CellCall* cell_call;    // as in forward
   float* dgamma_ih;             // (4H), or null with the next three: no layer norm
   float* dgamma_hh;             // (4H)

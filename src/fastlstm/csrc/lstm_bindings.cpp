@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include "cpu/dispatch.h"
 #include "cpu/features.h"
@@ -78,7 +77,7 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
               Address y, Address cells, Address gates, Address dy, Address dh_last, Address dc_last,
               Address dx, Address dh0, Address dc0, Address dw_ih, Address dw_hh, Address db,
               Address dgamma_ih, Address dgamma_hh, Address dgamma_c, Address dbeta_c,
-              const std::vector<int64_t>& shards, Address cell_call) {
+              Address cell_call) {
   BackwardArgs args{T,
                     B,
                     I,
@@ -104,8 +103,6 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
                     pointer<float>(dw_ih),
                     pointer<float>(dw_hh),
                     pointer<float>(db),
-                    static_cast<int64_t>(shards.size()) - 1,
-                    shards.data(),
                     pointer<const CellCall>(cell_call),
                     pointer<float>(dgamma_ih),
                     pointer<float>(dgamma_hh),
@@ -120,8 +117,7 @@ void backward(const Kernels& k, int threads, int64_t T, int64_t B, int64_t I, in
 
 void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Address features,
              Address weight, Address bias, Address targets, Address nats, Address d, float scale,
-             Address df, Address dw, Address db, int64_t first_lane, int64_t num_lanes,
-             int64_t lanes) {
+             Address df, Address dw, Address db) {
   ProjectionArgs args{N,
                       H,
                       V,
@@ -136,9 +132,6 @@ void project(const Kernels& k, int threads, int64_t N, int64_t H, int64_t V, Add
                       pointer<void>(df),
                       pointer<float>(dw),
                       pointer<float>(db),
-                      first_lane,
-                      num_lanes,
-                      lanes,
                       nullptr};
   nb::gil_scoped_release release;
   args.workspace = scratch().take(k.projection_workspace(args));

@@ -17,14 +17,11 @@ struct ProjectionArgs {
   const float* bias;       // (V) or null
   const int64_t* targets;  // (N), each in [0, V), or null: `d` is given
   float* nats;             // (N): -log softmax at the targets; null without targets
-  void* d;      // (N, logit_stride(V)) elements: gradients of the logits; or null: not kept
-  float scale;  // factor of the three gradients below
-  void* df;     // (N, H) elements or null
-  float* dw;    // (V, H) or null
-  float* db;    // (V) or null
-  // Without targets and df, the gradients may be those of some lanes of a batch: row r of N is then
-  // row r / num_lanes * lanes + first_lane + r % num_lanes of features and `d`. 0, 1, 1 else.
-  int64_t first_lane, num_lanes, lanes;
+  void* d;          // (N, logit_stride(V)) elements: gradients of the logits; or null: not kept
+  float scale;      // factor of the three gradients below
+  void* df;         // (N, H) elements or null
+  float* dw;        // (V, H) or null
+  float* db;        // (V) or null
   void* workspace;  // projection_workspace(...) bytes, aligned to 64
 };
 

@@ -1,1 +1,1 @@
-"""Training one model in several processes: ranks, shards of a batch, sums that keep their order."""
+"""Training one model in several processes, by torch.distributed."""

@@ -25,7 +25,6 @@ from fastlstm.errors import (
     ConfigError,
     ExportError,
     RunDirectoryError,
-    Setting,
     kind_of_value,
     nearest_hint,
 )
@@ -240,12 +239,12 @@ def export(
     """
     if to not in TARGETS:
         raise ConfigError(
-            Setting("to", to), f" is unknown{nearest_hint(to, TARGETS)}; expected one of"
-            f" {', '.join(TARGETS)}",
-        )  # fmt: skip
+            f"`to={to!r}` is unknown{nearest_hint(to, TARGETS)}; expected one of"
+            f" {', '.join(TARGETS)}"
+        )
     path = _checked_out(out, TARGETS[to])
     if check_text is not None and not check:
-        raise ConfigError(Setting("check_text"), " is not read without a check; leave it out")
+        raise ConfigError("`check_text` is not read without a check; leave it out")
     if isinstance(model, nn.Module):
         if example is None:
             raise ConfigError("give an example of the module's arguments: export(module, example)")
@@ -301,17 +300,15 @@ def _set_form(source: Source, to: str, step: bool, length: int | None) -> None:
     target = TARGETS[to]
     if length is not None and (source.kind != "sequence" or target.has_loops):
         raise ConfigError(
-            Setting("length", length), " is for sequence models that go to litert; leave it out"
+            f"`length={length!r}` is for sequence models that go to litert; leave it out"
         )
     if length is not None and not (is_whole(length) and length > 0):
-        raise ConfigError(Setting("length", length), " is no number of steps, expected 1 or more")
+        raise ConfigError(f"`length={length!r}` is no number of steps, expected 1 or more")
     is_step = source.kind == "text" and (step or not target.has_loops)
     if step and not is_step:
-        raise ConfigError(Setting("step", True), f" is for text models; this is a {source.kind}")
+        raise ConfigError(f"`step=True` is for text models; this is a {source.kind}")
     if is_step and not target.has_state:
-        raise ConfigError(
-            Setting("step", True), f" needs the state as an input, which {to} has not got"
-        )
+        raise ConfigError(f"`step=True` needs the state as an input, which {to} has not got")
     source.is_step, source.has_state, source.length = is_step, target.has_state, length
 
 
@@ -319,11 +316,11 @@ def _checked_out(out: str | os.PathLike[str], target: Target) -> Path:
     path = Path(out)
     if path.suffix and path.suffix == Path(target.model).suffix:
         raise ConfigError(
-            Setting("out", os.fspath(out)), f" names a file; an export is a directory that holds"
-            f" {target.model}: give ", Setting("out", os.fspath(path.with_suffix(""))),
-        )  # fmt: skip
+            f"`out={os.fspath(out)!r}` names a file; an export is a directory that holds"
+            f" {target.model}: give `out={os.fspath(path.with_suffix(''))!r}`"
+        )
     if os.path.lexists(path):
-        raise RunDirectoryError(f"{path} exists; give another ", Setting("out"), " or remove it")
+        raise RunDirectoryError(f"{path} exists; give another `out` or remove it")
     return path
 
 
@@ -363,7 +360,7 @@ def _refuse_options(kind: str | None, **options: Any) -> None:
     owners = {"check_text": "text", "quantiles": "forecaster"}
     for name, value in options.items():
         if value is not None and owners[name] != kind:
-            raise ConfigError(Setting(name), f" has no meaning for a {kind}; leave it out")
+            raise ConfigError(f"`{name}` has no meaning for a {kind}; leave it out")
 
 
 def _weight_format(asked: str | None, own: str, to: str) -> str:
@@ -373,7 +370,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
         return own if own in known else "fp32"
     if asked not in known:
         raise ConfigError(
-            Setting("weights", asked), f" cannot be held by {to}, which holds {', '.join(known)}"
+            f"`weights={asked!r}` cannot be held by {to}, which holds {', '.join(known)}"
         )
     return asked
 

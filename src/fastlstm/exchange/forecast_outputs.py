@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, Setting
+from fastlstm.errors import ConfigError
 from fastlstm.exchange.columns import present_mean, unscaled
 from fastlstm.forecast.calibration import LEVELS, MIN_SPREAD, require_known
 from fastlstm.forecast.model.outputs import QUANTILES
@@ -118,10 +118,9 @@ def check_levels(output: OutputKind, levels: Sequence[float]) -> None:
     """Raises ConfigError for levels of quantiles that an exported forecaster does not have."""
     if len(levels) and output in ("student_t", "negative_binomial"):
         raise ConfigError(
-            "an exported forecaster with ", Setting("output", output),
-            " has no quantiles but the parameters of its distribution; leave out ",
-            Setting("quantiles"),
-        )  # fmt: skip
+            f"an exported forecaster with `output={output!r}` has no quantiles but the parameters"
+            " of its distribution; leave out `quantiles`"
+        )
     require_known(levels)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, Setting, kind_of_value
+from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, kind_of_value
 from fastlstm.exchange.keras_model import read_archive, read_hdf5_model
 from fastlstm.exchange.model_file import (
     kind_of_file,
@@ -117,17 +117,14 @@ def import_run(
             files, notes, is_class = sequence_run_files(stack, about, answer, classes)
             opened_by = "SequenceClassifier" if is_class else "SequenceRegressor"
     except FormatError as error:
-        hint = [] if size is None else [", ", Setting("classes", True), " a classifier of tokens"]
+        hint = "" if size is None else ", `classes=True` a classifier of tokens"
         raise FormatError(
-            f"{path} cannot be a run: ",
-            *error.args,
-            "; fastlstm.import_module gives a torch module",
-            *hint,
+            f"{path} cannot be a run: {error}; fastlstm.import_module gives a torch module{hint}"
         ) from None
     with locked_run(Path(out)) as run:
         assert run is not None
         if run.has_published() or run.checkpoints():
-            raise RunDirectoryError(f"'{out}' contains a run; give another ", Setting("out"))
+            raise RunDirectoryError(f"'{out}' contains a run; give another `out`")
         run.publish(files)
     kind: Literal["text", "sequence"] = "text" if opened_by == "LM" else "sequence"
     return ImportedRun(Path(out), kind, opened_by, stack.made_by, (*stack.notes, *notes))
@@ -182,7 +179,7 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
         kind = "directory" if file.is_dir() else kind_of_file(data, file)
         if activation is not None and kind not in ("safetensors", "torch"):
             raise ConfigError(
-                Setting("activation"), f" is for a state_dict of torch; {file} describes its layers"
+                f"`activation` is for a state_dict of torch; {file} describes its layers"
             )
         match kind:
             case "directory":

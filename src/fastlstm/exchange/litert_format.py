@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, FormatError, Setting
+from fastlstm.errors import ConfigError, FormatError
 from fastlstm.exchange.graph import CELL_EPSILON, Graph, Node, interpret
 from fastlstm.exchange.litert_file import (
     SIGNATURE,
@@ -52,8 +52,8 @@ class _Writer:
             if "T" in value.shape:
                 raise ConfigError(
                     f"input '{value.name}' has any number of time steps, a LiteRT model a fixed"
-                    " number; give a sequence model's ", Setting("length"), ", or export to onnx",
-                )  # fmt: skip
+                    " number; give a sequence model's `length`, or export to onnx"
+                )
         inputs = {v.name: self._file.tensor(v.name, v.dtype, v.shape) for v in graph.inputs}
         outputs = interpret(graph, inputs, self._written)
         for name, text in graph.metadata.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, MissingExtraError, Setting
+from fastlstm.errors import ConfigError, MissingExtraError
 from fastlstm.exchange.graph import Graph, Node, Value
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
@@ -243,7 +243,7 @@ def _activations(options: CellOptions) -> list[tuple[str, tuple[float, float] | 
     if options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "layer_norm" if options.layer_norm else "zoneout"
         raise ConfigError(
-            "ONNX's LSTM has no ", Setting(name), "; export to another target, or train without it"
+            f"ONNX's LSTM has no `{name}`; export to another target, or train without it"
         )
     gates, other = options.recurrent_activation, options.activation
     return [_ACTIVATIONS[name] for name in (gates, other, other)]

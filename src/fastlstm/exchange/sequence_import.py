@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fastlstm.errors import ConfigError, FormatError, Setting, counted
+from fastlstm.errors import ConfigError, FormatError, counted
 from fastlstm.sequence.answers import Answers, Labels, Numbers
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.sequence.files import CONFIG_FILE, StoredSequenceModel, sequence_files
@@ -59,8 +59,7 @@ def _answering(stack: LayerStack, answer: str | None) -> LayerStack:
     if stack.answers_once:
         if answer is not None:
             raise ConfigError(
-                Setting("answer"),
-                " is for a model that writes at every step; this one answers once",
+                "`answer` is for a model that writes at every step; this one answers once"
             )
         return stack
     layers = list(stack.layers)
@@ -69,12 +68,12 @@ def _answering(stack: LayerStack, answer: str | None) -> LayerStack:
         if stack.made_by != "torch":
             raise FormatError(
                 f"its layer '{lstm.name}' writes at every step; a sequence run answers once for a"
-                " sequence: say what is read of it by ", Setting("answer"),
-            )  # fmt: skip
+                " sequence: say what is read of it by `answer`"
+            )
         raise ConfigError(
-            f"'{lstm.name}' reads both ways, and a state_dict does not say what is read of it: give"
-            " ", Setting("answer"), " last (y[:, -1]), state (the last of each way), mean or max",
-        )  # fmt: skip
+            f"'{lstm.name}' reads both ways, and a state_dict does not say what is read of it:"
+            " give `answer` last (y[:, -1]), state (the last of each way), mean or max"
+        )
     if answer == "state" or (answer in (None, "last") and lstm.backward is None):
         layers[place] = replace(lstm, every_step=False)
     else:
@@ -89,7 +88,7 @@ def _with_classes(stack: LayerStack) -> LayerStack:
         end = stack.layers[-1].function
         if end in ("softmax", "log_softmax", "sigmoid"):
             return stack
-        raise ConfigError(Setting("classes"), f" does not fit: the model ends with {end}")
+        raise ConfigError(f"`classes` does not fit: the model ends with {end}")
     end = "softmax" if check_widths(stack)[1] > 1 else "sigmoid"
     return replace(stack, layers=(*stack.layers, Function("classes", end)))
 

@@ -25,7 +25,6 @@ from fastlstm.errors import (
     DataError,
     FastLSTMError,
     FormatError,
-    Setting,
     counted,
     kind_of_value,
 )
@@ -226,9 +225,9 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
     name = next((name for name, value in given.items() if value is not None), None)
     if size is None and name is not None:
         raise DataError(
-            Setting(name), " is the vocabulary of a text model, and this model is none: a text"
-            " model answers with as many tokens as it reads",
-        )  # fmt: skip
+            f"`{name}` is the vocabulary of a text model, and this model is none: a text model"
+            " answers with as many tokens as it reads"
+        )
 
 
 # layers of one width ------------------------------------------------------------------------------
@@ -303,10 +302,10 @@ def read_vocabulary(
         came = "none came" if not names else f"{' and '.join(names)} came"
         raise ConfigError(
             f"this text model has {counted(size, 'token')}, and its file does not say which: give"
-            " one of ", Setting("text"), " (the text it was trained on), ", Setting("chars"),
-            " (its characters in order) and ", Setting("vocab"), f" (a JSON file); {came}. A"
-            " classifier of the next token needs none: ", Setting("classes", True),
-        )  # fmt: skip
+            " one of `text` (the text it was trained on), `chars` (its characters in order) and"
+            f" `vocab` (a JSON file); {came}. A classifier of the next token needs none:"
+            " `classes=True`"
+        )
     if text is not None:
         from fastlstm.text.data.text import prepare_text
 
@@ -315,7 +314,7 @@ def read_vocabulary(
         return _of_characters(sorted(set(tokenizer.chars)), size, "text")
     if chars is not None:
         if not isinstance(chars, str):
-            raise ConfigError(Setting("chars"), f" is {kind_of_value(chars)}, expected a text")
+            raise ConfigError(f"`chars` is {kind_of_value(chars)}, expected a text")
         return _of_characters(list(chars), size, "chars")
     return _of_file(Path(str(vocab)), size)
 
@@ -323,9 +322,9 @@ def read_vocabulary(
 def _of_characters(listed: list[str], size: int, option: str) -> Vocabulary:
     if len(listed) != size:
         raise DataError(
-            Setting(option), f" has {counted(len(listed), 'character')}, the model has"
-            f" {counted(size, 'token')}; {_hint(len(listed), size)}",
-        )  # fmt: skip
+            f"`{option}` has {counted(len(listed), 'character')}, the model has"
+            f" {counted(size, 'token')}; {_hint(len(listed), size)}"
+        )
     return _numbered(dict(enumerate(listed)), size, option)
 
 
@@ -342,25 +341,24 @@ def _numbered(characters: Mapping[int, str], size: int, option: str) -> Vocabula
     """Returns a vocabulary of characters by their numbers in the model."""
     by_char = {char: number for number, char in characters.items()}
     if len(by_char) != len(characters):
-        raise DataError(Setting(option), " has the same character twice")
+        raise DataError(f"`{option}` has the same character twice")
     wrong = next((char for char in by_char if len(char) != 1), None)
     if wrong is not None:
         raise DataError(
-            Setting(option), f" has {wrong!r:.40}, which is not one character, as a text run has:"
-            " a model of words or other pieces is a classifier of the next token with ",
-            Setting("classes", True),
-        )  # fmt: skip
+            f"`{option}` has {wrong!r:.40}, which is not one character, as a text run has: a model"
+            " of words or other pieces is a classifier of the next token with `classes=True`"
+        )
     outside = next((number for number in characters if not 0 <= number < size), None)
     if outside is not None:
         raise DataError(
-            Setting(option), f" has the number {outside}, the model has {counted(size, 'token')}"
+            f"`{option}` has the number {outside}, the model has {counted(size, 'token')}"
         )
     ordered = sorted(by_char)
     try:
         "".join(ordered).encode("utf-8")
         tokenizer = CharTokenizer("".join(ordered))
     except ValueError as error:
-        raise DataError(Setting(option), f" is no vocabulary of characters ({error})") from None
+        raise DataError(f"`{option}` is no vocabulary of characters ({error})") from None
     ids = np.array([by_char[char] for char in ordered], np.int64)
     return Vocabulary(tokenizer, ids, tuple(sorted(set(range(size)) - set(ids.tolist()))))
 
@@ -370,12 +368,12 @@ def _of_file(path: Path, size: int) -> Vocabulary:
         data = read_bytes(path, _MAX_BYTES)
         value = parse_json(data, path, _MAX_BYTES)
     except (FastLSTMError, OSError) as error:
-        raise DataError(Setting("vocab"), f": {path} is no JSON file ({error})") from None
+        raise DataError(f"`vocab`: {path} is no JSON file ({error})") from None
     if isinstance(value, dict) and value.get("format") == "fastlstm-tokenizer":
         try:
             tokenizer = load_tokenizer(data, str(path))
         except CorruptFileError as error:
-            raise DataError(Setting("vocab"), ": ", *error.args) from None
+            raise DataError(f"`vocab`: {error}") from None
         if tokenizer.vocab_size != size:
             raise DataError(
                 f"{path} has {counted(tokenizer.vocab_size, 'token')}, the model has {size}"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, Setting, counted
+from fastlstm.errors import ConfigError, DataError, counted
 from fastlstm.exchange.graph import Graph, GraphBuilder
 from fastlstm.exchange.source import Arrays, Source, largest_error
 from fastlstm.ops.cell_options import CellOptions
@@ -87,7 +87,7 @@ def text_stack(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) 
     options = CellOptions.of(config)
     if config.residual or options.layer_norm or options.zoneout != (0.0, 0.0):
         name = "residual" if config.residual else "layer_norm" if options.layer_norm else "zoneout"
-        raise ConfigError("Keras has no layer for ", Setting(name), "; export to another target")
+        raise ConfigError(f"Keras has no layer for `{name}`; export to another target")
     layers: list[Layer] = [Embedding("embedding", weights["embedding.weight"])]
     for k in range(config.num_layers):
         own = {name: weights[f"layers.{k}.{name}_l0"] for name in _PARAMETERS}

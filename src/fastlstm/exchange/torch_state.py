@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastlstm.errors import ConfigError, FormatError, Setting, counted
+from fastlstm.errors import ConfigError, FormatError, counted
 from fastlstm.sequence.layer_stack import (
     FUNCTIONS,
     CellWeights,
@@ -80,9 +80,9 @@ def read_state(
             layers.append(Dense(module.prefix, module.weight, bias))
     if len(linears) < 2 and activation is not None:
         raise ConfigError(
-            Setting("activation"), " is the function between linear layers, and this state_dict has"
-            f" {counted(len(linears), 'linear layer')}; leave it out",
-        )  # fmt: skip
+            "`activation` is the function between linear layers, and this state_dict has"
+            f" {counted(len(linears), 'linear layer')}; leave it out"
+        )
     note = _NOTE.format(activation if len(linears) > 1 else "no")
     return LayerStack(tuple(layers), "torch", notes=(note,))
 
@@ -94,8 +94,8 @@ def _between(linears: Sequence[_Module], activation: str | None) -> str:
     came = "" if activation is None else f"; {activation!r:.40} came"
     raise ConfigError(
         f"{names} follow each other, and a state_dict does not say which function is between them:"
-        " give ", Setting("activation"), f", one of {', '.join(FUNCTIONS)}{came}",
-    )  # fmt: skip
+        f" give `activation`, one of {', '.join(FUNCTIONS)}{came}"
+    )
 
 
 # the order --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import MAX_ROWS
@@ -118,10 +118,10 @@ def training_loader(
     table: Table,
     split: Split,
     stop: Callable[[], bool] | None,
-    shards: Shards | None = None,
+    share: Share | None = None,
 ) -> WindowLoader | ChunkLoader:
     """Returns the loader of the training part: windows, or chunks of streams with `tbptt`; of
-    several processes the rows of this one's shards.
+    several processes the rows of this one.
 
     A stream is cut after twice the input's steps: on average a state has then read as many steps as
     when forecasting.
@@ -133,10 +133,10 @@ def training_loader(
     if config.tbptt is not None:
         return ChunkLoader(
             table, split.train_ends, config.tbptt, sizes.horizon, sizes.patch, rows,
-            2 * sizes.input_size, config.seed, stop, shards,
+            2 * sizes.input_size, config.seed, stop, share,
         )  # fmt: skip
     return WindowLoader(
-        table, 1, rows, seed=config.seed, shards=shards, should_stop=stop, balance=config.balance,
+        table, 1, rows, seed=config.seed, share=share, should_stop=stop, balance=config.balance,
         index=split.windows(table, "train", sizes.input_size, sizes.horizon),
     )  # fmt: skip
 

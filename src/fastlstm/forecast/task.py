@@ -93,7 +93,7 @@ class ForecastTask(Task):
         self.flop_per_unit = flop_per_window(sizes)
         self.num_lanes = loader.num_places if isinstance(loader, ChunkLoader) else 0
         steps = config.tbptt or sizes.input_size
-        rows = config.batch_size * config.accumulate / loader.shards.world_size
+        rows = config.batch_size * config.accumulate / loader.share.size
         self.step_units = rows * steps / sizes.input_size
         self._origins = (config.tbptt or 0) // sizes.patch
         self._precision, self._device = config.precision, device
@@ -111,9 +111,6 @@ class ForecastTask(Task):
 
     def size(self, batch: WindowBatch | ChunkBatch) -> int:
         return batch.total * (self._origins or 1)
-
-    def num_places(self, batch: WindowBatch | ChunkBatch) -> int:
-        return self.num_lanes or batch.total
 
     def num_rows(self, batch: WindowBatch | ChunkBatch | PreparedBatch) -> int:
         return len(batch.values)

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 
 from fastlstm.distributed.joining import joined
-from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DataError, FormatError
+from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.data.calendar import calendar_parts, with_calendar
+from fastlstm.forecast.data.calendar import calendar_names, calendar_parts, with_calendar
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
@@ -46,11 +46,9 @@ from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
-from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
-from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import (
@@ -62,7 +60,6 @@ from fastlstm.training.precision import (
     require_fast_kernels,
 )
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
-from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
@@ -139,7 +136,7 @@ def train_forecaster(
     began = time.perf_counter() if began is None else began
     own = checked_callbacks(callbacks)
     with ExitStack() as stack:
-        world = stack.enter_context(joined(stop))
+        world = stack.enter_context(joined(config, stop))
         with world.together():
             require_files(frame)
             if world.size > 1 and (start is not None or make_task is not ForecastTask):
@@ -147,13 +144,8 @@ def train_forecaster(
                     "compress and partial_fit run in one process, here are"
                     f" {world.size}; start them without torchrun"
                 )
-        require_same_options(world, config)
-        left = left_behind(world, out, resume or world.attempt > 0)
-        if not world.is_leader:
-            return _follow(world, frame)
-        run = stack.enter_context(locked_run(out))
-        session = _Session(run, list(observers), stop, began)
-        session.world, session.left_behind = world, left
+        run = stack.enter_context(locked_run(out if world.is_leader else None))
+        session = _Session(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         with session.start(
             config,
@@ -186,16 +178,10 @@ class _Session(RunSession):
     ) -> Trained:
         config, device, checkpoint = start.options, start.device, start.checkpoint
         require_fast_kernels(config, _layer_call(config, device))
-        read = (
-            config if base is None else dataclasses.replace(config, calendar=base.config.calendar)
-        )
-        dataset = self._prepare(frame, read, checkpoint, base)
-        self.mark()
+        dataset = self._prepared(frame, config, checkpoint, base)
         split = _split(dataset, config)
-        linear = None
-        if base is None and checkpoint is None:
-            config, dataset, linear = self._with_calendar(config, dataset, split)
-            config = self._with_size(config, dataset, split, device)
+        is_new = base is None and checkpoint is None
+        config, dataset, linear = self._decided(config, dataset, split, device, is_new)
         if base is None:
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
@@ -203,16 +189,17 @@ class _Session(RunSession):
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
             stored = _continued_from(base, *options, dataset)
         network, sizes = stored.network.to(device), stored.network.config
-        stored, choice = _with_precision(stored, dataset, split, device)
-        config = stored.config
+        choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
+        config = dataclasses.replace(stored.config, precision=choice.name)
+        stored = dataclasses.replace(stored, config=config)
         inputs = apply_schema(dataset, stored)
-        shards, of = self.shards(config), (config, sizes, dataset.table, split)
-        loader = training_loader(*of, self.loader_stop, shards)
+        self.check_processes(config)
+        share = self.world.share
+        loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, share)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-        if base is None and checkpoint is None and sizes.linear:
-            self._set_linear(
-                network, inputs, split, valid, linear, is_start=starts_linear(config, sizes)
-            )
+        if is_new and sizes.linear and self.world.is_leader:
+            is_start = starts_linear(config, sizes)
+            self._set_linear(network, inputs, split, valid, linear, is_start)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
@@ -221,9 +208,8 @@ class _Session(RunSession):
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
             config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0), self.started, self.world, shards,
+            ceiling.get("ceiling_gflops", 0.0), self.started, self.world,
         )  # fmt: skip
-        self.share(stored)
         self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
         about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
         with self.files(checkpoint, config.tensorboard):
@@ -232,8 +218,35 @@ class _Session(RunSession):
                 self.say("warning", short)
             own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
             result = self.fit(task, plan, checkpoint, [*callbacks, *own])
-        self.world.shared((closing.stored, result))
-        return Trained(closing.stored, dataset, inputs, result)
+        return Trained(self._told(closing.stored), dataset, inputs, result)
+
+    def _told(self, stored: StoredForecaster) -> StoredForecaster:
+        """Returns the forecaster with the weights and the calibration of rank 0."""
+        own = {name: t for name, t in vars(stored.calibration).items() if t is not None}
+        calibration = Calibration(**self.world.told_tensors(own))
+        stored.network.cpu()
+        if self.world.size > 1:
+            stored.network.load_state_dict(self.world.told_tensors(stored.network.state_dict()))
+        return dataclasses.replace(stored, calibration=calibration)
+
+    def _decided(
+        self,
+        config: ForecastConfig,
+        dataset: SeriesDataset,
+        split: Split,
+        device: torch.device,
+        is_new: bool,
+    ) -> tuple[ForecastConfig, SeriesDataset, Ridge | None]:
+        """Returns what rank 0 decides: the options with calendar and size, the table with its
+        calendar, and the linear path if it is known."""
+        linear, bare = None, dataset
+        if is_new and self.world.is_leader:
+            config, dataset, linear = self._with_calendar(config, dataset, split)
+            config = self._with_size(config, dataset, split, device)
+        config = self.agreed(config)
+        if is_new and dataset is bare:
+            dataset = with_calendar(dataset, _chosen_calendar(config, dataset))
+        return config, dataset, linear
 
     def _with_calendar(
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split
@@ -304,6 +317,22 @@ class _Session(RunSession):
         self.notes.append(plan.why)
         return dataclasses.replace(config, **plan.changes)
 
+    def _prepared(
+        self,
+        frame: Any,
+        config: ForecastConfig,
+        checkpoint: Checkpoint | None,
+        base: StoredForecaster | None,
+    ) -> SeriesDataset:
+        """Returns the table, which other processes read after rank 0."""
+        if base is not None:
+            config = dataclasses.replace(config, calendar=base.config.calendar)
+        with self.world.together():
+            dataset = self._prepare(frame, config, checkpoint, base)
+        self.require_same(dataset.key, f"{source_text(frame)} is another table")
+        self.mark()
+        return dataset
+
     def _prepare(
         self,
         frame: Any,
@@ -337,27 +366,10 @@ class _Session(RunSession):
         return dataset
 
 
-def _follow(world: World, frame: Any) -> Trained:
-    """Trains along with rank 0, with the rows of this process, and returns what rank 0 returns."""
-    stored: StoredForecaster = world.shared()
-    config, sizes = stored.config, stored.network.config
-    with world.together():
-        dataset = prepare(frame, config)
-        if dataset.key != stored.key:
-            raise DataError(
-                f"{source_text(frame)} is another table than that of rank 0; copy the same file to"
-                " all machines"
-            )
-    own = set_up(config, world)
-    split = split_table(dataset.table, dataset.frequency, config.split)
-    inputs = apply_schema(dataset, stored)
-    loader = training_loader(config, sizes, dataset.table, split, None, own.shards)
-    valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
-    closing = Closing(RunSession(None, []), stored, dataset, split, inputs, valid, None)
-    network = stored.network.to(own.device)
-    task = ForecastTask(config, network, inputs, loader, valid, own.device, closing)
-    stored, result = follow(task, config, own)
-    return Trained(stored, dataset, inputs, result)
+def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:
+    """Returns the parts of the calendar that the table lacks."""
+    parts = config.calendar or ()
+    return () if set(calendar_names(parts)) <= set(dataset.table.columns) else parts
 
 
 def _split(dataset: SeriesDataset, config: ForecastConfig) -> Split:
@@ -370,15 +382,6 @@ def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:
     """Returns the call of a layer, as far as it is known before the table is read."""
     T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
     return LSTMCall(T, B, H, H, torch.float32, device.type, True)
-
-
-def _with_precision(
-    stored: StoredForecaster, dataset: SeriesDataset, split: Split, device: torch.device
-) -> tuple[StoredForecaster, PrecisionChoice]:
-    """Returns the forecaster with the precision to train in, and that precision."""
-    choice = _precision(stored, dataset, split, device)
-    config = dataclasses.replace(stored.config, precision=choice.name)
-    return dataclasses.replace(stored, config=config), choice
 
 
 def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.nn.lengths import Lanes, is_inside
-from fastlstm.ops.joined_shards import drawn
 
 
 class WeightDrop(nn.Module):
@@ -36,16 +35,9 @@ class WeightDrop(nn.Module):
 
 
 def dropped(x: Tensor, p: float, mask_shape: tuple[int, ...]) -> Tensor:
-    """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts).
-
-    Axis 1 of the mask are the lanes, where shards run as one.
-    """
-
-    def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        mask = torch.empty(shape, dtype=x.dtype, device=x.device)
-        return mask.bernoulli_(1.0 - p, generator=generator)
-
-    return x * drawn(draw, mask_shape, 1).div_(1.0 - p)
+    """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts)."""
+    mask = torch.empty(mask_shape, dtype=x.dtype, device=x.device).bernoulli_(1.0 - p)
+    return x * mask.div_(1.0 - p)
 
 
 def dropped_between_layers(x: Tensor, p: float, lanes: Lanes | None) -> Tensor:

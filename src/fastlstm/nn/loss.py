@@ -15,11 +15,9 @@ from torch.nn import functional as F
 from fastlstm.errors import ShapeError
 from fastlstm.ops.call import compute_dtype, torchs_dtype
 from fastlstm.ops.cuda.training import cross_entropy, cross_entropy_gradient, refusal
-from fastlstm.ops.joined_shards import active_shards, each_shard
 from fastlstm.ops.projection import (
     Projection,
     gradients_of,
-    gradients_of_lanes,
     is_native,
     logits_gradient,
     nats_and_gradients,
@@ -74,63 +72,6 @@ def projected_cross_entropy(
         )
         return loss
     return _row_nats(features, weight, bias, targets, plan).sum()
-
-
-def shard_cross_entropy(features: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """As `projected_cross_entropy`, a scalar; where shards run as one the sum of each, `(S,)`.
-
-    Args:
-        features: `(T, B, H)`.
-        weight: `(V, H)`, a parameter of the model.
-        bias: `(V,)`, another.
-        targets: `(T, B)`.
-    """
-    shards = active_shards()
-    if shards is None:
-        return _rows_cross_entropy(features, targets, weight, bias)
-    plan = _Plan.of(features.flatten(0, 1), weight, bias, targets.flatten(), None)
-    if plan.is_native and targets.numel() <= plan.rows:
-        own = *shards.own(weight), *shards.own(bias)
-        joined: Tensor = _JoinedCrossEntropy.apply(features, targets, plan, shards.lanes, *own)  # type: ignore[no-untyped-call]
-        return joined
-    return torch.stack(each_shard(_rows_cross_entropy, (features, targets), (weight, bias)))
-
-
-def _rows_cross_entropy(features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return projected_cross_entropy(features.flatten(0, 1), weight, bias, targets.reshape(-1))
-
-
-class _JoinedCrossEntropy(torch.autograd.Function):
-    """One pass over the rows of all shards, for one backward pass; behind the others come the
-    weights and biases of the shards.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        features: Tensor,
-        targets: Tensor,
-        plan: _Plan,
-        lanes: list[slice],
-        *own: Tensor,
-    ) -> Tensor:
-        p = Projection.of(features.flatten(0, 1), own[0], own[len(lanes)], plan.gemm)
-        d = logits_gradient(p)
-        nats = nats_of(p, targets.contiguous().view(-1), d).view(targets.shape)
-        ctx.lanes, ctx.shape, ctx.dtype = lanes, features.shape, features.dtype
-        ctx.save_for_backward(*p, d)
-        return torch.stack([nats[:, some].contiguous().view(-1).sum() for some in lanes])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *given, d = ctx.saved_tensors
-        p, scales = Projection(*given), grads[0].tolist()
-        assert len(set(scales)) == 1, "the shards of a batch have one factor"
-        df, _, _ = gradients_of(p, d, scales[0], (True, False, False))
-        assert df is not None
-        pairs = [gradients_of_lanes(p, d, scales[0], some, ctx.shape[1]) for some in ctx.lanes]
-        own = *(dw for dw, _ in pairs), *(db for _, db in pairs)
-        return df.view(ctx.shape).to(ctx.dtype), None, None, None, *own
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMArgs, LSTMOutput, LSTMWeights
+from fastlstm.ops.call import LSTMArgs, LSTMOutput
 from fastlstm.ops.native_call import Gradients, SavedActivations
 from fastlstm.ops.reference import run_reference
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from fastlstm.ops.call import LSTMCall
     from fastlstm.ops.cell_options import CellOptions
-    from fastlstm.ops.joined_shards import JoinedShards
 
     Grads = tuple[Tensor | None, ...]
 
@@ -50,40 +49,6 @@ class LSTMFunction(torch.autograd.Function):
         ctx.is_used = True
         gradients = native_call.backward(args, y, saved, grads, needs, call.options)
         return None, *by_argument(args, gradients, needs)
-
-
-def run_joined(call: LSTMCall, shards: JoinedShards, args: LSTMArgs) -> tuple[Tensor, ...]:
-    """Runs the sequence of all shards at once."""
-    weights: Any = [None if t is None else shards.whole(t) for t in args.weights]
-    own = args._replace(**dict(zip(LSTMWeights._fields, weights, strict=True)))
-    rows = [] if args.tokens is None else shards.own(args.rows)
-    bounds = tuple(shards.bounds)
-    assert bounds[-1] == call.B, "the kernels do not check the lanes of the shards"
-    outputs: tuple[Tensor, ...] = _JoinedLSTMFunction.apply(call, bounds, *own, *rows)  # type: ignore[no-untyped-call]
-    return outputs
-
-
-class _JoinedLSTMFunction(torch.autograd.Function):
-    """As `LSTMFunction`, for one backward pass; an embedding has a gradient in each shard's own."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, call: LSTMCall, bounds: tuple[int, ...], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.bounds = bounds
-        return _run_and_save(ctx, call, LSTMArgs(*tensors[:NUM_ARGS]))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
-        args, y, tensors = saved_tensors(ctx)
-        needs = LSTMArgs(*ctx.needs_input_grad[2 : 2 + NUM_ARGS])
-        saved, options = SavedActivations(*tensors), ctx.call.options
-        gradients = native_call.backward(args, y, saved, grads, needs, options, shards=ctx.bounds)
-        rows, *others = by_argument(args, gradients, needs)
-        if args.tokens is None:
-            return None, None, rows, *others
-        own = (None,) * (len(ctx.bounds) - 1) if rows is None else rows.unbind()
-        return None, None, None, *others, *own
 
 
 def _run_and_save(ctx: Any, call: LSTMCall, args: LSTMArgs) -> tuple[Tensor, ...]:

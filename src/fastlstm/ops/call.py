@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
-from fastlstm.ops.joined_shards import by_shard
 from fastlstm.system import hardware
 
 
@@ -83,7 +82,7 @@ class LSTMArgs(NamedTuple):
         """Returns the same call with dense rows."""
         if self.tokens is None:
             return self
-        rows = by_shard(torch.nn.functional.embedding, self.tokens, self.rows)
+        rows = torch.nn.functional.embedding(self.tokens, self.rows)
         return self._replace(rows=rows, tokens=None)
 
     def cast(self, dtype: torch.dtype) -> LSTMArgs:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
-from fastlstm.ops.joined_shards import drawn
 
 EPSILON = 1e-5
 """Added to the variance in every layer norm."""
@@ -72,12 +71,7 @@ def draw_cell_call(
     """
     p, mask, seed = options.recurrent_dropout, None, None
     if training and p > 0:
-
-        def draw(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-            shares = torch.full(shape, 1 - p, device=device, dtype=torch.float32)
-            return shares.bernoulli(generator=generator)
-
-        survivors = drawn(draw, size, 0)
+        survivors = torch.full(size, 1 - p, device=device, dtype=torch.float32).bernoulli()
         mask = survivors.to(torch.promote_types(dtype, torch.float32)) / (1 - p)
     if training and max(options.zoneout) > 0:
         seed = torch.randint(_MAX_SEED, (1,), device=device, dtype=torch.int64)

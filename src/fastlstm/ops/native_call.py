@@ -17,8 +17,6 @@ from fastlstm.ops.packed_weights import packed
 from fastlstm.system import hardware
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from fastlstm.ops.call import LSTMArgs
@@ -143,7 +141,6 @@ def backward(
     options: CellOptions = TORCHS_CELL,
     *,
     first_row: int = 0,
-    shards: Sequence[int] | None = None,
 ) -> Gradients:
     """Runs a sequence backward; `saved.gates` and `saved.normed` are overwritten.
 
@@ -155,9 +152,6 @@ def backward(
         needs: for every argument, whether its gradient is wanted.
         options: as in `forward`.
         first_row: as in `forward`.
-        shards: first lane of each of S shards, a power of two, then B. The gradients of w_ih, w_hh
-            and the bias are formed by shard, then neighbours are added as a binary tree; that of an
-            embedding is `(S, V, I)`. Not with a layer norm.
 
     Returns:
         Float32 gradients, that of dense rows in the dtype of `y`.
@@ -176,10 +170,8 @@ def backward(
     dy = None if grads[0] is None else grads[0].to(y.dtype).contiguous()
     d_state = each(floats, grads[1:])
     d_rows = None
-    if needs.rows and args.tokens is None:
-        d_rows = empty(args.rows.shape, y.dtype)
-    elif needs.rows:
-        d_rows = empty((*(() if shards is None else (len(shards) - 1,)), *args.rows.shape))
+    if needs.rows:
+        d_rows = empty(args.rows.shape, y.dtype if args.tokens is None else torch.float32)
     dh0 = empty((B, H)) if needs.h0 else None
     dc0 = empty((B, H)) if needs.c0 else None
     dw_ih = empty((4 * H, I)) if needs.w_ih else None
@@ -196,7 +188,6 @@ def backward(
             *map(address_of, (weights, w_ih, w_hh, h0, mask, begins, ends)),
             *map(address_of, (y, saved.cells, saved.gates, dy, *d_state)),
             *map(address_of, (d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)),
-            [0, B] if shards is None else shards,
             0 if cell_call is None else cell_call.native.address,
         )  # fmt: skip
     return Gradients(d_rows, dh0, dc0, dw_ih, dw_hh, db, *d_norm)

@@ -76,21 +76,6 @@ def gradients_of(
     return gradients
 
 
-def gradients_of_lanes(
-    p: Projection, d: Tensor, scale: float, lanes: slice, num_lanes: int
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the gradients of weight and bias of some lanes; rows are `(T, num_lanes)`.
-
-    They have the same bits as if these rows were alone.
-    """
-    has_bias = p.bias is not None
-    gradients = _gradients(p, (False, True, has_bias))
-    _call(p, None, None, d, scale, gradients, lanes, num_lanes)
-    _, dw, db = gradients
-    assert dw is not None
-    return dw, db
-
-
 def nats_and_gradients(
     p: Projection, targets: Tensor, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
@@ -114,16 +99,12 @@ def _call(
     d: Tensor | None,
     scale: float,
     gradients: tuple[Tensor | None, ...],
-    lanes: slice = slice(0, 1),
-    num_lanes: int = 1,
 ) -> None:
-    count = lanes.stop - lanes.start
-    N, H = p.features.shape[0] // num_lanes * count, p.features.shape[1]
-    V = p.weight.shape[0]
+    (N, H), V = p.features.shape, p.weight.shape[0]
     threads = 1 if 2 * N * H * V < _MIN_FLOP else torch.get_num_threads()
     fastest_kernels(_is_bf16(p)).project(
         threads, N, H, V, *map(address_of, (*p, targets, nats, d)), scale,
-        *map(address_of, gradients), lanes.start, count, num_lanes,
+        *map(address_of, gradients),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The wording of what processes, shards and stages of a run are."""
+"""The wording of what processes and stages of a run are."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LISTED_RANKS = 4
 
 
 def processes_text(start: Event) -> str:
-    """Returns ``2 on 1 machine (gloo), 1 thread each, 4 shards``; empty for one with one shard."""
+    """Returns ``2 on 1 machine (gloo), 1 thread each``; empty for one."""
     about = start.get("processes")
     if not isinstance(about, dict) or (num := number(about, "num")) is None:
         return ""
     machines, threads = number(about, "machines"), number(about, "threads")
-    shards, every = number(about, "shards") or 1, number(about, "sync_every") or 1
+    every = number(about, "sync_every") or 1
     stages = start.get("stages")
     parts = [f"{num:,.0f}"]
     if num > 1:
@@ -27,8 +27,6 @@ def processes_text(start: Event) -> str:
         parts.append("layers " + " / ".join(map(visible, stages)))
     elif num > 1 and every > 1:
         parts.append(f"weights averaged every {every:,.0f} steps")
-    elif shards > 1:
-        parts.append(f"{shards:,.0f} shards")
     if num > 1 and about.get("wire") == "bf16":
         parts.append("sent in bf16")
     return ", ".join(parts)

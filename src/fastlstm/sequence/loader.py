@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.sequence.data import SequenceBatch, Sequences
 from fastlstm.system.prefetch import LoaderPosition
 
@@ -59,12 +59,12 @@ class SequenceLoader(LoaderPosition):
         numbers: those to train on.
         batch_size: rows of a batch; the last one of an epoch may have fewer.
         seed: of the order.
-        shards: the part of every batch to hand out; default is all of it.
+        share: the part of every batch to hand out; default is all of it.
 
     Attributes:
         wait_s: seconds spent making batches.
         steps_per_epoch: batches of an epoch.
-        shards: as given, or all.
+        share: as given, or all.
     """
 
     _source = "data"
@@ -75,9 +75,9 @@ class SequenceLoader(LoaderPosition):
         numbers: NDArray[np.int64],
         batch_size: int,
         seed: int,
-        shards: Shards | None = None,
+        share: Share | None = None,
     ) -> None:
-        self.shards = Shards() if shards is None else shards
+        self.share = Share() if share is None else share
         self.wait_s = 0.0
         self.steps_per_epoch = -(-len(numbers) // batch_size)
         self._data, self._numbers, self._batch_size, self._seed = data, numbers, batch_size, seed
@@ -91,7 +91,7 @@ class SequenceLoader(LoaderPosition):
             self._order, self._order_epoch = order, self._epoch
         first = self._index * self._batch_size
         numbers = self._order[first : first + self._batch_size]
-        own = self._data.batch(numbers[self.shards.rows(len(numbers))])
+        own = self._data.batch(numbers[self.share.rows(len(numbers))])
         batch = own._replace(total=len(numbers))
         self._advance()
         self.wait_s += time.perf_counter() - started

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.errors import Stopped
 from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
@@ -41,7 +41,7 @@ class SequenceTask(Task):
         files: config.json; empty without a run.
         run: where the model is published; None keeps it in memory.
         report_s: of a budget, kept for the report.
-        shards: the part of every batch that this process trains on; default is all of it.
+        share: the part of every batch that this process trains on; default is all of it.
     """
 
     name, unit = "sequence", "sequences"
@@ -60,22 +60,19 @@ class SequenceTask(Task):
         files: dict[str, bytes],
         run: RunDirectory | None,
         report_s: float = 0.0,
-        shards: Shards | None = None,
+        share: Share | None = None,
     ) -> None:
         config = stored.config
         rows = config.batch_size * config.accumulate
         assert isinstance(stored.network, SequenceNetwork)
         self.model, self.num_valid = stored.network, len(held_out)
-        self.loader = SequenceLoader(data, train, rows, config.seed, shards)
-        self.step_units = rows / self.loader.shards.world_size
+        self.loader = SequenceLoader(data, train, rows, config.seed, share)
+        self.step_units = rows / self.loader.share.size
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
         self._stored, self._data, self._held_out = stored, data, held_out
         self._device, self._files, self._run, self._report_s = device, files, run, report_s
 
     def size(self, batch: LabelledBatch) -> int:
-        return batch.total
-
-    def num_places(self, batch: LabelledBatch) -> int:
         return batch.total
 
     def num_rows(self, batch: LabelledBatch) -> int:

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.distributed.joining import joined
-from fastlstm.distributed.world import World
-from fastlstm.errors import DataError, FormatError, counted
+from fastlstm.errors import FormatError, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
 from fastlstm.sequence.answers import Answers
@@ -24,10 +23,8 @@ from fastlstm.sequence.files import StoredSequenceModel, description_files, read
 from fastlstm.sequence.loader import LabelledSequences
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
-from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.follower import follow, set_up
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import (
@@ -37,7 +34,6 @@ from fastlstm.training.precision import (
     notes_on,
     pass_seconds,
 )
-from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 
@@ -99,15 +95,10 @@ def train_sequence_model(
     """
     started = time.perf_counter()
     with ExitStack() as stack:
-        world = stack.enter_context(joined())
-        require_same_options(world, config)
-        left = left_behind(world, out, resume or world.attempt > 0)
-        if not world.is_leader:
-            return _follow(world, data)
+        world = stack.enter_context(joined(config))
         stop = None if out is None else stack.enter_context(StopFlag())
-        run = stack.enter_context(locked_run(out))
-        session = _Session(run, list(observers), stop, started)
-        session.world, session.left_behind = world, left
+        run = stack.enter_context(locked_run(out if world.is_leader else None))
+        session = _Session(run, observers, stop, started, world)
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
             session.start(
@@ -127,7 +118,7 @@ class _Session(RunSession):
     def train(
         self, data: SequenceData, start: Start[SequenceConfig], callbacks: Sequence[Callback]
     ) -> Trained:
-        key = data.key
+        self.require_same(key := data.key, "these are other sequences or answers")
         if start.checkpoint is not None and key != _options(start.checkpoint)[2]:
             assert self.run is not None
             raise FormatError(
@@ -142,7 +133,9 @@ class _Session(RunSession):
         torch.default_generator.manual_seed(config.seed)
         network = SequenceNetwork(_sizes(config, data)).to(device)
         network.lstm.strict = config.strict_kernels
-        precision = _precision(config, data, network, device)
+        precision = self.of_leader(
+            PrecisionChoice, lambda: _precision(config, data, network, device)
+        )
         self.notes += notes_on(precision.name, device)
         config = dataclasses.replace(config, precision=precision.name)
         stored = StoredSequenceModel(
@@ -150,19 +143,18 @@ class _Session(RunSession):
         )
         files = {} if self.run is None else description_files(stored)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
-        shards = self.shards(config)
-        self.share(stored)
+        self.check_processes(config)
         with self.files(checkpoint, config.tensorboard):
             task = SequenceTask(
                 stored, data.labelled, data.train, data.held_out, device, files, self.run,
-                self.report_s(), shards,
+                self.report_s(), self.world.share,
             )  # fmt: skip
             steps = task.loader.steps_per_epoch
             plan = TrainingPlan(
                 config, self.stop_criterion(config, checkpoint, steps), device,
                 steps if config.eval_every is None else config.eval_every,
                 ceiling_gflops=ceiling.get("ceiling_gflops", 0.0),
-                started=self.started, world=self.world, shards=shards,
+                started=self.started, world=self.world,
             )  # fmt: skip
             about = {
                 **ceiling,
@@ -171,24 +163,7 @@ class _Session(RunSession):
             }
             self.announce(task, plan, checkpoint, about)
             result = self.fit(task, plan, checkpoint, callbacks)
-        self.world.shared((stored, result))
         return stored, result
-
-
-def _follow(world: World, data: SequenceData) -> Trained:
-    """Trains along with rank 0, with the sequences of this process, and returns what it returns."""
-    stored: StoredSequenceModel = world.shared()
-    with world.together():
-        if data.key != stored.key:
-            raise DataError("these are other sequences or answers than those of rank 0")
-    config = stored.config
-    own = set_up(config, world)
-    task = SequenceTask(
-        stored, data.labelled, data.train, data.held_out, own.device, {}, None, shards=own.shards
-    )
-    task.model.to(own.device)
-    result: Trained = follow(task, config, own)
-    return result
 
 
 def _precision(

@@ -184,8 +184,8 @@ class TrainConfig(TrainingOptions, CellOptions):
         learning_rate: peak learning rate; default depends on the optimizer.
         eval_every: steps between evaluations; default keeps them under 5 % of the time.
         sample_every: evaluations between text samples; 0 disables samples.
-        pipeline: divide the layers, not the batch, among the processes, and cut each sequence into
-            so many chunks of time, which pass through them; 0 divides the batch.
+        pipeline: divide the layers, not the batch, among the processes, and cut the rows of a batch
+            into so many parts, which pass through them; 0 divides the batch.
     """
 
     vocab: Vocab = "char"
@@ -248,16 +248,12 @@ class TrainConfig(TrainingOptions, CellOptions):
         """Raises ConfigError for what a pipeline of layers cannot do."""
         if not self.pipeline:
             return
-        per_token = "it uses a new mask for every token, which depends on how the sequence is cut"
-        parts, plain = "each process holds only part of the weights", self.dropout_kind == "plain"
         refused = (
-            ((self.shards or 1) > 1, "shards", "the layers are divided, not the batch"),
-            (self.accumulate > 1, "accumulate", "a step is cut in time, not in rows"),
-            (self.sync_every > 1, "sync_every", parts),
+            (self.accumulate > 1, "accumulate", "a step is cut into its own parts"),
+            (self.sync_every > 1, "sync_every", "each process has part of the weights"),
             (self.wire == "bf16", "wire='bf16'", "activations are sent as they are"),
             (self.tie_weights, "tie_weights", "two processes would hold the same weight"),
-            (self.zoneout != (0.0, 0.0), "zoneout", per_token),
-            (plain, "dropout_kind='plain'", per_token),
+            (self.precision == "fp16", "precision='fp16'", "its loss is not scaled"),
         )
         for is_given, setting, why in refused:
             if is_given:

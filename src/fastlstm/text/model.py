@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrize import is_parametrized
 
 from fastlstm.errors import ConfigError, ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
 from fastlstm.nn.linear import linear
-from fastlstm.nn.loss import projected_nats, shard_cross_entropy
+from fastlstm.nn.loss import projected_cross_entropy, projected_nats
 from fastlstm.nn.lstm import LSTM
-from fastlstm.ops.backends.native import gathers_tokens
 from fastlstm.ops.cell_options import CellOptions
-from fastlstm.ops.joined_shards import by_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
@@ -101,28 +96,6 @@ class LanguageModel(nn.Module):
             assert isinstance(layer, LSTM)
             layer.strict = value
 
-    def joining_refusal(self, T: int, sizes: Sequence[int]) -> str | None:
-        """Returns why shards of `sizes` lanes cannot run as one (`ops.joined_shards`), or None."""
-        config, layers = self.config, list(self.layers)
-        if config.layer_norm:
-            return "the gradients of layer_norm are one sum over all lanes"
-        if config.weight_drop > 0:
-            return "weight_drop gives each shard other weights"
-        if max(config.zoneout) > 0:
-            return "zoneout draws from one seed for all lanes"
-        if len({gathers_tokens(config.vocab_size, T, size) for size in sizes}) > 1:
-            return "their sizes differ so that some would gather tokens and some would not"
-        num_bytes = 4 * len(sizes) * config.vocab_size * (config.embed_size + config.output_width)
-        if len(sizes) > 4 and num_bytes > _MAX_VOCABULARY_BYTES:
-            size = f"{num_bytes / 1e6:,.0f} MB"
-            return f"the gradients of the vocabulary, one for each, would take {size}"
-        own = ("weight_hook", "backend", "max_activation_bytes")
-        if any(getattr(layer, name) is not None for layer in layers for name in own):
-            return "a layer has a weight_hook, backend or max_activation_bytes of its own"
-        if len(set(layers)) < len(layers) or any(map(is_parametrized, self.modules())):
-            return "weights are parametrized, or used twice"
-        return None
-
     def initial_state(self, B: int, device: torch.device | str | None = None) -> State:
         """Returns the zero state `(h, c)`, each `(L, B, H)` float32, of a float64 model float64."""
         weight = self.output.bias
@@ -169,21 +142,21 @@ class LanguageModel(nn.Module):
         if k == 0:
             # Tokens go into the layer as they are: its kernel gathers instead of multiplying.
             if self.config.residual or (self.training and self.config.dropout > 0):
-                x = self._drop(by_shard(F.embedding, x, self.embedding.weight), EMBEDDING_SHARE)
+                x = self._drop(F.embedding(x, self.embedding.weight), EMBEDDING_SHARE)
             else:
                 embedding = self.embedding.weight
         y, h, c = layer.run(x, h, c, embedding=embedding)
         if self.config.output_norm:
             norm = self.norms[k]
             assert isinstance(norm, nn.LayerNorm)
-            y = by_shard(_layer_norm, y.to(norm.weight.dtype), norm.weight, norm.bias)
+            y = norm(y.to(norm.weight.dtype))
         if self.config.residual and x.shape == y.shape:
             y = x + y
         return self._drop(y), h, c
 
     def projected(self, y: Tensor) -> Tensor:
         """Returns the features `(T, B, F)` of the output of the last layer."""
-        return y if self.projection is None else by_shard(linear, y, self.projection.weight)
+        return y if self.projection is None else linear(y, self.projection.weight)
 
     def logits(self, features: Tensor) -> Tensor:
         """Returns `features @ output_weight^T + bias`: `(…, F)` to `(…, V)`."""
@@ -204,11 +177,11 @@ class LanguageModel(nn.Module):
         return self.features_loss(features, targets), state
 
     def features_loss(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, of `(T, B, F)`.
-
-        Where shards run as one, `(S,)`: the sum of each.
-        """
-        return shard_cross_entropy(features, self.output_weight, self.output.bias, targets)
+        """Returns the summed cross-entropy of `targets` `(T, B)` in nats, of `(T, B, F)`."""
+        rows = features.flatten(0, 1)
+        return projected_cross_entropy(
+            rows, self.output_weight, self.output.bias, targets.reshape(-1)
+        )
 
     def token_nats(self, tokens: Tensor, targets: Tensor, state: State) -> tuple[Tensor, State]:
         """As `loss`, but `(T, B)` nats, one per target, without a gradient."""
@@ -233,10 +206,6 @@ def _layer(input_size: int, config: ModelConfig) -> LSTM:
     if config.weight_drop > 0:
         layer.weight_hook = WeightDrop(config.weight_drop)
     return layer
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias)
 
 
 def reset_state(state: State, reset: Tensor) -> State:

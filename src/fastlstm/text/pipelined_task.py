@@ -1,204 +1,192 @@
-"""A language model in a pipeline: the layers of one process, chunk of time by chunk."""
+"""A language model whose layers are divided among processes: a GPipe of parts of the rows.
+
+The stages of `torch.distributed.pipelining` exchange pickled descriptions and need parts of one
+size; these sends and receives do not.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from fastlstm.distributed.shards import shard_seed
-from fastlstm.distributed.stages import boundary_bytes, bubble, divided
+from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
-from fastlstm.text.model import reset_state
+from fastlstm.text.model import State, reset_state
 from fastlstm.text.task import TextTask
-from fastlstm.text.token_cost import layer_flop_per_token, output_flop_per_token
-from fastlstm.training.pipeline import Pipeline
+from fastlstm.training.data_parallel import draw_anew
 from fastlstm.training.precision import autocast
-from fastlstm.training.trainer import Trainer
+from fastlstm.training.task import even_parts
 
-
-class _Chunk(NamedTuple):
-    """What the backward pass of a chunk needs.
-
-    Attributes:
-        x: tokens, or what was received.
-        begins: h and c of every layer before it, each `(B, H)`.
-        output: what was sent, or the loss.
-        ends: h and c of every layer after it.
-    """
-
-    x: Tensor
-    begins: list[Tensor]
-    output: Tensor
-    ends: list[Tensor]
+if TYPE_CHECKING:
+    from fastlstm.training.trainer import Trainer
 
 
 @dataclass(eq=False)
 class PipelinedTextTask(TextTask):
-    """A language model of which this process trains some layers (`training.pipeline.Stage`).
+    """The layers of one process; parts of the rows of a batch pass through those of all.
 
-    A step's sequence is cut into chunks of time. The state goes from chunk to chunk, its gradient
-    back; weights add the gradients of all chunks, the last one first. The random numbers of a layer
-    follow from the seed, the step and its number, so that a sequence has one dropout mask, whoever
-    runs it.
+    Weights, gradients and the state of the optimizer are where their layer is; they are gathered to
+    evaluate and to save.
 
     Attributes:
-        world: the processes, one for each stage.
-        layers: those of this process.
+        world: the processes.
+        norm: of the gradients of all processes, in the newest step.
     """
 
-    world: World = field(default_factory=World)
+    is_pipelined = True
+    world: World = field(kw_only=True)
+    norm: Tensor = field(default_factory=lambda: torch.tensor(0.0), init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_chunks = self.config.pipeline
-        self.step_units /= self.world.size  # scored by one process, trained by all
-        self.layers = stages_of(self.model.config, self.world.size)[self.world.rank]
-        self._is_first = self.world.is_leader
-        self._is_last = self.world.rank == self.world.size - 1
-        self.row_axis = {"h": 0, "c": 0}  # type: ignore[misc]  # ranks have layers, not rows
-        self.pipeline = Pipeline(self, self.model, self.world)
-        self._chunks = list[_Chunk]()
-        self._new_state = self._state
+        config = self.model.config
+        self._layers = layers_of(config, self.world.size)[self.world.rank]
+        # Kernels give bf16 only where nothing follows them.
+        is_wide = config.output_norm or (config.residual and config.embed_size == config.rnn_size)
+        is_bf16 = self.config.precision == "bf16" and not is_wide
+        self._dtype, self._is_apart = torch.bfloat16 if is_bf16 else torch.float32, False
 
-    @property
-    def boundary_dtype(self) -> torch.dtype:
-        return boundary_dtype(self.model.config, self.config.precision)
-
-    def owns(self, name: str) -> bool:
-        part, _, rest = name.partition(".")
-        if part in ("layers", "norms"):
-            return int(rest.partition(".")[0]) in self.layers
-        return self._is_first if part == "embedding" else self._is_last
-
-    # one step -----------------------------------------------------------------------------------
-
-    def begin(self, batch: Batch, step: int) -> list[tuple[int, ...]]:
-        self._step, self._loss, self._count = step, 0.0, batch.y.numel()
-        self._tokens = batch.x.tensor_split(self.num_chunks)
-        self._targets = batch.y.tensor_split(self.num_chunks)
-        self._new_state = reset_state(self._state, batch.reset)
-        self._ends = list(
-            itertools.chain(*((self._new_state[0][k], self._new_state[1][k]) for k in self.layers))
+    def passes(self, batch: Batch, trainer: Trainer) -> float:
+        """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
+        started, world, begin = (
+            time.perf_counter(),
+            self.world,
+            reset_state(self._state, batch.reset),
         )
-        self._chunks, self._end_gradients = [], list[Tensor | None]()
-        H = self.model.config.rnn_size
-        return [(*tokens.shape, H) for tokens in self._tokens]
+        draw_anew(trainer)
+        parts, works, waited_s, loss = [], [], 0.0, 0.0
+        with world.naming():
+            for rows in even_parts(self.num_rows(batch), self.config.pipeline):
+                received = None
+                if world.rank > 0:
+                    received, seconds = self._received(batch, rows, world.rank - 1)
+                    received.requires_grad_()
+                    waited_s += seconds
+                output, ends = self._forward(batch, rows, begin, received)
+                if world.rank + 1 < world.size:
+                    works.append(_sent(output.detach(), world.rank + 1))
+                else:
+                    loss += float(output.detach())
+                parts.append((rows, received, output, ends))
+            for rows, received, output, _ in parts:
+                gradient = None
+                if world.rank + 1 < world.size:
+                    gradient, seconds = self._received(batch, rows, world.rank + 1)
+                    waited_s += seconds
+                output.backward(gradient)
+                if received is not None and received.grad is not None:
+                    works.append(_sent(received.grad, world.rank - 1))
+            for work, _ in works:
+                work.wait()
+        for place, k in enumerate(self._layers):
+            for axis, whole in enumerate(self._state):
+                whole[k] = torch.cat([ends[place][axis] for *_, ends in parts])
+        self._is_apart = True
+        return self._told(loss, time.perf_counter() - started - waited_s)
 
-    def forward(self, chunk: int, received: Tensor | None) -> Tensor | None:
-        x = self._tokens[chunk] if received is None else received.requires_grad_()
-        begins = [t.detach().requires_grad_(chunk > 0) for t in self._ends]
-        y, ends = x, list[Tensor]()
+    def _forward(
+        self, batch: Batch, rows: slice, begin: State, received: Tensor | None
+    ) -> tuple[Tensor, list[State]]:
+        """Returns what the next process receives, in the last one the loss, and new states."""
+        hidden, cell = (tensor[:, rows].contiguous() for tensor in begin)
+        x, ends = batch.x[:, rows] if received is None else received, list[State]()
         with autocast(self.config.precision, self.device):
-            for place, k in enumerate(self.layers):
-                # The same in every chunk: a mask belongs to the sequence.
-                torch.default_generator.manual_seed(shard_seed(self.config.seed, self._step, k))
-                y, h, c = self.model.run_layer(k, y, begins[2 * place], begins[2 * place + 1])
-                ends += [h, c]
-            if self._is_last:
-                loss = self.model.features_loss(self.model.projected(y), self._targets[chunk])
-                y = loss / self._count
-                self._loss += float(y.detach())
-        self._ends = [t.float() for t in ends]
-        self._chunks.append(_Chunk(x, begins, y, self._ends))
-        return None if self._is_last else y
+            for k in self._layers:
+                x, h, c = self.model.run_layer(k, x, hidden[k], cell[k])
+                ends.append((h.detach(), c.detach()))
+            if self._layers.stop < self.model.config.num_layers:
+                return x.to(self._dtype), ends
+            loss = self.model.features_loss(self.model.projected(x), batch.y[:, rows])
+            return loss / batch.y.numel(), ends
 
-    def backward(self, chunk: int, gradient: Tensor | None) -> Tensor | None:
-        done = self._chunks.pop()
-        outputs, gradients = [done.output], [gradient]
-        if self._end_gradients:
-            outputs += done.ends
-            gradients += self._end_gradients
-        torch.autograd.backward(outputs, gradients)
-        self._end_gradients = [t.grad for t in done.begins]
-        return done.x.grad
+    def _received(self, batch: Batch, rows: slice, rank: int) -> tuple[Tensor, float]:
+        """Waits for what a rank sends of some rows; returns it, and the seconds."""
+        shape = (len(batch.x), rows.stop - rows.start, self.model.config.rnn_size)
+        into, started = torch.empty(shape, dtype=self._dtype), time.perf_counter()
+        dist.recv(into, rank)
+        return into, time.perf_counter() - started
 
-    def end(self) -> float:
-        for axis, whole in enumerate(self._new_state):
-            for place, k in enumerate(self.layers):
-                whole[k] = self._ends[2 * place + axis].detach()
-        self._state = self._new_state
-        self._ends.clear()
-        return self._loss
+    def _told(self, loss: float, seconds: float) -> float:
+        """Tells the others what this process found; returns the loss, and sets the norm."""
+        own = [p.grad for p in self.model.parameters() if p.grad is not None]
+        told = torch.zeros(2 + self.world.size, dtype=torch.float64)
+        told[0], told[1] = loss, torch.nn.utils.get_total_norm(own).double() ** 2
+        told[2 + self.world.rank] = seconds
+        self.world.heard(self.world.summed(told)[2:])
+        self.norm = told[1].sqrt().float()
+        return float(told[0])
 
-    # state --------------------------------------------------------------------------------------
+    def gather(self, trainer: Trainer) -> None:
+        """Brings all weights, their averages and the carried state to every process, where a step
+        was taken since."""
+        if not self._is_apart:
+            return
+        self._is_apart, average = False, trainer.state.average
+        averages = {} if average is None else average.tensors()
+        with self.world.naming():
+            for name, parameter in self.model.named_parameters():
+                for tensor in (parameter, averages.get(name)):
+                    if tensor is not None:
+                        dist.broadcast(tensor.detach(), self._owner(name))
+            for whole in self._state:
+                for k, of_layer in enumerate(whole):
+                    dist.broadcast(of_layer, self._owner(f"layers.{k}"))
 
-    def carried(self) -> dict[str, Tensor]:
-        """Returns the state of the own layers."""
-        return {name: self._of_own(tensor) for name, tensor in super().carried().items()}
+    def optimizer_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
+        """Returns the state of the optimizers of all processes."""
+        own = {
+            name: tensor
+            for name, tensor in trainer.optimizers.tensors().items()
+            if self._owner(name.partition(":")[0]) == self.world.rank
+        }
+        parts = self.world.gathered_tensors(own)
+        return {name: tensor for part in parts for name, tensor in part.items()}
 
-    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
-        """Puts the own layers' part of the state of all layers back."""
-        super().restore_carried({name: self._of_own(tensor) for name, tensor in carried.items()})
-
-    def _of_own(self, tensor: Tensor) -> Tensor:
-        return tensor[self.layers.start : self.layers.stop]
-
-    # what is told of it -------------------------------------------------------------------------
-
-    def step_metrics(self, loss: float) -> Event:
-        assert self.pipeline is not None
-        idle = {"rank_idle": self.pipeline.idle()} if self.world.size > 1 else {}
-        return {**super().step_metrics(loss), **idle}
-
-    def finish(self, trainer: Trainer) -> Event:
-        assert self.pipeline is not None
-        summary = self.pipeline.summary()
-        if self.world.size > 1:
-            boundaries = self.world.size - 1
-            trainer.say(
-                "info",
-                f"pipeline: processes waited {summary['idle']:.1%} of the passes (expected:"
-                f" {summary['idle_of_these_stages']:.1%} with these stages,"
-                f" {summary['idle_of_equal_stages']:.1%} with equal ones) and sent"
-                f" {_traffic(summary['step_bytes'] / boundaries, self.world.size)}",
-            )
-        return {**super().finish(trainer), "pipeline": summary}
+    def _owner(self, name: str) -> int:
+        """Returns the rank that trains the parameter of this name."""
+        kind, _, rest = name.partition(".")
+        if kind not in ("layers", "norms"):
+            return 0 if kind == "embedding" else self.world.size - 1
+        layer, stages = int(rest.partition(".")[0]), layers_of(self.model.config, self.world.size)
+        return next(rank for rank, layers in enumerate(stages) if layer in layers)
 
 
-def _traffic(boundary_bytes: float, num_stages: int) -> str:
-    """Returns ``1.0 MB a step over each boundary (3.1 MB in all)``; of one boundary without it."""
-    each, total = boundary_bytes / 1e6, boundary_bytes * (num_stages - 1) / 1e6
-    boundary = "each boundary" if num_stages > 2 else "the boundary"
-    text = f"{each:,.1f} MB a step over {boundary}"
-    return f"{text} ({total:,.1f} MB in all)" if num_stages > 2 else text
+def _sent(tensor: Tensor, rank: int) -> tuple[dist.Work, Tensor]:
+    """Begins to send a tensor, which is kept until then."""
+    kept = tensor.contiguous()
+    work = dist.isend(kept, rank)
+    assert work is not None
+    return work, kept
+
+
+def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
+    """Returns the layers of each process, nearly equal numbers."""
+    layers = range(config.num_layers)
+    return [layers[Share(rank, num_stages).rows(config.num_layers)] for rank in range(num_stages)]
 
 
 def text_task(world: World, config: TrainConfig, **parts: Any) -> TextTask:
     """Returns what a process trains; `parts` are the other fields of `TextTask`."""
-    if config.pipeline:
+    if config.pipeline and world.size > 1:
         return PipelinedTextTask(config=config, world=world, **parts)
     return TextTask(config=config, **parts)
-
-
-def stages_of(config: ModelConfig, num_stages: int) -> list[range]:
-    """Returns the layers of each process."""
-    costs = [layer_flop_per_token(config, k) for k in range(config.num_layers)]
-    costs[-1] += output_flop_per_token(config)
-    return divided(costs, num_stages)
-
-
-def boundary_dtype(config: ModelConfig, precision: str) -> torch.dtype:
-    """Returns the dtype of a layer's output: that of the kernels, unless something follows them."""
-    is_wide = config.output_norm or (config.residual and config.embed_size == config.rnn_size)
-    return torch.bfloat16 if precision == "bf16" and not is_wide else torch.float32
 
 
 def check_pipeline(
     config: TrainConfig, num_layers: int, device: torch.device, num_processes: int
 ) -> None:
-    """Raises ConfigError where this device, length or number of processes has no pipeline."""
+    """Raises ConfigError where this device, batch or number of processes has no pipeline."""
     if not config.pipeline:
         return
-    assert config.seq_length is not None
     if device.type != "cpu":
         raise ConfigError(
             f"`pipeline={config.pipeline!r}`: runs on CPUs, not on {device}; give `device='cpu'`"
@@ -209,33 +197,29 @@ def check_pipeline(
             f" {num_processes} layers, the model has {num_layers}; give"
             f" `num_layers={num_processes!r}` or more, or start fewer processes"
         )
-    if config.seq_length < config.pipeline:
+    if config.batch_size < config.pipeline:
         raise ConfigError(
-            f"`pipeline={config.pipeline!r}`: a sequence of {config.seq_length} tokens cannot be"
-            f" split into {config.pipeline} chunks; give `pipeline={config.seq_length!r}` or less"
+            f"`pipeline={config.pipeline!r}`: a batch of {config.batch_size} rows cannot be cut"
+            f" into {config.pipeline} parts; give `pipeline={config.batch_size!r}` or less"
         )
+
+
+def pipeline_notes(config: TrainConfig, world: World) -> tuple[str, ...]:
+    """Returns a note about what dividing the layers costs."""
+    if not config.pipeline:
+        return ()
+    if world.size == 1:
+        return ("pipeline: it has no effect with one process",)
+    stages, parts = world.size, config.pipeline
+    return (
+        f"pipeline: {parts} parts of a batch: if stages are equal, processes wait"
+        f" {(stages - 1) / (parts + stages - 1):.1%} of the passes",
+    )
 
 
 def stage_names(config: TrainConfig, model: ModelConfig, world: World) -> Event:
     """Returns the `stages` of a start event: the layers of each process, if it is a pipeline."""
     if not config.pipeline or world.size == 1:
         return {}
-    stages = [(s.start + 1, s.stop) for s in stages_of(model, world.size)]
+    stages = [(s.start + 1, s.stop) for s in layers_of(model, world.size)]
     return {"stages": [f"{a}" if a == b else f"{a}-{b}" for a, b in stages]}
-
-
-def pipeline_notes(config: TrainConfig, model: ModelConfig, world: World) -> tuple[str, ...]:
-    """Returns a note about what dividing the layers will cost, if they are divided."""
-    if not config.pipeline:
-        return ()
-    if world.size == 1:
-        return (f"pipeline: one process runs the {config.pipeline} chunks of a step in turn",)
-    assert config.seq_length is not None
-    size = boundary_dtype(model, config.precision).itemsize
-    num_bytes = boundary_bytes(config.batch_size * config.seq_length, model.rnn_size, size)
-    return (
-        f"pipeline: {config.pipeline} chunks of about"
-        f" {config.seq_length / config.pipeline:.0f} tokens: if stages are equal, processes wait"
-        f" {bubble(world.size, config.pipeline):.1%} of the passes and send"
-        f" {_traffic(num_bytes, world.size)}",
-    )

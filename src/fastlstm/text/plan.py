@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.errors import DataError, counted
 from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig
@@ -121,13 +121,13 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
 
 
 def open_batches(
-    config: TrainConfig, ids: Ids, shards: Shards | None = None
+    config: TrainConfig, ids: Ids, share: Share | None = None
 ) -> LaneBatches | WindowBatches:
     """Returns the batches of the training split in the configured order; of several processes the
-    lanes of this one's shards."""
+    lanes of this one."""
     assert config.seq_length is not None
     num = config.batch_size * config.accumulate
-    lanes = None if shards is None else shards.rows(num)
+    lanes = None if share is None else share.rows(num)
     if config.order == "windows":
         return WindowBatches(ids, num, config.seq_length, config.seed, lanes=lanes)
     return LaneBatches(ids, num, config.seq_length, config.seed, config.lane_reset, lanes=lanes)

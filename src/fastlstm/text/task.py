@@ -125,15 +125,6 @@ class TextTask(Task):
     def num_rows(self, batch: Batch) -> int:
         return batch.x.shape[1]
 
-    def num_places(self, batch: Batch) -> int:
-        return self.num_lanes
-
-    def joining_refusal(self, batch: Batch, shards: Sequence[slice]) -> str | None:
-        if self.device.type != "cpu":
-            return "on a GPU the gradients of all rows are one sum"
-        sizes = [part.stop - part.start for part in shards]
-        return self.model.joining_refusal(len(batch.x), sizes)
-
     def num_targets(self, batch: Batch) -> int:
         return batch.y.numel()
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,6 @@ from fastlstm.text.data.text import (
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, model_files, weights_file
-from fastlstm.text.follower import follow_text
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
@@ -62,7 +61,6 @@ from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_n
 from fastlstm.text.plan import LONG, fitted, open_batches, resolve
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
-from fastlstm.training.agreement import require_same_options
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -70,7 +68,6 @@ from fastlstm.training.options import MAY_CHANGE, chosen_names
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.precision import PrecisionChoice, autocast, require_fast_kernels
 from fastlstm.training.remembered_plan import ChosenPlan
-from fastlstm.training.rescued_state import left_behind
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 from fastlstm.training.signals import StopFlag
 
@@ -153,29 +150,27 @@ def train(
     observers = None if observers is None else checked_observers(observers)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
-        world = stack.enter_context(joined(stop))
+        world = stack.enter_context(joined(config, stop))
         with world.together():
             opened = open_source(source)
             if not (as_text or resume):
                 _refuse_tables(source, config)
-        require_same_options(world, config)
         callbacks, resume = checked_callbacks(callbacks), resume or world.attempt > 0
         path = Path("runs") / _source_name(source) if out is None else out
-        left = left_behind(world, path, resume)
-        if not world.is_leader:
-            return Run(Path(path), *follow_text(world, opened))
         is_resumed = resume and bool(RunDirectory(path).checkpoints())  # it has the weights
-        first = None if start is None or is_resumed else WarmStart.of_run(start)
+        first = None
+        if start is not None and not is_resumed and world.is_leader:
+            first = WarmStart.of_run(start)
         chosen = {*given, *fields} or chosen_names(config)
         if first is not None:
             config = first.options(config, chosen)
         if stop is None:
             stop = stack.enter_context(StopFlag())
-        run = stack.enter_context(locked_run(path))
-        if observers is None:
+        run = stack.enter_context(locked_run(path if world.is_leader else None))
+        if observers is None and world.is_leader:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = TextSession(run, observers, stop, began)
-        session.chosen, session.world, session.left_behind = chosen, world, left
+        session = TextSession(run, observers or [], stop, began, world)
+        session.chosen, session.place = chosen, Path(path)
         if first is not None:
             session.start_with(first, config)
         stored = partial(session.configs_of, start=start)
@@ -209,8 +204,14 @@ class TextSession(RunSession):
     unknown: UnknownPolicy = "refuse"
     chosen: Collection[str] | None = None
     """Names of the options that were given; with None a budget does not choose the others."""
+    place = Path()
     _first_model: LanguageModel | None = None
     _started_with: dict[str, str] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The run directory, also where another process writes it."""
+        return self.place if self.run is None else self.run.path
 
     def start_with(self, first: WarmStart, config: TrainConfig) -> None:
         """Has training start with a trained model; `config` are the options with its sizes."""
@@ -235,37 +236,38 @@ class TextSession(RunSession):
         self, source: Documents, start: Start[TrainConfig], callbacks: Sequence[Callback]
     ) -> Run:
         config, device, checkpoint = start.options, start.device, start.checkpoint
-        assert self.run is not None
         require_fast_kernels(config, _layer_call(config, device))
-        texts = self._prepare(source, config, checkpoint)
+        texts = self._prepared(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        chosen, precision = self._plan(start, splits.train, text.tokenizer)
+        is_new = bool(self.world.decided(checkpoint is None)[0])
+        chosen = self.of_leader(ChosenPlan, lambda: self._plan(start, splits.train, text.tokenizer))
+        precision = self.of_leader(PrecisionChoice, lambda: _precision_of(chosen))
         config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         model.strict_kernels = config.strict_kernels
         config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
-        if checkpoint is None:
+        if is_new:
             config, notes = fitted(config, chosen.tokens, len(splits.train))
         check_pipeline(config, sizes.num_layers, device, self.world.size)
-        shards = self.shards(config)
-        loader = TextLoader(open_batches(config, splits.train, shards), self.loader_stop)
-        self.set_weights(model, texts, config)
+        self.check_processes(config)
+        share = self.world.share if config.divides_batch else None
+        loader = TextLoader(open_batches(config, splits.train, share), self.loader_stop)
+        if self.world.is_leader:
+            self.set_weights(model, texts, config)
         lengths = len(splits.train), len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ceiling = self.ceiling(config.precision, device.type)
-        self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, sizes, self.world)]
+        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
+        self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, self.world)]
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         plan = TrainingPlan(
             config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling["ceiling_gflops"], started=self.started,
-            world=self.world, shards=shards,
+            ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.started,
+            world=self.world,
         )  # fmt: skip
         files = self.model_files(model.config, config, texts, start.first)
-        valid = splits.valid if "valid" in texts.held_out and not config.pipeline else None
-        self.share((config, files["tokenizer.json"], text.key, list(texts.held_out), valid))
         with self.files(checkpoint, config.tensorboard):
             task = self.make_task(
                 config=config, model=model, loader=loader, valid_ids=splits.valid,
@@ -278,12 +280,10 @@ class TextSession(RunSession):
             self.announce(task, plan, checkpoint, about)
             own = _callbacks(config, model, text.tokenizer, len(splits.train))
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
-        self.world.shared((result.last.detail, task.tested))
-        return Run(self.run.path, result.last.detail, task.tested)
+        tested = self.world.told(None if task.tested is None else asdict(task.tested))
+        return Run(self.path, result.last.detail, tested and Evaluation(**tested))
 
-    def _plan(
-        self, start: Start[TrainConfig], ids: Ids, tokenizer: Tokenizer
-    ) -> tuple[ChosenPlan, PrecisionChoice]:
+    def _plan(self, start: Start[TrainConfig], ids: Ids, tokenizer: Tokenizer) -> ChosenPlan:
         """Returns the precision and, where a budget chooses them, size, batch and optimizer."""
         is_new = start.checkpoint is None
         given = self.chosen if is_new and self._first_model is None else None
@@ -292,7 +292,7 @@ class TextSession(RunSession):
                 start.options, given, ids, tokenizer, start.device, self.started, is_new=is_new
             )
         self.notes += [plan.why] if plan.why else []
-        return plan, precision
+        return replace(plan, precision=precision)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         """Gives the model the weights that training starts from."""
@@ -317,9 +317,8 @@ class TextSession(RunSession):
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
         """Returns what the best model is scored on at the end, or None."""
-        if "test" not in texts.held_out:
+        if "test" not in texts.held_out or self.run is None:
             return None
-        assert self.run is not None
         path, text = self.run.path, texts.held_out["test"]
         return FinalTest(
             text.source, text.ids, plan.stop_criterion.budget_s,
@@ -328,13 +327,29 @@ class TextSession(RunSession):
         )  # fmt: skip
 
     def _publish(self, files: Mapping[str, bytes], weights: Mapping[str, torch.Tensor]) -> None:
-        assert self.run is not None
-        self.run.publish({**files, "model.safetensors": weights_file(weights)})
+        if self.run is not None:
+            self.run.publish({**files, "model.safetensors": weights_file(weights)})
+
+    def _prepared(
+        self, source: Documents, config: TrainConfig, checkpoint: Checkpoint | None
+    ) -> RunText:
+        """Returns the text, which other processes read after rank 0, with its vocabulary."""
+        if self.world.is_leader:
+            texts = self._prepare(source, config, checkpoint)
+            tokenizer = texts.source.tokenizer
+            self.world.told(tokenizer.to_json().decode())
+        else:
+            self.tokenizer, self.unknown = load_tokenizer(self.world.told().encode()), "count"
+        with self.world.together():
+            if not self.world.is_leader:
+                texts = self._prepare(source, config, checkpoint)
+        keys = {name: held_out.key for name, held_out in texts.held_out.items() if name == "valid"}
+        self.require_same([texts.source.key, keys], f"{texts.source.source} is another text")
+        return texts
 
     def _prepare(
         self, source: Documents, config: TrainConfig, checkpoint: Checkpoint | None
     ) -> RunText:
-        assert self.run is not None
         opened = open_held_out(config, source)
         tokenizer, stored, unknown = self.tokenizer, None, self.unknown
         if checkpoint is not None:
@@ -344,21 +359,21 @@ class TextSession(RunSession):
                 stored = _stored_data(checkpoint)
             for part in PARTS:
                 if (part in stored) != (part in opened):
-                    raise another_text(self.run.path, stored.get(part), opened.get(part), part)
+                    raise another_text(self.path, stored.get(part), opened.get(part), part)
         try:
             share = split_shares(config.split, opened)[0]
             text = self._encode(source, config, tokenizer, unknown, share)
         except UnknownCharacterError:
             if stored is None:  # of a new run that has a vocabulary from the start
                 raise
-            raise another_text(self.run.path, stored, source) from None
+            raise another_text(self.path, stored, source) from None
         if stored is not None and text.key != stored["key"]:
-            raise another_text(self.run.path, stored, source)
+            raise another_text(self.path, stored, source)
         held_out = {}
         for part, own in opened.items():
             held_out[part] = self._encode(own, config, text.tokenizer, "count")
             if stored is not None and held_out[part].key != stored[part]["key"]:
-                raise another_text(self.run.path, stored[part], own, part)
+                raise another_text(self.path, stored[part], own, part)
         return RunText(text, held_out, config.split)
 
     def _encode(
@@ -381,6 +396,11 @@ class TextSession(RunSession):
                 ),
                 should_stop=self.stop,
             )
+
+
+def _precision_of(plan: ChosenPlan) -> PrecisionChoice:
+    assert plan.precision is not None
+    return plan.precision
 
 
 def _callbacks(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, DeviceMemoryError
 from fastlstm.system import hardware
 from fastlstm.system.devices import no_gpu
@@ -110,16 +108,3 @@ def random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
     """Returns a block after which the random numbers of the CPU and of `device` go on as before."""
     gpus = [torch.cuda.current_device()] if device.type == "cuda" else []
     return torch.random.fork_rng(gpus)
-
-
-def require_own_gpus(world: World, device: torch.device) -> None:
-    """Raises ConfigError where processes of a run would share a GPU, which NCCL cannot sum over."""
-    shared = Counter(gpu for gpu in world.gpus if gpu).most_common(1)
-    if device.type == "cpu" or not shared or shared[0][1] == 1:
-        return
-    gpu, num = shared[0]
-    ranks = ", ".join(str(rank) for rank, other in enumerate(world.gpus) if other == gpu)
-    raise ConfigError(
-        f"{num} processes would compute on one GPU (ranks {ranks}); start one for each GPU, or"
-        " give `device='cpu'`"
-    )

@@ -50,9 +50,9 @@ def start_event(
 
 
 def _processes(plan: TrainingPlan) -> Event:
-    """Returns which processes train, and what they share; nothing of one with one shard."""
-    world, options, num_shards = plan.world, plan.options, plan.shards.num
-    if world.size == 1 and num_shards == 1:
+    """Returns which processes train; nothing of one alone."""
+    world, options = plan.world, plan.options
+    if world.size == 1:
         return {}
     # Without --threads each process has those of its own machine.
     is_same = options.threads is not None or world.num_machines == 1
@@ -61,7 +61,6 @@ def _processes(plan: TrainingPlan) -> Event:
         "machines": world.num_machines,
         "backend": "nccl" if plan.device.type == "cuda" else "gloo",
         "threads": torch.get_num_threads() if is_same else None,
-        "shards": num_shards,
         "sync_every": options.sync_every,
         "wire": options.wire,
     }

@@ -60,8 +60,8 @@ def graph_refusal(trainer: Trainer) -> str | None:
     plan, options = trainer.plan, trainer.plan.options
     if plan.device.type != "cuda":
         return NO_GPU
-    if plan.world.size > 1 or plan.shards.num > 1 or trainer.task.pipeline is not None:
-        return "several processes or shards share a step"
+    if plan.world.size > 1:
+        return "several processes share a step"
     if options.optimizer not in _CAPTURED:
         return f"the optimizer {options.optimizer} is not recorded"
     for callback in trainer.callbacks.all:

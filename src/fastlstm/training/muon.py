@@ -7,15 +7,13 @@ al., "The Polar Express", 2025, for polynomials that differ from step to step.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
 import torch
 
-from fastlstm.distributed.world import World
 from fastlstm.ops.cuda.training import MuonStep, refusal
 from fastlstm.system import hardware
 
@@ -25,8 +23,6 @@ of singular values from 0.01 to 1 (linear programming): 0.73 to 1.27 in the end.
 _SAFETY = 1.01
 """bf16 rounds a singular value of 1 to more than 1, where the first polynomial rises steeply."""
 _NUM_STREAMS = 4
-_MIN_TRIED = 1 << 15
-"""Values of a batch from which sums in another order show in some of them."""
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
@@ -100,40 +96,6 @@ def _streams(device: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(_NUM_STREAMS)]
 
 
-class Batches:
-    """Orthogonalises blocks in batches where that changes no bit.
-
-    A library may add a batch of products in another order than one of them. That is tried once per
-    shape, on random matrices that are large enough to show it: a sum in another order gives about
-    one in 8,000 values another bfloat16.
-    """
-
-    def __init__(self) -> None:
-        self._is_exact = dict[tuple[int, ...], bool]()
-
-    def orthogonalised(self, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns each block `(1, rows, columns)` orthogonalised; neighbours of a shape at once."""
-        found = list[torch.Tensor]()
-        for _, group in itertools.groupby(blocks, key=lambda block: block.shape):
-            alike = list(group)
-            if len(alike) > 1 and self._rounds_alike(alike):
-                found += orthogonalise(torch.cat(alike)).split(1)
-            else:
-                found += map(orthogonalise, alike)
-        return found
-
-    def _rounds_alike(self, blocks: list[torch.Tensor]) -> bool:
-        shape = torch.Size([len(blocks), *blocks[0].shape[1:]])
-        if shape.numel() < _MIN_TRIED:
-            return False
-        if shape not in self._is_exact:
-            generator = torch.Generator().manual_seed(0)
-            tried = torch.randn(shape, generator=generator).to(blocks[0].device)
-            alone = torch.cat([orthogonalise(block) for block in tried.split(1)])
-            self._is_exact[shape] = torch.equal(orthogonalise(tried), alone)
-        return self._is_exact[shape]
-
-
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum with orthogonalised updates.
 
@@ -145,10 +107,6 @@ class Muon(torch.optim.Optimizer):
         lr: step length: the spectral norm of an update, times sqrt(H / K) where H > K.
         momentum: decay of the running gradient.
         weight_decay: decoupled.
-        world: processes that hold the same weights and gradients: each orthogonalises some of the
-            blocks, and gets the others from its peers.
-        is_shared: the same bits whatever number of processes share the blocks: only blocks that
-            round in a batch as they do alone run in one (`Batches`).
     """
 
     def __init__(
@@ -157,13 +115,9 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
-        world: World | None = None,
-        is_shared: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults)
-        self._world = World() if world is None else world
-        self._batches = Batches() if is_shared else None
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -187,8 +141,8 @@ class Muon(torch.optim.Optimizer):
         updates = (
             self._update(parameter, group["momentum"], running) for parameter, group in moved
         )
-        # Where a process is lost in an exchange, nothing has changed in the others.
-        for (parameter, group), direction in zip(moved, self._directions(updates), strict=True):
+        # One weight at a time: memory for one.
+        for (parameter, group), direction in zip(moved, map(orthogonalise, updates), strict=True):
             kept = self.state[parameter].get("momentum")
             if group.get("capturable") and kept is not None:  # a CUDA graph has it where it lies
                 kept.copy_(running.popleft())
@@ -269,24 +223,3 @@ class Muon(torch.optim.Optimizer):
         running.append(torch.lerp(before, gradient, 1 - momentum))
         update = torch.lerp(gradient, running[-1], momentum)
         return update.view(4, parameter.shape[0] // 4, parameter.shape[1])
-
-    def _directions(self, updates: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-        """Returns the orthogonalised blocks of every update."""
-        if self._batches is None:
-            return map(orthogonalise, updates)  # one weight at a time: memory for one
-        blocks = [block for update in updates for block in update.split(1)]
-        size, rank = self._world.size, self._world.rank
-        # Four blocks of a weight are alike, so all processes have equal work.
-        own = [each.flatten() for each in self._batches.orthogonalised(blocks[rank::size])]
-        if size > 1:
-            lengths = [sum(b.numel() for b in blocks[owner::size]) for owner in range(size)]
-            dtype = product_dtype(blocks[0].device)
-            flat = torch.cat(own) if own else blocks[0].new_empty(0, dtype=dtype)
-            gathered = self._world.all_gathered(flat, lengths)
-            pieces = [
-                iter(one.split([b.numel() for b in blocks[owner::size]]))
-                for owner, one in enumerate(gathered)
-            ]
-            own = [next(pieces[number % size]) for number in range(len(blocks))]
-        directions = [flat.view(block.shape) for flat, block in zip(own, blocks, strict=True)]
-        return [torch.cat(directions[k : k + 4]) for k in range(0, len(directions), 4)]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastlstm.distributed.world import World
 from fastlstm.errors import FormatError
 from fastlstm.training.muon import Branches, Muon
 from fastlstm.training.options import TrainingOptions
@@ -43,13 +42,12 @@ class OptimizerSet:
         model: nn.Module,
         options: TrainingOptions,
         learning_rate: float,
-        world: World | None = None,
     ) -> None:
         self.learning_rate = learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         with _compiler_left_out():
-            self.members = _build(named, options, learning_rate, world)
+            self.members = _build(named, options, learning_rate)
         self._rates: tuple[torch.Tensor, ...] = ()
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -119,26 +117,6 @@ class OptimizerSet:
             for optimizer in self.members
             for parameter, state in optimizer.state.items()
             for key, value in state.items()
-        }
-
-    def shapes(self) -> dict[str, torch.Size]:
-        """Returns the names of all that `tensors` may return, with the shapes."""
-        return {
-            f"{self._names[id(p)]}:{key}": torch.Size() if key in _COUNTERS else p.shape
-            for optimizer in self.members
-            for group in optimizer.param_groups
-            for p in group["params"]
-            for key in sorted(_STATES[type(optimizer)])
-        }
-
-    def decays(self) -> dict[str, float]:
-        """Returns the factor by which each running mean of gradients shrinks in a step."""
-        return {
-            f"{self._names[id(p)]}:{key}": _decay(group, key)
-            for optimizer in self.members
-            for group in optimizer.param_groups
-            for p in group["params"]
-            for key in sorted(_STATES[type(optimizer)] - _COUNTERS)
         }
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -220,7 +198,6 @@ def _build(
     named: list[tuple[str, nn.Parameter]],
     options: TrainingOptions,
     learning_rate: float,
-    world: World | None,
 ) -> list[torch.optim.Optimizer]:
     params = [p for _, p in named]
     shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": options.weight_decay}
@@ -231,8 +208,7 @@ def _build(
             others = [p for name, p in named if not is_recurrent_matrix(name)]
             group = {"params": recurrent, "lr_ratio": MUON_RATIO}
             rate, decay = learning_rate * MUON_RATIO, options.weight_decay
-            is_cut = (options.shards or 1) > 1
-            muon = Muon([group], rate, weight_decay=decay, world=world, is_shared=is_cut)
+            muon = Muon([group], rate, weight_decay=decay)
             return [muon, torch.optim.AdamW(others, **adam)]
         case "adam":
             return [torch.optim.Adam(params, **adam)]
@@ -242,12 +218,6 @@ def _build(
             return [torch.optim.NAdam(params, betas=BETAS, decoupled_weight_decay=True, **shared)]
         case "sgd":
             return [torch.optim.SGD(params, momentum=0.9, nesterov=True, **shared)]
-
-
-def _decay(group: Mapping[str, Any], key: str) -> float:
-    if key.startswith("exp_avg"):
-        return float(group["betas"][key == "exp_avg_sq"])
-    return float(group["momentum"])
 
 
 def is_recurrent_matrix(name: str) -> bool:

@@ -10,8 +10,6 @@ from fastlstm.system.fields import Device, Precision
 
 OptimizerName = Literal["muon", "adam", "adamw", "nadam", "sgd"]
 Wire = Literal["fp32", "bf16"]
-OVERLAP = 4
-"""What optimizers keep is averaged in the background in the first of so many parts of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +41,7 @@ class TrainingOptions:
         threads: CPU threads; default is one per core of this process, without a run directory
             torch's own number.
         memory_limit_gb: limit of GPU memory in GB.
-        shards: parts of every batch whose gradients are added in one order, so that training gives
-            the same weights in as many processes or fewer; a power of two, default one for each
-            process of the first start.
-        wire: numbers that several processes send each other: bf16 halves the bytes, and then the
-            weights depend on the number of processes.
+        wire: numbers in which several processes send each other gradients: bf16 halves the bytes.
         sync_every: steps that each of several processes takes on its own rows before all average
             their weights, for slow links; 1 adds the gradients of every step.
         strict_kernels: fail instead of using a slow kernel.
@@ -78,7 +72,6 @@ class TrainingOptions:
     precision: Precision = "auto"
     threads: int | None = None
     memory_limit_gb: float | None = None
-    shards: int | None = None
     wire: Wire = "fp32"
     sync_every: int = 1
     strict_kernels: bool = False
@@ -116,7 +109,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "log_every": (1, 10**9),
     "threads": (1, 4096),
     "memory_limit_gb": (0.1, 10_000),
-    "shards": (1, 65_536),
     "sync_every": (1, 100_000),
     "seed": (0, 2**63 - 1),
 }
@@ -129,7 +121,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
-    | {"shards", "wire", "sync_every", "strict_kernels"}
+    | {"wire", "sync_every", "strict_kernels"}
 )
 """Options that a resumed run may change; the others are those of its first start."""
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.schedule import StopCriterion
@@ -28,7 +27,6 @@ class TrainingPlan:
         ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
         started: `time.perf_counter()` when the wall clock of this start began.
         world: the processes that train together.
-        shards: of every batch.
     """
 
     options: TrainingOptions
@@ -39,17 +37,16 @@ class TrainingPlan:
     ceiling_gflops: float = 0.0
     started: float | None = None
     world: World = field(default_factory=World)
-    shards: Shards = field(default_factory=Shards)
 
     @property
     def is_local(self) -> bool:
-        """Whether each of several processes steps on its own rows (`LocalSteps`)."""
+        """Whether each of several processes steps on its own rows, and weights are averaged."""
         return self.world.size > 1 and self.options.sync_every > 1
 
-    @cached_property
-    def step_world(self) -> World:
-        """The processes that share a step: all, or this one alone where steps are local."""
-        return World() if self.is_local else self.world
+    @property
+    def share(self) -> Share:
+        """The rows of every batch that this process has."""
+        return self.world.share if self.options.divides_batch else Share()
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fastlstm.distributed.step_report import StepReport
-from fastlstm.distributed.world import Order
 from fastlstm.errors import NonFiniteError, counted
 from fastlstm.training.best_weights import COUNTERS
 from fastlstm.training.guard import (
-    SKIPS_BEFORE_ROLLBACK,
     bad_gradient,
     bad_weight,
     first_non_finite,
@@ -38,6 +35,7 @@ def handle_bad_step(
         NonFiniteError: roll-backs did not help.
     """
     state, task = trainer.state, trainer.task
+    trainer.stepper.gather()  # so that all processes see the same weights
     weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
     if weight is not None:
         culprit = f"weight {weight}"
@@ -52,32 +50,14 @@ def handle_bad_step(
     is_scaled = state.scaler is not None and state.scaler.get_scale() >= 1.0
     if weight is None and math.isfinite(loss) and is_scaled:
         return  # fp16 overflowed; the next batch is tried with the smaller scale
-    trainer.world.order(Order.RESET)
     if not is_reset:
         trainer.reset_carried()
-    if state.guard.bad_step(state.progress.step, culprit) or weight is not None:
-        roll_back(trainer, culprit)
-    else:
+    if not (state.guard.bad_step(state.progress.step, culprit) or weight is not None):
         _emit_skip(trainer, culprit, "step skipped, state reset")
-
-
-def handle_bad_round(trainer: Trainer, report: StepReport) -> None:
-    """Tells of the local steps that processes have skipped, and goes back where one cannot go on.
-
-    Raises:
-        NonFiniteError: roll-backs did not help.
-    """
-    state = trainer.state
-    for rank, skipped in enumerate(map(int, report.skipped.tolist())):
-        if not skipped:
-            continue
-        culprit = f"loss, gradient or weight of {trainer.world.name_of(rank)}"
-        for _ in range(skipped):
-            state.guard.bad_step(state.progress.step, culprit)
-        if report.in_a_row[rank] >= SKIPS_BEFORE_ROLLBACK:
-            roll_back(trainer, culprit)
-            return
-        _emit_skip(trainer, culprit, f"{counted(skipped, 'step')} skipped, its state reset")
+    elif trainer.plan.is_local:
+        trainer.culprit = culprit  # all go back at the end of the round
+    else:
+        roll_back(trainer, culprit)
 
 
 def roll_back(trainer: Trainer, culprit: str) -> None:
@@ -89,7 +69,7 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
     _emit_skip(trainer, culprit, "rolled back to the last good checkpoint")
     guard, before = trainer.state.guard, trainer.progress
     checkpoint = trainer.snapshots.last_good()
-    if guard.roll_back() or checkpoint is None:
+    if guard.roll_back() or not trainer.world.decided(checkpoint is not None)[0]:
         raise NonFiniteError(
             f"step {before.step}: {culprit} is NaN or Inf and came back after"
             f" {counted(guard.rollbacks - 1, 'roll-back')}; lower `learning_rate` or `grad_clip`,"
@@ -100,7 +80,8 @@ def roll_back(trainer: Trainer, culprit: str) -> None:
     progress.lr_scale = before.lr_scale * 0.5
     for name in _KEPT:
         setattr(progress, name, getattr(before, name))
-    trainer.say("warning", f"continuing from {checkpoint.path.name} with half the learning rate")
+    name = "" if checkpoint is None else checkpoint.path.name
+    trainer.say("warning", f"continuing from {name} with half the learning rate")
 
 
 def _emit_skip(trainer: Trainer, culprit: str, action: str) -> None:

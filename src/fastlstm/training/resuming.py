@@ -128,32 +128,13 @@ def resumed_config(
     return dataclasses.replace(resolved, **changes)
 
 
-def notes_of_changes(
-    before: TrainingOptions, now: TrainingOptions, num_processes: int
-) -> list[str]:
-    """Returns notes about options of a resumed run that change its weights from there on.
-
-    Args:
-        before: the options that it had.
-        now: those of this start.
-        num_processes: of this start.
-    """
-    rounds = [_rounds(before, before.shards or 1), _rounds(now, num_processes)]
-    if rounds[0] != rounds[1]:
-        text = f"weights were averaged {rounds[0]}, now {rounds[1]}"
-        return [f"{text}: from here on they differ from those without this change"]
-    values = {
-        name: (getattr(before, name, 0) or 1, getattr(now, name, 0) or 1)
-        for name in ("shards", "pipeline")
-    }
+def notes_of_changes(before: TrainingOptions, now: TrainingOptions) -> list[str]:
+    """Returns notes about options of a resumed run that change its weights from there on."""
     return [
-        (f"`{name}={new!r}`: the run had {old} before; from here on its weights differ by rounding")
-        for name, (old, new) in values.items()
-        if old != new
+        (
+            f"`{name}={new!r}`: the run had {old} before; from here on its weights differ from"
+            " those without this change"
+        )
+        for name in ("sync_every", "pipeline")
+        if (old := getattr(before, name, 0)) != (new := getattr(now, name, 0))
     ]
-
-
-def _rounds(options: TrainingOptions, num_processes: int) -> str:
-    if options.sync_every == 1 or num_processes == 1:
-        return "after every step"
-    return f"every {options.sync_every} steps over {num_processes} processes"

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastlstm.distributed.world import Order
 from fastlstm.errors import CorruptFileError, StorageError
-from fastlstm.training import own_optimizers
 from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.data_parallel import average_optimizers
 from fastlstm.training.guard import first_non_finite
 from fastlstm.training.schedule import SaveTimes
 from fastlstm.training.state import Tensors
@@ -22,7 +21,7 @@ from fastlstm.training.state import Tensors
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
-_FINITE = ("model", "optimizer", own_optimizers.STEM, "average", "carried")
+_FINITE = ("model", "optimizer", "average", "carried")
 """Stems of the tensors without NaN and Inf in a state that can be restored."""
 
 
@@ -37,26 +36,32 @@ def of_all_rows(
 
 def own_rows(trainer: Trainer, carried: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the part of the carried state that belongs to the rows of this process."""
-    if trainer.plan.shards.world_size == 1:
+    if trainer.plan.share.size == 1:
         return carried
     own, axis = dict[str, Tensor](), trainer.task.row_axis
     num_rows = min((t.shape[axis[name]] for name, t in carried.items()), default=0)
-    rows = range(num_rows)[trainer.plan.shards.rows(trainer.task.num_lanes)]
+    rows = range(num_rows)[trainer.plan.share.rows(trainer.task.num_lanes)]
     for name, tensor in carried.items():
         each = tensor.shape[axis[name]] // num_rows  # a row may have several cells
         own[name] = tensor.narrow(axis[name], rows.start * each, len(rows) * each).contiguous()
     return own
 
 
-def restore_own(
-    trainer: Trainer, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
-) -> None:
-    """Puts a state back, but for the carried one; of local steps this process's optimizers."""
-    world, num_stored = trainer.world, int(meta.get(own_optimizers.KEY, 1))
-    size = world.size if trainer.plan.is_local else 1
-    state = own_optimizers.state_of(tensors, num_stored, world.rank, size)
-    own = {**tensors, "optimizer": state}
-    trainer.task.loader.load_state_dict(trainer.state.restore(own, meta, keep_guard))
+def told_state(trainer: Trainer, own: Checkpoint | None) -> Checkpoint:
+    """Returns the state of rank 0 in every process."""
+    if trainer.world.size == 1 and own is not None:
+        return own
+    tensors: Tensors = {} if own is None else own.tensors
+    flat = {f"{stem}/{name}": t for stem, group in tensors.items() for name, t in group.items()}
+    told = trainer.world.told(None if own is None else [own.step, own.meta])
+    flat = trainer.world.told_tensors(flat)
+    if own is not None:
+        return own
+    step, meta = told
+    for full_name, tensor in flat.items():
+        stem, _, name = full_name.partition("/")
+        tensors.setdefault(stem, {})[name] = tensor
+    return Checkpoint(Path(f"step {step} of rank 0"), step, tensors, meta, {}, True)
 
 
 class Saver:
@@ -74,60 +79,45 @@ class Saver:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
         trainer = self._trainer
         trainer.stepper.gather()
-        tensors, meta = self.capture_own()
-        trainer.world.order(Order.CAPTURE)
-        parts = trainer.world.gathered(self.own_part())
-        if carried := of_all_rows([part for part, _ in parts], trainer.task.row_axis):
-            tensors["carried"] = carried
         if trainer.plan.is_local:
-            meta[own_optimizers.KEY] = len(parts)
-            if others := own_optimizers.of_others([state for _, state in parts[1:]]):
-                tensors[own_optimizers.STEM] = others
-        return tensors, meta
-
-    def own_part(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns what no other process has: the carried state of its rows, and with local steps
-        the state of its optimizers."""
-        trainer = self._trainer
-        is_own = trainer.plan.is_local and not trainer.world.is_leader
-        return trainer.task.carried(), trainer.optimizers.tensors() if is_own else {}
-
-    def capture_own(self) -> tuple[Tensors, dict[str, Any]]:
-        """Returns the same without the carried state, which each process has a part of."""
-        trainer = self._trainer
+            average_optimizers(trainer)
         trainer.progress.elapsed_s = trainer.elapsed_s()
         tensors, meta = trainer.state.capture(trainer.task.loader.state_dict())
+        tensors["optimizer"] = trainer.stepper.optimizer_tensors()
         own, meta["callbacks"] = trainer.callbacks.capture()
         groups = {**own, BEST: trainer.best.weights}
         tensors.update({stem: group for stem, group in groups.items() if group})
         meta["published_step"] = trainer.best.published_step
+        carried = trainer.task.carried()
+        parts = (
+            [carried] if trainer.plan.share.size == 1 else trainer.world.gathered_tensors(carried)
+        )
+        if carried := of_all_rows(parts, trainer.task.row_axis):
+            tensors["carried"] = carried
         return tensors, meta
 
-    def share(self, tensors: Tensors, meta: dict[str, Any], is_roll_back: bool = False) -> None:
-        """Gives the other processes, if there are any, a state that this one has."""
-        if self._trainer.world.size > 1:
-            self._trainer.world.order(Order.RESTORE)
-            self._trainer.world.shared((tensors, meta, is_roll_back))
-
-    def restore(self, checkpoint: Checkpoint, is_roll_back: bool) -> None:
-        """Puts a state back; a roll-back keeps the trouble counters and best weights of now.
+    def restore(self, own: Checkpoint | None, is_roll_back: bool) -> None:
+        """Puts a state of rank 0 back; a roll-back keeps the trouble counters and best weights of
+        now.
 
         Raises:
             CorruptFileError: the checkpoint's values make no sense.
         """
-        trainer, tensors, meta = self._trainer, checkpoint.tensors, checkpoint.meta
+        trainer, checkpoint = self._trainer, told_state(self._trainer, own)
+        tensors, meta = checkpoint.tensors, checkpoint.meta
         with reading(checkpoint):
-            restore_own(trainer, tensors, meta, is_roll_back)
-            carried = tensors.get("carried", {})
+            trainer.task.loader.load_state_dict(trainer.state.restore(tensors, meta, is_roll_back))
+            first = {name: tensor for name, tensor in tensors["state"].items() if name in "hc"}
+            carried = tensors.get("carried", first)  # of format 1: in "state"
             trainer.task.restore_carried(own_rows(trainer, carried))
-            self.share({**tensors, "carried": carried}, meta, is_roll_back)
             if not is_roll_back:
                 trainer.best.restore(tensors.get(BEST, {}), int(meta.get("published_step", -1)))
             if not isinstance(callbacks := meta.get("callbacks", {}), dict):
                 raise TypeError("callbacks is no object")
             if not all(isinstance(state, dict) for state in callbacks.values()):
                 raise TypeError("the state of a callback is no object")
-        trainer.callbacks.restore(tensors, callbacks)
+        if trainer.world.is_leader:
+            trainer.callbacks.restore(tensors, callbacks)
         self.saved_step = trainer.progress.step
         if is_roll_back:  # the state is saved again, with its new rate
             self.saved_step = -1
@@ -155,7 +145,7 @@ class Saver:
         trainer = self._trainer
         if trainer.task.publishes_at_once:  # what the disk refused before is not in the checkpoint
             trainer.best.publish_if_possible()
-        if self.saved_step != trainer.progress.step:
+        if trainer.world.decided(self.saved_step != trainer.progress.step)[0]:
             self._save()
         if not trainer.task.publishes_at_once:  # it may take long, and the state is safe now
             with trainer.progress.counted("saving"):
@@ -174,6 +164,9 @@ class Saver:
         trainer, step = self._trainer, self._trainer.progress.step
         started = time.perf_counter()
         tensors, meta = self.capture()
+        if not trainer.world.is_leader:
+            self.saved_step = step
+            return
         is_finite, place = self.is_finite(tensors), Path(f"the state of step {step}")
         state = Checkpoint(place, step, tensors, meta, trainer.task.files(), is_finite)
         about = trainer.snapshots.save(state)

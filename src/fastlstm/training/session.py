@@ -9,13 +9,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.joining import MAY_DIFFER
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, KernelError, UsageError, counted
+from fastlstm.errors import (
+    ConfigError,
+    DataError,
+    KernelError,
+    UsageError,
+    counted,
+)
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import environment, hardware
@@ -27,18 +33,14 @@ from fastlstm.training.device import (
     memory_told,
     notes_on_device,
     random_numbers_kept,
-    require_own_gpus,
     set_up_device,
 )
 from fastlstm.training.events import start_event
-from fastlstm.training.local_steps import cut_rounds
 from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, tf32_kept, why_of
+from fastlstm.training.precision import PrecisionChoice, allow_tf32, tf32_kept, why_of
 from fastlstm.training.quota_threads import threads_within_quota
-from fastlstm.training.rescue import discard
-from fastlstm.training.rescued_state import rescue_newest
 from fastlstm.training.resuming import (
     OptionsT,
     checkpoint_to_resume,
@@ -51,6 +53,10 @@ from fastlstm.training.snapshots import RunSnapshots
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ValueT = TypeVar("ValueT", bound="DataclassInstance")
 _REPORT_CPU_S = 2.5
 """What the report takes of one core, with matplotlib's import and the end of the process."""
 _MAX_BUSY = 3.0
@@ -95,12 +101,11 @@ class RunSession(EventHub):
         observers: called with every event.
         stop: polled; see `Trainer`.
         started: `time.perf_counter()` when the wall clock of this start began; default now.
+        world: the processes that train together; rank 0 alone has a run, observers and callbacks.
 
     Attributes:
         started: as given, or now.
         notes: messages that follow the `start` event.
-        world: the processes that train together.
-        left_behind: what those of the last start have left (`rescued_state`).
         needs_steps: whether a run that has used its budget is refused; else what follows training
             is done again.
     """
@@ -110,13 +115,14 @@ class RunSession(EventHub):
     def __init__(
         self,
         run: RunDirectory | None,
-        observers: list[Observer],
+        observers: Sequence[Observer],
         stop: Callable[[], bool] | None = None,
         started: float | None = None,
+        world: World | None = None,
     ) -> None:
-        super().__init__(run, observers)
-        self.stop, self.notes, self.world = stop, list[str](), World()
-        self.left_behind: list[Checkpoint] = []
+        self.world = World() if world is None else world
+        super().__init__(run, list(observers) if self.world.is_leader else [])
+        self.stop, self.notes = stop, list[str]()
         self.started = time.perf_counter() if started is None else started
         self._mark = _thread_s()
         self._own_s = time.process_time()
@@ -153,43 +159,21 @@ class RunSession(EventHub):
         if self.run is not None:
             is_resumed = resume or self.world.attempt > 0  # torchrun has started all again
             checkpoint = checkpoint_to_resume(self.run, is_resumed, self.say)
-            if checkpoint is not None and self.left_behind:
-                checkpoint = self._rescued(self.run, checkpoint, options.keep_checkpoints)
-            discard(self.run.path)
-        elif resume:
+        elif resume and self.world.is_leader:
             raise ConfigError("`resume=True` continues a run directory; give `out`")
         if checkpoint is not None:
             with reading(checkpoint):
                 before, first = stored(checkpoint)
             options = resumed_config(options, names, before, first, may_change)
-        is_local = self.world.size > 1 and options.sync_every > 1
-        if is_local and (options.shards is None or "shards" not in names):
-            options = dataclasses.replace(options, shards=self.world.size)
-        if self.world.size > 1 and options.shards is None and options.divides_batch:
-            if checkpoint is not None:
-                raise ConfigError(
-                    "this run was started in one process, with one shard; give"
-                    f" `shards={self.world.size!r}` to continue it in several: its weights are"
-                    " from here on those of one process but for rounding"
-                )
-            options = dataclasses.replace(options, shards=self.world.size)
+        options, first = self.agreed(options), self.agreed(first)
         if before is not None:
-            self.notes += notes_of_changes(before, options, self.world.size)
+            self.notes += notes_of_changes(before, options)
         if self.run is not None or options.threads is not None or self.world.size > 1:
             self.set_threads(options.threads)
         device = set_up_device(options)
-        require_own_gpus(self.world, device)
         self.notes += notes_on_device(options, device)
         with random_numbers_kept(device), memory_told(options, device):
             yield Start(options, first, device, checkpoint, given)
-
-    def _rescued(self, run: RunDirectory, checkpoint: Checkpoint, keep: int) -> Checkpoint:
-        newer = rescue_newest(run, self.left_behind, checkpoint, keep)
-        if newer is None:
-            return checkpoint
-        text = f"continuing from step {newer.step:,}, recovered from the processes that survived"
-        self.say("info", text)
-        return newer
 
     def stop_criterion(
         self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int
@@ -224,68 +208,60 @@ class RunSession(EventHub):
         callbacks: Sequence[Callback],
     ) -> TrainingResult:
         """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
+        allow_tf32(plan.options.precision)
         snapshots = None
         if self.run is not None:
             snapshots = RunSnapshots(self.run, plan.options.keep_checkpoints)
+        own = callbacks if self.world.is_leader else ()
         trainer = Trainer(
-            task, plan, self.emit, self.stop, snapshots, callbacks,
+            task, plan, self.emit, self.stop, snapshots, own,
             self._run_path(), self.watch("evaluating", task.unit),
         )  # fmt: skip
         return trainer.fit(checkpoint)
 
-    def share(self, decided: Any) -> None:
-        """Gives the other processes what this one has decided, and waits until they have read
-        their input.
+    def of_leader(self, kind: type[ValueT], make: Callable[[], ValueT]) -> ValueT:
+        """Returns what rank 0 makes in every process: a dataclass whose fields JSON can hold."""
+        if not self.world.is_leader:
+            return kind(**self.world.told())
+        value = make()
+        if self.world.size > 1:
+            self.world.told(dataclasses.asdict(value))
+        return value
 
-        Raises:
-            UsageError: one of them cannot read it, or has another one.
-        """
-        self.world.shared(decided)
+    def require_same(self, key: object, what: str) -> None:
+        """Raises DataError where a process has read something else than rank 0."""
+        told = self.world.told(key)
         with self.world.together():
-            pass
+            if told != key:
+                raise DataError(f"{what} than that of rank 0; copy the same files to all machines")
 
-    def shards(self, options: TrainingOptions) -> Shards:
-        """Returns the shards of every batch, and which of them are this process's.
+    def agreed(self, options: OptionsT) -> OptionsT:
+        """Returns the options of rank 0, but for those that may differ."""
+        if self.world.is_leader:
+            return self.of_leader(type(options), lambda: options)
+        own = {name: value for name, value in vars(options).items() if name in MAY_DIFFER}
+        return dataclasses.replace(self.of_leader(type(options), lambda: options), **own)
 
-        Raises:
-            ConfigError: the batch, or the processes, cannot share so many.
-        """
-        if not options.divides_batch:
-            return Shards()
-        world, num = self.world, options.shards or 1
-        rows = options.batch_size * options.accumulate
-        if world.size & (world.size - 1):
+    def check_processes(self, options: TrainingOptions) -> None:
+        """Raises ConfigError where the processes cannot train together with these options."""
+        size, rows = self.world.size, options.batch_size * options.accumulate
+        if options.divides_batch and rows < size:
             raise ConfigError(
-                f"{world.size} processes train together, expected a power of two: 2, 4, 8, …"
+                f"{size} processes need as many rows, a step has {rows}; give"
+                f" `batch_size={-(-size // options.accumulate)!r}` or more, or start fewer"
             )
-        if num & (num - 1):
-            raise ConfigError(f"`shards={num!r}`: expected a power of two")
-        if num % world.size:
-            raise ConfigError(
-                f"`shards={num!r}`: {world.size} processes cannot share them; start {num} or fewer"
-            )
-        if rows < num:
-            raise ConfigError(
-                f"`shards={num!r}`: a step has only {counted(rows, 'row')}; give"
-                f" `batch_size={-(-num // options.accumulate)!r}` or more"
-            )
-        if options.sync_every > 1:
-            self._check_local_steps(options)
-        return Shards(num, world.rank, world.size)
-
-    def _check_local_steps(self, options: TrainingOptions) -> None:
-        every, size = f"`sync_every={options.sync_every}`", self.world.size
+        every = f"`sync_every={options.sync_every}`"
+        if options.sync_every == 1:
+            return
         if size == 1:
             self.notes.append(f"{every} has no effect with one process")
-        elif options.shards != size:
+        elif options.precision == "fp16" or options.wire == "bf16":
+            name, why, other = "wire", "weights travel as fp32", "fp32"
+            if options.precision == "fp16":
+                name, why, other = "precision", "all steps share a loss scale", "bf16"
             raise ConfigError(
-                f"`shards={options.shards!r}`: with {every} each process has one; leave it out, or"
-                f" give {size}"
-            )
-        elif options.precision == "fp16":
-            raise ConfigError(
-                f"{every} does not train in fp16, whose loss scale all steps share; give"
-                " `precision='bf16'`"
+                f"{every} cannot be combined with `{name}={getattr(options, name)!r}`: {why}; give"
+                f" `{name}={other!r}`"
             )
 
     def with_rate(self, options: OptionsT, rates: Mapping[str, float]) -> OptionsT:
@@ -316,7 +292,7 @@ class RunSession(EventHub):
     ) -> None:
         """Emits the `start` event, with what `about` adds to it, then the notes."""
         self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
-        for note in (*self.notes, *self._notes_on_setup(plan), *cut_rounds(plan)):
+        for note in (*self.notes, *self._notes_on_setup(plan)):
             self.say("info", note)
 
     def _notes_on_setup(self, plan: TrainingPlan) -> list[str]:

@@ -105,6 +105,8 @@ class StopFlag:
         again = (
             "press Ctrl-C again to stop" if number == signal.SIGINT else "a second SIGTERM stops"
         )
+        if environment.local_rank() > 0:  # another process says it
+            return
         text = f"fastlstm: {self.name}: saving, then stopping; {again} at once without saving\n"
         # A print could meet a print that this handler interrupts.
         with contextlib.suppress(OSError):

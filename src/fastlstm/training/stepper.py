@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastlstm.training.data_parallel import DataParallel
 from fastlstm.training.graphed_step import NO_GPU, GraphedStep, StepResult, graph_refusal
-from fastlstm.training.shard_sum import ShardSum
-from fastlstm.training.task import even_parts
+from fastlstm.training.task import PipelinedTask, even_parts
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -21,8 +21,8 @@ class Stepper:
     """Takes optimizer steps on the state of a trainer.
 
     A batch runs in `accumulate` parts whose losses add up to the mean loss of the whole, so the
-    gradient is that of the big batch; with shards, each of them does (`ShardSum`). A GPU that runs
-    out of memory gets the same batch again in twice as many parts. Callbacks see the gradients
+    gradient is that of the big batch. A GPU that runs out of memory gets the same batch again in
+    twice as many parts, where no other process takes part in the step. Callbacks see the gradients
     before they are clipped, and the weights before they are averaged.
 
     On a GPU a step is one CUDA graph where it can be (`GraphedStep`); `launch` then returns before
@@ -38,10 +38,10 @@ class Stepper:
         self.seconds = {"forward_backward": 0.0, "optimizer": 0.0}
         self._num_parts = trainer.plan.options.accumulate
         self._parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-        shards = trainer.plan.shards
-        is_cut = shards.num > 1
-        self._shard_sum = ShardSum(self._parameters, trainer) if is_cut else None
-        self._pipeline = trainer.task.pipeline
+        task: Any = trainer.task
+        self._pipeline: PipelinedTask | None = task if trainer.task.is_pipelined else None
+        is_divided = trainer.world.size > 1 and self._pipeline is None
+        self._parallel = DataParallel(trainer) if is_divided else None
         self._graphed: GraphedStep | None = None
         self._no_graph = graph_refusal(trainer)
         self._results, self._has_told = deque[StepResult](), False
@@ -161,7 +161,7 @@ class Stepper:
         """Has batches run in twice as many parts; within the handling of OutOfMemoryError, which
         it raises again where there are no more."""
         limit = self._task.num_rows(batch)
-        if self._num_parts >= limit or self._pipeline is not None:
+        if self._num_parts >= limit or self._trainer.world.size > 1:
             raise
         self._state.optimizers.zero_grad()
         torch.cuda.empty_cache()
@@ -174,15 +174,21 @@ class Stepper:
         self._graphed = None
 
     def gather(self) -> None:
-        """Brings the weights of the stages of a pipeline, if it is one, to rank 0."""
+        """Brings what the stages of a pipeline have, if it is one, to every process."""
         if self._pipeline is not None:
-            self._pipeline.gather(self._state)
+            self._pipeline.gather(self._trainer)
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the state of the optimizers, of all processes of a pipeline."""
+        if self._pipeline is not None:
+            return self._pipeline.optimizer_tensors(self._trainer)
+        return self._state.optimizers.tensors()
 
     def _passes(self, batch: Any) -> float:
         if self._pipeline is not None:
-            return self._pipeline.passes(batch, self._state.progress.step)
-        if self._shard_sum is not None:
-            return self._shard_sum.passes(self._task, self._state, batch, self._num_parts)
+            return self._pipeline.passes(batch, self._trainer)
+        if self._parallel is not None:
+            return self._parallel.passes(batch, self._num_parts)
         scaler, losses = self._state.scaler, []
         for loss in self._task.losses(
             batch, even_parts(self._task.num_rows(batch), self._num_parts)

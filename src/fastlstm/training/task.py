@@ -14,7 +14,6 @@ from fastlstm.errors import UsageError
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.training.pipeline import Pipeline
     from fastlstm.training.state import Progress
     from fastlstm.training.trainer import Trainer
 
@@ -90,7 +89,7 @@ class Task(ABC):
         flop_per_unit: floating-point operations of a training step per unit.
         num_valid: units of the validation part.
         step_units: validation units that are read like this process's part of a training step.
-        pipeline: runs the passes where processes share the layers; else None.
+        is_pipelined: whether it is a `PipelinedTask`: processes share the layers, not the rows.
     """
 
     name: ClassVar[str]
@@ -103,13 +102,13 @@ class Task(ABC):
     row_axis: ClassVar[Mapping[str, int]] = {}
     num_lanes: int = 0
     num_sums: ClassVar[int] = 1
+    is_pipelined: ClassVar[bool] = False
 
     model: nn.Module
     loader: Loader
     flop_per_unit: float = 0.0
     num_valid: int
     step_units: float
-    pipeline: Pipeline | None = None
 
     @abstractmethod
     def size(self, batch: Any) -> int:
@@ -130,13 +129,6 @@ class Task(ABC):
             count: None divides by `num_targets`, so that the losses add up to the mean.
         """
 
-    def joining_refusal(self, batch: Any, shards: Sequence[slice]) -> str | None:
-        """Returns why `losses` cannot run these rows of several shards as one, or None.
-
-        Where it can, it yields the loss of each shard, `(S,)`, within `JoinedShards.active`.
-        """
-        return "only text models can run them together"
-
     def graph_inputs(self, batch: Any) -> list[Tensor] | None:
         """Returns the tensors of a batch that `losses` reads on a GPU, or None where a step on it
         cannot be recorded as a CUDA graph.
@@ -153,10 +145,6 @@ class Task(ABC):
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
         """Returns the rows of a batch, those that this process has of it."""
-
-    def num_places(self, batch: Any) -> int:
-        """Returns the places for rows that a batch has in all processes; the last may be empty."""
-        return self.num_rows(batch)
 
     @abstractmethod
     def num_targets(self, batch: Any) -> int:
@@ -252,3 +240,16 @@ class Task(ABC):
     def totals(self, progress: Progress) -> Event:
         """Returns what an `end` event holds beside the counters that all tasks share."""
         return {}
+
+
+class PipelinedTask(Protocol):
+    """What a task does itself where processes share the layers: see `PipelinedTextTask`."""
+
+    @property
+    def norm(self) -> Tensor: ...
+
+    def passes(self, batch: Any, trainer: Trainer) -> float: ...
+
+    def gather(self, trainer: Trainer) -> None: ...
+
+    def optimizer_tensors(self, trainer: Trainer) -> dict[str, Tensor]: ...

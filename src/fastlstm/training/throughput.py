@@ -53,16 +53,15 @@ class ThroughputMeter:
         """Records an evaluation of so many units."""
         self.evaluation_s, self._scored = seconds, units
 
-    def log_due(self, every: int | None, step: int, taken: int = 1) -> bool:
+    def log_due(self, every: int | None, step: int) -> bool:
         """Returns whether to emit a `step` event: every so many steps, or about once a second.
 
         Args:
             every: steps between events, or None.
             step: of now.
-            taken: steps since this was asked last.
         """
         if every is not None:
-            return step % every < taken
+            return step % every == 0
         return time.perf_counter() - self._since >= _LOG_INTERVAL_S
 
     def take(self, wait_s: float) -> dict[str, Any]:

@@ -7,29 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from fastlstm.distributed.world import Order
-from fastlstm.errors import FastLSTMError, NonFiniteError, Stopped
+from fastlstm.errors import Dismissed, FastLSTMError, NonFiniteError, Stopped
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.best_weights import BestWeights
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
 from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.data_parallel import broadcast, finish_round, round_steps
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.events import end_event, step_event
 from fastlstm.training.guard import bad_weight
-from fastlstm.training.local_steps import LocalSteps
 from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import LossScaler
 from fastlstm.training.recovery import handle_bad_step, roll_back
-from fastlstm.training.rescue import Rescue
 from fastlstm.training.saver import Saver
 from fastlstm.training.schedule import learning_rate_factor
 from fastlstm.training.shared_evaluation import evaluate, weights_to_evaluate
@@ -41,6 +39,23 @@ from fastlstm.training.throughput import ThroughputMeter
 
 CLOSING_S = 0.5
 """Kept of a budget beside what the evaluation, the checkpoint and the task need at its end."""
+
+
+class _Turn(NamedTuple):
+    """What follows a step: numbers, as they are broadcast.
+
+    Attributes:
+        is_stopped, is_evaluated, is_over, is_saved: 1 for yes.
+        done: share of the run that is done.
+        each: share of the run that a step is; 0 unless steps are local.
+    """
+
+    is_stopped: float
+    is_evaluated: float
+    is_over: float
+    is_saved: float
+    done: float
+    each: float
 
 
 class Trainer:
@@ -63,10 +78,9 @@ class Trainer:
         state: both with averaged weights, counters and what else a checkpoint holds.
         best: the best weights.
         saver: saves the state.
-        rescue: keeps what the loss of another process needs.
         stepper: takes the optimizer steps.
-        local: takes them in rounds, where several processes step alone.
         meter: how fast the run is.
+        culprit: of local steps, what all go back for at the end of the round; or None.
     """
 
     def __init__(
@@ -85,7 +99,7 @@ class Trainer:
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
         self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
-        self.optimizers = OptimizerSet(task.model, options, options.learning_rate, plan.step_world)
+        self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
         self.state = TrainingState(
             model=task.model,
             optimizers=self.optimizers,
@@ -94,8 +108,8 @@ class Trainer:
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
-        self.best, self.saver, self.rescue = BestWeights(self), Saver(self), Rescue(self)
-        self.stepper, self.local = Stepper(self), LocalSteps(self)
+        self.best, self.saver, self.stepper = BestWeights(self), Saver(self), Stepper(self)
+        self.culprit: str | None = None
         self.meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._phases = PhaseTimes(self)
         self._evaluations = EvaluationSchedule(
@@ -137,7 +151,8 @@ class Trainer:
         torch.default_generator.manual_seed(self.plan.options.seed)
         if self.plan.device.type == "cuda":
             torch.cuda.manual_seed(self.plan.options.seed)
-        if checkpoint is not None:
+        broadcast(self)
+        if self.world.decided(checkpoint is not None)[0]:
             self.restore(checkpoint)
         progress = self.progress
         before_s, self._started = progress.elapsed_s, self._started - progress.elapsed_s
@@ -146,8 +161,8 @@ class Trainer:
         progress.slot = min(progress.slot, self._evaluations.slot(self.done()))
         self.callbacks.call("on_begin")
         try:
-            with self.rescue.writing(), self._saved_if_stopped():
-                self._fit(checkpoint)
+            with self._saved_if_stopped():
+                self._fit()
         except NonFiniteError:
             with suppress(FastLSTMError):  # the error that ends the run counts for more
                 self.best.publish_if_possible()
@@ -158,16 +173,16 @@ class Trainer:
             self.callbacks.call("on_end")
         return self._result(earlier_s)
 
-    def _fit(self, checkpoint: Checkpoint | None) -> None:
+    def _fit(self) -> None:
+        is_new = self.saver.saved_step < 0
         with closing(self.task.loader):
-            if checkpoint is None:
-                self.saver.share(*self.saver.capture())
             self._phases.begin()
-            if checkpoint is None and self.done() < 1.0:
+            if is_new and self.world.decided(self.done() < 1.0)[0]:
                 self.saver.save_if_possible()
             self._train()
             self.saver.save_last()
-        self.world.order(Order.END)
+        if not self.world.is_leader:
+            return
         self.emit(self._phases.event())
         if self.meter.is_ceiling_wrong:
             threads, device = torch.get_num_threads(), self.plan.device.type
@@ -195,8 +210,9 @@ class Trainer:
             wait_s / max(progress.train_s - earlier_s, 1e-9),
         )  # fmt: skip
 
-    def restore(self, checkpoint: Checkpoint, is_roll_back: bool = False) -> None:
-        """Continues from a state; a roll-back keeps the trouble counters and best weights of now.
+    def restore(self, checkpoint: Checkpoint | None, is_roll_back: bool = False) -> None:
+        """Continues from a state of rank 0; a roll-back keeps the trouble counters and best weights
+        of now.
 
         Raises:
             CorruptFileError: the checkpoint's values make no sense.
@@ -205,7 +221,6 @@ class Trainer:
         self.stepper.forget()
         self._launched.clear()
         self.saver.restore(checkpoint, is_roll_back)
-        self.rescue.forget()
 
     def _train(self) -> None:
         """Steps and evaluates to the end; the last step is evaluated."""
@@ -218,28 +233,46 @@ class Trainer:
 
     def _loop(self) -> None:
         while True:
-            if self.world.stopped_by or (self.stop is not None and self.stop()):
+            turn = self._turn()
+            if turn.is_stopped:
                 self.settle()
                 raise Stopped
-            done = self.done()
-            if self._evaluations.is_due(self.progress, done, self.elapsed_s()):
+            if turn.is_evaluated:
                 if not self.settle():  # else looked at again, with all results known
                     self.evaluate()
                 continue
-            if self._is_ended or done >= 1.0:
+            if turn.is_over:
                 if self.settle():
                     continue
                 self._is_ended = True
                 return
-            if self.saver.is_due():
+            if turn.is_saved:
                 if self.settle():
                     continue
                 self.saver.save_if_possible()
             if self.plan.is_local:
-                self.local.take_round()
+                self._take_round(turn.done, turn.each)
             else:
-                self.take_step()
+                self.take_step(turn.done)
             self._machine.emit_if_due()
+
+    def _turn(self) -> _Turn:
+        """Returns what to do next, as rank 0 decides; every process may stop the run."""
+        done, is_stopped = self.done(), self.stop is not None and self.stop()
+        is_due = self._evaluations.is_due(self.progress, done, self.elapsed_s())
+        is_over, is_saved = self._is_ended or done >= 1.0, self.saver.is_due()
+        each = self.done(later=1) - done if self.plan.is_local else 0.0
+        own = torch.tensor([is_stopped, is_due, is_over, is_saved, done, each], dtype=torch.float64)
+        if not self.world.is_leader:
+            own[1:] = 0.0
+        return _Turn(*self.world.summed(own).tolist())
+
+    def _take_round(self, done: float, each: float) -> None:
+        """Takes local steps and averages the weights of all processes."""
+        first, num = self.progress.step, round_steps(self, done, each)
+        while self.progress.step < first + num:
+            self.take_step(min(done + each * (self.progress.step - first), 1.0))
+        finish_round(self)
 
     @contextmanager
     def _saved_if_stopped(self) -> Iterator[None]:
@@ -252,9 +285,14 @@ class Trainer:
         """Saves the state after a stop and raises Stopped."""
         self.emit(self._phases.event())  # first: what is written later is cut by a resumed run
         self.saver.save()
+        self.world.told()  # the agent ends all processes when the first one has ended
+        if not self.world.is_leader:
+            raise Dismissed(Stopped.exit_code) from None
         if self.run_path is None:
             raise Stopped("stopped while training") from None
-        name = getattr(self.stop, "name", None) or self.world.stopped_by or "request"
+        name = getattr(self.stop, "name", None) or "request"
+        if self.world.size > 1 and self.stop is not None and not self.stop():
+            name = "a signal to another process"
         self.emit(end_event(self, f"stopped by {name}", self.run_path))
         saved = f"stopped by {name}; checkpoint-{self.saver.saved_step} is saved"
         raise Stopped(f"{saved}, start the run again with `resume=True` to continue") from None
@@ -295,12 +333,15 @@ class Trainer:
 
     # one step -----------------------------------------------------------------------------------
 
-    def take_step(self) -> None:
-        """Takes the next step of the run: a batch of the loader, at the learning rate of now."""
-        started, factor = time.perf_counter(), self._rate_factor(self.done())
-        batch = self.task.loader.next()  # first: after an error in it the others hear of the end
-        self.rescue.tell()
-        self.world.order(Order.STEP, factor)
+    def take_step(self, done: float | None = None) -> None:
+        """Takes the next step of the run: a batch of the loader, at the learning rate of now.
+
+        Args:
+            done: share of the run that is done; default is what the clock says.
+        """
+        started = time.perf_counter()
+        factor = self._rate_factor(self.done() if done is None else done)
+        batch = self.task.loader.next()
         if not self.model.training:
             self.model.train()
         after_bad = self._rate_factor(self.done(-1)) if self._launched else factor
@@ -324,6 +365,8 @@ class Trainer:
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             handle_bad_step(self, loss)
+            if self.plan.is_local:  # a step of the others
+                self.progress.count(units)
             return
         seconds = time.perf_counter() - started
         self.count_step(batch, seconds)
@@ -364,11 +407,11 @@ class Trainer:
         self.meter.add_step(result.loss, result.norm, units, seconds)
         return True
 
-    def tell_of_steps(self, factor: float, taken: int = 1) -> None:
-        """Emits what is due after the `taken` steps that the meter has got last; `factor` is the
-        share of the peak learning rate that the last one had."""
+    def tell_of_steps(self, factor: float) -> None:
+        """Emits what is due after a step; `factor` is the share of the peak learning rate that it
+        had."""
         progress = self.progress
-        if self.meter.log_due(self.plan.options.log_every, progress.step, taken):
+        if self.meter.log_due(self.plan.options.log_every, progress.step):
             step = progress.step
             self.settle()
             if self.progress.step == step:  # else it has changed nothing
@@ -387,14 +430,13 @@ class Trainer:
     def reset_carried(self) -> None:
         """Sets the state that is carried from batch to batch to zero."""
         self.task.reset_state()
-        self.rescue.forget()
 
     def continue_clock(self, elapsed_s: float) -> None:
         """Sets the wall clock of the run."""
         self._started = time.perf_counter() - elapsed_s
 
     def _warn_of_straggler(self) -> None:
-        if self.task.pipeline is not None:
+        if self.task.is_pipelined:
             return  # stages are seldom equal
         line = self.world.straggler()
         if line is not None and not self._has_warned:
@@ -413,9 +455,7 @@ class Trainer:
         """
         if not self.model.training:
             self.model.train()
-        result = self.stepper.step(batch, factor)
-        self.rescue.stepped()
-        return result
+        return self.stepper.step(batch, factor)
 
     # evaluation ---------------------------------------------------------------------------------
 
@@ -427,7 +467,7 @@ class Trainer:
         started, progress = time.perf_counter(), self.progress
         self.stepper.gather()
         if not progress.scored:
-            progress.scored = self._limit()
+            progress.scored = int(self.world.decided(self._limit())[0])
             if progress.scored < self.task.num_valid:
                 part = f"{progress.scored:,} of {self.task.num_valid:,} validation {self.task.unit}"
                 self.say("info", f"each evaluation scores {part}")
@@ -449,7 +489,7 @@ class Trainer:
     def _record(self, score: Score, started: float) -> None:
         """Records an evaluation; the model holds the weights that were evaluated."""
         progress, seconds = self.progress, time.perf_counter() - started
-        is_accepted = not self.callbacks.refusing()
+        is_accepted = bool(self.world.decided(not self.callbacks.refusing())[0])
         if not is_accepted and progress.best_step < progress.step:  # else a roll-back kept it
             self.best.forget()
         is_best = is_accepted and score.loss < progress.best_loss

@@ -1,32 +1,89 @@
-"""`fastlstm scale`: what more machines would make of a run, from a step on one and their network.
+"""`fastlstm scale`: what data parallelism over more machines would make of a run.
 
-For each number of nodes the ways to train are compared: the same batch divided among them, summed
-in float32 or bfloat16 in every step or after local steps; the layers divided; and the same batch on
-each of them.
+Of n numbers of b bytes a ring of W processes sends, over links of β bytes a second and τ seconds a
+message, in every k-th step::
+
+    2 (W-1)/W n b / β  +  2 (W-1) (τ + m)         m: what Python, gloo and the kernel cost
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import itertools
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
-from fastlstm.tuning.scale_law import MESSAGE_S, WIRE_BYTES, Link, shown, waiting
-from fastlstm.tuning.step_cost import StepCost
+import torch
 
-_WAYS = (("fp32", 1), ("bf16", 1), ("bf16", 8), ("bf16", 25))
-_CHUNKS = 8
-"""Of time, in a pipeline."""
+from fastlstm.training.step_time import ignore
+from fastlstm.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WIRE_BYTES = {"fp32": 4, "bf16": 2}
+PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
+"""Of the bytes on a link that carries as much each way: the rest are headers and answers."""
+MESSAGE_S = 0.35e-3
+"""m, fitted to replays on shaped links (docs/log.md)."""
+_WAYS = (("fp32", 1), ("bf16", 1), ("fp32", 8), ("fp32", 25))
 WORTH_IT = 1.05
 """Times the speed of one node, below which more are not advised."""
-_SAME = 0.98
-"""Of the fastest exact way's speed: float32 is preferred to bf16, which is no longer independent of
-the number of nodes, and both to a pipeline."""
-_CLEARLY = 1.1
-"""Times the speed of the exact way, from which one that changes learning is named."""
-LOCAL_LOSS = {
-    8: "at most 0.01 bits/char worse in 600 steps",
-    25: "0.01 bits/char worse with 2 nodes, 0.03 with 4, in 600 steps; less in longer runs",
-}
+_SAME, _CLEARLY = 0.98, 1.1
+"""Share of the fastest exact way's speed from which fp32 is preferred to bf16; times its speed from
+which local steps are advised."""
+LOCAL_LOSS = {8: "at most 0.01 bits/char worse", 25: "0.01 to 0.03 bits/char worse"}
+_TIMED_S, _MIN_TIMED, _MAX_TIMED = 0.5, 3, 12
+_DIVISORS = (1, 2, 4, 8)
+"""Of the batch, that are timed."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins two nodes: bytes a second in each direction, and seconds of a message one way."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def sum_s(self, numbers: int, wire: str, size: int) -> float:
+        """Returns the seconds of a sum over `size` processes."""
+        sent = 2 * (size - 1) / size * numbers * WIRE_BYTES[wire]
+        return sent / (PAYLOAD * self.bytes_per_s) + 2 * (size - 1) * (self.latency_s + MESSAGE_S)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step takes on one machine.
+
+    Attributes:
+        unit: what a batch is counted in, such as "tokens".
+        rows: of the batch with its accumulation.
+        units_per_row: units of a row.
+        passes: (rows, seconds) of forward and backward passes, rows descending.
+        update_s: seconds of clipping and update.
+        numbers: trained parameters.
+        description: one line.
+    """
+
+    unit: str
+    rows: int
+    units_per_row: float
+    passes: tuple[tuple[int, float], ...]
+    update_s: float
+    numbers: int
+    description: str
+
+    def step_s(self, rows: float) -> float:
+        """Returns the seconds of a step of so many rows: on the line through the two nearest that
+        were timed, and never less than in proportion to the fewest."""
+        if len(self.passes) == 1:
+            only, seconds = self.passes[0]
+            return seconds * rows / only + self.update_s
+        pairs = list(itertools.pairwise(self.passes))
+        (many, long_s), (few, short_s) = next((p for p in pairs if rows >= p[1][0]), pairs[-1])
+        seconds = short_s + (long_s - short_s) * (rows - few) / (many - few)
+        fewest, fewest_s = self.passes[-1]
+        return max(seconds, fewest_s * min(1.0, rows / fewest)) + self.update_s
 
 
 @dataclass(frozen=True)
@@ -34,51 +91,27 @@ class Way:
     """One way to train on a number of nodes.
 
     Attributes:
-        kind: `data`, `local` or `pipeline`.
-        wire: of what is sent.
+        name: such as "bf16" or "fp32 every 8".
         every: steps between sums.
-        used: nodes that have work.
-        rows: of each node.
+        used: nodes that have rows.
         compute_s: of a step.
-        exposed_s: of a step, in which nodes wait for the network (and each other, in a pipeline).
+        exposed_s: of a step, in which nodes wait for the network.
         speedup: over one node, in units a second.
         formula: `exposed_s` with its numbers.
     """
 
-    kind: str
-    wire: str
+    name: str
     every: int
     used: int
-    rows: float
     compute_s: float
     exposed_s: float
     speedup: float
     formula: str
 
     @property
-    def step_s(self) -> float:
-        return self.compute_s + self.exposed_s
-
-    @property
     def efficiency(self) -> float:
         """Share of the time in which a node computes."""
-        return self.compute_s / self.step_s
-
-    @property
-    def name(self) -> str:
-        if self.kind == "pipeline":
-            return "pipeline"
-        if self.every > 1:
-            return f"{self.wire} every {self.every}"
-        return self.wire
-
-    @property
-    def changes_learning(self) -> bool:
-        return self.every > 1
-
-    def to_dict(self) -> dict[str, object]:
-        return {**asdict(self), "name": self.name, "step_s": self.step_s,
-                "efficiency": self.efficiency}  # fmt: skip
+        return self.compute_s / (self.compute_s + self.exposed_s)
 
 
 @dataclass(frozen=True)
@@ -86,11 +119,10 @@ class Prediction:
     """All ways to train on a number of nodes.
 
     Attributes:
-        nodes: that there are.
+        nodes: number of them.
         strong: ways with the batch of the run divided.
         weak: the same batch on every node.
-        best: the fastest exact way, or one with local steps that is clearly faster; None where one
-            node is as fast.
+        best: the way to choose; None where one node is as fast.
         reason: why.
     """
 
@@ -99,13 +131,6 @@ class Prediction:
     weak: list[Way]
     best: Way | None
     reason: str
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "nodes": self.nodes, "strong": [way.to_dict() for way in self.strong],
-            "weak": [way.to_dict() for way in self.weak],
-            "best": None if self.best is None else self.best.to_dict(), "reason": self.reason,
-        }  # fmt: skip
 
 
 def predict_scale(
@@ -121,73 +146,37 @@ def predict_scale(
         every: steps between sums; None compares 1, 8 and 25.
     """
     ways = [way for way in _WAYS if wire in (None, way[0]) and every in (None, way[1])]
-    ways = ways or [(wire or "bf16", every or 1)]
-    used = 1 << (nodes.bit_length() - 1)  # processes are a power of two
-    at_most = 1 << (cost.rows.bit_length() - 1)  # each has a row
-    strong = [
-        _divided(cost, min(used, at_most), cost.rows / min(used, at_most), link, *way)
-        for way in ways
-    ]
-    if cost.num_layers > 1 and every in (None, 1):
-        strong.append(_pipeline(cost, min(nodes, cost.num_layers), link))
-    weak = [_divided(cost, used, cost.rows, link, *way) for way in ways]
-    best, reason = _chosen(cost, strong)
-    return Prediction(nodes, strong, weak, best, reason)
+    ways = ways or [(wire or "fp32", every or 1)]
+    used = min(nodes, cost.rows)  # each has a row
+    strong = [_way(cost, used, cost.rows / used, link, *way) for way in ways]
+    weak = [_way(cost, nodes, cost.rows, link, *way) for way in ways]
+    return Prediction(nodes, strong, weak, *_chosen(cost, strong))
 
 
-def _divided(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: int) -> Way:
+def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: int) -> Way:
     """Returns the way of `used` nodes with so many rows each."""
-    is_local = every > 1
-    exchange = cost.exchange(wire, rows, is_local)
-    compute_s = cost.compute_s(rows, 1 if is_local else used)
-    waits = waiting(exchange, link, used, every, compute_s)
-    speed = f"{link.payload_per_s / 1e6:.4g} MB/s"
-    sent = f"2·{used - 1}/{used} · {exchange.numbers / 1e6:.3g} M · {WIRE_BYTES[wire]} B"
-    formula = f"{sent} / {speed} + messages = {shown(waits.sums)}"
-    if waits.blocks:
-        formula += f"; Muon's blocks {shown(waits.blocks)}"
-    formula += f"; order {shown(waits.orders)}"
-    if waits.background:
-        formula += f"; optimizers {shown(waits.background)} longer than the steps that hide them"
-    if is_local:
-        formula = f"({formula}) / {every} steps"
-    speedup = used * rows / (compute_s + waits.step_s) / (cost.rows / cost.step_s)
-    kind = "local" if is_local else "data"
-    return Way(kind, wire, every, used, rows, compute_s, waits.step_s, speedup, formula)
-
-
-def _pipeline(cost: StepCost, used: int, link: Link) -> Way:
-    """Returns the way of a pipeline over layers and chunks of time (a wavefront)."""
-    share = -(-cost.num_layers // used) / cost.num_layers  # of the slowest stage
-    passes_s = share * cost.passes_s(cost.rows)
-    chunk_s = passes_s / _CHUNKS
-    message = cost.boundary_per_row * cost.rows / _CHUNKS
-    message_s = message / link.payload_per_s + link.latency_s + MESSAGE_S
-    turns = _CHUNKS + used - 1
-    backward_s = 2 * chunk_s / 3
-    in_turns_s = turns * (max(chunk_s - backward_s, message_s) + max(backward_s, message_s))
-    filling_s = 2 * (used - 1) * message_s
-    compute_s = passes_s + share * cost.update_s
-    waits_s = in_turns_s + filling_s - passes_s
+    compute_s, sum_s = cost.step_s(rows), link.sum_s(cost.numbers, wire, used)
     formula = (
-        f"{_CHUNKS} chunks: {used - 1} of {turns} turns wait, {shown((used - 1) * chunk_s)};"
-        f" {2 * _CHUNKS} messages of {message / 1e6:.3g} MB, {shown(message_s)} each"
+        f"2·{used - 1}/{used} · {cost.numbers / 1e6:.3g} M · {WIRE_BYTES[wire]} B /"
+        f" {PAYLOAD * link.bytes_per_s / 1e6:.4g} MB/s + messages = {shown(sum_s)}"
     )
-    speedup = cost.step_s / (compute_s + waits_s)
-    return Way("pipeline", "", 1, used, cost.rows, compute_s, waits_s, speedup, formula)
+    name = wire if every == 1 else f"{wire} every {every}"
+    formula = formula if every == 1 else f"({formula}) / {every} steps"
+    speedup = used * rows / (compute_s + sum_s / every) / (cost.rows / cost.step_s(cost.rows))
+    return Way(name, every, used, compute_s, sum_s / every, speedup, formula)
 
 
 def _chosen(cost: StepCost, ways: Sequence[Way]) -> tuple[Way | None, str]:
     """Returns the way that is advised, and why."""
     fastest = max(ways, key=lambda way: way.speedup)
-    exact = [way for way in ways if not way.changes_learning]
+    exact = [way for way in ways if way.every == 1]
     best = next((w for w in exact if w.speedup > _SAME * max(e.speedup for e in exact)), fastest)
-    local = max((w for w in ways if w.changes_learning), key=lambda w: w.speedup, default=None)
+    local = max((w for w in ways if w.every > 1), key=lambda w: w.speedup, default=None)
     if fastest.speedup < WORTH_IT:
         text = f"{shown(fastest.compute_s)} a step and waits {shown(fastest.exposed_s)}"
         return None, (
-            f"one node is as fast: it takes {shown(cost.step_s)} a step; of {fastest.used} each"
-            f" computes {text} ({fastest.name})"
+            f"one node is as fast: it takes {shown(cost.step_s(cost.rows))} a step; of"
+            f" {fastest.used} each computes {text} ({fastest.name})"
         )
     if local is None or local.speedup < max(_CLEARLY * best.speedup, WORTH_IT):
         return best, f"{best.name}: {best.speedup:.3g} times one node"
@@ -196,3 +185,70 @@ def _chosen(cost: StepCost, ways: Sequence[Way]) -> tuple[Way | None, str]:
         f"{local.name}: {local.speedup:.3g} times one node; local steps learn a little less"
         f" ({lost}); without them {best.name}, {best.speedup:.3g} times"
     )
+
+
+def measured_cost(trainer: Trainer) -> StepCost:
+    """Times steps of a run that was set up, with its batch and with a half, a quarter, an eighth.
+
+    Args:
+        trainer: of a run to throw away.
+    """
+    task, options = trainer.task, trainer.plan.options
+    passes, update_s, units = list[tuple[int, float]](), 0.0, 0.0
+    for divisor in _DIVISORS:
+        size = options.batch_size // divisor
+        if size * divisor != options.batch_size:
+            break
+        smaller = replace(options, batch_size=size)
+        other = Trainer(
+            task.changed(smaller, trainer.stop), replace(trainer.plan, options=smaller), ignore
+        )
+        try:
+            rows = size * options.accumulate
+            passes_s, other_update_s, taken = _fastest(other)
+            fewest_s = passes[-1][1] if passes else passes_s
+            passes.append((rows, min(passes_s, fewest_s)))  # what is slower was disturbed
+            if divisor == 1:
+                update_s, units = other_update_s, taken / rows
+        finally:
+            other.task.loader.close()
+    numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
+    threads = torch.get_num_threads()
+    about = f"{options.optimizer}, {options.precision}, {threads} thread{'s' * (threads > 1)} of"
+    return StepCost(
+        task.unit, passes[0][0], units, tuple(passes), update_s, numbers,
+        f"{about} {trainer.plan.device.type.upper()}",
+    )  # fmt: skip
+
+
+def _fastest(trainer: Trainer) -> tuple[float, float, int]:
+    """Returns the least seconds of passes and of updates of a few steps, and a step's units."""
+    passes, updates, units = list[float](), list[float](), 0
+    spent, until = trainer.stepper.seconds, time.perf_counter() + _TIMED_S
+    for number in range(_MAX_TIMED):
+        batch, before = trainer.task.loader.next(), dict(spent)
+        units = max(units, trainer.task.size(batch))
+        trainer.step(batch, 0.0)
+        if number > 0 or time.perf_counter() > until:  # the first one is a little slower
+            passes.append(spent["forward_backward"] - before["forward_backward"])
+            updates.append(spent["optimizer"] - before["optimizer"])
+        if len(passes) >= _MIN_TIMED and time.perf_counter() > until:
+            break
+        if passes and time.perf_counter() > until + 4 * _TIMED_S:
+            break
+    return min(passes), min(updates), units
+
+
+def facts(cost: StepCost, link: Link, found: Sequence[Prediction]) -> dict[str, object]:
+    """Returns the predictions as plain values."""
+    return {
+        "step": {**asdict(cost), "step_s": cost.step_s(cost.rows)},
+        "link_bytes_per_s": link.bytes_per_s,
+        "latency_s": link.latency_s,
+        "nodes": [asdict(one) for one in found],
+    }
+
+
+def shown(seconds: float) -> str:
+    """Returns "12.3 ms" or "1.23 s"."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

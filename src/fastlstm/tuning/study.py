@@ -26,7 +26,6 @@ from fastlstm.errors import (
     MissingExtraError,
     NonFiniteError,
     RunDirectoryError,
-    Setting,
     StorageError,
     UsageError,
 )
@@ -102,14 +101,12 @@ def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Stu
     is_new, about = not (path / STUDY_FILE).exists(), json.loads(json.dumps(about))
     if is_new and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise RunDirectoryError(
-            f"'{path}' holds something else, expected an empty or new directory; give another ",
-            Setting("out"),
-        )  # fmt: skip
+            f"'{path}' holds something else, expected an empty or new directory; give another `out`"
+        )
     if not is_new and not resume:
         raise UsageError(
-            f"'{path}' holds a search; continue it with ", Setting("resume", True),
-            ", or give another ", Setting("out"),
-        )  # fmt: skip
+            f"'{path}' holds a search; continue it with `resume=True`, or give another `out`"
+        )
     if (path / STUDY_FILE).is_symlink():
         raise _foreign(path)
     study = load_study(path)
@@ -151,9 +148,8 @@ def sampler_of(seed: int) -> optuna.samplers.TPESampler:
 
 def _foreign(path: Path) -> FormatError:
     return FormatError(
-        f"{path / STUDY_FILE} was not written by this fastlstm, or is damaged; give another ",
-        Setting("out"),
-    )  # fmt: skip
+        f"{path / STUDY_FILE} was not written by this fastlstm, or is damaged; give another `out`"
+    )
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ _LAW_AXES = ("batch", "seq-length", "size", "optimizer")
 _NUM_PROMISING, _NUM_WITH_RATE = 5, 2
 """Changes that the law puts first, and how many of them are tried with a higher rate too."""
 _RATE_SHIFT = 0.029
-"""What twice the learning rate gains falls by 2 points in a run e times as long (benchmarks/log)."""
+"""What twice the learning rate gains falls by 2 points in a run e times as long."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def whole_run_bits(
     """Returns what the whole run is expected to end at, from a complete short one.
 
     What the law says of the settings is halfway corrected to what it says of the default: between
-    optimizers and batches it errs by 2 to 4 % (benchmarks/log). It is the law of the default learning
+    optimizers and batches it errs by 2 to 4 %. It is the law of the default learning
     rate; a higher one gains less in a longer run.
 
     Args:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import CommandError, FastLSTMError, Setting, Stopped, UsageError, counted
+from fastlstm.errors import CommandError, FastLSTMError, Stopped, UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
 from fastlstm.system import hardware, storage
@@ -160,7 +160,7 @@ def tune_run(
         except (Stopped, KeyboardInterrupt, SystemExit):  # the last by a signal while it times
             done = counted(len(studies.runs_of(study)), "finished short run")
             raise Stopped(
-                f"stopped; {done} kept in {search.out}, continue with ", Setting("resume", True)
+                f"stopped; {done} kept in {search.out}, continue with `resume=True`"
             ) from None
 
 
@@ -223,8 +223,8 @@ def _prepared(work: _Work, job: Job, show: Show) -> Space:
     if not found[0].values:
         raise UsageError(
             f"--axes {','.join(work.search.axes)} leaves nothing to try: the options given fix it,"
-            " or nothing beside the default makes sense; give other ", Setting("axes"),
-        )  # fmt: skip
+            " or nothing beside the default makes sense; give other `axes`"
+        )
     return found[0]
 
 

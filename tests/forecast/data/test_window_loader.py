@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.errors import ConfigError, CorruptFileError, DataError, Stopped
 from fastlstm.forecast.data import window_loader
 from fastlstm.forecast.data.table import MISSING_INT16, Segments, Table, table_from_array
@@ -162,16 +162,15 @@ def test_a_position_that_is_none_is_refused(position: dict[str, int]) -> None:
         loader.load_state_dict(position)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 4, 6])
 def test_processes_share_every_batch(world_size: int, batch_size: int) -> None:
     with WindowLoader(table(), 2, batch_size, seed=1) as loader:
         alone = [batch.rows.tolist() for batch in loader.epoch()]
     shared: list[list[int]] = [[] for _ in alone]
     for rank in range(world_size):
-        with WindowLoader(
-            table(), 2, batch_size, seed=1, shards=Shards(4, rank, world_size)
-        ) as loader:
+        share = Share(rank, world_size)
+        with WindowLoader(table(), 2, batch_size, seed=1, share=share) as loader:
             batches = list(loader.epoch())
         assert [batch.total for batch in batches] == [len(rows) for rows in alone]
         for rows, batch in zip(shared, batches, strict=True):

@@ -19,20 +19,13 @@ struct BackwardScratch {
     carry = carver.take<float>(g.B * n.hidden);
     first = carver.take<Element>(g.B * g.H);
     d_table = {carver.take<float>(table), g.input.num_rows, n.units};
-    is_compensated = false;
-    for (int64_t k = 0; k < g.num_shards; ++k) is_compensated |= compensates(g, k);
+    // Where a token occurs often, for an eighth of the gates' memory.
+    is_compensated = Format::kPair == 1 && 8 * g.input.num_rows <= g.T * g.B;
     lost = {carver.take<float>(is_compensated ? table : 0), g.input.num_rows, n.units};
     d_table_elements = {carver.take<Element>(table), g.input.num_rows, n.units};
     width = round_up(g.H, kLanes) + round_up(g.I, kLanes) + kLanes;
-    gradient = carver.take<char>(
-        GradientScratch<Format>::bytes(width, n, threads, Turn::num_planes(g.num_shards)));
+    gradient = carver.take<char>(GradientScratch<Format>::bytes(width, n, threads));
     bytes = carver.bytes();
-  }
-
-  // Where a token occurs often in a shard, for an eighth of the gates' memory.
-  static bool compensates(const BackwardArgs& g, int64_t shard) {
-    const int64_t rows = g.T * (g.shards[shard + 1] - g.shards[shard]);
-    return Format::kPair == 1 && 8 * g.input.num_rows <= rows;
   }
 
   int64_t steps;              // whose dx is formed at once
@@ -41,7 +34,7 @@ struct BackwardScratch {
   Element* first;             // [B][H]: h0 in memory format
   GateMatrix<float> d_table;  // gradient of the projected embedding
   GateMatrix<float> lost;     // what its sums lost to rounding
-  bool is_compensated;        // in any shard
+  bool is_compensated;
   GateMatrix<Element> d_table_elements;  // the same in memory format
   int64_t width;  // of the state, the input and a one: the left operands of the weights' gradients
   char* gradient;
@@ -207,22 +200,15 @@ void input_gradient(const BackwardArgs& g, const Sizes<Format>& n, const Backwar
                  });
 }
 
-// One shard of the lanes.
-struct Shard {
-  Turn turn;
-  ShardRows rows;
-  bool is_compensated;
-};
-
 // Adds gate gradients of some rows to the table row of their token, for one group. A frequent token
 // has thousands of rows: plain sums would round off the last three bits (Kahan 1965).
 template <typename Format>
-void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, bool is_compensated,
+void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s,
                   const GateMatrix<const typename Format::Element>& gates, const RowChunk& chunk,
                   int64_t group) {
   constexpr int64_t kGroup = 4 * kLanes;
   float* const sums = s.d_table.at(0, group, 0);
-  float* const all_lost = is_compensated ? s.lost.at(0, group, 0) : nullptr;
+  float* const all_lost = s.is_compensated ? s.lost.at(0, group, 0) : nullptr;
   for (int64_t r = 0; r < chunk.count; ++r) {
     const auto* const gate = gates.at(0, group, 0) + chunk.rows[r].gate;
     const int64_t at = g.input.tokens[chunk.rows[r].at] * kGroup;
@@ -239,12 +225,12 @@ void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, bool 
 }
 
 template <typename Format>
-void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, const Shard& shard,
+void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s,
                   const GateMatrix<const typename Format::Element>& gates, Range units) {
   RowChunk chunk;
-  while (chunk.next(shard.rows, gates)) {
+  while (chunk.next({g.T * g.B, g.B}, gates)) {
     for (int64_t u = units.begin; u < units.end; ++u) {
-      sum_by_token(g, s, shard.is_compensated, gates, chunk, u);
+      sum_by_token(g, s, gates, chunk, u);
     }
   }
 }
@@ -253,21 +239,21 @@ void sum_by_token(const BackwardArgs& g, const BackwardScratch<Format>& s, const
 template <typename Format>
 struct SumsByToken {
   void operator()(const RowChunk& chunk, int64_t group) const {
-    if (is_wanted) sum_by_token(g, s, is_compensated, gates, chunk, group);
+    if (is_wanted) sum_by_token(g, s, gates, chunk, group);
   }
   const BackwardArgs& g;
   const BackwardScratch<Format>& s;
   const GateMatrix<const typename Format::Element>& gates;
-  bool is_wanted, is_compensated;
+  bool is_wanted;
 };
 
 template <typename Format>
-void clear_table(const BackwardScratch<Format>& s, bool is_compensated, Range units) {
+void clear_table(const BackwardScratch<Format>& s, Range units) {
   const int64_t values = s.d_table.rows * s.d_table.kGroup;
   for (int64_t u = units.begin; u < units.end; ++u) {
     for (int64_t k = 0; k < values; k += kLanes) {
       Float32::store(s.d_table.at(0, u, 0) + k, Vec{});
-      if (is_compensated) Float32::store(s.lost.at(0, u, 0) + k, Vec{});
+      if (s.is_compensated) Float32::store(s.lost.at(0, u, 0) + k, Vec{});
     }
   }
 }
@@ -286,20 +272,20 @@ void round_table(const BackwardScratch<Format>& s, Range units) {
 // dw_hh, and with tokens the gradient of the projected embedding, from the same pass over gates.
 template <typename Format, typename Engine>
 void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
-                        const BackwardScratch<Format>& s, const Shard& shard,
-                        Factor<Format>* factors, int count, Engine& engine, Member me) {
+                        const BackwardScratch<Format>& s, Factor<Format>* factors, int count,
+                        Engine& engine, Member me) {
   using Element = typename Format::Element;
   const GateMatrix<const Element> gates{static_cast<const Element*>(g.gates), s.steps * g.B,
                                         n.units};
   const bool has_tokens = g.input.tokens != nullptr;
   const Range units = part_of({0, n.units}, me.index, me.count);
-  if (has_tokens) clear_table(s, shard.is_compensated, units);
-  const SumsByToken<Format> beside{g, s, gates, has_tokens, shard.is_compensated};
+  if (has_tokens) clear_table(s, units);
+  const SumsByToken<Format> beside{g, s, gates, has_tokens};
   if (count > 0) {
-    weight_gradient(factors, count, 0, s.width, shard.rows, shard.turn, g.H, gates, n, s.gradient,
-                    engine, me, beside);
+    weight_gradient(factors, count, 0, s.width, {g.T * g.B, g.B}, g.H, gates, n, s.gradient, engine,
+                    me, beside);
   } else if (has_tokens) {
-    sum_by_token(g, s, shard, gates, units);
+    sum_by_token(g, s, gates, units);
   }
   if (has_tokens) round_table(s, units);
 }
@@ -308,22 +294,19 @@ void recurrent_gradient(const BackwardArgs& g, const Sizes<Format>& n,
 template <typename Format, typename Engine>
 void table_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                      const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                     const Shard& shard, const Factor<Format>* factors, int count, Engine& engine,
-                     Member me) {
+                     const Factor<Format>* factors, int count, Engine& engine, Member me) {
   const int64_t num_rows = g.input.num_rows;
   me.barrier->wait(me.count);  // the table is whole, and the scratch can be used anew
   if (g.dx != nullptr) {
     const Range rows = part_of({0, num_rows}, me.index, me.count, Engine::kRows);
     input_gradient<Format, Float32>(g, n, w, engine, s.d_table_elements.left(0, 0), rows,
-                                    {0, n.input_strips},
-                                    static_cast<float*>(g.dx) + shard.turn.shard * num_rows * g.I);
+                                    {0, n.input_strips}, static_cast<float*>(g.dx));
   }
   if (count == 0) return;
   const GateMatrix<const typename Format::Element> table{s.d_table_elements.gates, num_rows,
                                                          n.units};
-  weight_gradient(factors, count, round_up(g.H, kLanes), s.width, ShardRows(num_rows), shard.turn,
-                  g.H, table, n, s.gradient, engine, me,
-                  SumsByToken<Format>{g, s, table, false, false});
+  weight_gradient(factors, count, round_up(g.H, kLanes), s.width, {num_rows, num_rows}, g.H, table,
+                  n, s.gradient, engine, me, SumsByToken<Format>{g, s, table, false});
 }
 
 // The state: row r is y of the step before.
@@ -348,9 +331,9 @@ Factor<Format> input_factor(const BackwardArgs& g) {
 }
 
 template <typename Format, typename Engine>
-void shard_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
-                            const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                            const Shard& shard, Engine& engine, Member me) {
+void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
+                          const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
+                          Engine& engine, Member me) {
   using F = Factor<Format>;
   const F recurrent = recurrent_factor(g, s);
   const F dense = input_factor<Format>(g);
@@ -361,22 +344,8 @@ void shard_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
   const bool has_tokens = g.input.tokens != nullptr;
   if (g.dw_ih != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = dense;
   if (g.db != nullptr) (has_tokens ? second[num_second++] : first[num_first++]) = bias;
-  recurrent_gradient(g, n, s, shard, first, num_first, engine, me);
-  if (has_tokens) table_gradients(g, n, w, s, shard, second, num_second, engine, me);
-}
-
-template <typename Format, typename Engine>
-void all_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
-                          const BackwardWeights<Format>& w, const BackwardScratch<Format>& s,
-                          Engine& engine, Member me) {
-  for (int64_t k = 0; k < g.num_shards; ++k) {
-    if (k > 0) me.barrier->wait(me.count);  // the scratch can be used anew
-    const int64_t first = g.shards[k], count = g.shards[k + 1] - first;
-    const Shard shard{{k, g.num_shards},
-                      ShardRows(first, count, g.B, g.T),
-                      BackwardScratch<Format>::compensates(g, k)};
-    shard_weight_gradients(g, n, w, s, shard, engine, me);
-  }
+  recurrent_gradient(g, n, s, first, num_first, engine, me);
+  if (has_tokens) table_gradients(g, n, w, s, second, num_second, engine, me);
 }
 
 // dx of the chunk that begins at step t, the part of one thread.

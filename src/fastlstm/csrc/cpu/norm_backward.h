@@ -276,7 +276,7 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
                            const GateMatrix<const typename Format::Element>& d_ih, Engine& engine,
                            Member me) {
   using F = Factor<Format>;
-  const SumsByToken<Format> none{g, s, d_hh, false, false};
+  const SumsByToken<Format> none{g, s, d_hh, false};
   const Range units = part_of({0, n.units}, me.index, me.count);
   for (int64_t u = units.begin; u < units.end; ++u) {
     const int64_t k = u * kLanes, count = g.H - k;
@@ -293,20 +293,18 @@ void norm_weight_gradients(const BackwardArgs& g, const Sizes<Format>& n,
     }
   }
   const F recurrent = recurrent_factor(g, s), dense = input_factor<Format>(g);
-  const Shard whole{{0, 1}, ShardRows(0, g.B, g.B, g.T), s.is_compensated};
+  const Rows rows{g.T * g.B, g.B};
   if (g.dw_hh != nullptr) {
-    weight_gradient(&recurrent, 1, 0, s.width, whole.rows, whole.turn, g.H, d_hh, n, s.gradient,
-                    engine, me, none);
+    weight_gradient(&recurrent, 1, 0, s.width, rows, g.H, d_hh, n, s.gradient, engine, me, none);
   }
   me.barrier->wait(me.count);  // the scratch can be used anew
   if (g.input.tokens != nullptr) {
-    clear_table(s, s.is_compensated, units);
-    sum_by_token(g, s, whole, d_ih, units);
+    clear_table(s, units);
+    sum_by_token(g, s, d_ih, units);
     round_table(s, units);
-    table_gradients(g, n, w, s, whole, &dense, g.dw_ih != nullptr ? 1 : 0, engine, me);
+    table_gradients(g, n, w, s, &dense, g.dw_ih != nullptr ? 1 : 0, engine, me);
   } else if (g.dw_ih != nullptr) {
-    weight_gradient(&dense, 1, 0, s.width, whole.rows, whole.turn, g.H, d_ih, n, s.gradient, engine,
-                    me, none);
+    weight_gradient(&dense, 1, 0, s.width, rows, g.H, d_ih, n, s.gradient, engine, me, none);
   }
 }
 

@@ -173,12 +173,9 @@ struct ChunkRows {
             const Element* own) {
     const auto* const all = static_cast<const Element*>(g.features);
     const auto* const kept = static_cast<const Element*>(g.d);
-    int64_t step = first / g.num_lanes, lane = first % g.num_lanes;
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t at = step * g.lanes + g.first_lane + lane;
-      features[r] = all + at * g.H;
-      d[r] = kept == nullptr ? own + r * stride : kept + at * stride;
-      if (++lane == g.num_lanes) lane = 0, ++step;
+      features[r] = all + (first + r) * g.H;
+      d[r] = kept == nullptr ? own + r * stride : kept + (first + r) * stride;
     }
   }
 

@@ -2,33 +2,16 @@
 //
 // Works through the rows in chunks: the team transposes a chunk of every left operand together,
 // then each thread packs its own gates of the chunk and multiplies. The sum over rows runs in
-// order whatever the number of threads. The sums of several shards of the lanes are added as a
-// binary tree, as if each had been formed alone.
+// order whatever the number of threads.
 #pragma once
 
 #include "cpu/lstm_forward.h"
 
 namespace fastlstm::FASTLSTM_ISA {
 
-// The rows of some lanes, step by step: row r of them is row at[r] of the batch.
-class ShardRows {
- public:
-  // Lanes first to first + count of `lanes`, `steps` steps.
-  ShardRows(int64_t first, int64_t count, int64_t lanes, int64_t steps)
-      : first_(first), count_(count), lanes_(lanes), size_(steps * count) {}
-  // Rows 0 to `size`.
-  explicit ShardRows(int64_t size) : ShardRows(0, size, size, 1) {}
-
-  int64_t size() const { return size_; }
-
-  // The row of the batch that row r is, as (step, lane).
-  int64_t step(int64_t r) const { return r / count_; }
-  int64_t lane(int64_t r) const { return first_ + r % count_; }
-  int64_t end_lane() const { return first_ + count_; }
-  int64_t lanes() const { return lanes_; }
-
- private:
-  int64_t first_, count_, lanes_, size_;
+// Rows of a batch, `lanes` of each step.
+struct Rows {
+  int64_t size, lanes;
 };
 
 // A chunk of rows, and where each is in the batch: divisions once for all columns.
@@ -40,37 +23,26 @@ struct RowChunk {
     int32_t step, lane;
   };
   Row rows[kMost];
-  int64_t begin = 0, end = 0;  // among the rows of the shard
+  int64_t begin = 0, end = 0;
   int64_t count = 0;
 
   // Moves on to the next of nearly equal chunks; false behind the last.
   template <typename Element>
-  bool next(const ShardRows& all, const GateMatrix<Element>& gates) {
-    const int64_t chunks = ceil_div(all.size(), kMost);
+  bool next(const Rows& all, const GateMatrix<Element>& gates) {
+    const int64_t chunks = ceil_div(all.size, kMost);
     begin = end;
-    if (begin == all.size()) return false;
-    end = min_of(begin + round_up(ceil_div(all.size(), chunks), 64), all.size());
+    if (begin == all.size) return false;
+    end = min_of(begin + round_up(ceil_div(all.size, chunks), 64), all.size);
     count = end - begin;
-    int64_t step = all.step(begin), lane = all.lane(begin);
+    int64_t step = begin / all.lanes, lane = begin % all.lanes;
     for (int64_t r = 0; r < count; ++r) {
-      const int64_t at = step * all.lanes() + lane;
+      const int64_t at = begin + r;
       const int64_t gate = gates.at(at / gates.rows, 0, at % gates.rows) - gates.gates;
       rows[r] = {at, gate, static_cast<int32_t>(step), static_cast<int32_t>(lane)};
-      if (++lane == all.end_lane()) lane = all.lane(0), ++step;
+      if (++lane == all.lanes) lane = 0, ++step;
     }
     return true;
   }
-};
-
-// Which of several shards the sums are of. Finished sums wait in planes: shard k finds as many of
-// them as it has bits, and is added to one for each of its lowest bits that are ones.
-struct Turn {
-  int64_t shard, num_shards;
-
-  int plane() const { return __builtin_popcountll(static_cast<uint64_t>(shard)); }
-  int num_added() const { return __builtin_ctzll(~static_cast<uint64_t>(shard)); }
-  bool is_last() const { return shard + 1 == num_shards; }
-  static int num_planes(int64_t num_shards) { return Turn{num_shards - 1, num_shards}.plane() + 1; }
 };
 
 // One left operand: `width` columns of `row(r)`, scaled by `mask` of its lane, whose gradient
@@ -120,23 +92,21 @@ struct GradientScratch {
   static int64_t sum_bytes(int64_t width, const Sizes<Format>& n) {
     return round_up(width, kLanes) * n.gates * 4;
   }
-  static int64_t bytes(int64_t width, const Sizes<Format>& n, int64_t threads, int planes) {
-    return 2 * left_bytes(width) + threads * right_bytes() + planes * sum_bytes(width, n);
+  static int64_t bytes(int64_t width, const Sizes<Format>& n, int64_t threads) {
+    return 2 * left_bytes(width) + threads * right_bytes() + sum_bytes(width, n);
   }
 
   GradientScratch(char* base, int64_t width, const Sizes<Format>& n, Member me)
-      : plane(round_up(width, kLanes) * n.gates),
-        right(reinterpret_cast<Element*>(base + me.index * right_bytes())) {
+      : right(reinterpret_cast<Element*>(base + me.index * right_bytes())) {
     base += me.count * right_bytes();
     left[0] = reinterpret_cast<Element*>(base);
     left[1] = reinterpret_cast<Element*>(base + left_bytes(width));
     sums = reinterpret_cast<float*>(base + 2 * left_bytes(width));
   }
 
-  int64_t plane;     // floats of a plane of sums
   Element* left[2];  // [width][kStride], two chunks in turn
   Element* right;    // a thread's own: strips of one panel
-  float* sums;       // [plane][width][G]
+  float* sums;       // [width][G]
 };
 
 // left[k][r] = factor of row r of a chunk, column k, for the columns from k to k + kLanes.
@@ -176,7 +146,6 @@ void pack_gates(const GateMatrix<const typename Format::Element>& gates, const R
   const Element* const base = gates.at(0, group, 0);
   const auto row = [&](int64_t r) { return r < chunk.count ? base + chunk.rows[r].gate : kZero; };
   for (int64_t r = 0; r < padded; r += Format::kPair) {
-    // The rows of a shard lie in short runs: the hardware does not foresee the next.
     for (int64_t p = r + kAhead; p < r + kAhead + Format::kPair; ++p) {
       const Element* const ahead = row(p);
       for (int64_t line = 0; line < 4 * kLanes; line += 64 / int64_t{sizeof(Element)}) {
@@ -267,12 +236,12 @@ void few_rows_gradient(const Factor<Format>& factor, const RowChunk& chunk, Rang
   }
 }
 
-// Every factor's gradient over some rows of gate gradients; factors of different calls for a shard
-// have columns of their own among `width`, from `column` on. Calls beside(chunk, group) for every
-// chunk and group of the thread while the gates are in its cache.
+// Every factor's gradient over some rows of gate gradients; factors of different calls have columns
+// of their own among `width`, from `column` on. Calls beside(chunk, group) for every chunk and
+// group of the thread while the gates are in its cache.
 template <typename Format, typename Engine, typename Beside>
 void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t column, int64_t width,
-                     const ShardRows& rows, Turn turn, int64_t H,
+                     const Rows& rows, int64_t H,
                      const GateMatrix<const typename Format::Element>& gates,
                      const Sizes<Format>& n, char* scratch, Engine& engine, Member me,
                      const Beside& beside) {
@@ -282,11 +251,10 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   const Range units = part_of({0, n.units}, me.index, me.count);
   const Range strips{4 * units.begin, 4 * units.end};
   float* const sums = s.sums + column * n.gates;
-  float* const own = sums + turn.plane() * s.plane;
   RowChunk chunk;
   if constexpr (Format::kPair == 1) {
-    const bool has_room = rows.size() * (width + 2 * kLanes) * 4 <= s.right_bytes();
-    if (rows.size() <= kFewRows && has_room && turn.num_shards == 1) {
+    const bool has_room = rows.size * (width + 2 * kLanes) * 4 <= s.right_bytes();
+    if (rows.size <= kFewRows && has_room) {
       chunk.next(rows, gates);
       for (int f = 0; f < num_factors; ++f) {
         if (factors[f].out == nullptr) continue;
@@ -298,7 +266,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
   }
   for (int64_t number = 0; chunk.next(rows, gates); ++number) {
     const int64_t padded = round_up(chunk.count, Format::kInner);
-    const bool is_first = chunk.begin == 0, is_last = chunk.end == rows.size();
+    const bool is_first = chunk.begin == 0;
     auto* const left = s.left[number & 1];
     int64_t at = 0;
     for (int f = 0; f < num_factors; ++f) {
@@ -319,13 +287,9 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
                  kChunk * kLanes, {0, kStrips}, padded,
                  [&](int64_t row, int64_t, int, const float* block) {
                    for (int q = 0; q < kStrips; ++q) {
-                     float* to = own + row * n.gates + (strip + q) * kLanes;
+                     float* to = sums + row * n.gates + (strip + q) * kLanes;
                      Vec v = Float32::load(block + q * kLanes);
                      if (!is_first) v += Float32::load(to);
-                     for (int k = is_last ? turn.num_added() : 0; k > 0; --k) {
-                       to -= s.plane;
-                       v += Float32::load(to);
-                     }
                      Float32::store(to, v);
                    }
                  });
@@ -334,7 +298,7 @@ void weight_gradient(const Factor<Format>* factors, int num_factors, int64_t col
     }
   }
   int64_t at = 0;
-  for (int f = 0; f < num_factors && turn.is_last(); ++f) {
+  for (int f = 0; f < num_factors; ++f) {
     for (int64_t strip = strips.begin; strip < strips.end && factors[f].out != nullptr; ++strip) {
       write_gradient<Format>(sums + at * n.gates, n.gates, factors[f].width, strip, H,
                              factors[f].out);

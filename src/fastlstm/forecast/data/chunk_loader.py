@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.errors import DataError, Stopped, counted
 from fastlstm.forecast.data.table import Table
 from fastlstm.forecast.data.window_index import read_windows
@@ -69,12 +69,12 @@ class ChunkLoader(LoaderPosition):
         run_length: rows of consecutive chunks after which a series is cut, to shuffle its parts.
         seed: of the orders.
         should_stop: polled at every batch.
-        shards: the part of every batch to hand out; default is all of it.
+        share: the part of every batch to hand out; default is all of it.
 
     Attributes:
         num_chunks: in every epoch.
         num_windows: forecasts in every epoch.
-        shards: as given, or all.
+        share: as given, or all.
         steps_per_epoch: batches in every epoch.
         num_places: chunks of the largest batch; others have one fewer.
         wait_s: seconds spent copying batches, which is not done ahead.
@@ -94,7 +94,7 @@ class ChunkLoader(LoaderPosition):
         run_length: int,
         seed: int = 0,
         should_stop: Callable[[], bool] | None = None,
-        shards: Shards | None = None,
+        share: Share | None = None,
     ) -> None:
         usable = np.minimum(ends, table.segments.first_rows + table.segments.num_rows)
         usable = usable - table.segments.first_rows - horizon
@@ -111,7 +111,7 @@ class ChunkLoader(LoaderPosition):
         self._table, self._length, self._horizon = table, length, horizon
         self._chunks_per_run = max(1, run_length // length)
         self._seed, self._should_stop = seed, should_stop
-        self.shards = Shards() if shards is None else shards
+        self.share = Share() if share is None else share
         self.num_chunks = int(self._counts.sum())
         self.num_windows = self.num_chunks * (length // patch)
         self.steps_per_epoch = -(-self.num_chunks // batch_size)
@@ -128,7 +128,7 @@ class ChunkLoader(LoaderPosition):
             self._order = self._epoch_order(self._epoch)
         batch = slice(self._index, None, self.steps_per_epoch)
         rows = self._order.rows[batch]
-        total, own = len(rows), self.shards.rows(self.num_places)  # a place keeps its process
+        total, own = len(rows), self.share.rows(self.num_places)  # a place keeps its process
         rows = rows[own]
         values = read_windows(self._table, rows, self._length + self._horizon)
         continues = self._order.continues[batch][own] & (self._index > 0)

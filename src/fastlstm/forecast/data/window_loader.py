@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastlstm.distributed.shards import Shards
+from fastlstm.distributed.share import Share
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.data.table import Table, table_from_array
 from fastlstm.forecast.data.window_index import (
@@ -89,12 +89,12 @@ class WindowLoader(LoaderPosition):
         stride: rows from one window to the next.
         seed: of the orders.
         index: windows to use, in place of all of `length` and `stride`.
-        shards: the part of every batch to hand out; default is all of it.
+        share: the part of every batch to hand out; default is all of it.
         should_stop: polled while waiting.
         balance: draw series equally often instead of every window once; same epoch length.
 
     Attributes:
-        shards: as given, or all.
+        share: as given, or all.
         steps_per_epoch: batches in every epoch.
         num_windows: windows in every epoch over all ranks.
         wait_s: seconds that `next` has waited in total.
@@ -118,7 +118,7 @@ class WindowLoader(LoaderPosition):
         stride: int = 1,
         seed: int = 0,
         index: WindowIndex | None = None,
-        shards: Shards | None = None,
+        share: Share | None = None,
         should_stop: Callable[[], bool] | None = None,
         balance: bool = False,
     ) -> None:
@@ -131,12 +131,12 @@ class WindowLoader(LoaderPosition):
         self._windows = index_windows(table, length, stride) if index is None else index
         self.num_windows = len(self._windows)
         self._batch_size, self._shuffle, self._seed = batch_size, shuffle, seed
-        self.shards, self._should_stop = Shards() if shards is None else shards, should_stop
+        self.share, self._should_stop = Share() if share is None else share, should_stop
         self.steps_per_epoch = -(-self.num_windows // batch_size)
         self._groups = series_ends(table, self._windows) if balance else NO_GROUPS
         self._native_source = native_source(table, self._windows, self._groups, self._key(0, 1))
         self._row_floats = self._windows.length * len(table.columns)
-        own = self.shards.rows(batch_size)
+        own = self.share.rows(batch_size)
         self._num_own = own.stop - own.start
         fitting = _CHUNK_BYTES // (4 * max(self._num_own, 1) * self._row_floats)
         self._chunk_batches = max(1, min(fitting, _MAX_CHUNK_BATCHES))
@@ -238,7 +238,7 @@ class WindowLoader(LoaderPosition):
 
     def _numbers(self, first: int, count: int) -> NDArray[np.int64]:
         """Returns the numbers of this process's windows in `count` batches, ``(count, B)``."""
-        own = self.shards.rows(self._total(first))
+        own = self.share.rows(self._total(first))
         starts = np.arange(first, first + count, dtype=np.int64)[:, None] * self._batch_size
         return starts + np.arange(own.start, own.stop)
 

@@ -8,11 +8,10 @@ import torch
 
 from fastlstm.errors import counted
 from fastlstm.ops import kernels, native_call
-from fastlstm.ops.autograd import LSTMFunction, outputs_with_tangents, run_joined
+from fastlstm.ops.autograd import LSTMFunction, outputs_with_tangents
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.checkpointing import CheckpointedLSTMFunction, describe_saved, steps_per_part
 from fastlstm.ops.custom_op import is_traced, run_custom_op
-from fastlstm.ops.joined_shards import active_shards
 from fastlstm.system import environment, hardware
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ class NativeBackend:
         Raises:
             ShapeError: a token that is no row of the embedding.
         """
-        shards = active_shards()
-        lanes = call.B if shards is None else shards.sizes[0]
-        if call.has_tokens and not gathers_tokens(args.rows.shape[0], call.T, lanes):
+        if call.has_tokens and not gathers_tokens(args.rows.shape[0], call.T, call.B):
             args = args.embedded()
         if is_traced(*args):
             is_dual = torch.autograd.forward_ad._current_level >= 0
@@ -84,8 +81,6 @@ class NativeBackend:
             is_bf16 = call.dtype == torch.bfloat16
             y, hT, cT, _ = native_call.forward(args, is_bf16, False, call.options)
             return LSTMOutput(y, hT, cT)
-        if shards is not None:
-            return LSTMOutput(*run_joined(call, shards, args))
         if call.max_activation_bytes is not None:
             steps, _ = steps_per_part(call)
             if steps < call.T:
