@@ -1,8 +1,8 @@
 """Training in 1, 2 and 4 processes: equal curves, rows read once, what kills cost.
 
-    python tests/campaigns/distributed.py curves [STEPS]
-    python tests/campaigns/distributed.py moved
-    python tests/campaigns/distributed.py kills WORKERS AGENTS [SEED]
+    python campaigns/distributed.py curves [STEPS]
+    python campaigns/distributed.py moved
+    python campaigns/distributed.py kills WORKERS AGENTS [SEED]
 
 `curves` trains a text, a table and sequences (AdamW, fp32) and compares every loss with that of one
 process, and the weights of two runs of two processes. `moved` trains in 1, then 4, then 2 processes
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-TESTS = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "distributed")]
 
 from test_training import a_text, last_state, logged_steps, steps_of, worker  # noqa: E402

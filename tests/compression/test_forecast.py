@@ -52,6 +52,7 @@ QUICK: dict[str, Any] = {
     "horizon": 6, "input_size": 24, "patch": 6, "hidden_size": 32, "steps": 10, "dropout": 0.1,
     "learning_rate": 0.01, "split": "60/20/20", "evaluations": 2, "tensorboard": False,
     "batch_size": 16, "threads": 1, "linear": False,
+    "calendar": "none",
 }  # fmt: skip
 ROLES: dict[str, Any] = {
     "past": ["temp", "sky"], "future": ["price", "kind"], "static": ["size", "place"],

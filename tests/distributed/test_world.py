@@ -67,14 +67,14 @@ def test_a_slow_stage_of_a_pipeline_is_no_fault(is_pipelined, num_told):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"batch_size": 1}, "2 processes need as many rows, a step has 1; give batch_size=2"),
+        ({"batch_size": 1}, "2 processes need as many rows, a step has 1; give `batch_size=2`"),
         (
             {"sync_every": 5, "wire": "bf16"},
-            "sync_every=5 cannot be combined with wire='bf16': weights travel",
+            "`sync_every=5` cannot be combined with `wire='bf16'`: weights travel",
         ),
         (
             {"sync_every": 5, "precision": "fp16"},
-            "sync_every=5 cannot be combined with precision='fp16'",
+            "`sync_every=5` cannot be combined with `precision='fp16'`",
         ),
     ],
 )
@@ -88,7 +88,9 @@ def test_what_cannot_be_shared_is_refused(options, told):
 def test_of_one_process_local_steps_have_no_effect():
     session = RunSession(None, [])
     session.check_processes(TrainConfig(sync_every=25))
-    assert [str(note) for note in session.notes] == ["sync_every=25 has no effect with one process"]
+    assert [str(note) for note in session.notes] == [
+        "`sync_every=25` has no effect with one process"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +105,8 @@ def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("0", "--nproc 0: expected 1 or more"),
-        ("1024", "--nproc 1024: a step has only 32 rows; start fewer, or give --batch-size 1024"),
+        ("0", "`nproc=0`: expected 1 or more"),
+        ("1024", "`nproc=1024`: a step has only 32 rows; start fewer, or give `batch_size=1024`"),
         ("2", "no such file or directory: none.txt"),
     ],
 )
@@ -228,7 +230,7 @@ def test_a_pipeline_that_cannot_be_is_refused(options, device, size, told):
     "options", [{"accumulate": 2}, {"sync_every": 5}, {"wire": "bf16"}, {"tie_weights": True}]
 )
 def test_what_a_pipeline_does_not_combine_with_is_refused(options):
-    with pytest.raises(ConfigError, match="pipeline cannot be combined with"):
+    with pytest.raises(ConfigError, match="`pipeline` cannot be combined with"):
         TrainConfig(pipeline=2, **options)
 
 

@@ -27,6 +27,7 @@ OF_OTHER_PROGRAMS = {
     " rdzv-conf numa-binding",
     "srun": "ntasks-per-node",
     "wandb": "yes",
+    "py-spy": "native pid",
 }
 
 

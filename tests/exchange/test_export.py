@@ -324,7 +324,7 @@ def test_a_text_that_has_changed_is_not_compared_on(
 
 
 def test_a_refusal_leaves_no_directories(text_run: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="ONNX's LSTM has no layer_norm"):
+    with pytest.raises(ConfigError, match="ONNX's LSTM has no `layer_norm`"):
         fastlstm.export(text_run(layer_norm=True), to="onnx", out=tmp_path / "a" / "b" / "out")
     assert not (tmp_path / "a").exists()
 
@@ -376,7 +376,7 @@ def test_a_directory_that_exists_is_left_alone(
 ) -> None:
     run = text_run()
     (tmp_path / "out").mkdir()
-    with pytest.raises(RunDirectoryError, match="exists; give another out or remove it"):
+    with pytest.raises(RunDirectoryError, match="exists; give another `out` or remove it"):
         fastlstm.export(run, to="onnx", out=tmp_path / "out")
     with pytest.raises(RunDirectoryError, match="no such run"):
         fastlstm.export(tmp_path / "nothing", to="onnx", out=tmp_path / "new")

@@ -135,7 +135,7 @@ def test_a_sequence_model(
         (
             "numbers",
             {"to": "litert"},
-            "any number of time steps, .* sequence model's length",
+            "any number of time steps, .* sequence model's `length`",
         ),
         ("numbers", {"to": "onnx", "length": 3}, "is for sequence models that go to litert"),
         ("numbers", {"to": "litert", "length": 0}, "length=0 is no number of steps"),
@@ -265,7 +265,11 @@ def test_a_wrong_label_is_found(sequence_runs: dict[str, Path]) -> None:
     [
         (3, {}, "the model is an int, expected a run directory or a torch module"),
         (Tagger(), {}, "give an example of the module's arguments"),
-        ("run", {"check": False, "check_text": "a.txt"}, "check_text is not read without a check"),
+        (
+            "run",
+            {"check": False, "check_text": "a.txt"},
+            "`check_text` is not read without a check",
+        ),
     ],
     ids=["number", "module", "check_text"],
 )

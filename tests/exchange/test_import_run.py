@@ -171,7 +171,7 @@ def test_imported_run_is_scored_trained_on_and_compressed(text_model, tmp_path):
     options = {"batch_size": 2, "seq_length": 16, "sample_every": 0, "observers": ()}
     trained = fastlstm.train(book, out=tmp_path / "on", start=run, steps=20, **options)
     assert trained.bits_per_char < before
-    with pytest.raises(ConfigError, match="rnn_size=5: the run in start has 12"):
+    with pytest.raises(ConfigError, match="`rnn_size=5`: the run in `start` has 12"):
         fastlstm.train(book, out=tmp_path / "no", start=run, rnn_size=5, **options)
     report = fastlstm.compress(run, out=tmp_path / "small", to="int8", observers=())
     assert report.result.path == str(tmp_path / "small")

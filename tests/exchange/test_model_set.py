@@ -291,7 +291,7 @@ def refused_models() -> dict[str, tuple[Callable[[Path], Path], dict[str, Any], 
         ),
         "every step": (
             of_keras(LSTM(4, return_sequences=True), Dense(1)), {},
-            "'lstm.*' writes at every step; .* say what is read of it by answer",
+            "'lstm.*' writes at every step; .* say what is read of it by `answer`",
         ),
         "GRU of torch": (states(rnn=nn.GRU(3, 6)), {}, "'rnn' is nn.GRU; imported is nn.LSTM"),
         "RNN of torch": (states(rnn=nn.RNN(3, 6)), {}, "'rnn' is nn.RNN; imported is nn.LSTM"),
@@ -300,7 +300,7 @@ def refused_models() -> dict[str, tuple[Callable[[Path], Path], dict[str, Any], 
         "LayerNorm": (states(norm=nn.LayerNorm(6), lstm=lstm), {}, "'norm' is a normalization"),
         "no activation": (
             states(lstm=lstm, fc1=nn.Linear(6, 5), fc2=nn.Linear(5, 1)), {},
-            "'fc1' and 'fc2' follow each other.*give activation, one of linear, relu",
+            "'fc1' and 'fc2' follow each other.*give `activation`, one of linear, relu",
         ),
         "wrong activation": (
             states(lstm=lstm, fc1=nn.Linear(6, 5), fc2=nn.Linear(5, 1)), {"activation": "x"},
@@ -387,7 +387,7 @@ def test_a_text_model_with_a_function_in_its_head(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not say which function is between them"):
         fastlstm.import_run(path, out=tmp_path / "no", chars=CHARS)
     with pytest.raises(
-        FormatError, match=r"'fc1' has no place in a text run.*classes=True a class"
+        FormatError, match=r"'fc1' has no place in a text run.*`classes=True` a class"
     ):
         fastlstm.import_run(path, out=tmp_path / "no", activation="relu")
     run = fastlstm.import_run(path, out=tmp_path / "run", activation="relu", classes=True)

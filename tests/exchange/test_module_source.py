@@ -235,8 +235,8 @@ def test_all_that_cannot_be_written_is_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layer_norm": True}, "ONNX's LSTM has no layer_norm"),
-        ({"zoneout": 0.1}, "ONNX's LSTM has no zoneout"),
+        ({"layer_norm": True}, "ONNX's LSTM has no `layer_norm`"),
+        ({"zoneout": 0.1}, "ONNX's LSTM has no `zoneout`"),
     ],
 )
 def test_cells_that_onnx_has_not(change: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,10 @@ def test_what_is_to_be_forecast_widens_nothing() -> None:
     model = Forecaster(**{**QUICK, "steps": 1}, output="quantiles").fit(noisy(400))
     values = torch.randn(3, INPUT + HORIZON, 1, generator=torch.Generator().manual_seed(0))
     want = spread(values, model.network_.config)
-    torch.testing.assert_close(want, (values[:, :INPUT].std(1, correction=0) + 0.05).sqrt())
+    deviation = values[:, :INPUT].std(1, correction=0) + 0.05
+    torch.testing.assert_close(want, deviation)
+    last = replace(model.network_.config, normalize="last")
+    torch.testing.assert_close(spread(values, last), deviation.sqrt())
     values[:, INPUT:] = 1e6
     assert torch.equal(spread(values, model.network_.config), want)
 

@@ -319,24 +319,27 @@ def test_repr_names_the_options():
 
 
 INVALID = [
-    ({"recurrent_dropout": 1.0}, r"recurrent_dropout is 1\.0, expected a probability in \[0, 1\)"),
-    ({"recurrent_dropout": -0.1}, r"recurrent_dropout is -0\.1"),
-    ({"recurrent_dropout": float("nan")}, "recurrent_dropout is nan"),
-    ({"recurrent_dropout": True}, "recurrent_dropout is True"),
-    ({"zoneout": True}, "zoneout is True"),
-    ({"recurrent_dropout": "0.1"}, "recurrent_dropout is '0.1'"),
-    ({"zoneout": 1.01}, r"zoneout is 1\.01, expected a probability in \[0, 1\] or two of them"),
-    ({"zoneout": (0.1, -0.1)}, "zoneout is"),
-    ({"zoneout": (0.1, float("nan"))}, "zoneout is"),
-    ({"zoneout": (0.1, 0.1, 0.1)}, "zoneout is"),
-    ({"zoneout": None}, "zoneout is None"),
-    ({"layer_norm": 1}, "layer_norm is 1, expected True or False"),
+    (
+        {"recurrent_dropout": 1.0},
+        r"`recurrent_dropout` is 1\.0, expected a probability in \[0, 1\)",
+    ),
+    ({"recurrent_dropout": -0.1}, r"`recurrent_dropout` is -0\.1"),
+    ({"recurrent_dropout": float("nan")}, "`recurrent_dropout` is nan"),
+    ({"recurrent_dropout": True}, "`recurrent_dropout` is True"),
+    ({"zoneout": True}, "`zoneout` is True"),
+    ({"recurrent_dropout": "0.1"}, "`recurrent_dropout` is '0.1'"),
+    ({"zoneout": 1.01}, r"`zoneout` is 1\.01, expected a probability in \[0, 1\] or two of them"),
+    ({"zoneout": (0.1, -0.1)}, "`zoneout` is"),
+    ({"zoneout": (0.1, float("nan"))}, "`zoneout` is"),
+    ({"zoneout": (0.1, 0.1, 0.1)}, "`zoneout` is"),
+    ({"zoneout": None}, "`zoneout` is None"),
+    ({"layer_norm": 1}, "`layer_norm` is 1, expected True or False"),
     (
         {"activation": "tahn"},
-        r"activation is 'tahn' \(did you mean 'tanh'\?\), expected one of sig",
+        r"`activation` is 'tahn' \(did you mean 'tanh'\?\), expected one of sig",
     ),
-    ({"recurrent_activation": "gelu"}, "recurrent_activation is 'gelu'"),
-    ({"activation": None}, "activation is None"),
+    ({"recurrent_activation": "gelu"}, "`recurrent_activation` is 'gelu'"),
+    ({"activation": None}, "`activation` is None"),
 ]
 
 

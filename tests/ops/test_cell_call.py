@@ -61,7 +61,7 @@ def test_activations_at_points_known_by_hand():
     assert tuple(want) == ACTIVATIONS
     for name, values in want.items():
         torch.testing.assert_close(activate(name, x), torch.tensor(values, dtype=torch.float64))
-    with pytest.raises(ConfigError, match="activation is 'swish', expected one of sigmoid, tanh"):
+    with pytest.raises(ConfigError, match="`activation` is 'swish', expected one of sigmoid, tanh"):
         CellOptions(activation="swish")
 
 

@@ -17,15 +17,15 @@ from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layer_norm": 1}, "layer_norm is 1, expected True or False"),
-        ({"recurrent_dropout": 1.0}, r"recurrent_dropout is 1\.0, expected a probability in \[0"),
-        ({"recurrent_dropout": True}, "recurrent_dropout is True"),
-        ({"recurrent_dropout": float("nan")}, "recurrent_dropout is nan"),
-        ({"zoneout": 1.5}, r"zoneout is 1\.5, expected a probability in \[0, 1\] or two of them"),
-        ({"zoneout": (0.1, 0.2, 0.3)}, "zoneout is"),
-        ({"zoneout": (0.1, None)}, "zoneout is"),
-        ({"activation": "tahn"}, r"activation is 'tahn' \(did you mean 'tanh'\?\)"),
-        ({"recurrent_activation": None}, "recurrent_activation is None"),
+        ({"layer_norm": 1}, "`layer_norm` is 1, expected True or False"),
+        ({"recurrent_dropout": 1.0}, r"`recurrent_dropout` is 1\.0, expected a probability in \[0"),
+        ({"recurrent_dropout": True}, "`recurrent_dropout` is True"),
+        ({"recurrent_dropout": float("nan")}, "`recurrent_dropout` is nan"),
+        ({"zoneout": 1.5}, r"`zoneout` is 1\.5, expected a probability in \[0, 1\] or two of them"),
+        ({"zoneout": (0.1, 0.2, 0.3)}, "`zoneout` is"),
+        ({"zoneout": (0.1, None)}, "`zoneout` is"),
+        ({"activation": "tahn"}, r"`activation` is 'tahn' \(did you mean 'tanh'\?\)"),
+        ({"recurrent_activation": None}, "`recurrent_activation` is None"),
     ],
 )
 def test_a_value_without_a_meaning_is_named(fields: dict[str, Any], message: str) -> None:

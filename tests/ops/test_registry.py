@@ -52,7 +52,7 @@ def test_strict_refuses_a_slow_path():
     message = (
         r"LSTM T=8 B=4 I=16 H=32 float64 cpu train would run on a slow path, aten: ATen per-step"
         rf" loop \({REFUSED}; because oneDNN has no LSTM in float64\); change that or leave out"
-        r" strict_kernels"
+        r" `strict_kernels`"
     )
     with pytest.raises(KernelError, match=message):
         select(make_call(dtype=torch.float64), strict=True)

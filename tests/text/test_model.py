@@ -48,7 +48,7 @@ def test_tied_weights_are_stored_once(make_model):
     model.loss(tokens_of(3, 2), tokens_of(3, 2, seed=1), model.initial_state(2))[0].backward()
     unused = sorted(set(range(20)) - set(tokens_of(3, 2).flatten().tolist()))
     assert model.embedding.weight.grad[unused].any(), "the output's share of the gradient"
-    with pytest.raises(ConfigError, match="needs embed_size equal to rnn_size, got 8 and 16"):
+    with pytest.raises(ConfigError, match="needs `embed_size` equal to `rnn_size`, got 8 and 16"):
         LanguageModel(ModelConfig(20, 8, 16, tie_weights=True))
 
 

@@ -163,8 +163,8 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
     [
         ({}, {}, ""),
         ({"sync_every": 25}, {"sync_every": 25}, ""),
-        ({"pipeline": 4}, {"pipeline": 8}, "--pipeline 8: the run had 4 before"),
-        ({}, {"sync_every": 9}, "--sync-every 9: the run had 1 before; from here on its weights"),
+        ({"pipeline": 4}, {"pipeline": 8}, "`pipeline=8`: the run had 4 before"),
+        ({}, {"sync_every": 9}, "`sync_every=9`: the run had 1 before; from here on its weights"),
     ],
 )
 def test_a_resumed_run_says_what_changes_its_weights(

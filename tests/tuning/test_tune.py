@@ -329,7 +329,7 @@ def test_a_study_is_continued_with_the_same_options_only(tmp_path: Path):
     searched(Runs({}), SMALL, study=open_study(out, about, resume=False))
     again = open_study(out, about, resume=True)
     assert labels(again)[0] == "default"
-    with pytest.raises(UsageError, match="started with tune_time=60"):
+    with pytest.raises(UsageError, match="started with `tune_time=60"):
         open_study(out, about | {"tune_time": 90.0}, resume=True)
     with pytest.raises(UsageError, match="holds a search; continue it with"):
         open_study(out, about, resume=False)

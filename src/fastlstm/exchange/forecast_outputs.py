@@ -10,6 +10,7 @@ import numpy as np
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.columns import present_mean, unscaled
 from fastlstm.forecast.calibration import LEVELS, MIN_SPREAD, require_known
+from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.outputs import QUANTILES
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def add_outputs(
         scale, shift = (v and g.reshape(v, ("B", 1, C, 1)) for v in (scale, shift))
         base = _at_calibrated_levels(g, _restored(g, parameters, scale, shift), config.output)
         residuals = stored.calibration.residuals.cpu().numpy()
-        quantiles = _calibrated(g, base, _spread(g, targets), residuals, levels)
+        quantiles = _calibrated(g, base, _spread(g, targets, config), residuals, levels)
         of_windows = unit and [g.reshape(value, ("B", 1, C, 1)) for value in unit]
         quantiles = unscaled(g, quantiles, *(of_windows or (s[:, None] for s in of_all)))
         if unknown is not None:
@@ -135,13 +136,15 @@ def _nan_if_missing(g: GraphBuilder, targets: Columns, channels: str) -> Value:
     return g.where(g.binary("equal", present, float(count)), none, math.nan)
 
 
-def _spread(g: GraphBuilder, targets: Columns) -> Value:
+def _spread(g: GraphBuilder, targets: Columns, config: ForecasterConfig) -> Value:
     """Returns the spread of the windows as `calibration.spread`, `(B, 1, C, 1)`."""
     offsets = g.binary("sub", targets.values, present_mean(g, targets))
     offsets = g.where(targets.is_there, offsets, 0.0)
     square = g.binary("mul", offsets, offsets)
     variance = present_mean(g, targets._replace(values=square), default=1.0)
-    spread = g.unary("sqrt", g.binary("add", g.unary("sqrt", variance), MIN_SPREAD))
+    spread = g.binary("add", g.unary("sqrt", variance), MIN_SPREAD)
+    if config.normalize != "standard":
+        spread = g.unary("sqrt", spread)
     return g.reshape(spread, (*spread.shape, 1))
 
 

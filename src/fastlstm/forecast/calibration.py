@@ -230,16 +230,16 @@ def conformal(errors: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, config: ForecasterConfig) -> Tensor:
-    """Returns the square root of the standard deviation of the targets in each window's input,
-    ``(B, C)``, above 0.
+    """Returns how much the targets move in each window's input, ``(B, C)``, above 0: the standard
+    deviation if the network divides by it, else its square root.
 
-    Errors grow with the spread of a window, but less than in proportion to it: the root has the
-    least pinball loss between halves of the validation part (docs/series.md).
+    Else errors grow with the deviation of a window, but less than in proportion to it: the root has
+    the least pinball loss between halves of the validation part (docs/series.md).
     """
     past = values[:, : config.input_size, : config.num_targets]
     mean = past.nanmean(1, keepdim=True)
-    deviation = torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0)
-    return torch.sqrt(deviation + MIN_SPREAD)
+    deviation = torch.sqrt(((past - mean) ** 2).nanmean(1)).nan_to_num(1.0) + MIN_SPREAD
+    return deviation if config.normalize == "standard" else torch.sqrt(deviation)
 
 
 @torch.no_grad()

@@ -198,8 +198,7 @@ class _Session(RunSession):
         loader = training_loader(config, sizes, dataset.table, split, self.loader_stop, share)
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         if is_new and sizes.linear and self.world.is_leader:
-            is_start = starts_linear(config, sizes)
-            self._set_linear(network, inputs, split, valid, linear, is_start)
+            self._set_linear(config, network, inputs, split, valid, linear)
         stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
@@ -282,12 +281,12 @@ class _Session(RunSession):
 
     def _set_linear(
         self,
+        config: ForecastConfig,
         network: ForecastNetwork,
         inputs: ScaledWindows,
         split: Split,
         valid: WindowIndex,
         known: Ridge | None,
-        is_start: bool,
     ) -> None:
         """Sets the linear path to ridge regression, which may be known."""
         sizes = network.config
@@ -296,6 +295,7 @@ class _Session(RunSession):
                 train = split.windows(inputs.table, "train", sizes.input_size, sizes.horizon)
                 found = fit_ridges(network, inputs, train, valid, has_future=True)
                 known = min(found, key=lambda ridge: ridge.error)
+            is_start = starts_linear(config, sizes)
             network.set_linear(known.weight, known.bias, known.future, is_start)
 
     def _with_size(
