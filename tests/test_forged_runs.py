@@ -78,7 +78,7 @@ def put(value: Any, *keys: str) -> Callable[[Any], object]:
 JSON: list[tuple[str, Callable[[Any], object], str]] = [
     ("config.json", put(None, "train"), "'train' is missing"),
     ("config.json", put([], "train"), "makes no sense"),
-    ("config.json", put("fast", "train", "learning_rate"), "learning_rate is 'fast'"),
+    ("config.json", put("fast", "train", "learning_rate"), "`learning_rate` is 'fast'"),
     ("config.json", put(1, "given", "spare"), "unknown key 'spare'"),
     ("config.json", put(5, "data"), "makes no sense"),
     ("config.json", put("x", "data", "num_chars"), "data.num_chars of config.json is 'x'"),

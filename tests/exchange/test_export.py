@@ -346,18 +346,18 @@ def test_without_a_check_the_report_says_so(text_run: Callable[..., Path], tmp_p
 @pytest.mark.parametrize(
     ("fields", "options", "message"),
     [
-        ({"to": "onx"}, {}, r"to='onx' is unknown \(did you mean 'onnx'\?\); expected one of"),
-        ({"to": "torch", "weights": "int8"}, {}, "weights='int8' cannot be held by torch"),
-        ({"to": "onnx", "weights": "int3"}, {}, "weights='int3' cannot be held by onnx"),
-        ({"to": "onnx"}, {"layer_norm": True}, "ONNX's LSTM has no layer_norm"),
-        ({"to": "onnx"}, {"zoneout": (0.1, 0.1)}, "ONNX's LSTM has no zoneout"),
+        ({"to": "onx"}, {}, r"`to='onx'` is unknown \(did you mean 'onnx'\?\); expected one of"),
+        ({"to": "torch", "weights": "int8"}, {}, "`weights='int8'` cannot be held by torch"),
+        ({"to": "onnx", "weights": "int3"}, {}, "`weights='int3'` cannot be held by onnx"),
+        ({"to": "onnx"}, {"layer_norm": True}, "ONNX's LSTM has no `layer_norm`"),
+        ({"to": "onnx"}, {"zoneout": (0.1, 0.1)}, "ONNX's LSTM has no `zoneout`"),
         (
             {"to": "keras"},
             {"num_layers": 2, "residual": True},
-            "Keras has no layer for residual; export to another target",
+            "Keras has no layer for `residual`; export to another target",
         ),
         ({"to": "torch"}, {"activation": "relu"}, "torch's LSTM has no activation relu"),
-        ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give out='model'"),
+        ({"to": "onnx", "out": "model.onnx"}, {}, r"names a file; .* give `out='model'`"),
     ],
 )
 def test_what_cannot_be_exported_is_named(

@@ -34,7 +34,7 @@ def forecaster_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frame.insert(0, "time", pd.date_range("2026-01-01", periods=300, freq="h"))
     model = fastlstm.Forecaster(
         horizon=7, input_size=12, patch=3, hidden_size=8, target=["a", "b"],
-        future=["plan"], steps=2, batch_size=8,
+        future=["plan"], steps=2, batch_size=8, linear=False,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("forecaster")
     model.fit(frame).save(folder / "run")
@@ -138,7 +138,7 @@ def test_a_sequence_model(
             "any number of time steps, .* sequence model's `length`",
         ),
         ("numbers", {"to": "onnx", "length": 3}, "is for sequence models that go to litert"),
-        ("numbers", {"to": "litert", "length": 0}, "length=0 is no number of steps"),
+        ("numbers", {"to": "litert", "length": 0}, "`length=0` is no number of steps"),
         ("text", {"to": "litert", "length": 3}, "is for sequence models that go to litert"),
         ("numbers", {"to": "keras"}, "Keras files hold text models, and this is a sequence"),
     ],

@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_named() -> None:
         forecast_graph(stored, weights_of(stored))
     for output in ("student_t", "negative_binomial"):
         stored = stored_forecaster(output=output)
-        with pytest.raises(ConfigError, match=f"output='{output}' has no quantiles"):
+        with pytest.raises(ConfigError, match=f"`output='{output}'` has no quantiles"):
             forecast_graph(stored, weights_of(stored), (0.5,))
     with pytest.raises(ConfigError, match="outside"):
         forecast_graph(stored_forecaster(), {}, (0.001,))

@@ -346,7 +346,7 @@ def test_what_is_no_run_is_said_in_one_line(name: str, tmp_path: Path) -> None:
 def test_a_text_model_is_a_classifier_of_the_next_token_where_that_is_asked(tmp_path: Path) -> None:
     model = varied(tokens(LSTM(6), Dense(9, activation="softmax")))
     path = saved(model, tmp_path / "m.keras")
-    with pytest.raises(ConfigError, match=r"needs none: classes=True"):
+    with pytest.raises(ConfigError, match=r"needs none: `classes=True`"):
         fastlstm.import_run(path, out=tmp_path / "no")
     assert fastlstm.import_run(path, out=tmp_path / "text", chars=CHARS).opened_by == "LM"
     run = fastlstm.import_run(path, out=tmp_path / "run", classes=True)

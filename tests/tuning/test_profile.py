@@ -431,7 +431,10 @@ def test_the_source_of_a_run_is_found_or_asked_for(tmp_path, monkeypatch, capsys
     source_of = partial(with_source_of_run, text=cli.COMMAND, table=cli.TABLE_COMMAND)
     found, path = source_of(["run", "--measure=2s", "--no-verify", "--residual=yes"])
     assert found[:3] == ["a, b.txt", "--config", "run/config.json"]
-    assert (found[3:], path) == (["--measure=2s", "--no-verify", "--residual=yes"], Path("run"))
+    assert (found[3:], path) == (
+        ["--measure=2s", "--no-verify=true", "--residual=yes"],
+        Path("run"),
+    )
     table = run_of(tmp_path / "table", "", kind="forecaster")
     (table / "metrics.jsonl").write_text('{"event":"start","source":"x.csv, y.csv"}\n')
     assert source_of(["table"])[0][:2] == ["x.csv", "y.csv"]
