@@ -106,3 +106,4 @@ def test_what_it_cannot_be() -> None:
     frame = daily(0.0).assign(weekday_sin1=0.0)
     with pytest.raises(DataError, match="rename it"):
         Forecaster(**QUICK, calendar="weekday").fit(frame)
+    assert Forecaster(**QUICK, target="y").fit(frame).network_.config.num_future == 0

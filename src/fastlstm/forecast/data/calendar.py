@@ -42,6 +42,8 @@ def calendar_names(parts: Sequence[str]) -> tuple[str, ...]:
 def calendar_parts(dataset: SeriesDataset, train_ends: NDArray[np.int64]) -> tuple[str, ...]:
     """Returns the parts that training rows can teach: two periods or more of four steps or more.
 
+    Parts of which the table has a column of the name are left out.
+
     Args:
         dataset: a table.
         train_ends: end of the training rows in every segment.
@@ -56,7 +58,9 @@ def calendar_parts(dataset: SeriesDataset, train_ends: NDArray[np.int64]) -> tup
     return tuple(
         part
         for part, period_us in _PERIODS_US.items()
-        if _MIN_PERIODS * period_us <= span_us and _STEPS_PER_PERIOD * step_us <= period_us
+        if _MIN_PERIODS * period_us <= span_us
+        and _STEPS_PER_PERIOD * step_us <= period_us
+        and not set(calendar_names((part,))).intersection(dataset.table.columns)
     )
 
 
