@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastlstm.nn.lengths import Lanes, is_inside
+from fastlstm.ops.cuda.training import can_mask, masked
 
 
 class WeightDrop(nn.Module):
@@ -37,7 +38,8 @@ class WeightDrop(nn.Module):
 def dropped(x: Tensor, p: float, mask_shape: tuple[int, ...]) -> Tensor:
     """Inverted dropout: zeroes with probability `p` by a mask of `mask_shape` (it broadcasts)."""
     mask = torch.empty(mask_shape, dtype=x.dtype, device=x.device).bernoulli_(1.0 - p)
-    return x * mask.div_(1.0 - p)
+    mask.div_(1.0 - p)
+    return masked(x, mask) if can_mask(x, mask) else x * mask
 
 
 def dropped_between_layers(x: Tensor, p: float, lanes: Lanes | None) -> Tensor:

@@ -14,6 +14,7 @@ from fastlstm.nn.linear import linear
 from fastlstm.nn.loss import projected_cross_entropy, projected_nats
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.cell_options import CellOptions
+from fastlstm.ops.cuda.embedding import embedding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,15 +138,17 @@ class LanguageModel(nn.Module):
         Returns:
             Its output `(T, B, H)` and new state.
         """
-        layer, embedding = self.layers[k], None
+        layer, table = self.layers[k], None
         assert isinstance(layer, LSTM)
         if k == 0:
             # Tokens go into the layer as they are: its kernel gathers instead of multiplying.
-            if self.config.residual or (self.training and self.config.dropout > 0):
+            if self.config.residual:
                 x = self._drop(F.embedding(x, self.embedding.weight), EMBEDDING_SHARE)
+            elif self.training and self.config.dropout > 0:
+                x = self._drop(embedding(x, self.embedding.weight), EMBEDDING_SHARE)
             else:
-                embedding = self.embedding.weight
-        y, h, c = layer.run(x, h, c, embedding=embedding)
+                table = self.embedding.weight
+        y, h, c = layer.run(x, h, c, embedding=table)
         if self.config.output_norm:
             norm = self.norms[k]
             assert isinstance(norm, nn.LayerNorm)

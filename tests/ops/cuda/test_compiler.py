@@ -15,37 +15,41 @@ from fastlstm.system import environment
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
-NAMES = ["DTYPE", "H", "NS", "SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "ACT", "REC"]
-ALL_OPTIONS = 160
-"""Bytes that a kernel with 8 groups of rows and every option may spill."""
-EIGHT_GROUPS = 160
-"""The same of a plain kernel for 512 units."""
+NAMES = ["DTYPE", "H", "NS", "SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "ACT", "REC", "NORM"]
+PLAIN = 24
+"""Bytes that a plain kernel for 512 units may spill."""
+NORMED = 48
+"""The same with a layer norm and 3 groups of rows."""
+ALL_OPTIONS = 240
+"""The same with all groups of rows and every option."""
 
 
 @pytest.mark.parametrize(
     ("values", "arch", "max_spill"),
     [
-        ((0, 512, 7, 1, 0, 0, 0, 0, 1, 0), "sm_90", 0),
-        ((0, 512, 8, 1, 0, 0, 0, 0, 1, 0), "sm_90", EIGHT_GROUPS),
-        ((1, 512, 8, 1, 1, 1, 1, 1, 1, 0), "sm_90", ALL_OPTIONS),
-        ((0, 512, 4, 1, 1, 0, 0, 1, 3, 5), "sm_120", 0),
+        *[((0, 512, groups, 1, 0, 0, 0, 0, 1, 0), "sm_90", PLAIN) for groups in (1, 2, 3, 6)],
+        ((1, 512, 6, 1, 1, 1, 1, 1, 1, 0), "sm_90", ALL_OPTIONS),
+        ((1, 512, 3, 1, 0, 0, 0, 0, 1, 0, 1), "sm_90", NORMED),
+        ((0, 512, 4, 1, 1, 1, 1, 1, 1, 0, 1), "sm_90", ALL_OPTIONS),
+        ((0, 512, 4, 1, 1, 0, 0, 1, 3, 5), "sm_120", PLAIN),
         ((0, 512, 1, 0, 1, 0, 0, 0, 1, 0), "sm_120", 0),
         ((1, 512, 2, 0, 0, 1, 0, 2, 5, 4), "sm_100", 0),
-        ((0, 512, 8, 0, 1, 1, 1, 1, 0, 1), "sm_100", ALL_OPTIONS),
-        ((0, 256, 8, 1, 1, 1, 1, 1, 1, 0), "sm_120", ALL_OPTIONS),
+        ((0, 512, 6, 0, 1, 1, 1, 1, 0, 1), "sm_100", PLAIN),
+        ((0, 256, 6, 1, 1, 1, 1, 1, 1, 0), "sm_120", PLAIN),
         ((1, 256, 3, 1, 0, 0, 0, 0, 1, 0), "sm_100", 0),
         ((0, 256, 5, 1, 0, 1, 0, 2, 2, 3), "sm_90", 0),
-        ((1, 128, 8, 1, 1, 1, 1, 1, 5, 2), "sm_90", ALL_OPTIONS),
+        ((1, 128, 6, 1, 1, 1, 1, 1, 5, 2), "sm_90", 0),
         ((0, 128, 6, 1, 1, 0, 1, 0, 1, 0), "sm_120", 0),
-        ((1, 128, 7, 0, 0, 0, 1, 1, 1, 2), "sm_100", 0),
+        ((1, 128, 5, 0, 0, 0, 1, 1, 1, 2), "sm_100", 0),
         ((0, 128, 1, 1, 0, 0, 0, 0, 4, 0), "sm_90", 0),
     ],
 )
 def test_a_kernel_compiles_and_stays_in_its_registers(
     values: tuple[int, ...], arch: str, max_spill: int
 ) -> None:
-    macros = dict(zip(NAMES, values, strict=True))
-    image, log = compiler.compile_source("lstm_cluster", {**macros, "CL": macros["H"] // 32}, arch)
+    macros = {"NORM": 0, **dict(zip(NAMES, values, strict=False))}
+    macros.update(CL=macros["H"] // 32, REAL=macros["H"])
+    image, log = compiler.compile_source("lstm_cluster", macros, arch)
     assert image.startswith(b"\x7fELF")
     entries = set(re.findall(r"entry function '(\w+)'", log))
     assert entries == {"lstm_forward", *(["lstm_backward"] if macros["SAVE"] else [])}
@@ -55,7 +59,7 @@ def test_a_kernel_compiles_and_stays_in_its_registers(
     assert all(int(n) <= 255 for n in re.findall(r"Used (\d+) registers", log))
 
 
-MACROS = {"DTYPE": 0, "H": 128, "NS": 1, "CL": 4, "ACT": 1}
+MACROS = {"DTYPE": 0, "H": 128, "NS": 1, "CL": 4, "ACT": 1, "NORM": 0, "REAL": 128}
 MACROS.update(dict.fromkeys(("SAVE", "TOKENS", "LENGTHS", "MASK", "ZONEOUT", "REC"), 0))
 
 

@@ -261,6 +261,25 @@ def test_every_cell_of_a_group_has_one_thread() -> None:
     ]
     backward = [_cell(warp, lane)[:2] for warp in WARPS for lane in LANES]
     assert sorted(forward) == sorted(backward) == [(u, n) for u in range(32) for n in range(8)]
+    saved = [
+        warp * 32 + (lane >> 4) * 16 + (lane & 3) * 4 + ((lane >> 2) & 3)
+        for warp in WARPS
+        for lane in LANES
+    ]
+    assert [backward[place] for place in saved] == forward, "a thread reads what it needs"
+
+
+@pytest.mark.parametrize(("B", "clusters", "H"), [(1, 1, 128), (128, 6, 512), (250, 7, 256)])
+def test_what_is_saved_of_a_step_lies_side_by_side(B: int, clusters: int, H: int) -> None:
+    """Places of the groups of all blocks, in units of what one saves."""
+    groups, blocks = -(-B // 8), H // UNITS
+    places = [
+        cluster * blocks + rank + s * clusters * blocks
+        for cluster in range(clusters)
+        for s in range((groups - cluster + clusters - 1) // clusters)
+        for rank in range(blocks)
+    ]
+    assert sorted(places) == list(range(groups * blocks))
 
 
 def test_the_formulas_are_those_of_the_source() -> None:
@@ -268,7 +287,12 @@ def test_the_formulas_are_those_of_the_source() -> None:
     for formula in (
         "return Q * 64 + ((n ^ (((Q >> 1) & 1) << 2)) << 3);",
         "memory + (t & 1) * NS * HB + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
-        "memory + OWN + offset + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
+        "memory + OWN + own_gates(s, it) + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);",
+        "place_saved = w * 32 + (q >> 2) * 16 + p * 4 + (q & 3);",
+        "(size_t)blockIdx.x * SAVED + 8 * place_saved;",
+        "(size_t)blockIdx.x * SAVED + 8 * tid;",
+        "return (size_t)gridDim.x * SAVED;",
+        "return (size_t)groups * CL * SAVED;",
         "P.whh + (size_t)(((q >> 2) * 2) * H + unit) * H + 4 * p;",
         "address_in(base, (rank + (SEND == 16 ? q + 8 * j : (q & 3) + 4 * j)) & (CL - 1));",
         "address_in(base, TILES >= 2 ? w * PAIRS + j : w >> 1);",
@@ -276,7 +300,7 @@ def test_the_formulas_are_those_of_the_source() -> None:
         "read_at = half * HALF * 512 + ((x ^ (half << 4)) << 2);",
         "own = (x >> 4) * 4 + (x & 3), n = 2 * ((x >> 2) & 3) + half,",
         "own_at = OWN + own * 64 + ((n ^ (((own >> 1) & 1) << 2)) << 3);",
-        "num = (groups - cluster + clusters - 1) / clusters;",
+        "num = is_full ? NS : (groups - cluster + clusters - 1) / clusters;",
         "u = (tile >> 1) * 32 + q * 4 + (tile & 1) * 2;",
     ):
         assert formula in source, formula

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -61,6 +61,7 @@ class Model:
         groups: of rows, in turn.
         blocks: of the cluster.
         warps: of a block.
+        is_overlapped: whether a group is multiplied before the one before it sends.
         fault: planted: "arm", "buffer", "parity", "sync" or "read late".
     """
 
@@ -69,31 +70,42 @@ class Model:
     groups: int = 1
     blocks: int = 2
     warps: int = 1
+    is_overlapped: bool = False
     fault: str = ""
 
     def program(self, warp: int) -> list[tuple[Any, ...]]:
         """Returns the operations of a warp, as its kernel has them."""
-        T, backward, found = self.T, self.is_backward, list[tuple[Any, ...]]()
-        for t, s in product(range(T), range(self.groups)):
-            if t > 0:
-                buffer = self._buffer(t - 1 if backward else t)
-                parity = ((t - 1) >> 1) & 1
-                found.append(("await", s, buffer, parity ^ (self.fault == "parity")))
-                is_armed = t + 1 < T - 1 if backward else t + 2 < T
-                is_armed &= warp == 0 and not (self.fault == "arm" and t == 1)
-                found.append(("arm", s, buffer) if is_armed else ("go on", s, buffer))
-                if self.fault != "read late":
-                    found.append(("read", s, buffer, t))
+        order = list(product(range(self.T), range(self.groups)))
+        begun = [self._begun(warp, t, s) for t, s in order]
+        ended = [self._ended(t, s) for t, s in order]
+        if self.is_overlapped:
+            begun = [begun[0] + begun[1], *begun[2:], []]
+        return list(chain.from_iterable(chain.from_iterable(zip(begun, ended, strict=True))))
+
+    def _begun(self, warp: int, t: int, s: int) -> list[tuple[Any, ...]]:
+        """Returns how a warp takes up a group: it waits for what it reads."""
+        if t == 0:
+            return []
+        buffer, parity = self._buffer(t - 1 if self.is_backward else t), ((t - 1) >> 1) & 1
+        is_armed = t + 1 < self.T - 1 if self.is_backward else t + 2 < self.T
+        is_armed &= warp == 0 and not (self.fault == "arm" and t == 1)
+        found: list[tuple[Any, ...]] = [("await", s, buffer, parity ^ (self.fault == "parity"))]
+        found.append(("arm", s, buffer) if is_armed else ("go on", s, buffer))
+        return found if self.fault == "read late" else [*found, ("read", s, buffer, t)]
+
+    def _ended(self, t: int, s: int) -> list[tuple[Any, ...]]:
+        """Returns how a warp leaves a group: it sends."""
+        found, backward = list[tuple[Any, ...]](), self.is_backward
+        if backward:
+            found.append(("write", s, t & 1, t))
+            if self.fault != "sync":
+                found.append(("sync",))
+        if t + 1 < self.T:
             if backward:
-                found.append(("write", s, t & 1, t))
-                if self.fault != "sync":
-                    found.append(("sync",))
-            if t + 1 < T:
-                if backward:
-                    found.append(("multiply", s, t & 1, t))
-                found.append(("send", s, self._buffer(t if backward else t + 1), t + 1))
-            if t > 0 and self.fault == "read late":
-                found.append(("read", s, buffer, t))
+                found.append(("multiply", s, t & 1, t))
+            found.append(("send", s, self._buffer(t if backward else t + 1), t + 1))
+        if t > 0 and self.fault == "read late":
+            found.append(("read", s, self._buffer(t - 1 if backward else t), t))
         return found
 
     def _buffer(self, t: int) -> int:
@@ -206,6 +218,18 @@ def _with(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
 def test_all_orders_are_right(is_backward: bool, sizes: dict[str, int]) -> None:
     num = Model(is_backward, **sizes).explore()
     assert num >= sizes["T"]
+
+
+@pytest.mark.parametrize("T", [2, 3, 4])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_a_group_may_be_multiplied_before_another_sends(T: int, groups: int) -> None:
+    if T * groups <= 9:
+        assert Model(False, T, groups, is_overlapped=True).explore() >= T
+
+
+def test_one_group_cannot_overlap_with_itself() -> None:
+    with pytest.raises(Fault, match="wait for ever"):
+        Model(False, 3, is_overlapped=True).explore()
 
 
 @pytest.mark.parametrize(

@@ -19,19 +19,17 @@ from fastlstm.ops.autograd import by_argument, slow_gradients
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
+from fastlstm.ops.cuda.embedding import MAX_TABLE_ROWS, table_gradient, wide_product
 from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
 """Hidden units that a cluster of 4, 8 or 16 blocks holds; others are padded."""
 _UNITS_OF_BLOCK, _THREADS = 32, 256
-_MAX_GROUPS = 8
+_MAX_GROUPS = 6
 """Groups of 8 rows that a cluster computes in turn."""
 _MAX_NORMED_GROUPS = 4
 """With a layer norm, whose values take more registers."""
-_MAX_TABLE_ROWS = 1024
-"""Up to so many rows of an embedding are multiplied and gathered; the gradient of a larger table
-would be a product over too many zeros."""
 
 
 class Variant(NamedTuple):
@@ -47,6 +45,11 @@ class Variant(NamedTuple):
     options: CellOptions
     norm_size: int = 0
     """Units that a layer norm is over; 0 without one."""
+
+    @property
+    def saved_bytes(self) -> int:
+        """What a block saves of a group of 8 rows and a step for the backward pass."""
+        return 3072 + 1024 * (self.zoneout > 0) + 2048 * (self.norm_size > 0)
 
     def macros(self, groups: int) -> dict[str, int]:
         """Returns the macros of the source, for so many groups of rows of a cluster."""
@@ -67,18 +70,17 @@ class Variant(NamedTuple):
         }
 
 
-def shared_bytes(H: int, groups: int, *, is_backward: bool, has_norm: bool = False) -> int:
+def shared_bytes(variant: Variant, groups: int, *, is_backward: bool) -> int:
     """Returns the dynamic shared memory of a block."""
-    blocks = H // _UNITS_OF_BLOCK
-    each = 512 * blocks + 64 * _UNITS_OF_BLOCK if is_backward else 16 * H
+    blocks, has_norm = variant.H // _UNITS_OF_BLOCK, variant.norm_size > 0
+    each = 512 * blocks + 64 * _UNITS_OF_BLOCK if is_backward else 16 * variant.H
     each += 8 + (512 + 64 * blocks + 8 if has_norm else 0)  # with barriers
     return 2 * groups * each
 
 
 @lru_cache
 def _kernel(variant: Variant, groups: int, entry: str, device: int) -> CudaKernel:
-    has_norm = variant.norm_size > 0
-    size = shared_bytes(variant.H, groups, is_backward=entry == "lstm_backward", has_norm=has_norm)
+    size = shared_bytes(variant, groups, is_backward=entry == "lstm_backward")
     macros, cluster = variant.macros(groups), variant.H // _UNITS_OF_BLOCK
     return CudaKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
 
@@ -110,18 +112,18 @@ _SIZES += [("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
 
 class _Forward(Arguments):
     _fields_ = (
-        pointers("whh gx tokens h0 c0 mask begins ends seed first y hT cT gates cells fresh")
+        pointers("whh gx tokens h0 c0 mask begins ends seed first y hT cT saved")
         + _SIZES
         + [("V", ctypes.c_int)]
-        + pointers("gamma_hh gamma_c beta_c normed moments")
+        + pointers("gamma_hh gamma_c beta_c moments")
     )
 
 
 class _Backward(Arguments):
     _fields_ = (
-        pointers("whh gates cells fresh c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
+        pointers("whh saved c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
         + _SIZES
-        + pointers("gamma_hh gamma_c beta_c normed moments dproduct dnorm dbias")
+        + pointers("gamma_hh gamma_c beta_c moments dproduct dnorm dbias")
     )
 
 
@@ -130,22 +132,17 @@ class Saved(NamedTuple):
 
     Attributes:
         entering: `(T + 1, B, H)`: `h0`, then `y`, in the compute dtype.
-        gates: `(T, B, H, 4)` activated.
-        cells: `(T, B, H)` float32, after zoneout.
-        fresh: the same before zoneout, or None.
+        steps: `(T, groups, blocks, bytes)` gates, cells and what options add, as the kernels lay
+            them out.
         w_hh: `(4H, H)` in the compute dtype.
         w_ih: `(4H, I)` in it, gates innermost; None where the projected input is given.
-        normed: `(T, B, H, 4)` recurrent product, normalised, with a layer norm.
         moments: `(T, B, 4)` float32 of the layer norms.
     """
 
     entering: Tensor
-    gates: Tensor | None
-    cells: Tensor | None
-    fresh: Tensor | None
+    steps: Tensor | None
     w_hh: Tensor
     w_ih: Tensor | None
-    normed: Tensor | None
     moments: Tensor | None
 
 
@@ -178,7 +175,7 @@ def run_cluster_lstm(
 
 def embedded_if_large(args: LSTMArgs) -> LSTMArgs:
     """Returns the arguments; with dense rows where the embedding is too large for a table."""
-    is_large = args.tokens is not None and args.rows.shape[0] > _MAX_TABLE_ROWS
+    is_large = args.tokens is not None and args.rows.shape[0] > MAX_TABLE_ROWS
     return args.embedded() if is_large else args
 
 
@@ -228,24 +225,21 @@ def _forward(
     entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
     hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
     variant = _variant(call, args, norm_size, saves=saves)
-    gates = cells = fresh = normed = moments = None
+    clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
+    steps = moments = None
     if saves:
-        gates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
-        cells = torch.empty((T, B, H), dtype=torch.float32, device=device)
-        fresh = torch.empty_like(cells) if variant.zoneout else None
+        shape = T, -(-B // 8), H // _UNITS_OF_BLOCK, variant.saved_bytes
+        steps = torch.empty(shape, dtype=torch.uint8, device=device)
         if norm_size:
-            normed = torch.empty_like(gates)
             moments = torch.empty((T, B, 4), dtype=torch.float32, device=device)
-    saved = Saved(entering, gates, cells, fresh, w_hh, w_ih, normed, moments)
+    saved = Saved(entering, steps, w_hh, w_ih, moments)
     # Copies in the layout that the kernel reads; they must live until it is launched.
-    shared, h0, gx = _shared_arguments(call, args), _wide(args.h0), gx.contiguous()
+    shared, h0, gx = _shared_arguments(call, args), _wide(args.h0), _aligned(gx)
     tokens = None if args.tokens is None else args.tokens.contiguous()
     arguments = _Forward(
         **shared, whh=w_hh, gx=gx, tokens=tokens, h0=h0, V=len(gx),
-        first=entering, y=entering[1:], hT=hT, cT=cT, gates=gates, cells=cells, fresh=fresh,
-        normed=normed, moments=moments,
+        first=entering, y=entering[1:], hT=hT, cT=cT, saved=steps, moments=moments,
     )  # fmt: skip
-    clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
     _kernel(variant, groups, "lstm_forward", device.index).launch(clusters, arguments)
     return LSTMOutput(entering[1:], hT, cT), saved
 
@@ -276,7 +270,7 @@ def _gate_gradients(
     dtype, device = call.dtype, args.rows.device
     dy, dhT, dcT = grads
     shape = (T, B, H)
-    dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else dy.to(dtype).contiguous()
+    dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else _aligned(dy.to(dtype))
     dgates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
     dh0, dc0 = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
     clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
@@ -288,9 +282,8 @@ def _gate_gradients(
         dbias = torch.empty((clusters, 4 * H), dtype=torch.float32, device=device)
     shared, dhT, dcT = _shared_arguments(call, args), _wide(dhT), _wide(dcT)
     arguments = _Backward(
-        **shared, whh=saved.w_hh, gates=saved.gates, cells=saved.cells, fresh=saved.fresh, dy=dy,
-        dhT=dhT, dcT=dcT, dgates=dgates, dh0=dh0, dc0=dc0, normed=saved.normed,
-        moments=saved.moments, dproduct=dproduct, dnorm=dnorm, dbias=dbias,
+        **shared, whh=saved.w_hh, saved=saved.steps, dy=dy, dhT=dhT, dcT=dcT, dgates=dgates,
+        dh0=dh0, dc0=dc0, moments=saved.moments, dproduct=dproduct, dnorm=dnorm, dbias=dbias,
     )  # fmt: skip
     variant = _variant(call, args, norm_size, saves=True)
     _kernel(variant, groups, "lstm_backward", device.index).launch(clusters, arguments)
@@ -311,14 +304,14 @@ def _backward(
     d, product = of_gates.sums, of_gates.product
     dgx = drows = dw_ih = dw_hh = None
     if saved.w_ih is None:
-        dgx = d if args.tokens is None else _table_gradient(args, d).to(dtype)
+        dgx = d if args.tokens is None else table_gradient(args.tokens, len(args.rows), d).to(dtype)
     else:
         rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
-        d = d if args.tokens is None else _table_gradient(args, d).to(dtype)
+        d = d if args.tokens is None else table_gradient(args.tokens, len(args.rows), d).to(dtype)
         drows = (d @ saved.w_ih).view_as(args.rows) if needs.rows else None
-        dw_ih = _product(d.t(), rows) if needs.w_ih else None
+        dw_ih = wide_product(d.t(), rows) if needs.w_ih else None
     if needs.w_hh:
-        dw_hh = _product(product.t(), _entering(args, saved).view(T * B, H))
+        dw_hh = wide_product(product.t(), _entering(args, saved).view(T * B, H))
     dw_ih, dw_hh = _unpacked_gradients(H, dw_ih, dw_hh)
     dh0 = of_gates.h0
     if needs.h0:
@@ -326,14 +319,6 @@ def _backward(
         dh0 += dh if args.mask is None else dh * args.mask
     of_state = dh0, of_gates.c0
     return dgx, Gradients(drows, *of_state, dw_ih, dw_hh, of_gates.bias, None, *of_gates.norms)
-
-
-def _table_gradient(args: LSTMArgs, d: Tensor) -> Tensor:
-    """Returns the gradient of the rows that tokens name, `(V, 4H)` float32: a product with ones
-    and zeros, which adds in one order."""
-    assert args.tokens is not None
-    chosen = d.new_zeros((len(d), args.rows.shape[0])).scatter_(1, args.tokens.reshape(-1, 1), 1)
-    return _product(chosen.t(), d)
 
 
 def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
@@ -373,6 +358,12 @@ def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
         "seed": args.seed, "gamma_hh": gamma, "gamma_c": _wide(args.gamma_c),
         "beta_c": _wide(args.beta_c),
     }  # fmt: skip
+
+
+def _aligned(t: Tensor) -> Tensor:
+    """Returns a contiguous tensor that begins at a multiple of 16 bytes, as the kernels copy it."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def _wide(t: Tensor | None) -> Tensor | None:
@@ -431,12 +422,6 @@ def _unpacked_gradients(H: int, w_ih: Tensor | None, w_hh: Tensor | None) -> lis
         device = given[0].get_device()
         _weights_kernel("unpack_gradients", torch.bfloat16, device).launch(4 * H, arguments)
     return out
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Returns `a @ b`, summed and returned in float32."""
-    product: Tensor = torch.mm(a, b, out_dtype=torch.float32)
-    return product
 
 
 def _gates_last(w: Tensor, dtype: torch.dtype) -> Tensor:

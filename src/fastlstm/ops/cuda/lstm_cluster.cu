@@ -5,7 +5,8 @@
 // mma.sync m16n8k16, whose tile of 16 rows holds 4 gates of 4 units, updates the cell in registers, and sends the
 // new h to all blocks of the cluster: st.async into their shared memory, counted in bytes by an mbarrier. h is
 // double-buffered; everyone needs h of everyone, so a step can overtake another by one at most and no barrier of the
-// cluster is needed in the loop (docs/gpu.md). The backward pass keeps the same slice of W_hh, multiplies the
+// cluster is needed in the loop (docs/gpu.md). Of 3 groups and more one is multiplied while another updates its cells
+// and sends. What is loaded is used a step later; the L2 cache has it by then. The backward pass keeps the same slice of W_hh, multiplies the
 // gradients of its own gates, and sends partial sums of dh to the owners of the units.
 //
 // Compiled at run time (NVRTC) for one set of these macros:
@@ -21,6 +22,7 @@
 //   ACT, REC   activation of candidate and cell, and of the gates: place in ops.cell_options.ACTIVATIONS
 // Layouts: row-major, gates innermost, in the order i f g o.
 
+typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned long long u64;
@@ -29,7 +31,15 @@ typedef long long i64;
 #define SEND (CL == 4 ? 8 : 16)  // bytes of a message of h
 #define THREADS 256
 #define UNITS 32
+#define OVERLAP (NS >= 3 && !NORM)  // forward, the product of a group with the cells of another; all clusters run NS
+#define IS_LATE (NS == 1 && !NORM)  // backward, memory is reached while messages are on their way
 #define AHEAD 6  // steps whose inputs are fetched into the L2 cache
+// What a block saves of a group and a step, by threads of the backward kernel.
+#define GATES 0                                // activated, 4 x 16 bits
+#define CELLS 2048                             // float, after zoneout
+#define FRESH 3072                             // float, before zoneout, with ZONEOUT only
+#define NORMED (3072 + (ZONEOUT ? 1024 : 0))   // recurrent product, normalised, 4 x 16 bits, with NORM only
+#define SAVED (NORMED + (NORM ? 2048 : 0))     // bytes
 static_assert(H == UNITS * CL, "a block owns 32 units");
 
 struct Forward {
@@ -46,9 +56,7 @@ struct Forward {
   u16* y;              // (T, B, H)
   float* hT;           // (B, H)
   float* cT;           // (B, H)
-  u16* gates;          // (T, B, H, 4) activated
-  float* cells;        // (T, B, H) after zoneout
-  float* fresh;        // (T, B, H) before zoneout, with ZONEOUT only
+  u8* saved;           // (T, groups, CL, SAVED)
   int T, B;
   u32 keep_h, keep_c;  // of 65536 draws
   float p_h, p_c;      // their expectations
@@ -56,15 +64,12 @@ struct Forward {
   const float* gamma_hh;  // (H, 4), with NORM, as all below
   const float* gamma_c;   // (H)
   const float* beta_c;    // (H)
-  u16* normed;            // (T, B, H, 4) recurrent product, normalised
   float4* moments;        // (T, B): 1/deviation of the product, mean and 1/deviation of the cell
 };
 
 struct Backward {
   const u16* whh;
-  const u16* gates;
-  const float* cells;
-  const float* fresh;
+  const u8* saved;
   const float* c0;
   const u16* dy;       // (T, B, H)
   const float* dhT;    // (B, H) or null
@@ -82,7 +87,6 @@ struct Backward {
   const float* gamma_hh;
   const float* gamma_c;
   const float* beta_c;
-  const u16* normed;
   const float4* moments;
   u16* dproduct;       // (T, B, H, 4): gradient of the recurrent product
   float* dnorm;        // (clusters, 8, H, 6): sums of the gradients of gamma_hh, gamma_c, beta_c
@@ -194,16 +198,19 @@ __device__ __forceinline__ void cluster_sync() {
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void init_barriers(u32 first, int num, u32 bytes) {
+__device__ __forceinline__ void init_barriers(u32 first, int num) {
   for (int i = 0; i < num; ++i)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(first + 8 * i) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect_each(u32 first, int num, u32 bytes) {
   for (int i = 0; i < num; ++i) expect(first + 8 * i, bytes);
 }
+// Waits as CUTLASS does, at the scope of the block: a wait at cluster scope discards the L1 cache each time.
 __device__ __forceinline__ bool is_over(u32 barrier, u32 parity) {
   u32 ok;
   asm volatile(
-      "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
       : "=r"(ok)
       : "r"(barrier), "r"(parity)
       : "memory");
@@ -231,13 +238,17 @@ __device__ __forceinline__ void fetch_ahead(const void* p) { asm volatile("prefe
 
 // Rows of a cluster: group s is the rows 8 * (cluster + s * clusters) and the 7 after it.
 struct Rows {
-  int first, step, num;
-  __device__ __forceinline__ Rows(int B) {
-    const int clusters = gridDim.x / CL, cluster = blockIdx.x / CL, groups = (B + 7) / 8;
+  int first, step, num, groups;
+  __device__ __forceinline__ Rows(int B, bool is_full) {
+    const int clusters = gridDim.x / CL, cluster = blockIdx.x / CL;
+    groups = (B + 7) / 8;
     first = 8 * cluster;
     step = 8 * clusters;
-    num = (groups - cluster + clusters - 1) / clusters;
+    num = is_full ? NS : (groups - cluster + clusters - 1) / clusters;
   }
+  // Bytes that are saved of a step, and of the groups between two of this block's.
+  __device__ __forceinline__ size_t saved_of_step() const { return (size_t)groups * CL * SAVED; }
+  __device__ __forceinline__ size_t saved_between() const { return (size_t)gridDim.x * SAVED; }
 };
 
 // Byte of the 4 units of quad Q and row n in the h of a group (16 * H bytes).
@@ -252,11 +263,14 @@ struct Sums {
   static constexpr u32 ALL = 2 * NS * CL * 8 * 8;         // of all blocks
   static constexpr u32 BYTES = PARTS + ALL + 2 * NS * 8;  // with barriers
   u32 base, rank, barriers;
-  unsigned char* memory;
+  u8* memory;
   u32 to;
-  __device__ __forceinline__ Sums(unsigned char* at, u32 address, u32 rank_)
+  __device__ __forceinline__ Sums(u8* at, u32 address, u32 rank_)
       : base(address), rank(rank_), barriers(address + PARTS + ALL), memory(at) {
-    if (threadIdx.x == 0) init_barriers(barriers, 2 * NS, CL * 64);
+    if (threadIdx.x == 0) {
+      init_barriers(barriers, 2 * NS);
+      expect_each(barriers, 2 * NS, CL * 64);
+    }
     to = address_in(base, (threadIdx.x >> 3) & (CL - 1));
   }
   // x and y are sums over this warp's units of row n, in the lanes that have `is_first`.
@@ -310,16 +324,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   constexpr u32 HB = 16 * H;             // bytes of the h of a group
   constexpr u32 BARRIERS = 2 * NS * HB;  // behind both buffers
   constexpr int DESTINATIONS = SEND == 16 ? CL / 8 : CL / 4;
-  extern __shared__ __align__(1024) unsigned char memory[];
+  extern __shared__ __align__(1024) u8 memory[];
   const u32 base = shared_address(memory);
   const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
   const u32 rank = block_rank();
   const int T = P.T, B = P.B;
-  const Rows rows(B);
+  const Rows rows(B, OVERLAP);
   const bool is_low = q < 4;
   const int n = 2 * p + (q >> 2);                   // row in the group of this thread's cell
   const int unit = rank * UNITS + w * 4 + (q & 3);  // its unit
   const u32 Q = rank * (UNITS / 4) + w;             // its quad
+  const int place_saved = w * 32 + (q >> 2) * 16 + p * 4 + (q & 3);  // thread of the backward kernel
 
   u32 weights[KS][4];
   {
@@ -346,10 +361,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     *(uint2*)(memory + (r >> 3) * HB + place(quad, r & 7)) = make_uint2(pack2(h.x, h.y), pack2(h.z, h.w));
   }
 
-  const size_t stride = (size_t)B * H;  // cells of a step
+  const size_t stride = (size_t)B * H;     // cells of a step
+  const u32 between = (u32)rows.step * H;  // cells from a group of this cluster to its next
   float c[NS], h[NS];
   uint2 gx[NS];
-  u32 cell[NS];  // of step 0; B * H < 2^32
+  u32 cell[NS];  // of step 0
   bool is_row[NS];
 #if TOKENS
   i64 next[NS];
@@ -360,14 +376,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #if LENGTHS
   int begin[NS], end[NS];
 #endif
-  auto projected = [&](int s, int t, i64 token) -> const uint2* {
 #if TOKENS
+  auto projected = [&](int s, i64 token) -> const uint2* {
     if ((u64)token >= (u64)P.V) __trap();  // as torch's embedding: an error, and no foreign memory
     return (const uint2*)(P.gx + ((size_t)token * H + unit) * 4);
-#else
-    return (const uint2*)(P.gx + ((size_t)t * stride + cell[s]) * 4);
-#endif
   };
+  const i64* token_at = P.tokens + rows.first + n;  // of the step after the next
+#else
+  // Of this thread's cell in group 0, one step ahead; and of the line of 128 bytes that it fetches into the L2 cache.
+  const u16 *gx_at = P.gx + ((size_t)(rows.first + n) * H + unit) * 4,
+            *line_at = P.gx + ((size_t)(AHEAD * B + rows.first + w * rows.step + (lane >> 1)) * H + rank * UNITS) * 4 +
+                       (lane & 1) * 64;
+  const bool has_line = lane < 16 && rows.first + w * rows.step + (lane >> 1) < B;  // warp s has those of group s
+#endif
 #pragma unroll
   for (int s = 0; s < NS; ++s) {
     const int row = rows.first + s * rows.step + n;
@@ -378,10 +399,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     gx[s] = make_uint2(0, 0);
 #if TOKENS
     next[s] = is_row[s] ? P.tokens[row] : 0;
-    if (is_row[s]) gx[s] = __ldg(projected(s, 0, next[s]));
+    if (is_row[s]) gx[s] = __ldg(projected(s, next[s]));
     next[s] = is_row[s] && T > 1 ? P.tokens[(size_t)B + row] : 0;
 #else
-    if (is_row[s]) gx[s] = __ldg(projected(s, 0, 0));
+    if (is_row[s]) gx[s] = __ldg((const uint2*)(gx_at + (size_t)s * between * 4));
 #endif
 #if MASK
     mask[s] = is_row[s] ? P.mask[cell[s]] : 0.f;
@@ -394,7 +415,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #if ZONEOUT == 1
   const u64 seed = (u64)P.seed[0];
 #endif
-  if (tid == 0) init_barriers(base + BARRIERS, 2 * NS, HB);
+  if (tid == 0) {
+    init_barriers(base + BARRIERS, 2 * NS);
+    expect_each(base + BARRIERS, 2 * NS, HB);
+  }
   u32 to[DESTINATIONS];
 #pragma unroll
   for (int j = 0; j < DESTINATIONS; ++j)
@@ -407,15 +431,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
   __syncthreads();
   cluster_sync();
 
+  auto await_step = [&](int s, int t) {
+    if (t == 0 || t == T) return;
+    const u32 barrier = base + BARRIERS + 8 * (2 * s + (t & 1));
+    await(barrier, ((t - 1) >> 1) & 1);
+    if (tid == 0 && t + 2 < T) expect(barrier, HB);
+  };
   // The recurrent product of a group: four gates of this thread's row and unit.
   auto product = [&](int s, int t, float (&z)[4]) {
-    if (t > 0) {
-      const u32 barrier = base + BARRIERS + 8 * (2 * s + (t & 1));
-      await(barrier, ((t - 1) >> 1) & 1);
-      if (tid == 0 && t + 2 < T) expect(barrier, HB);
-    }
     float sums[4][4] = {};
-    const unsigned char* from = memory + (t & 1) * NS * HB + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
+    const u8* from = memory + (t & 1) * NS * HB + s * HB + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
 #pragma unroll
     for (int k = 0; k < KS; ++k) {
       const uint2 b = *(const uint2*)(from + k * 256);
@@ -432,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     z[2] = is_low ? r0 : a[1];
     z[3] = is_low ? r1 : a[3];
   };
-  auto cell_of = [&](int s, const float (&z)[4]) {
+  auto cell_of = [&](int s, int t, const float (&z)[4]) {
     Cell k;
     k.i = activate<REC>(z[0] + low_of(gx[s].x));
     k.f = activate<REC>(z[1] + high_of(gx[s].x));
@@ -441,8 +466,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
     k.fresh = fmaf(k.f, c[s], k.i * k.g);
     return k;
   };
-  // Forms h of `inner`, the cell as the output sees it, sends it, and stores what is asked for.
-  auto finish = [&](int s, int t, const Cell& k, float inner) {
+  struct State {  // of four units of a row, in the compute dtype
+    uint2 h, shown;
+  };
+  // Forms h and c of `inner`, the cell as the output sees it.
+  auto update = [&](int s, int t, const Cell& k, float inner) {
     float new_c = k.fresh, new_h = k.o * activate<ACT>(inner);
 #if ZONEOUT == 1
     const u32 drawn = draw(seed, (u32)t * (u32)B + (u32)(rows.first + s * rows.step + n), unit);
@@ -472,7 +500,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
       const u32 v = __shfl_xor_sync(~0u, u, 8);
       return make_uint2((q & 2) ? v : u, (q & 2) ? u : v);
     };
-    const uint2 out = four(new_h);
+    State state;
+    state.h = state.shown = four(new_h);
+#if MASK || LENGTHS
+    state.shown = four(shown);
+#endif
+    return state;
+  };
+  u16* y_at = P.y + (size_t)(rows.first + n) * H + unit;
+#if SAVE  // of this thread's gates; a cell has half as many bytes
+  u8* saved_of = P.saved + (size_t)blockIdx.x * SAVED + 8 * place_saved;
+#endif
+  // Sends h to all blocks, stores what is asked for, and loads the inputs of the next step.
+  auto finish = [&](int s, int t, const Cell& k, const State& state) {
+    const uint2 out = state.h;
     if (t + 1 < T) {
       const u32 barrier = BARRIERS + 8 * (2 * s + ((t + 1) & 1)), then = ((t + 1) & 1) * NS * HB + s * HB;
 #if CL == 4
@@ -487,35 +528,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
                to[j] + barrier);
 #endif
     }
-#if MASK || LENGTHS
-    const uint2 result = four(shown);
-#else
-    const uint2 result = out;
-#endif
-    const size_t at = (size_t)t * stride + cell[s];
     if (is_row[s]) {
-      if ((q & 3) == 0) *(uint2*)(P.y + at) = result;
-#if SAVE
-      *(uint2*)(P.gates + at * 4) =
-          make_uint2(pack2(unsaturated(k.i), unsaturated(k.f)), pack2(k.g, unsaturated(k.o)));
-      P.cells[at] = new_c;
-#if ZONEOUT
-      P.fresh[at] = k.fresh;
-#endif
-#endif
+      if ((q & 3) == 0) *(uint2*)(y_at + s * between) = state.shown;
       if (t + 1 < T) {
 #if TOKENS
-        gx[s] = __ldg(projected(s, t + 1, next[s]));
-        if (t + 2 < T) next[s] = P.tokens[(size_t)(t + 2) * B + rows.first + s * rows.step + n];
+        gx[s] = __ldg(projected(s, next[s]));
+        if (t + 2 < T) next[s] = token_at[s * rows.step];
 #else
-        gx[s] = __ldg(projected(s, t + 1, 0));
-        if (t + AHEAD < T) fetch_ahead(projected(s, t + AHEAD, 0));
+        gx[s] = __ldg((const uint2*)(gx_at + (size_t)s * between * 4));
 #endif
       }
     }
+#if !TOKENS
+    if (w == s && has_line && t + AHEAD < T) fetch_ahead(line_at);
+#endif
+#if SAVE
+    if (OVERLAP && rows.first + s * rows.step >= B) return;  // a group without rows has no place
+    u8* saved = saved_of + s * rows.saved_between();
+    *(uint2*)(saved + GATES) = make_uint2(pack2(unsaturated(k.i), unsaturated(k.f)), pack2(k.g, unsaturated(k.o)));
+    *(float*)(saved + CELLS - 4 * place_saved) = c[s];
+#if ZONEOUT
+    *(float*)(saved + FRESH - 4 * place_saved) = k.fresh;
+#endif
+#endif
   };
 
+#if OVERLAP
+  float z[4];
+  await_step(0, 0);
+  product(0, 0, z);
+#endif
+#if TOKENS
+  token_at += B;
+#endif
   for (int t = 0; t < T; ++t) {
+#if TOKENS
+    token_at += B;
+#else
+    gx_at += stride * 4;
+#endif
 #if NORM
     float z[NS][4], deviation[NS];
     Cell k[NS];
@@ -529,6 +580,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
       if (s >= rows.num) break;
+      await_step(s, t);
       product(s, t, z[s]);
       const float(&v)[4] = z[s];
       share(0, s, (v[0] + v[1]) + (v[2] + v[3]), (v[0] * v[0] + v[1] * v[1]) + (v[2] * v[2] + v[3] * v[3]));
@@ -541,12 +593,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
 #pragma unroll
       for (int e = 0; e < 4; ++e) z[s][e] = (z[s][e] - m.x) * m.y;
 #if SAVE
-      if (is_row[s])
-        *(uint2*)(P.normed + ((size_t)t * stride + cell[s]) * 4) =
-            make_uint2(pack2(z[s][0], z[s][1]), pack2(z[s][2], z[s][3]));
+      *(uint2*)(saved_of + s * rows.saved_between() + NORMED) =
+          make_uint2(pack2(z[s][0], z[s][1]), pack2(z[s][2], z[s][3]));
 #endif
       z[s][0] *= gamma.x; z[s][1] *= gamma.y; z[s][2] *= gamma.z; z[s][3] *= gamma.w;
-      k[s] = cell_of(s, z[s]);
+      k[s] = cell_of(s, t, z[s]);
       const float v = unit < REAL ? k[s].fresh : 0.f;  // of a padded unit, sigmoid(0) is not 0
       share(1, s, v, v * v);
     }
@@ -558,17 +609,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_forward(const Forw
       if (unit == 0 && is_row[s])
         P.moments[(size_t)t * B + rows.first + s * rows.step + n] = make_float4(deviation[s], m.x, m.y, 0.f);
 #endif
-      finish(s, t, k[s], fmaf((k[s].fresh - m.x) * m.y, gamma_c, beta_c));
+      finish(s, t, k[s], update(s, t, k[s], fmaf((k[s].fresh - m.x) * m.y, gamma_c, beta_c)));
+    }
+#elif OVERLAP  // a group is multiplied while the one before it updates its cells
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+      const int next = (s + 1) % NS, then = t + (s + 1) / NS;
+      await_step(next, then);
+      const Cell k = cell_of(s, t, z);
+      const State state = update(s, t, k, k.fresh);
+      product(next, then, z);  // behind the last step of what lies there, without use
+      finish(s, t, k, state);
     }
 #else
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
       if (s >= rows.num) break;
       float z[4];
+      await_step(s, t);
       product(s, t, z);
-      const Cell k = cell_of(s, z);
-      finish(s, t, k, k.fresh);
+      const Cell k = cell_of(s, t, z);
+      finish(s, t, k, update(s, t, k, k.fresh));
     }
+#endif
+    y_at += stride;
+#if !TOKENS
+    line_at += stride * 4;
+#endif
+#if SAVE
+    saved_of += rows.saved_of_step();
 #endif
   }
 #pragma unroll
@@ -588,12 +657,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
   constexpr u32 GB = UNITS * 64;       // bytes of the gradients of its own gates
   constexpr u32 OWN = 2 * NS * RB, BARRIERS = OWN + 2 * NS * GB;
   constexpr int HALF = CL / 2, PAIRS = TILES >= 2 ? TILES / 2 : 1;
-  extern __shared__ __align__(1024) unsigned char memory[];
+  extern __shared__ __align__(1024) u8 memory[];
   const u32 base = shared_address(memory);
   const int tid = threadIdx.x, lane = tid & 31, w = tid >> 5, q = lane >> 2, p = lane & 3;
   const u32 rank = block_rank();
   const int T = P.T, B = P.B;
-  const Rows rows(B);
+  const Rows rows(B, false);
 
   u32 weights[TILES][KS][4];
 #pragma unroll
@@ -617,15 +686,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
   const int own = (x >> 4) * 4 + (x & 3), n = 2 * ((x >> 2) & 3) + half, unit = rank * UNITS + own;
   const u32 read_at = half * HALF * 512 + ((x ^ (half << 4)) << 2);
   const u32 own_at = OWN + own * 64 + ((n ^ (((own >> 1) & 1) << 2)) << 3);
-  if (tid == 0) init_barriers(base + BARRIERS, 2 * NS, RB);
+  if (tid == 0) {
+    init_barriers(base + BARRIERS, 2 * NS);
+    expect_each(base + BARRIERS, 2 * NS, RB);
+  }
   u32 to[PAIRS];
 #pragma unroll
   for (int j = 0; j < PAIRS; ++j) to[j] = address_in(base, TILES >= 2 ? w * PAIRS + j : w >> 1);
   const u32 write_at = rank * 512 + ((lane ^ ((rank / HALF) << 2)) << 4);
 
   const size_t stride = (size_t)B * H;
-  float dc[NS], carried[NS], now_c[NS], before_c[NS], dy[NS];
-  uint2 gates[NS];
+  struct Inputs {
+    uint2 gates;
+    float c, before;  // the cell of a step, and the one before it
+    u16 dy;           // gradient of its output
+    uint2 normed;
+    float4 moments;
+  };
+  Inputs inputs[NS];
+  float dc[NS], carried[NS];
   u32 cell[NS];
   bool is_row[NS];
 #if MASK
@@ -637,12 +716,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #if ZONEOUT == 1
   const u64 seed = (u64)P.seed[0];
 #endif
-  auto load = [&](int s, int t) {  // all but before_c
-    const size_t at = (size_t)t * stride + cell[s];
-    gates[s] = __ldg((const uint2*)(P.gates + at * 4));
-    dy[s] = low_of((u32)__ldg(P.dy + at));
+  const u32 between = (u32)rows.step * H;
+  // Of this thread's cell in group 0, of the step to load.
+  const u8* saved_of = P.saved + (T - 1) * rows.saved_of_step() + (size_t)blockIdx.x * SAVED + 8 * tid;
+  const u16* dy_at = P.dy + (T - 1) * stride + (size_t)(rows.first + n) * H + unit;
+  auto cell_of = [&](const u8* saved, int s) {
+    return __ldg((const float*)(saved + s * rows.saved_between() + CELLS - 4 * tid));
+  };
+  // Loads what a step needs but its cell, which the step after it had as the one before. Nothing, not even a
+  // conversion, may be computed of what is loaded before it is used: the warp would wait for it.
+  auto load = [&](int s, int t) {
+    const u8* from = saved_of + s * rows.saved_between();
+    Inputs& in = inputs[s];
+    in.gates = __ldg((const uint2*)(from + GATES));
 #if ZONEOUT
-    now_c[s] = __ldg(P.fresh + at);
+    in.c = __ldg((const float*)(from + FRESH - 4 * tid));
+#else
+    in.c = in.before;
+#endif
+    in.dy = 0;
+    if (is_row[s]) in.dy = __ldg(dy_at + s * between);
+#if NORM
+    in.normed = __ldg((const uint2*)(from + NORMED));
+    in.moments = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (is_row[s]) in.moments = __ldg(P.moments + (size_t)t * B + rows.first + s * rows.step + n);
 #endif
   };
 #pragma unroll
@@ -650,8 +747,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     const int row = rows.first + s * rows.step + n;
     is_row[s] = s < rows.num && row < B;
     cell[s] = is_row[s] ? (u32)row * H + unit : 0;
-    dc[s] = carried[s] = now_c[s] = before_c[s] = dy[s] = 0.f;
-    gates[s] = make_uint2(0, 0);
+    dc[s] = carried[s] = 0.f;
 #if MASK
     mask[s] = is_row[s] ? P.mask[cell[s]] : 0.f;
 #endif
@@ -659,10 +755,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     begin[s] = is_row[s] ? (int)P.begins[row] : 0;
     end[s] = is_row[s] ? (int)P.ends[row] : 0;
 #endif
-    if (!is_row[s]) continue;
-    now_c[s] = P.cells[(size_t)(T - 1) * stride + cell[s]];
+    if (s >= rows.num) continue;
+    inputs[s].before = cell_of(saved_of, s);
     load(s, T - 1);
-    before_c[s] = T > 1 ? P.cells[(size_t)(T - 2) * stride + cell[s]] : P.c0[cell[s]];
+    inputs[s].before = T > 1 ? cell_of(saved_of - rows.saved_of_step(), s) : is_row[s] ? P.c0[cell[s]] : 0.f;
+    if (!is_row[s]) continue;
     if (P.dhT) carried[s] = P.dhT[cell[s]];
     if (P.dcT) dc[s] = P.dcT[cell[s]];
   }
@@ -671,53 +768,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
   const float4 gamma = *(const float4*)(P.gamma_hh + 4 * unit);
   const float gamma_c = P.gamma_c[unit], beta_c = P.beta_c[unit];
   float dnorm[6] = {};
-  uint2 normed[NS];
-  float4 moments[NS];
-  auto load_norm = [&](int s, int t) {
-    const size_t at = (size_t)t * stride + cell[s];
-    normed[s] = __ldg((const uint2*)(P.normed + at * 4));
-    moments[s] = __ldg(P.moments + (size_t)t * B + rows.first + s * rows.step + n);
-  };
-#pragma unroll
-  for (int s = 0; s < NS; ++s) {
-    normed[s] = make_uint2(0, 0);
-    moments[s] = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (is_row[s]) load_norm(s, T - 1);
-  }
 #endif
   __syncthreads();
   cluster_sync();
 
+  auto await_step = [&](int s, int it) {
+    if (it == 0) return;
+    const u32 barrier = base + BARRIERS + 8 * (2 * s + ((it - 1) & 1));
+    await(barrier, ((it - 1) >> 1) & 1);
+    if (tid == 0 && it + 1 < T - 1) expect(barrier, RB);
+  };
   // The gradient of h of a step: of the output, and of the next step.
   auto incoming = [&](int s, int it) {
-    float dh = carried[s];
-    if (it > 0) {
-      const int buffer = (it - 1) & 1;
-      const u32 barrier = base + BARRIERS + 8 * (2 * s + buffer);
-      await(barrier, ((it - 1) >> 1) & 1);
-      if (tid == 0 && it + 1 < T - 1) expect(barrier, RB);
-      const unsigned char* from = memory + (buffer * NS + s) * RB + read_at;
-      float low = 0.f, high = 0.f;
+    const u8* from = memory + (((it + 1) & 1) * NS + s) * RB + read_at;
+    float low = 0.f, high = 0.f;
 #pragma unroll
-      for (int j = 0; j < HALF; ++j) {
-        const u32 v = *(const u32*)(from + j * 512);
-        low += low_of(v);
-        high += high_of(v);
-      }
-      const float other = __shfl_xor_sync(~0u, half ? low : high, 16);
-      float sum = (half ? high : low) + other;
-#if MASK
-      sum *= mask[s];
-#endif
-      dh += sum;
+    for (int j = 0; j < HALF; ++j) {
+      const u32 v = *(const u32*)(from + j * 512);
+      low += low_of(v);
+      high += high_of(v);
     }
-    return dh;
+    const float other = __shfl_xor_sync(~0u, half ? low : high, 16);
+    float sum = (half ? high : low) + other;
+#if MASK
+    sum *= mask[s];
+#endif
+    return it > 0 ? carried[s] + sum : carried[s];  // before the first message the memory holds anything
   };
   struct Kept {  // what a step keeps of h and c, and the gradients that pass it
     float h, c, dh, dc;
     bool is_idle;
   };
-  auto kept_of = [&](int s, int t, float dh) {
+  auto kept_of = [&](int s, int t, float dh, float shown) {
     Kept k;
     k.h = k.c = 0.f;
 #if ZONEOUT == 1
@@ -728,7 +810,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     k.h = P.p_h;
     k.c = P.p_c;
 #endif
-    float shown = dy[s];
 #if LENGTHS
     if (t < begin[s] || t >= end[s]) {
       k.h = k.c = 1.f;
@@ -751,83 +832,106 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     return k;
   };
   // The gradients of the gates before their activations; `a` is the activated cell, `dc_new` its gradient.
-  auto gates_of = [&](int s, const Kept& k, float a, float dc_new, float (&d)[4]) {
-    const float i_ = low_of(gates[s].x), f_ = high_of(gates[s].x), g_ = low_of(gates[s].y), o_ = high_of(gates[s].y);
+  auto gates_of = [&](int s, const Kept& k, const Inputs& in, float a, float dc_new, float (&d)[4]) {
+    const float i_ = low_of(in.gates.x), f_ = high_of(in.gates.x), g_ = low_of(in.gates.y), o_ = high_of(in.gates.y);
     d[0] = k.is_idle ? 0.f : dc_new * g_ * slope<REC>(i_);
-    d[1] = k.is_idle ? 0.f : dc_new * before_c[s] * slope<REC>(f_);
+    d[1] = k.is_idle ? 0.f : dc_new * in.before * slope<REC>(f_);
     d[2] = k.is_idle ? 0.f : dc_new * i_ * slope<ACT>(g_);
     d[3] = k.is_idle ? 0.f : k.dh * a * slope<REC>(o_);
     dc[s] = (k.is_idle ? 0.f : dc_new * f_) + (k.c == 0.f ? 0.f : k.c * dc[s]);
   };
-  // Sends the products of this block's gates with W_hh, and loads the step before.
-  auto finish = [&](int s, int it, uint2 dgates, uint2 dproduct) {
-    const int t = T - 1 - it;
-    const u32 offset = ((it & 1) * NS + s) * GB;
-    *(uint2*)(memory + own_at + offset) = dproduct;
-    if (is_row[s]) {
-      const size_t at = (size_t)t * stride + cell[s];
-      *(uint2*)(P.dgates + at * 4) = dgates;
+  auto own_gates = [&](int s, int it) { return ((it & 1) * NS + s) * GB; };
+  auto store = [&](int s, uint2 dgates, uint2 dproduct) {
+    if (!is_row[s]) return;
+    const size_t at = (size_t)(dy_at - P.dy) + stride + s * between;  // dy_at is that of the step before
+    *(uint2*)(P.dgates + at * 4) = dgates;
 #if NORM
-      *(uint2*)(P.dproduct + at * 4) = dproduct;
+    *(uint2*)(P.dproduct + at * 4) = dproduct;
 #endif
-      if (t > 0) {
-        now_c[s] = before_c[s];
-        load(s, t - 1);
-#if NORM
-        load_norm(s, t - 1);
-        if (t > AHEAD) fetch_ahead(P.normed + (at - AHEAD * stride) * 4);
-#endif
-        before_c[s] = t > 1 ? P.cells[at - 2 * stride] : P.c0[cell[s]];
-        if (t > AHEAD) {
-          fetch_ahead(P.gates + (at - AHEAD * stride) * 4);
-          fetch_ahead(P.cells + (at - (AHEAD + 1) * stride));
-          fetch_ahead(P.dy + (at - AHEAD * stride));
-        }
+  };
+  const bool has_row = lane < 8 && rows.first + w * rows.step + lane < B;
+  auto load_next = [&](int s, int it) {
+    const int t = T - 2 - it;
+    if (t < 0) return;
+    load(s, t);
+    inputs[s].before = t > 0 ? cell_of(saved_of - rows.saved_of_step(), s) : is_row[s] ? P.c0[cell[s]] : 0.f;
+    if (w != s || t < AHEAD) return;  // a warp fetches lines of 128 bytes for all
+    const u8* line = saved_of - 8 * tid + s * rows.saved_between() - AHEAD * rows.saved_of_step();
+    for (int at = lane * 128; at < SAVED; at += 32 * 128) fetch_ahead(line + at);
+    if (has_row) fetch_ahead(dy_at + s * between - AHEAD * stride + (lane - n) * H - own);
+  };
+  // The products of this block's gates with W_hh: of two units and two rows each.
+  auto product = [&](int s, int it, u32 (&out)[TILES][2]) {
+    constexpr int NC = TILES >= 4 ? 1 : 4 / TILES;
+    float sums[TILES][NC][4] = {};
+    const u8* from = memory + OWN + own_gates(s, it) + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
+#pragma unroll
+    for (int k = 0; k < KS; ++k) {
+      const uint2 b = *(const uint2*)(from + k * 256);
+#pragma unroll
+      for (int m = 0; m < TILES; ++m) mma(sums[m][k % NC], weights[m][k], b.x, b.y);
+    }
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+      float e[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        e[i] = sums[m][0][i];
+        if (NC >= 2) e[i] += sums[m][1 % NC][i];
+        if (NC == 4) e[i] += sums[m][2 % NC][i] + sums[m][3 % NC][i];
       }
+      out[m][0] = pack2(e[0], e[1]);
+      out[m][1] = pack2(e[2], e[3]);
+    }
+  };
+  auto send = [&](int s, int it, const u32 (&out)[TILES][2]) {
+    const u32 at = ((it & 1) * NS + s) * RB + write_at, barrier = BARRIERS + 8 * (2 * s + (it & 1));
+    if (TILES >= 2) {
+#pragma unroll
+      for (int j = 0; j < PAIRS; ++j) {
+        const int m = (2 * j) % TILES, m1 = (2 * j + 1) % TILES;
+        send16(to[j] + at, out[m][0], out[m][1], out[m1][0], out[m1][1], to[j] + barrier);
+      }
+    } else {
+      send8(to[0] + at + (w & 1) * 8, out[0][0], out[0][1], to[0] + barrier);
+    }
+  };
+  auto finish = [&](int s, int it, uint2 dgates, uint2 dproduct) {
+    *(uint2*)(memory + own_at + own_gates(s, it)) = dproduct;
+    if (!IS_LATE) {
+      store(s, dgates, dproduct);
+      load_next(s, it);
     }
     __syncthreads();
-    if (t > 0) {
-      constexpr int NC = TILES >= 4 ? 1 : 4 / TILES;
-      float sums[TILES][NC][4] = {};
-      const unsigned char* from = memory + OWN + offset + p * 64 + ((q ^ ((p >> 1) << 2)) << 3);
-#pragma unroll
-      for (int k = 0; k < KS; ++k) {
-        const uint2 b = *(const uint2*)(from + k * 256);
-#pragma unroll
-        for (int m = 0; m < TILES; ++m) mma(sums[m][k % NC], weights[m][k], b.x, b.y);
-      }
+    if (it + 1 < T) {
       u32 out[TILES][2];
-#pragma unroll
-      for (int m = 0; m < TILES; ++m) {
-        float e[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          e[i] = sums[m][0][i];
-          if (NC >= 2) e[i] += sums[m][1 % NC][i];
-          if (NC == 4) e[i] += sums[m][2 % NC][i] + sums[m][3 % NC][i];
-        }
-        out[m][0] = pack2(e[0], e[1]);
-        out[m][1] = pack2(e[2], e[3]);
-      }
-      const u32 at = ((it & 1) * NS + s) * RB + write_at, barrier = BARRIERS + 8 * (2 * s + (it & 1));
-      if (TILES >= 2) {
-#pragma unroll
-        for (int j = 0; j < PAIRS; ++j) {
-          const int m = (2 * j) % TILES, m1 = (2 * j + 1) % TILES;
-          send16(to[j] + at, out[m][0], out[m][1], out[m1][0], out[m1][1], to[j] + barrier);
-        }
-      } else {
-        send8(to[0] + at + (w & 1) * 8, out[0][0], out[0][1], to[0] + barrier);
-      }
+      product(s, it, out);
+      send(s, it, out);
+    }
+    if (IS_LATE) {
+      store(s, dgates, dproduct);
+      load_next(s, it);
     }
   };
 
 #if !NORM
   float dbias[4] = {};
+  auto gradients_of = [&](int s, int it) {
+    const Inputs in = inputs[s];
+    const Kept k = kept_of(s, T - 1 - it, incoming(s, it), low_of(in.dy));
+    const float a = activate<ACT>(in.c);
+    float d[4];
+    gates_of(s, k, in, a, k.h == 1.f ? k.dc : fmaf(k.dh * high_of(in.gates.y), slope<ACT>(a), k.dc), d);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dbias[e] += d[e];
+    return make_uint2(pack2(d[0], d[1]), pack2(d[2], d[3]));
+  };
 #endif
   for (int it = 0; it < T; ++it) {
-    const int t = T - 1 - it;
+    saved_of -= rows.saved_of_step();
+    dy_at -= stride;
 #if NORM
+    const int t = T - 1 - it;
     Kept k[NS];
     float inner[NS], d[NS][4];  // the normalised cell; gradients
     auto share = [&](int kind, int s, float x, float y) {
@@ -840,9 +944,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
       if (s >= rows.num) break;
-      k[s] = kept_of(s, t, incoming(s, it));
-      inner[s] = (now_c[s] - moments[s].y) * moments[s].z;
-      const float o_ = high_of(gates[s].y), a = activate<ACT>(fmaf(inner[s], gamma_c, beta_c));
+      await_step(s, it);
+      k[s] = kept_of(s, t, incoming(s, it), low_of(inputs[s].dy));
+      inner[s] = (inputs[s].c - inputs[s].moments.y) * inputs[s].moments.z;
+      const float o_ = high_of(inputs[s].gates.y), a = activate<ACT>(fmaf(inner[s], gamma_c, beta_c));
       const float dinner = k[s].h == 1.f ? 0.f : k[s].dh * o_ * slope<ACT>(a);
       dnorm[4] += k[s].h == 1.f ? 0.f : dinner * inner[s];
       dnorm[5] += dinner;
@@ -854,9 +959,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
       if (s >= rows.num) break;
       const float2 m = sums_of.of(0, s, n, it, it + 1 == T);
       const float a = activate<ACT>(fmaf(inner[s], gamma_c, beta_c));
-      const float through = moments[s].z * (d[s][0] - (m.x + inner[s] * m.y) * (1.f / REAL));
-      gates_of(s, k[s], a, k[s].is_idle ? 0.f : k[s].dc + through, d[s]);
-      const float x0 = low_of(normed[s].x), x1 = high_of(normed[s].x), x2 = low_of(normed[s].y), x3 = high_of(normed[s].y);
+      const float through = inputs[s].moments.z * (d[s][0] - (m.x + inner[s] * m.y) * (1.f / REAL));
+      gates_of(s, k[s], inputs[s], a, k[s].is_idle ? 0.f : k[s].dc + through, d[s]);
+      const float x0 = low_of(inputs[s].normed.x), x1 = high_of(inputs[s].normed.x), x2 = low_of(inputs[s].normed.y), x3 = high_of(inputs[s].normed.y);
       dnorm[0] += d[s][0] * x0; dnorm[1] += d[s][1] * x1; dnorm[2] += d[s][2] * x2; dnorm[3] += d[s][3] * x3;
       const float e0 = d[s][0] * gamma.x, e1 = d[s][1] * gamma.y, e2 = d[s][2] * gamma.z, e3 = d[s][3] * gamma.w;
       share(1, s, (e0 + e1) + (e2 + e3), (e0 * x0 + e1 * x1) + (e2 * x2 + e3 * x3));
@@ -865,8 +970,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
     for (int s = 0; s < NS; ++s) {
       if (s >= rows.num) break;
       const float2 m = sums_of.of(1, s, n, it, it + 1 == T);
-      const float mean = m.x * (0.25f / REAL), slope_ = m.y * (0.25f / REAL), r = moments[s].x;
-      const float x0 = low_of(normed[s].x), x1 = high_of(normed[s].x), x2 = low_of(normed[s].y), x3 = high_of(normed[s].y);
+      const float mean = m.x * (0.25f / REAL), slope_ = m.y * (0.25f / REAL), r = inputs[s].moments.x;
+      const float x0 = low_of(inputs[s].normed.x), x1 = high_of(inputs[s].normed.x), x2 = low_of(inputs[s].normed.y), x3 = high_of(inputs[s].normed.y);
       finish(s, it, make_uint2(pack2(d[s][0], d[s][1]), pack2(d[s][2], d[s][3])),
              make_uint2(pack2(r * (d[s][0] * gamma.x - mean - x0 * slope_), r * (d[s][1] * gamma.y - mean - x1 * slope_)),
                         pack2(r * (d[s][2] * gamma.z - mean - x2 * slope_), r * (d[s][3] * gamma.w - mean - x3 * slope_))));
@@ -875,14 +980,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lstm_backward(const Bac
 #pragma unroll
     for (int s = 0; s < NS; ++s) {
       if (s >= rows.num) break;
-      const Kept k = kept_of(s, t, incoming(s, it));
-      const float a = activate<ACT>(now_c[s]);
-      float d[4];
-      gates_of(s, k, a, k.h == 1.f ? k.dc : fmaf(k.dh * high_of(gates[s].y), slope<ACT>(a), k.dc), d);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dbias[e] += d[e];
-      const uint2 gradients = make_uint2(pack2(d[0], d[1]), pack2(d[2], d[3]));
-      finish(s, it, gradients, gradients);
+      await_step(s, it);
+      const uint2 dgates = gradients_of(s, it);
+      finish(s, it, dgates, dgates);
     }
 #endif
   }

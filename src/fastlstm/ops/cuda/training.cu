@@ -1,6 +1,6 @@
-// Small kernels of a training step: cross-entropy of a batch's logits, and what ends the step.
+// Small kernels of a training step: dropout, cross-entropy of a batch's logits, and what ends the step.
 //
-// Compiled at run time (NVRTC) for DTYPE: 0 bfloat16, 1 float16, the type of the logits.
+// Compiled at run time (NVRTC) for DTYPE: 0 bfloat16, 1 float16, the type of values and logits.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -44,6 +44,32 @@ __device__ __forceinline__ u16 narrow_bf16(float x) {
   u16 r;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
   return r;
+}
+
+struct Masked {
+  const uint4* x;     // (T, num): 8 values each
+  const uint4* mask;  // (num)
+  uint4* out;         // (T, num)
+  int T, num;
+  int blocks;         // of 256 threads for a step; the others have other steps
+};
+
+// x * mask. A thread reads its 8 values of the mask once.
+extern "C" __global__ void __launch_bounds__(256) masked(const Masked P) {
+  const int at = blockIdx.x % P.blocks * 256 + threadIdx.x, steps = gridDim.x / P.blocks;
+  if (at >= P.num) return;
+  union Pack {
+    uint4 all;
+    u16 each[8];
+  };
+  Pack mask, x;
+  mask.all = P.mask[at];
+  for (int t = blockIdx.x / P.blocks; t < P.T; t += steps) {
+    x.all = P.x[(i64)t * P.num + at];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x.each[i] = narrow(wide(x.each[i]) * wide(mask.each[i]));
+    P.out[(i64)t * P.num + at] = x.all;
+  }
 }
 
 // A warp has a row; sums are taken in one order.

@@ -1,10 +1,10 @@
-"""The small kernels of `training.cu`: cross-entropy, and the end of a training step."""
+"""The small kernels of `training.cu`: dropout, cross-entropy, and the end of a training step."""
 
 from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 _ROWS = 8
 """Of a block, each by a warp."""
+_THREADS = 256
+_PACK = 8
+"""Values that a thread reads at once."""
+_MASKED_BLOCKS = 1024
+"""Enough for every multiprocessor of a large GPU."""
+
+
+class _Masked(Arguments):
+    _fields_ = (*pointers("x mask out"), *((n, ctypes.c_int) for n in ("T", "num", "blocks")))
 
 
 class _CrossEntropy(Arguments):
@@ -43,6 +52,44 @@ def refusal(device: int) -> str | None:
     except KernelError as error:
         return str(error)
     return None
+
+
+def can_mask(x: Tensor, mask: Tensor) -> bool:
+    """Whether `masked` takes `(T, …)` values and a mask `(1, …)`."""
+    return (
+        x.is_cuda
+        and x.dtype == mask.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and mask.shape[0] == 1
+        and mask.numel() % _PACK == 0
+        and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, mask))
+        and not torch.compiler.is_compiling()
+        and refusal(x.get_device()) is None
+    )
+
+
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Returns `x * mask` of tensors that `can_mask`, differentiable once with respect to `x`."""
+    product: Tensor = _MaskedValues.apply(x, mask)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _MaskedValues(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        out, num = torch.empty_like(x), mask.numel() // _PACK
+        blocks = -(-num // _THREADS)
+        arguments = _Masked(x=x, mask=mask, out=out, T=len(x), num=num, blocks=blocks)
+        kernel = _kernel("masked", x.dtype, x.get_device())
+        kernel.launch(blocks * min(len(x), -(-_MASKED_BLOCKS // blocks)), arguments)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (mask,), dy = ctx.saved_tensors, dy.contiguous()
+        is_simple = not torch.is_grad_enabled() and can_mask(dy, mask)
+        return masked(dy, mask) if is_simple else dy * mask, None
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,5 +255,5 @@ def _cross_entropy_arguments(logits: Tensor, targets: Tensor, **others: Tensor |
 @lru_cache
 def _kernel(entry: str, dtype: torch.dtype, device: int) -> CudaKernel:
     macros = {"DTYPE": int(dtype == torch.float16)}
-    threads = 32 if entry == "end_step" else 256
+    threads = 32 if entry == "end_step" else _THREADS
     return CudaKernel("training", entry, macros, device, threads)
