@@ -40,6 +40,8 @@ def test_a_mask_that_cannot_be_read_is_torchs_product(shape: tuple[int, int, int
     assert can_mask(x, plain) == (shape == (4, 4, 8))
     assert not can_mask(x.transpose(0, 2), plain.transpose(0, 2))
     assert not can_mask(x, plain.float())
+    assert not can_mask(x, plain[:, :1])
+    assert not can_mask(x[:, :0], plain[:, :0])
     assert dropped(x.float(), 0.5, (1, *shape[1:])).shape == x.shape
 
 

@@ -234,7 +234,7 @@ def _forward(
             moments = torch.empty((T, B, 4), dtype=torch.float32, device=device)
     saved = Saved(entering, steps, w_hh, w_ih, moments)
     # Copies in the layout that the kernel reads; they must live until it is launched.
-    shared, h0, gx = _shared_arguments(call, args), _wide(args.h0), _aligned(gx)
+    shared, h0, gx = _shared_arguments(call, args), _wide(args.h0), gx.contiguous()
     tokens = None if args.tokens is None else args.tokens.contiguous()
     arguments = _Forward(
         **shared, whh=w_hh, gx=gx, tokens=tokens, h0=h0, V=len(gx),
@@ -270,7 +270,7 @@ def _gate_gradients(
     dtype, device = call.dtype, args.rows.device
     dy, dhT, dcT = grads
     shape = (T, B, H)
-    dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else _aligned(dy.to(dtype))
+    dy = torch.zeros(shape, dtype=dtype, device=device) if dy is None else dy.to(dtype).contiguous()
     dgates = torch.empty((T, B, H, 4), dtype=dtype, device=device)
     dh0, dc0 = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
     clusters, groups = rows_per_cluster(B, H, device.index, has_norm=norm_size > 0)
@@ -358,12 +358,6 @@ def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
         "seed": args.seed, "gamma_hh": gamma, "gamma_c": _wide(args.gamma_c),
         "beta_c": _wide(args.beta_c),
     }  # fmt: skip
-
-
-def _aligned(t: Tensor) -> Tensor:
-    """Returns a contiguous tensor that begins at a multiple of 16 bytes, as the kernels copy it."""
-    t = t.contiguous()
-    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def _wide(t: Tensor | None) -> Tensor | None:

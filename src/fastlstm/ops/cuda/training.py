@@ -55,12 +55,13 @@ def refusal(device: int) -> str | None:
 
 
 def can_mask(x: Tensor, mask: Tensor) -> bool:
-    """Whether `masked` takes `(T, …)` values and a mask `(1, …)`."""
+    """Returns whether `masked` takes `(T, …)` values and a mask `(1, …)`."""
     return (
         x.is_cuda
         and x.dtype == mask.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
-        and mask.shape[0] == 1
+        and mask.shape == (1, *x.shape[1:])
+        and mask.numel() > 0
         and mask.numel() % _PACK == 0
         and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, mask))
         and not torch.compiler.is_compiling()
