@@ -104,7 +104,7 @@ def slow_gradients(
     present = [g for g in grads if g is not None]
     if not present:
         return (None,) * NUM_ARGS
-    if any(map(_is_batched, present)):
+    if any(map(is_batched, present)):
         why = "gradients in batches (is_grads_batched=True, vectorize=True)"
     elif torch.is_grad_enabled() and _requires_grad((*args, *present)):
         why = "a gradient that is itself differentiated (create_graph=True)"
@@ -146,7 +146,8 @@ def outputs_with_tangents(args: LSTMArgs, call: LSTMCall) -> LSTMOutput:
     return out._replace(y=out.y.to(call.dtype))
 
 
-def _is_batched(t: Tensor) -> bool:
+def is_batched(t: Tensor) -> bool:
+    """Returns whether vmap or `is_grads_batched` stand for several tensors by one."""
     of_torch = torch._C._functorch
     return of_torch.is_functorch_wrapped_tensor(t) or of_torch.is_legacy_batchedtensor(t)
 

@@ -96,7 +96,9 @@ def max_clusters(H: int, device: int) -> int:
 def rows_per_cluster(B: int, H: int, device: int, *, has_norm: bool = False) -> tuple[int, int]:
     """Returns how many clusters to launch, and how many groups of 8 rows each has at most."""
     num_groups, most = -(-B // 8), _MAX_NORMED_GROUPS if has_norm else _MAX_GROUPS
-    groups = min(most, -(-num_groups // max_clusters(H, device)))
+    at_a_time = max_clusters(H, device)
+    waves = -(-num_groups // (most * at_a_time))
+    groups = -(-num_groups // (waves * at_a_time))
     return -(-num_groups // groups), groups
 
 
@@ -221,7 +223,7 @@ def _forward(
         rows = args.rows.reshape(-1, args.rows.shape[-1]).to(dtype)
         gx = rows @ w_ih.t() if bias is None else torch.addmm(bias, rows, w_ih.t())
     else:
-        w_hh = args.w_hh.to(dtype).contiguous()
+        w_hh = _aligned(args.w_hh.to(dtype))
     entering = torch.empty((T + 1, B, H), dtype=dtype, device=device)
     hT, cT = (torch.empty((B, H), dtype=torch.float32, device=device) for _ in range(2))
     variant = _variant(call, args, norm_size, saves=saves)
@@ -361,7 +363,13 @@ def _shared_arguments(call: LSTMCall, args: LSTMArgs) -> dict[str, Any]:
 
 
 def _wide(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.float().contiguous()
+    return None if t is None else _aligned(t.float())
+
+
+def _aligned(t: Tensor) -> Tensor:
+    """Returns a contiguous tensor that begins at a multiple of 16 bytes: kernels read as many."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def _given(t: Tensor | None) -> Tensor:
@@ -392,7 +400,7 @@ def _packed_weights(args: LSTMArgs, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     kinds = {t.dtype for t in args.weights if t is not None}
     if kinds != {torch.float32}:
         bias = _gates_last(args.b_ih + args.b_hh, dtype) if has_bias else None  # type: ignore[operator]
-        return _gates_last(args.w_ih, dtype), args.w_hh.to(dtype).contiguous(), bias
+        return _gates_last(args.w_ih, dtype), _aligned(args.w_hh.to(dtype)), bias
     w_ih, w_hh, b_ih, b_hh = (None if t is None else t.contiguous() for t in args.weights)
     assert w_ih is not None
     assert w_hh is not None

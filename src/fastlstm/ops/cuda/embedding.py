@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from fastlstm.ops.call import compute_dtype
+from fastlstm.ops.custom_op import is_traced
 
+_SUMS_WIDE = torch.__version__ >= (2, 8)
+"""Whether torch.mm returns float32 of bf16 and fp16."""
 MAX_TABLE_ROWS = 1024
 """The gradient of a larger table would be a product over too many zeros."""
 
@@ -24,7 +27,8 @@ def embedding(tokens: Tensor, table: Tensor) -> Tensor:
         not table.is_cuda
         or dtype not in (torch.bfloat16, torch.float16)
         or len(table) > MAX_TABLE_ROWS
-        or torch.compiler.is_compiling()
+        or not _SUMS_WIDE
+        or is_traced(tokens, table)
     ):
         return torch.nn.functional.embedding(tokens, table)
     rows: Tensor = _Embedding.apply(tokens, table, dtype)  # type: ignore[no-untyped-call]

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.errors import KernelError
+from fastlstm.ops.autograd import is_batched
 from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
+from fastlstm.ops.custom_op import is_traced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,13 +60,14 @@ def can_mask(x: Tensor, mask: Tensor) -> bool:
     """Returns whether `masked` takes `(T, …)` values and a mask `(1, …)`."""
     return (
         x.is_cuda
+        and not is_traced(x, mask)
+        and not is_batched(x)
         and x.dtype == mask.dtype
         and x.dtype in (torch.bfloat16, torch.float16)
         and mask.shape == (1, *x.shape[1:])
         and mask.numel() > 0
         and mask.numel() % _PACK == 0
         and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (x, mask))
-        and not torch.compiler.is_compiling()
         and refusal(x.get_device()) is None
     )
 
