@@ -10,7 +10,7 @@ from torch import Tensor
 from fastlstm.ops.call import compute_dtype
 from fastlstm.ops.custom_op import is_traced
 
-_SUMS_WIDE = torch.__version__ >= (2, 8)
+_SUMS_WIDE = torch.__version__ >= "2.8"
 """Whether torch.mm returns float32 of bf16 and fp16."""
 MAX_TABLE_ROWS = 1024
 """The gradient of a larger table would be a product over too many zeros."""
