@@ -9,8 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
-from fastlstm.serve.forecast.request import OutputName
-from fastlstm.serve.forecast.tensors import Size
+from fastlstm.serve.forecast.request import OutputName, Size
 from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
 from fastlstm.serve.text.requests import MAX_PROMPTS
 

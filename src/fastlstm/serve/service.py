@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from fastlstm.serve.forecast.engine import ForecastEngine
-from fastlstm.serve.http.body import Bodies
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.transfer import Bodies
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
 from fastlstm.serve.text.engine import TextEngine
@@ -20,12 +20,9 @@ Kind = TypeVar("Kind", bound="Engine")
 
 
 class Service:
-    """A server's state.
+    """A server's state; `is_local`: it can be reached from this machine only.
 
-    Attributes:
-        loaded: the engine, whatever the server's state; None while the model is loaded.
-        is_draining: nothing new is admitted.
-        is_local: it can be reached from this machine only.
+    `loaded` is the engine, whatever the server's state; None while the model is loaded.
     """
 
     def __init__(self, settings: Settings, keys: Keys) -> None:
@@ -80,11 +77,11 @@ class Service:
     def drain(self) -> None:
         self.is_draining = True
         if self.loaded is not None:
-            self.loaded.admission.close()
+            self.loaded.scheduler.close()
 
     @property
     def num_held(self) -> int:
-        return 0 if self.loaded is None else self.loaded.admission.num_held
+        return 0 if self.loaded is None else self.loaded.scheduler.num_held
 
     def stop(self) -> None:
         if self.loaded is not None:

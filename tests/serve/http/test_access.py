@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastlstm.serve import log as log_module
-from fastlstm.serve.http.access import Access, Record, count, write_line
+from fastlstm.serve.http.access import Access, Record, count
 from fastlstm.serve.http.errors import Disconnected
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
@@ -47,9 +47,15 @@ def test_the_terminal_is_looked_for_once(
 ) -> None:
     num_asked: list[object] = []
     monkeypatch.setattr(log_module, "is_terminal", lambda stream: not num_asked.append(stream))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
     log = Log(Metrics().log_dropped)
+    access: Any = Access(app, Metrics(), log=log)
     for _ in range(3):
-        write_line(log, Record("one", status=200), "127.0.0.1", "GET", "/metrics")
+        scope = {"type": "http", "headers": [], "method": "GET", "path": "/metrics"}
+        asyncio.run(access(scope, None, None))
     log.close()
     lines = capfd.readouterr().err.splitlines()
     assert len(num_asked) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastlstm.serve.http.body import Bodies
+from fastlstm.serve.http.transfer import Bodies
 
 SCOPE = {"headers": [(b"content-type", b"application/json")]}
 

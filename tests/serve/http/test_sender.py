@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from fastlstm.serve.http.access import Record
-from fastlstm.serve.http.sender import Sender
+from fastlstm.serve.http.transfer import Sender
 from fastlstm.serve.metrics import Metrics
 
 

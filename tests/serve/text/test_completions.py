@@ -11,9 +11,8 @@ import pytest
 
 from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError
-from fastlstm.serve.text.completions import _Answer
+from fastlstm.serve.text.completions import Choice, Usage, _Answer
 from fastlstm.serve.text.generation import OutputChunk
-from fastlstm.serve.text.reply import Choice, Usage
 from fastlstm.serve.text.requests import CompletionRequest
 
 PROMPT: Any = SimpleNamespace(text=b"", length=0, scores=None, add=lambda scores: None)
@@ -23,7 +22,7 @@ class Recorder:
     """Stands for engine, channel and sender; keeps what was sent."""
 
     def __init__(self, *deliveries: list[OutputChunk], is_closed: bool = False) -> None:
-        self.name, self.admission = "tiny", SimpleNamespace(is_closed=is_closed)
+        self.name, self.scheduler = "tiny", SimpleNamespace(is_closed=is_closed)
         self._deliveries = list(deliveries)
         self.kinds: list[bytes] = []
         self.sent: list[tuple[bytes, bool]] = []

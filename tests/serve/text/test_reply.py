@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from fastlstm.serve.text.generation import OutputChunk, ScoredToken
-from fastlstm.serve.text.reply import (
+from fastlstm.serve.text.completions import (
     Choice,
     EventStream,
     Logprobs,
     Prompt,
     Usage,
-    WholeChoice,
     choices_of,
     token_name,
     whole_parts,
 )
+from fastlstm.serve.text.generation import OutputChunk, ScoredToken
 from fastlstm.serve.text.requests import CompletionRequest
 from fastlstm.text.data.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -92,12 +91,11 @@ def test_a_prompt_is_repeated_where_asked_and_its_first_token_has_no_score() -> 
 
 def test_a_whole_answer_has_every_choice_with_its_prompt_and_session() -> None:
     one, two = choices(CompletionRequest(["ab"], n=2, echo=True), generation("ab", 2))
-    assert one.prompt is two.prompt
-    wholes = [WholeChoice(one), WholeChoice(two)]
-    wholes[0].add(OutputChunk(0, 'c"', 1))
-    wholes[0].add(OutputChunk(0, "d", 1, "stop", state=STATE))
-    wholes[1].add(OutputChunk(1, "", 0, "length"))
-    body = json.loads(b"".join(whole_parts(HEAD, wholes, Usage(2, 2))))
+    assert one._prompt is two._prompt
+    one.add(OutputChunk(0, 'c"', 1))
+    one.add(OutputChunk(0, "d", 1, "stop", state=STATE))
+    two.add(OutputChunk(1, "", 0, "length"))
+    body = json.loads(b"".join(whole_parts(HEAD, [one, two], Usage(2, 2))))
     plain = {"logprobs": None}
     assert body["choices"] == [
         {**plain, "text": 'abc"d', "index": 0, "finish_reason": "stop", "session": "signed with K"},

@@ -1,20 +1,25 @@
-"""A forecaster that is served: requests in order, batches, sequences, answers."""
+"""A forecaster that is served: requests in order, batches, sequences, answers.
+
+Dynamic batching: one thread runs the network on all windows that arrived during the last pass.
+There is no time window to wait for: what arrives while a batch is computed is the next batch.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastlstm.errors import counted
-from fastlstm.serve.admission import Engine, Places, Reservation
-from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
+from fastlstm.serve.admission import Engine, ModelThread, Places, Reservation
 from fastlstm.serve.forecast.request import (
+    Floats,
     InferRequest,
     input_specs,
     output_specs,
@@ -22,7 +27,7 @@ from fastlstm.serve.forecast.request import (
     request_decoder,
 )
 from fastlstm.serve.forecast.sequence_store import SequenceStore
-from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import settle
 
@@ -31,13 +36,17 @@ if TYPE_CHECKING:
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 
-Floats = NDArray[np.floating]
 VERSION = "1"
 _SHORT_BODY = 1 << 16
 """Bytes of a request that are parsed on the event loop; longer ones are parsed by a worker."""
 _FEW_NUMBERS = 1 << 10
 """Numbers of an answer that are computed on the event loop; more are computed by a worker."""
 Outputs = dict[str, Floats]
+_TOO_MANY = (
+    "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer"
+)
+_FAILED = "forecasting failed; send the request again, of a sequence from its start"
+_LOG = logging.getLogger("fastlstm.serve")
 
 
 class PendingForecast(Reservation):
@@ -46,6 +55,130 @@ class PendingForecast(Reservation):
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)
         self.result: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True, eq=False)
+class ForecastRequest:
+    """The windows of one request, and who receives their forecasts.
+
+    Shapes: `past` ``(B, L, columns)``, `future` ``(B, h, future columns)``, `statics` ``(B, S)``.
+    """
+
+    pending: PendingForecast
+    past: Floats
+    future: Floats | None
+    statics: Floats | None
+
+    def __len__(self) -> int:
+        return len(self.past)
+
+
+class BatchResult(NamedTuple):
+    """A pass of the network: its duration, and forecasts or an error for each request."""
+
+    seconds: float
+    answers: Sequence[tuple[ForecastRequest, Forecasts | ApiError]]
+
+
+class DynamicBatcher(ModelThread):
+    """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
+
+    A pass has at most `max_batch` windows, and runs on so many `threads`; `max_queue` may wait.
+    """
+
+    too_many, status = _TOO_MANY, 503
+    num_active = 0
+
+    def __init__(
+        self,
+        model: WindowForecaster,
+        *,
+        max_batch: int,
+        max_queue: int,
+        threads: int,
+        deliver: Callable[[BatchResult], object],
+        is_shared: bool = False,
+    ) -> None:
+        self._model, self._threads, self._max_batch = model, threads, max_batch
+        super().__init__(deliver, max_batch + max_queue, max_batch, is_shared=is_shared)
+
+    @property
+    def has_work(self) -> bool:  # type: ignore[override]
+        return bool(self._waiting) or self.num_active > 0
+
+    def release(self, pending: PendingForecast) -> None:
+        """Gives back a request's places; its windows are dropped unless they are being computed."""
+        with self._changed:
+            pending.is_cancelled = True
+            self._give_back(pending)
+            self._waiting = deque(r for r in self._waiting if r.pending is not pending)
+
+    # What follows runs on the batcher's thread.
+
+    def _run(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
+        while True:
+            with self._changed:
+                while not (self.is_stopping or self._waiting):
+                    self._changed.wait()
+                if self.is_stopping:
+                    break
+                batch = self._next_batch()
+                self.num_active = sum(map(len, batch))
+            self._compute(batch)
+            del batch  # not kept in memory until the next pass
+            self.num_active = 0
+        error = Unavailable(ENDING)
+        self._deliver(BatchResult(0.0, [(request, error) for request in self._waiting]))
+
+    def _next_batch(self) -> list[ForecastRequest]:
+        """Takes what fits into one pass: at least one request, as none is larger than a pass."""
+        batch: list[ForecastRequest] = []
+        room = self._max_batch
+        while self._waiting and len(self._waiting[0]) <= room:
+            batch.append(self._waiting.popleft())
+            room -= len(batch[-1])
+        return batch
+
+    def _compute(self, batch: list[ForecastRequest]) -> None:
+        start_s = time.perf_counter()
+        answers: list[tuple[ForecastRequest, Forecasts | ApiError]]
+        try:
+            answers = self._forecast(batch)
+        except Exception:
+            _LOG.exception("a pass of the network for %d requests failed", len(batch))
+            answers = [(request, self._alone(request, len(batch))) for request in batch]
+        self._deliver(BatchResult(time.perf_counter() - start_s, answers))
+
+    def _alone(self, request: ForecastRequest, num_failed: int) -> Forecasts | ApiError:
+        """Forecasts one of several requests whose pass failed."""
+        if num_failed > 1:
+            try:
+                return self._forecast([request])[0][1]
+            except Exception:
+                _LOG.exception("a request failed; the others continue")
+        return ApiError(500, _FAILED)
+
+    def _forecast(
+        self, batch: list[ForecastRequest]
+    ) -> list[tuple[ForecastRequest, Forecasts | ApiError]]:
+        forecasts = self._model.run(
+            np.concatenate([request.past for request in batch]),
+            _joined([request.future for request in batch]),
+            _joined([request.statics for request in batch]),
+        )
+        firsts = np.cumsum([0, *map(len, batch)]).tolist()
+        return [
+            (request, forecasts.part(first, len(request)))
+            for request, first in zip(batch, firsts, strict=False)
+        ]
+
+
+def _joined(parts: Sequence[Floats | None]) -> Floats | None:
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if arrays else None
 
 
 class ForecastEngine(Engine):
@@ -112,17 +245,14 @@ class ForecastEngine(Engine):
             self._num_reading[tenant] -= 1
 
     def submit(self, pending: PendingForecast, request: InferRequest) -> None:
-        """Queues a request's windows.
+        """Queues a request's windows; raises ApiError without room, for too many, or a sequence's.
 
         The rows of a sequence are added here and now: a window is what the sequence held when its
         request had been read.
-
-        Raises:
-            ApiError: no room (503), too many windows or numbers (400), or the sequence's.
         """
         count = len(request.past)
         self._check_numbers(count, request)
-        self.admission.reserve(pending, count)
+        self.scheduler.reserve(pending, count)
         past, statics = request.past, request.statics
         if request.step is not None:
             static = None if statics is None else statics[0]
@@ -149,10 +279,8 @@ class ForecastEngine(Engine):
     ) -> Outputs:
         """Returns the outputs that a request asks for, by name.
 
-        Raises:
-            ApiError: 400, the forecast is not finite, or validation had too few values for a
-                quantile.
-            Disconnected: the client has left.
+        Raises ApiError 400 where the forecast is not finite, or validation had too few values for
+        a quantile.
         """
         if forecasts.parameters.numel() * (1 + len(request.levels)) <= _FEW_NUMBERS:
             return self._outputs(request, forecasts)

@@ -40,11 +40,8 @@ class SequenceStore:
     A sequence belongs to the key that started it: other keys neither see nor change it, and may
     have one of the same name.
 
-    Args:
-        num_rows: stored of each, and needed for a forecast.
-        places: for sequences.
-        idle_s: seconds without a request after which a sequence is forgotten.
-        clock: seconds.
+    Of each `num_rows` are stored, and needed for a forecast; after `idle_s` seconds without a
+    request it is forgotten.
     """
 
     def __init__(
@@ -67,11 +64,7 @@ class SequenceStore:
     ) -> tuple[Floats, Floats | None]:
         """Adds rows; returns the window that ends with them, and the static values.
 
-        Args:
-            step: the request.
-            rows: new ones, shape ``(n, columns)``.
-            statics: shape ``(S,)``; None keeps the earlier ones.
-            tenant: the API key's digest.
+        Shapes: `rows` ``(n, columns)``, `statics` ``(S,)``; None keeps the earlier ones.
 
         Raises:
             ApiError: no such sequence (404) or no room for another (503), nothing is stored; too

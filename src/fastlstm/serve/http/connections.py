@@ -65,12 +65,9 @@ class Parser(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which says what it waits for.
+    """uvicorn's connection, which says what it waits for, `since_s` in `time.monotonic`.
 
-    Attributes:
-        waits_for: the head of a request, its body, its client to read, or nothing that is limited.
-        since_s: since when, `time.monotonic`.
-        has_stalled: it was ended because the client read nothing of an answer under way.
+    `has_stalled`: it was ended because the client read nothing of an answer under way.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -138,13 +135,9 @@ class Connection(H11Protocol):
 
 
 class Watch:
-    """Ends connections whose clients are too slow, and idle ones where many are open.
+    """Ends connections whose clients are too slow, and idle ones where nearly `limit` are open.
 
-    Args:
-        settings: the time limits.
-        limit: connections of the server.
-        metrics: counts the idle connections that are closed.
-        say: receives a warning, at most once a minute.
+    `say` receives a warning, at most once a minute.
     """
 
     def __init__(

@@ -19,15 +19,9 @@ ENDING = "the server is shutting down; send the request to another one"
 
 
 class ApiError(Exception):
-    """An answer other than 200.
+    """An answer other than 200; `param` is the field at fault, `code` is for programs.
 
-    Args:
-        status: of the HTTP response.
-        message: what came, what was expected, what to do.
-        param: the field at fault, or None.
-        code: for programs, or None.
-        headers: of the response.
-        closes: the connection is closed: the request was not read to its end.
+    With `closes` the connection is closed: the request was not read to its end.
     """
 
     def __init__(
@@ -48,9 +42,8 @@ class ApiError(Exception):
 
     def body_at(self, path: str) -> bytes:
         """Returns the error object as JSON, in the form of the path's protocol."""
-        if path == "/v2" or path.startswith("/v2/"):
-            return msgspec.json.encode({"error": self.message})
-        return self.body
+        is_v2 = path == "/v2" or path.startswith("/v2/")
+        return msgspec.json.encode({"error": self.message}) if is_v2 else self.body
 
     def response(self) -> bytes:
         """Returns the whole HTTP/1.1 response, which ends the connection."""

@@ -29,7 +29,7 @@ def decode(
     within: str = "",
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> T:
-    """Returns what JSON holds, checked.
+    """Returns what JSON holds; raises ApiError 400, whose param is the field.
 
     Args:
         data: the JSON.
@@ -37,9 +37,6 @@ def decode(
         names: fields that there are; an unknown one is compared with these.
         within: what the JSON is, in words.
         notes: by field, what ends the error of a wrong value in it.
-
-    Raises:
-        ApiError: 400; its param is the field.
     """
     try:
         return decoder.decode(data)

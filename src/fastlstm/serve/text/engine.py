@@ -91,13 +91,7 @@ class Channel(Reservation):
 
 
 class TextEngine(Engine):
-    """A language model behind a scheduler.
-
-    Attributes:
-        created: when it was loaded, in seconds since 1970.
-        seal: signs and opens states.
-        decoder: of completion requests.
-    """
+    """A language model behind a scheduler; the seal signs and opens states."""
 
     kind, path = "language model", "/v1/completions"
     scheduler: Scheduler
@@ -117,7 +111,7 @@ class TextEngine(Engine):
         self.seal = Seal(session_key, model.decoder.model_hash)
         vocab_size = model.tokenizer.vocab_size
         self.decoder = completion_decoder(model.name, vocab_size, settings.max_tokens)
-        self._scored = Places(settings.max_scored, is_shared=is_shared)
+        self.scored = Places(settings.max_scored, is_shared=is_shared)
         self.scheduler = Scheduler(
             model.decoder,
             model.tokenizer,
@@ -153,7 +147,7 @@ class TextEngine(Engine):
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
         limit, defaults = self._settings.max_tokens, self.model.generation
         request = parse_completion(body, self.decoder, self.name, limit, defaults)
-        self.admission.reserve(channel, request.num_choices)
+        self.scheduler.reserve(channel, request.num_choices)
         return request, self._generations(request, channel)
 
     async def run(
@@ -170,12 +164,12 @@ class TextEngine(Engine):
         """Reserves memory for the tokens that an answer repeats and scores; returns their number.
 
         These are the prompts, where repeated, times n; and written tokens, where scored and not
-        streamed. `release_scores` must follow.
+        streamed. `scored.release` must follow.
         """
         count = request.n * sum(len(g.prompt) for g in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:
             count += request.num_choices * request.max_tokens
-        limit = self._scored.limit
+        limit = self.scored.limit
         if count > limit:
             message = (
                 f"the answer would repeat or score {count:,} tokens (n x prompt with echo, n x"
@@ -183,11 +177,8 @@ class TextEngine(Engine):
                 " at a time, or start the server with a larger --max-scored"
             )
             raise ApiError(400, message, "n")
-        self._scored.admit(tenant, count)
+        self.scored.admit(tenant, count)
         return count
-
-    def release_scores(self, count: int, tenant: bytes) -> None:
-        self._scored.release(tenant, count)
 
     def _generations(self, request: CompletionRequest, channel: Channel) -> list[GenerationRequest]:
         tokenizer = self.model.tokenizer

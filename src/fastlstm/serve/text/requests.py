@@ -76,8 +76,6 @@ class CompletionRequest:
     Attributes:
         sampling: the run's defaults with the request's settings; its seed is the one sent.
         reports_usage: with `stream`, which chunks say how many tokens it took: "", "last", "all".
-        logprobs: likeliest tokens to report; None for no scores.
-        session: blob of a state to continue from, or None.
     """
 
     prompts: list[Prompt]
@@ -138,13 +136,14 @@ def parse_completion(
         raise refused("best_of", f"expected n ({n}); leave it out and choose among n")
     if fields.stream_options is not None and not fields.stream:
         raise refused("stream_options", "it needs stream: true; leave it out")
+    usage = "all" if options.continuous_usage_stats else "last" if options.include_usage else ""
     request = CompletionRequest(
         prompts=_prompts(fields.prompt),
         sampling=_sampling(fields, defaults or {}),
         max_tokens=min(16, max_tokens) if fields.max_tokens is None else fields.max_tokens,
         n=n,
         stream=bool(fields.stream),
-        reports_usage=_reports_usage(options),
+        reports_usage=usage,
         logprobs=fields.logprobs,
         echo=bool(fields.echo),
         session=fields.session,
@@ -153,12 +152,6 @@ def parse_completion(
     if request.return_session and request.max_tokens == 0 and request.logprobs is not None:
         raise refused("return_session", "with logprobs it needs max_tokens of at least 1")
     return request
-
-
-def _reports_usage(options: StreamOptions) -> str:
-    if options.continuous_usage_stats:
-        return "all"
-    return "last" if options.include_usage else ""
 
 
 def _prompts(value: str | list[Any] | None) -> list[Prompt]:
