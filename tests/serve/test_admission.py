@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from fastlstm.serve.admission import Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
-from running_server import Idle
+from running_server import SETTINGS, Idle
 
 
 def filled(places: Places, tenant: bytes) -> int:
@@ -48,7 +49,8 @@ def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
 
 
 def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Idle:
-    return Idle(id, num_places, limit, is_shared=is_shared)
+    settings = replace(SETTINGS, max_streams=num_places, max_queue=0)
+    return Idle(id, settings, limit, is_shared=is_shared)
 
 
 def admitted(to: Idle, count: int = 1, tenant: bytes = b"") -> Reservation:

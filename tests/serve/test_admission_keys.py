@@ -21,7 +21,7 @@ from fastlstm.serve.text.generation import GenerationRequest
 from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
 from forecast_server import PAST, HeldModel, L, body, output, wait_until, waves
-from running_server import FaultyDecoder, Gate, Running
+from running_server import SETTINGS, FaultyDecoder, Gate, Running
 
 KEYS = ("ann-key", "bob-key")
 LONG = "the cat sat on the mat and " * 40
@@ -192,15 +192,10 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
 def shared(lm: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
     """Four slots and twelve more places that keys share, and the chunks so far."""
     chunks: list[Any] = []
-    decoder = FaultyDecoder(lm.decoder)
+    settings = replace(SETTINGS, max_streams=4, max_queue=12)
+    model = replace(lm, decoder=FaultyDecoder(lm.decoder))
     scheduler = Scheduler(
-        decoder,  # type: ignore[arg-type]
-        lm.tokenizer,
-        max_streams=4,
-        max_queue=12,
-        threads=1,
-        deliver=lambda step: chunks.extend(step.chunks),
-        is_shared=True,
+        model, settings, 1, lambda step: chunks.extend(step.chunks), is_shared=True
     )
     yield scheduler, chunks
     scheduler.stop()

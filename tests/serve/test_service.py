@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def service_of(kind: Any = None) -> Service:
     if kind is not None:
         engine: Any = object.__new__(kind)
         engine.name, engine.path = "tiny", f"/at/{kind.kind}"
-        engine.scheduler = Idle(id, 1, 1)
+        engine.scheduler = Idle(id, replace(SETTINGS, max_streams=1, max_queue=0), 1)
         engine.is_stuck = lambda: False
         service.loaded = engine
     return service
@@ -33,7 +34,7 @@ def test_before_the_model_is_loaded_there_is_no_engine_but_metrics() -> None:
         with pytest.raises(Unavailable, match="still being loaded"):
             ask()
     assert (service.is_stuck, service.num_held) == (False, 0)
-    assert b"fastlstm_requests" in service.metrics_text()
+    assert b"fastlstm_requests" in service.metrics.text()
     service.drain()
     service.stop()
     with pytest.raises(Unavailable, match="shutting down"):

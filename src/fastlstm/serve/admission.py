@@ -123,7 +123,7 @@ class ModelThread:
 
     Args:
         deliver: receives each call's output on this thread; must not block.
-        num_places: texts or windows admitted at a time.
+        settings: say how many texts or windows are admitted at a time.
         limit: the most that one request may have; `too_many` is the error's text beyond it, of the
             field `param`.
         is_shared: there are several keys; none gets all places.
@@ -144,13 +144,13 @@ class ModelThread:
     def __init__(
         self,
         deliver: Callable[[Any], object],
-        num_places: int,
+        settings: Settings,
         limit: int,
         *,
         is_shared: bool = False,
     ) -> None:
         self._deliver = deliver
-        self._places = Places(num_places, is_shared=is_shared)
+        self._places = Places(settings.max_streams + settings.max_queue, is_shared=is_shared)
         self._limit = min(limit, self._places.limit)
         self._changed = threading.Condition()
         self.is_closed = self.is_stopping = False

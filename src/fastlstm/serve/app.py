@@ -76,7 +76,9 @@ class _Pages:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_text(), headers={"content-type": CONTENT_TYPE})
+        if self._service.loaded is not None:
+            self._service.loaded.update_gauges()
+        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
         has_keys = bool(self._service.keys)

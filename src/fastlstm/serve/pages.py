@@ -81,6 +81,7 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
     path = f"/v2/models/{quote(engine.name, safe='')}"
     every = "" if model.frequency == "rows" else f", one every {model.frequency.removeprefix('1 ')}"
     ahead = f"the next {model.horizon} steps" if model.horizon > 1 else "the next step"
+    in_shell, rows, in_python = zip(*(_examples(spec, model) for spec in specs), strict=True)
     texts = {
         "name": name_text(engine.name),
         "rows": counted(model.input_size, "row") + every,
@@ -89,9 +90,9 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
         "path": path,
         "url": f"http://{host if _HOST.fullmatch(host) else 'localhost'}{path}/infer",
         "shell_key": "" if key is None else f" -H 'authorization: Bearer {key}'",
-        "shell_tensors": ",\n".join(_shell_tensor(spec, model) for spec in specs),
-        "python_rows": "".join(_python_rows(spec, model) for spec in specs),
-        "python_tensors": "\n".join(_python_tensor(spec, model) for spec in specs),
+        "shell_tensors": ",\n".join(in_shell),
+        "python_rows": "".join(rows),
+        "python_tensors": "\n".join(in_python),
         "python_key": "" if key is None else f', "authorization": "Bearer {key}"',
     }
     parts = {name: to_html(text, keep="\n") for name, text in texts.items()}
@@ -122,11 +123,6 @@ def _shape_text(spec: TensorSpec, model: WindowForecaster) -> str:
     return f"({', '.join(sizes)})".replace("-1", "levels")
 
 
-def _sizes(spec: TensorSpec, model: WindowForecaster) -> list[int]:
-    lead = {"past": [1, model.input_size], "future": [1, model.horizon]}
-    return [*lead.get(spec.name.removesuffix("_names"), [1]), len(spec.columns)]
-
-
 def _row(spec: TensorSpec, model: WindowForecaster) -> list[float | str]:
     """Returns a row of a tensor: means of the training rows, or a name of each column."""
     columns: Columns = getattr(model, spec.name.removesuffix("_names"))
@@ -136,23 +132,17 @@ def _row(spec: TensorSpec, model: WindowForecaster) -> list[float | str]:
     return [float(f"{model.typical(name):.{digits}g}") for name in spec.columns]
 
 
-def _about(spec: TensorSpec, model: WindowForecaster) -> str:
-    shape = _sizes(spec, model)
-    return f'"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}"'
-
-
-def _shell_tensor(spec: TensorSpec, model: WindowForecaster) -> str:
-    row = json.dumps(_row(spec, model))[1:-1].replace("'", "\\u0027")
-    count = _sizes(spec, model)[-2]
-    return f"  {{{_about(spec, model)},\n   \"data\": [$(repeat {count} '{row}')]}}"
-
-
-def _python_rows(spec: TensorSpec, model: WindowForecaster) -> str:
-    count = _sizes(spec, model)[-2]
-    rows = f"{spec.name} = [{_row(spec, model)!a}] * {count}\n"
-    return f"# rows of {_names_text(spec.columns)}\n{rows}"
-
-
-def _python_tensor(spec: TensorSpec, model: WindowForecaster) -> str:
-    data = f"[{spec.name}]" if len(_sizes(spec, model)) > 2 else spec.name
-    return f'    {{{_about(spec, model)}, "data": {data}}},'
+def _examples(spec: TensorSpec, model: WindowForecaster) -> tuple[str, str, str]:
+    """Returns an input for a shell, and for Python its rows and itself."""
+    leads = {"past": [1, model.input_size], "future": [1, model.horizon]}
+    lead, row = leads.get(spec.name.removesuffix("_names"), [1]), _row(spec, model)
+    shape, count = [*lead, len(spec.columns)], lead[-1]
+    about = f'"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}"'
+    text = json.dumps(row)[1:-1].replace("'", "\\u0027")
+    rows = f"# rows of {_names_text(spec.columns)}\n{spec.name} = [{row!a}] * {count}\n"
+    data = f"[{spec.name}]" if len(lead) > 1 else spec.name
+    return (
+        f"  {{{about},\n   \"data\": [$(repeat {count} '{text}')]}}",
+        rows,
+        f'    {{{about}, "data": {data}}},',
+    )

@@ -69,11 +69,6 @@ class Service:
         if self.is_stuck:
             raise Unavailable("requests are under way but make no progress; ask another server")
 
-    def metrics_text(self) -> bytes:
-        if self.loaded is not None:
-            self.loaded.update_gauges()
-        return self.metrics.text()
-
     def drain(self) -> None:
         self.is_draining = True
         if self.loaded is not None:

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast.engine import DynamicBatcher, ForecastRequest
 from fastlstm.serve.http.errors import ApiError, Unavailable
 from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
-from running_server import Running
+from running_server import SETTINGS, Running
 
 RNG = np.random.default_rng(7)
 
@@ -236,13 +237,8 @@ def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) ->
 
 def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
     done = threading.Event()
-    batcher = DynamicBatcher(
-        held,
-        max_batch=4,
-        max_queue=0,
-        threads=1,
-        deliver=lambda batch: done.set(),  # type: ignore[arg-type]
-    )
+    settings = replace(SETTINGS, max_streams=4, max_queue=0)
+    batcher = DynamicBatcher(held, settings, 1, lambda batch: done.set())  # type: ignore[arg-type]
     batcher.stop()
     pending: Any = Reservation()
     with pytest.raises(Unavailable, match="shutting down"):
@@ -253,7 +249,8 @@ def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
 
 
 def test_a_request_with_too_many_windows_names_no_field_of_texts(held: HeldModel) -> None:
-    batcher = DynamicBatcher(held, max_batch=2, max_queue=2, threads=1, deliver=lambda _: None)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, max_streams=2, max_queue=2)
+    batcher = DynamicBatcher(held, settings, 1, lambda _: None)  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="3 windows, this server forecasts at most 2") as caught:
         batcher.reserve(Reservation(), 3)
     assert (caught.value.status, caught.value.param) == (400, None)

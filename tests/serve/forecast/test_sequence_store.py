@@ -12,7 +12,8 @@ import pytest
 
 from fastlstm.serve.admission import Places
 from fastlstm.serve.forecast import engine as forecast_engine
-from fastlstm.serve.forecast.sequence_store import SequenceStep, SequenceStore
+from fastlstm.serve.forecast.engine import SequenceStore
+from fastlstm.serve.forecast.request import SequenceStep
 from fastlstm.serve.http.errors import ApiError
 from forecast_server import (
     PAST,

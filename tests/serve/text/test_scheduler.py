@@ -6,6 +6,7 @@ import queue
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from fastlstm.serve.text.scheduler import (
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
-from running_server import FaultyDecoder, make_lm, solo, spoil
+from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil
 
 
 class Sink(Reservation):
@@ -61,14 +62,9 @@ def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., S
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
     def build(max_streams: int = 8, max_queue: int = 8) -> Scheduler:
-        scheduler = Scheduler(
-            decoder,  # type: ignore[arg-type]
-            lm.tokenizer,
-            max_streams=max_streams,
-            max_queue=max_queue,
-            threads=1,
-            deliver=spread,
-        )
+        settings = replace(SETTINGS, max_streams=max_streams, max_queue=max_queue)
+        model = replace(lm, decoder=decoder)  # type: ignore[arg-type]
+        scheduler = Scheduler(model, settings, 1, spread)
         made.append(scheduler)
         return scheduler
 
@@ -442,8 +438,8 @@ def test_a_gpu_decoder_serves_the_same_texts(
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
-    options: Any = {"max_streams": 8, "max_queue": 99, "threads": 1, "deliver": spread}
-    scheduler = Scheduler(decoder, lm.tokenizer, **options)
+    settings = replace(SETTINGS, max_streams=8, max_queue=99)
+    scheduler = Scheduler(replace(lm, decoder=decoder), settings, 1, spread)
     try:
         asked: list[tuple[str, int, int, dict[str, Any]]] = [
             ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,13 +21,13 @@ from fastlstm.serve.admission import Engine, ModelThread, Places, Reservation
 from fastlstm.serve.forecast.request import (
     Floats,
     InferRequest,
+    SequenceStep,
     input_specs,
     output_specs,
     parse_request,
     request_decoder,
 )
-from fastlstm.serve.forecast.sequence_store import SequenceStore
-from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable, shown
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import settle
 
@@ -83,7 +83,7 @@ class BatchResult(NamedTuple):
 class DynamicBatcher(ModelThread):
     """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
 
-    A pass has at most `max_batch` windows, and runs on so many `threads`; `max_queue` may wait.
+    A pass has at most `max_streams` windows, and runs on so many `threads`.
     """
 
     too_many, status = _TOO_MANY, 503
@@ -92,15 +92,14 @@ class DynamicBatcher(ModelThread):
     def __init__(
         self,
         model: WindowForecaster,
-        *,
-        max_batch: int,
-        max_queue: int,
+        settings: Settings,
         threads: int,
         deliver: Callable[[BatchResult], object],
+        *,
         is_shared: bool = False,
     ) -> None:
-        self._model, self._threads, self._max_batch = model, threads, max_batch
-        super().__init__(deliver, max_batch + max_queue, max_batch, is_shared=is_shared)
+        self._model, self._threads, self._max_batch = model, threads, settings.max_streams
+        super().__init__(deliver, settings, self._max_batch, is_shared=is_shared)
 
     @property
     def has_work(self) -> bool:  # type: ignore[override]
@@ -181,6 +180,105 @@ def _joined(parts: Sequence[Floats | None]) -> Floats | None:
     return np.concatenate(arrays) if arrays else None
 
 
+@dataclass
+class _Sequence:
+    rows: Floats
+    statics: Floats | None
+    used_s: float
+
+
+class SequenceStore:
+    """The newest rows of every sequence; not thread-safe.
+
+    A sequence belongs to the key that started it: other keys neither see nor change it, and may
+    have one of the same name.
+
+    Of each `num_rows` are stored, and needed for a forecast; after `idle_s` seconds without a
+    request it is forgotten.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        places: Places,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_rows, self._places, self._idle_s = num_rows, places, idle_s
+        self._clock = clock
+        self._sequences: OrderedDict[tuple[bytes, str | int], _Sequence] = OrderedDict()
+
+    def __len__(self) -> int:
+        self._forget_idle()
+        return len(self._sequences)
+
+    def add(
+        self, step: SequenceStep, rows: Floats, statics: Floats | None, tenant: bytes = NOBODY
+    ) -> tuple[Floats, Floats | None]:
+        """Adds rows; returns the window that ends with them, and the static values.
+
+        Shapes: `rows` ``(n, columns)``, `statics` ``(S,)``; None keeps the earlier ones.
+
+        Raises:
+            ApiError: no such sequence (404) or no room for another (503), nothing is stored; too
+                few rows so far (409), these are stored.
+        """
+        self._forget_idle()
+        key = (tenant, step.id)
+        if step.starts:
+            if key not in self._sequences:
+                self._take_place(tenant)
+            sequence = _Sequence(rows[:0], statics, 0.0)
+        elif key in self._sequences:
+            sequence = self._sequences[key]
+        else:
+            why = f"it was not started, has ended, or was idle for {self._idle_s:g} s"
+            start = f"start it with sequence_start and its last {counted(self._num_rows, 'row')}"
+            raise ApiError(404, f"there is no sequence {_shown(step.id)}: {why}; {start}")
+        if statics is not None:
+            sequence.statics = statics
+        # A new array: windows that were handed out stay as they are.
+        sequence.rows = np.concatenate([sequence.rows, rows])[-self._num_rows :].copy()
+        sequence.used_s = self._clock()
+        self._sequences[key] = sequence
+        self._sequences.move_to_end(key)
+        if step.ends:
+            self._forget(key)
+        if len(sequence.rows) < self._num_rows:
+            missing = self._num_rows - len(sequence.rows)
+            what = "it has ended" if step.ends else f"they are kept, send {missing} more"
+            rows_so_far = f"{counted(len(sequence.rows), 'row')} so far"
+            needed = f"a forecast needs {self._num_rows}"
+            raise ApiError(409, f"sequence {_shown(step.id)} has {rows_so_far}, {needed}; {what}")
+        return sequence.rows, sequence.statics
+
+    def _take_place(self, tenant: bytes) -> None:
+        if not self._places.has_room(tenant, 1):
+            who, count = "the server keeps", self._places.num_taken
+            if not self._places.is_full:
+                who, count = "this API key has", self._places.held(tenant)
+            what = "end one (sequence_end), or send this one again later"
+            message = f"{who} {counted(count, 'sequence')}, the limit now; {what}"
+            raise ApiError(503, message, headers={"retry-after": "5"})
+        self._places.take(tenant, 1)
+
+    def _forget(self, key: tuple[bytes, str | int]) -> None:
+        del self._sequences[key]
+        self._places.release(key[0], 1)
+
+    def _forget_idle(self) -> None:
+        before_s = self._clock() - self._idle_s
+        while self._sequences:
+            first = next(iter(self._sequences))
+            if self._sequences[first].used_s >= before_s:
+                return
+            self._forget(first)
+
+
+def _shown(name: str | int) -> str:
+    return f"'{shown(name)}'" if isinstance(name, str) else str(name)
+
+
 class ForecastEngine(Engine):
     """A forecaster behind a batcher, its inputs and outputs by name."""
 
@@ -207,12 +305,7 @@ class ForecastEngine(Engine):
         )
         self._num_reading: Counter[bytes] = Counter()
         self.scheduler = DynamicBatcher(
-            model,
-            max_batch=settings.max_streams,
-            max_queue=settings.max_queue,
-            threads=threads,
-            deliver=self._deliver,
-            is_shared=is_shared,
+            model, settings, threads, self._deliver, is_shared=is_shared
         )
 
     def described(self) -> dict[str, Any]:

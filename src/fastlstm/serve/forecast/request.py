@@ -18,9 +18,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
-from fastlstm.serve.forecast.sequence_store import SequenceStep
-from fastlstm.serve.http.errors import ApiError, shown
-from fastlstm.serve.http.structs import MAX_NUMBER, decode, refused
+from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, refused, shown
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
@@ -139,6 +137,15 @@ NAMES = tuple(
     for kind in (InferFields, Parameters, Output, OutputParameters, Tensor)
     for name in kind.__struct_fields__
 )
+
+
+@dataclass(frozen=True)
+class SequenceStep:
+    """A request of the sequence `id`, perhaps its first or last one; 7 and "7" are two."""
+
+    id: str | int
+    starts: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.text.generation import GenerationRequest, State
-from fastlstm.serve.text.prefix_cache import NOTHING, Prefix, PrefixCache
+from fastlstm.serve.text.prefix_cache import NOTHING, Prefix
 from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
 from fastlstm.serve.text.scheduler import Scheduler, StepResult
 from fastlstm.text.sampling import MAX_SEED
@@ -112,16 +112,7 @@ class TextEngine(Engine):
         vocab_size = model.tokenizer.vocab_size
         self.decoder = completion_decoder(model.name, vocab_size, settings.max_tokens)
         self.scored = Places(settings.max_scored, is_shared=is_shared)
-        self.scheduler = Scheduler(
-            model.decoder,
-            model.tokenizer,
-            max_streams=settings.max_streams,
-            max_queue=settings.max_queue,
-            threads=threads,
-            deliver=self._deliver,
-            prefix_cache=PrefixCache(settings.prefix_cache),
-            is_shared=is_shared,
-        )
+        self.scheduler = Scheduler(model, settings, threads, self._deliver, is_shared=is_shared)
         about = {"name": model.name, "weights": model.decoder.weight_format}
         metrics.describe(**about, hash=model.decoder.model_hash[:16])
 

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fastlstm.errors import PromptError, in_words
-from fastlstm.serve.http.errors import ApiError, no_model
-from fastlstm.serve.http.structs import MAX_NUMBER, decode, refused
+from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, no_model, refused
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
 MAX_PROMPTS = 256

@@ -25,9 +25,9 @@ from fastlstm.serve.text.prefix_cache import PrefixCache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastlstm.serve.settings import Settings
     from fastlstm.serve.text.engine import Channel
-    from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.loading import InferenceModel
 
 _TOO_MANY = (
     "the request asks for {count} texts (prompts times n), this server writes at most {limit} at a"
@@ -81,31 +81,27 @@ class StepResult(NamedTuple):
 class Scheduler(ModelThread):
     """Runs generations on a thread of its own, which delivers a `StepResult` per step.
 
-    At most `max_streams` sequences advance at the same time, and `max_queue` wait beside them; with
-    `threads` None the decoder chooses the fastest number.
+    At most `max_streams` sequences advance at the same time; with `threads` None the decoder
+    chooses the fastest number.
     """
 
     too_many, param, status = _TOO_MANY, "n", 429
 
     def __init__(
         self,
-        decoder: Decoder,
-        tokenizer: Tokenizer,
-        *,
-        max_streams: int,
-        max_queue: int,
+        model: InferenceModel,
+        settings: Settings,
         threads: int | None,
         deliver: Callable[[StepResult], object],
-        prefix_cache: PrefixCache | None = None,
+        *,
         is_shared: bool = False,
     ) -> None:
-        self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
-        self.prefix_cache = prefix_cache or PrefixCache(0)
-        self._slots = Places(max_streams, is_shared=is_shared)
+        self._decoder, self._tokenizer, self._threads = model.decoder, model.tokenizer, threads
+        self.prefix_cache = PrefixCache(settings.prefix_cache)
+        self._slots = Places(settings.max_streams, is_shared=is_shared)
         self._active: list[ActiveSequence] = []
         self._step_sizer = StepSizer()
-        places, limit = max_streams + max_queue, self._slots.limit
-        super().__init__(deliver, places, limit, is_shared=is_shared)
+        super().__init__(deliver, settings, self._slots.limit, is_shared=is_shared)
 
     @property
     def num_active(self) -> int:  # type: ignore[override]
