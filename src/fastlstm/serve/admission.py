@@ -8,15 +8,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Overloaded, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import Worker
-
-if TYPE_CHECKING:
-    from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.settings import Settings
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
 
 Result = TypeVar("Result")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from fastlstm.report.markup import to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
@@ -18,14 +20,8 @@ from fastlstm.serve.http.keys import check_access
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import Model, ModelList, document_of
 from fastlstm.serve.pages import Page, example_prompt, filled, forecaster_html
+from fastlstm.serve.service import Service
 from fastlstm.serve.text.completions import Completions
-
-if TYPE_CHECKING:
-    from msgspec import Struct
-    from starlette.requests import Request
-    from starlette.types import ASGIApp
-
-    from fastlstm.serve.service import Service
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -9,14 +9,12 @@ import queue
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+
+from prometheus_client import Counter
 
 from fastlstm.errors import counted
 from fastlstm.report.terminal import is_terminal
 from fastlstm.system.redaction import redacted
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter
 
 MAX_LINES = 8192
 """Lines that may wait, some 3 MB; further ones are dropped and counted."""

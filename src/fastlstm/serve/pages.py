@@ -18,8 +18,6 @@ from fastlstm.errors import DataError, counted
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
     from fastlstm.serve.forecast.engine import ForecastEngine
     from fastlstm.serve.forecast.request import TensorSpec
@@ -96,31 +94,22 @@ def forecaster_html(engine: ForecastEngine, host: str, key: str | None) -> str:
         "python_key": "" if key is None else f', "authorization": "Bearer {key}"',
     }
     parts = {name: to_html(text, keep="\n") for name, text in texts.items()}
-    tables = {"inputs": _table(engine.inputs, model), "outputs": _table(engine.outputs, model)}
-    return filled("forecaster.html", **parts, **tables)
+    for name, listed in (("inputs", engine.inputs), ("outputs", engine.outputs)):
+        parts[name] = "".join(_table_row(spec, model) for spec in listed.values())
+    return filled("forecaster.html", **parts)
 
 
 def _names_text(names: tuple[str, ...]) -> str:
     return clipped(", ".join(map(name_text, names)), MAX_TEXT)
 
 
-def _table(specs: Mapping[str, TensorSpec], model: WindowForecaster) -> str:
-    rows = [
-        (spec.name, spec.datatype, _shape_text(spec, model), _names_text(spec.columns))
-        for spec in specs.values()
-    ]
-    body = "".join(
-        "<tr>" + "".join(f"<td>{to_html(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    heads = "".join(f"<th>{name}</th>" for name in ("tensor", "type", "shape", "last axis"))
-    return f"<div class=scroll><table><tr>{heads}</tr>{body}</table></div>"
-
-
-def _shape_text(spec: TensorSpec, model: WindowForecaster) -> str:
-    sizes = ["B" if axis == 0 else str(size) for axis, size in enumerate(spec.shape)]
+def _table_row(spec: TensorSpec, model: WindowForecaster) -> str:
+    sizes = ["B", *map(str, spec.shape[1:])]
     if spec.name.startswith("past"):
         sizes[1] = str(model.input_size)
-    return f"({', '.join(sizes)})".replace("-1", "levels")
+    shape = f"({', '.join(sizes)})".replace("-1", "levels")
+    cells = (spec.name, spec.datatype, shape, _names_text(spec.columns))
+    return "<tr>" + "".join(f"<td>{to_html(cell)}</td>" for cell in cells) + "</tr>"
 
 
 def _row(spec: TensorSpec, model: WindowForecaster) -> list[float | str]:

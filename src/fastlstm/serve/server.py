@@ -232,7 +232,10 @@ def serve(
     Raises:
         FastLSTMError: the run cannot be loaded, or the address cannot be listened on.
     """
-    _allow_many_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # a file per connection; the usual limit is 1,024
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(_GARBAGE_AFTER, 20, 20)
     # uvicorn's own lines would mix with ours.
@@ -308,11 +311,3 @@ def _listen(settings: Settings) -> socket.socket:
             " choose another --host or --port"
         ) from None
     return bound
-
-
-def _allow_many_files() -> None:
-    """Raises the limit of open files, one per connection, from the usual 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

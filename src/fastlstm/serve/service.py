@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from fastlstm.serve.admission import Engine
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.keys import Keys
 from fastlstm.serve.http.transfer import Bodies
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.engine import TextEngine
-
-if TYPE_CHECKING:
-    from fastlstm.serve.admission import Engine
-    from fastlstm.serve.http.keys import Keys
-    from fastlstm.serve.settings import Settings
 
 Kind = TypeVar("Kind", bound="Engine")
 

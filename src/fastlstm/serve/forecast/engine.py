@@ -73,11 +73,14 @@ class ForecastRequest:
         return len(self.past)
 
 
+Answer = tuple[ForecastRequest, "Forecasts | ApiError"]
+
+
 class BatchResult(NamedTuple):
     """A pass of the network: its duration, and forecasts or an error for each request."""
 
     seconds: float
-    answers: Sequence[tuple[ForecastRequest, Forecasts | ApiError]]
+    answers: Sequence[Answer]
 
 
 class DynamicBatcher(ModelThread):
@@ -143,26 +146,20 @@ class DynamicBatcher(ModelThread):
 
     def _compute(self, batch: list[ForecastRequest]) -> None:
         start_s = time.perf_counter()
-        answers: list[tuple[ForecastRequest, Forecasts | ApiError]]
-        try:
-            answers = self._forecast(batch)
-        except Exception:
-            _LOG.exception("a pass of the network for %d requests failed", len(batch))
-            answers = [(request, self._alone(request, len(batch))) for request in batch]
+        answers = self._answers(batch)
         self._deliver(BatchResult(time.perf_counter() - start_s, answers))
 
-    def _alone(self, request: ForecastRequest, num_failed: int) -> Forecasts | ApiError:
-        """Forecasts one of several requests whose pass failed."""
-        if num_failed > 1:
-            try:
-                return self._forecast([request])[0][1]
-            except Exception:
-                _LOG.exception("a request failed; the others continue")
-        return ApiError(500, _FAILED)
+    def _answers(self, batch: list[ForecastRequest]) -> list[Answer]:
+        """Forecasts requests, each alone where all together fail."""
+        try:
+            return self._forecast(batch)
+        except Exception:
+            _LOG.exception("a pass of the network for %d requests failed", len(batch))
+        if len(batch) == 1:
+            return [(batch[0], ApiError(500, _FAILED))]
+        return [self._answers([request])[0] for request in batch]
 
-    def _forecast(
-        self, batch: list[ForecastRequest]
-    ) -> list[tuple[ForecastRequest, Forecasts | ApiError]]:
+    def _forecast(self, batch: list[ForecastRequest]) -> list[Answer]:
         forecasts = self._model.run(
             np.concatenate([request.past for request in batch]),
             _joined([request.future for request in batch]),

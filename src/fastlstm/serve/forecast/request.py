@@ -369,21 +369,17 @@ def read_inputs(listed: list[Tensor]) -> dict[str, NDArray[Any]]:
         spec = tensor.spec
         if spec.name in tensors:
             raise spec.wrong("comes twice; send it once")
-        tensors[spec.name] = values = _array(tensor, spec)
+        flat, shape = _flat(tensor, spec), tensor.shape
+        if len(flat) != math.prod(shape):
+            expected = f"its shape {list(shape)} says {math.prod(shape)}"
+            raise spec.wrong(f"has {len(flat)} elements, {expected}")
+        is_number = spec.datatype in FLOATS
+        values = np.array(flat, np.float64 if is_number else object)  # null becomes NaN
+        with np.errstate(over="ignore"):
+            values = values.astype(FLOATS.get(spec.datatype, object)).reshape(shape)
         _check_values(values, spec)
+        tensors[spec.name] = values
     return tensors
-
-
-def _array(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
-    flat, shape = _flat(tensor, spec), tensor.shape
-    if len(flat) != math.prod(shape):
-        expected = f"its shape {list(shape)} says {math.prod(shape)}"
-        raise spec.wrong(f"has {len(flat)} elements, {expected}")
-    if spec.datatype not in FLOATS:
-        return np.array(flat, dtype=object).reshape(shape)
-    wide = np.array(flat, dtype=np.float64)  # null becomes NaN
-    with np.errstate(over="ignore"):
-        return wide.astype(FLOATS[spec.datatype]).reshape(shape)
 
 
 def _flat(tensor: Tensor, spec: TensorSpec) -> list[Any]:

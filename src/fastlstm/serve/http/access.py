@@ -9,24 +9,19 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastlstm.errors import counted
 from fastlstm.report.terminal import clock
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import NOBODY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from fastlstm.serve.log import Log
-    from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.log import Log
+from fastlstm.serve.metrics import Metrics
 
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32768
 _ONCE = (b"content-type", b"content-encoding")
@@ -91,7 +86,9 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        record = Record(new_id(scope["headers"]))
+        ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        is_valid = len(ids) == 1 and _ID.fullmatch(ids[0])
+        record = Record(ids[0].decode("ascii") if is_valid else uuid.uuid4().hex)
         scope.setdefault("state", {})["record"] = record
 
         async def send_with_id(message: Message) -> None:
@@ -240,11 +237,3 @@ def _duration(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
-
-
-def new_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the id of a request: the client's if it is valid, else a new one."""
-    ids = [value for name, value in headers if name == b"x-request-id"]
-    if len(ids) == 1 and _ID.fullmatch(ids[0]):
-        return ids[0].decode("ascii")
-    return uuid.uuid4().hex

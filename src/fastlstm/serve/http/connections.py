@@ -9,20 +9,17 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastlstm.errors import ConfigError
 from fastlstm.serve.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.settings import Settings
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
 
 _FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
 """Chunks of a body that may be small; beyond these, the least average size in bytes."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from fastlstm.errors import nearest_hint
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 T = TypeVar("T")
 

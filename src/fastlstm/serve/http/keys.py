@@ -6,14 +6,11 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+
+from starlette.types import Scope
 
 from fastlstm.serve.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from starlette.types import Scope
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """Monitoring: these answer without a key."""

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
+
+from starlette.types import Receive, Scope, Send
 
 from fastlstm.serve.http.errors import ApiError, Disconnected
+from fastlstm.serve.metrics import Metrics
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from starlette.types import Receive, Scope, Send
-
-    from fastlstm.serve.metrics import Metrics
-
-_SHORT = 1 << 16
-"""Bytes of a body that are read as they arrive."""
-_PARTS_PER_TURN = 4
 _SLICE = 1 << 16
-"""Bytes handed to the connection at a time."""
+"""Bytes of a body that are read as they arrive, and that are handed to the connection at a time."""
+_PARTS_PER_TURN = 4
 
 
 class Bodies:
@@ -37,7 +32,12 @@ class Bodies:
             Disconnected: the client has left.
         """
         headers = dict(scope["headers"])
-        _check_type(headers)
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        # Any web page may send a form to this machine; none may send this type.
+        if kind != b"application/json":
+            came = f"the content type is '{kind[:100].decode('latin-1')}', expected"
+            what = "application/json; with curl add -H 'Content-Type: application/json'"
+            raise ApiError(415, f"{came} {what}")
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise ApiError(415, "the body is compressed; send it without Content-Encoding")
         length = headers.get(b"content-length", b"0")
@@ -62,7 +62,7 @@ class Bodies:
                 raise self._too_long()
             if not message.get("more_body", False):
                 return b"".join(parts)
-            if size > _SHORT:
+            if size > _SLICE:
                 async with self.turns:
                     await asyncio.sleep(0)
 
@@ -70,17 +70,6 @@ class Bodies:
         what = "send less, or start the server with a larger --max-body"
         message = f"the body has more than {self._max_bytes} bytes; {what}"
         return ApiError(413, message, closes=True)
-
-
-def _check_type(headers: Mapping[bytes, bytes]) -> None:
-    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    # Any web page may send a form to this machine; none may send this type.
-    if kind != b"application/json":
-        came, what = (
-            kind[:100].decode("latin-1"),
-            "with curl add -H 'Content-Type: application/json'",
-        )
-        raise ApiError(415, f"the content type is '{came}', expected application/json; {what}")
 
 
 class Sender:

@@ -13,7 +13,7 @@ from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.text.generation import GenerationRequest, State
-from fastlstm.serve.text.prefix_cache import NOTHING, Prefix
+from fastlstm.serve.text.prefix_cache import NOTHING
 from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
 from fastlstm.serve.text.scheduler import Scheduler, StepResult
 from fastlstm.text.sampling import MAX_SEED
@@ -182,7 +182,8 @@ class TextEngine(Engine):
         top = request.logprobs
         scores_prompt = request.echo and top is not None
         prompts = [self._tokens(prompt) for prompt in request.prompts]
-        return [
+        find = self.scheduler.prefix_cache.find
+        generations = [
             GenerationRequest(
                 channel=channel,
                 index=number * request.n,
@@ -195,15 +196,12 @@ class TextEngine(Engine):
                 num_top=None if top is None else min(top, tokenizer.vocab_size),
                 scores_prompt=scores_prompt,
                 returns_state=request.return_session,
-                prefix=NOTHING if state or scores_prompt else self._prefix(prompt, channel.tenant),
+                prefix=NOTHING if state or scores_prompt else find(prompt, channel.tenant),
             )
             for number, prompt in enumerate(prompts)
         ]
-
-    def _prefix(self, prompt: list[int], tenant: bytes) -> Prefix:
-        prefix = self.scheduler.prefix_cache.find(prompt, tenant)
-        self._metrics.tokens_known.inc(prefix.num_known)
-        return prefix
+        self._metrics.tokens_known.inc(sum(one.prefix.num_known for one in generations))
+        return generations
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer
