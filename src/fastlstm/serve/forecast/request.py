@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
@@ -235,9 +235,7 @@ def parse_request(
         raise _bad(f"the input 'past' is missing; this model takes {', '.join(input_specs(model))}")
     future = _joined(model.future, "future", inputs)
     statics = _joined(model.static, "static", inputs)
-    _check_rows(past, model.input_size, step)
-    if step is None or step.starts:
-        _check_targets(past[:, -model.input_size :], model.targets)
+    _check_rows(past, model, step)
     if model.future.names and future is None:
         raise _bad(f"{_missing(model.future, 'future')} ahead")
     if model.static.names and statics is None and (step is None or step.starts):
@@ -312,8 +310,8 @@ def _codes(names: NDArray[Any], known: Mapping[str, int], column: str) -> Floats
     return np.array(codes, dtype=np.float32).reshape(names.shape)
 
 
-def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> None:
-    windows, rows = past.shape[:2]
+def _check_rows(past: Floats, model: WindowForecaster, step: SequenceStep | None) -> None:
+    (windows, rows), input_size = past.shape[:2], model.input_size
     if windows == 0:
         raise _bad("'past' has no windows; send one or more")
     if step is None and rows < input_size:
@@ -321,6 +319,11 @@ def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> Non
         raise _bad(f"'past' has {counted(rows, 'row')}, the model reads {input_size}; {what}")
     if step is not None and windows != 1:
         raise _bad(f"'past' has {windows} windows, a sequence has one; send one sequence a request")
+    is_empty = np.isnan(past[:, -input_size:, : len(model.targets)]).all(1)
+    if is_empty.any() and (step is None or step.starts):  # there is no level to forecast from
+        window, target = np.argwhere(is_empty)[0]
+        name = model.targets[target]
+        raise _bad(f"window {window} of 'past' has no value of '{name}'; send one or more")
 
 
 def _step(parameters: Parameters) -> SequenceStep | None:
@@ -346,16 +349,6 @@ def _outputs(listed: list[Output], levels: tuple[float, ...]) -> tuple[str, ...]
         if output.parameters and output.parameters.binary_data:
             raise refused("binary_data", _NO_BINARY)
     return names or ("forecast", *(("quantiles",) if levels else ()))
-
-
-def _check_targets(past: Floats, targets: Sequence[str]) -> None:
-    """Refuses windows without any value of a target: there is no level to forecast from."""
-    is_empty = np.isnan(past[:, :, : len(targets)]).all(1)
-    if is_empty.any():
-        window, target = np.argwhere(is_empty)[0]
-        raise _bad(
-            f"window {window} of 'past' has no value of '{targets[target]}'; send one or more"
-        )
 
 
 def _bad(message: str) -> ApiError:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from starlette.types import Receive, Scope, Send
 
+from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError, Unavailable, error_json
 from fastlstm.serve.http.transfer import Sender
-from fastlstm.serve.text.engine import Channel
-from fastlstm.serve.text.generation import OutputChunk, ScoredToken
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from starlette.types import Receive, Scope, Send
-
-    from fastlstm.serve.http.access import Record
-    from fastlstm.serve.service import Service
-    from fastlstm.serve.text.engine import TextEngine
-    from fastlstm.serve.text.generation import GenerationRequest
-    from fastlstm.serve.text.requests import CompletionRequest
-    from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.seal import Seal
+from fastlstm.serve.service import Service
+from fastlstm.serve.text.engine import Channel, TextEngine
+from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, ScoredToken
+from fastlstm.serve.text.requests import CompletionRequest
+from fastlstm.text.data.tokenizer import Tokenizer
+from fastlstm.text.seal import Seal
 
 Parts = list[bytes | bytearray]
 

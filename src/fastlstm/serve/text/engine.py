@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastlstm.errors import PromptError, counted, in_words
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.text.generation import GenerationRequest, State
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
+from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
 from fastlstm.serve.text.prefix_cache import NOTHING
 from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
 from fastlstm.serve.text.scheduler import Scheduler, StepResult
+from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import MAX_SEED
 from fastlstm.text.seal import Seal
 from fastlstm.text.writing import prompt_ids, token_stops
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.settings import Settings
-    from fastlstm.serve.text.generation import OutputChunk
-    from fastlstm.text.loading import InferenceModel
 
 Result = TypeVar("Result")
 
