@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from fastlstm.serve.admission import ModelThread
 from fastlstm.serve.server import Runner
 from fastlstm.serve.settings import Settings
 from fastlstm.text.config import ModelConfig
@@ -67,6 +68,19 @@ class Gate:
             return function(*args, **more)
 
         monkeypatch.setattr(owner, name, held)
+
+
+class Idle(ModelThread):
+    """Admits requests and does nothing with them."""
+
+    too_many, param, status = "{count} texts, at most {limit}", "n", 503
+    num_active, has_work = 1, False
+    release = ModelThread._give_back
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self.is_stopping:
+                self._changed.wait()
 
 
 class Running:

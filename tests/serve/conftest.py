@@ -53,7 +53,7 @@ def server(lm: InferenceModel) -> Iterator[Running]:
     """A server that tests share; they leave it as it was."""
     running = Running(lm, SETTINGS)
     yield running
-    assert running.scheduler.admission.num_held == 0
+    assert running.scheduler.num_held == 0
     assert running.scheduler.num_active == 0
     running.end()
 
@@ -103,7 +103,7 @@ def forecasts(plain_model: WindowForecaster) -> Iterator[Running]:
     """A server of the plain model that tests share; they leave it as it was."""
     running = Running(plain_model, SETTINGS)
     yield running
-    assert running.scheduler.admission.num_held == 0
+    assert running.scheduler.num_held == 0
     running.end()
 
 
@@ -125,5 +125,5 @@ def whole_forecasts(
     path = save(whole, tmp_path_factory.mktemp("whole"))
     running = Running(load_window_forecaster(path), SETTINGS)
     yield running
-    assert running.scheduler.admission.num_held == 0
+    assert running.scheduler.num_held == 0
     running.end()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
-from fastlstm.serve.admission import Admission, Places, Reservation
+from fastlstm.serve.admission import Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Overloaded, Unavailable
+from running_server import SETTINGS, Idle
 
 
 def filled(places: Places, tenant: bytes) -> int:
@@ -46,14 +48,12 @@ def test_a_place_that_is_held_is_kept_whatever_others_have_taken() -> None:
     assert places.has_room(b"a", 0, held=1)
 
 
-def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Admission:
-    too_many = "{count} texts, at most {limit}"
-    return Admission(
-        num_places, limit=limit, too_many=too_many, status=503, param="n", is_shared=is_shared
-    )
+def admission(num_places: int = 4, limit: int = 4, *, is_shared: bool = False) -> Idle:
+    settings = replace(SETTINGS, max_streams=num_places, max_queue=0)
+    return Idle(id, settings, limit, is_shared=is_shared)
 
 
-def admitted(to: Admission, count: int = 1, tenant: bytes = b"") -> Reservation:
+def admitted(to: Idle, count: int = 1, tenant: bytes = b"") -> Reservation:
     reservation = Reservation(tenant)
     to.reserve(reservation, count)
     return reservation
@@ -66,7 +66,7 @@ def test_places_are_reserved_up_to_a_number_and_released() -> None:
     with pytest.raises(Overloaded, match="the server is at its capacity") as caught:
         admitted(places)
     assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "1")
-    places.release(three, 2)
+    places._give_back(three, 2)
     assert (three.num_places, places.num_held) == (1, 2)
     places.reserve(one, 3)
     assert (one.num_places, places.num_held) == (3, 4)
@@ -83,8 +83,8 @@ def test_one_request_has_a_limit() -> None:
     with pytest.raises(ApiError, match="3 texts, at most 2") as caught:
         admitted(admission(limit=2), 3)
     assert (caught.value.status, caught.value.param) == (400, "n")
-    assert admission(limit=4, is_shared=True).limit == 2, "half of what keys share"
-    assert admission(8, limit=3, is_shared=True).limit == 3
+    assert admission(limit=4, is_shared=True)._limit == 2, "half of what keys share"
+    assert admission(8, limit=3, is_shared=True)._limit == 3
 
 
 def test_a_key_is_told_whether_it_or_the_server_is_full() -> None:
@@ -115,17 +115,8 @@ def test_closing_refuses_new_requests_and_stopping_wakes_the_thread() -> None:
     assert not places.is_stopping
     with pytest.raises(Unavailable, match="shutting down"):
         admitted(places)
-    woken = threading.Event()
-
-    def wait() -> None:
-        with places.changed:
-            while not places.is_stopping:
-                places.changed.wait()
-        woken.set()
-
-    threading.Thread(target=wait, daemon=True).start()
     places.stop()
-    assert woken.wait(20)
+    assert not places._thread.is_alive()
     places.release(reservation)
     assert places.num_held == 0
 

@@ -21,7 +21,7 @@ from fastlstm.serve.text.generation import GenerationRequest
 from fastlstm.serve.text.scheduler import Scheduler
 from fastlstm.text.sampling import Sampling
 from forecast_server import PAST, HeldModel, L, body, output, wait_until, waves
-from running_server import FaultyDecoder, Gate, Running
+from running_server import SETTINGS, FaultyDecoder, Gate, Running
 
 KEYS = ("ann-key", "bob-key")
 LONG = "the cat sat on the mat and " * 40
@@ -55,7 +55,7 @@ def test_a_request_whose_body_comes_late_keeps_its_place(
         length = b"content-length: %d\r\n\r\n" % len(content)
         client.sendall(f"{head}authorization: Bearer {key}\r\n".encode() + length)
         clients.append(client)
-        wait_until(lambda number=number: server.scheduler.admission.num_held == number)  # type: ignore[misc]
+        wait_until(lambda number=number: server.scheduler.num_held == number)  # type: ignore[misc]
     for client in clients:
         client.sendall(content)
     assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * 6
@@ -67,14 +67,14 @@ def test_a_request_for_many_gets_its_places_beside_other_keys(shared: Any) -> No
     scheduler, _ = shared
     others = [Reservation(b"key %d" % k) for k in range(7)]
     for reservation in others:
-        scheduler.admission.reserve(reservation, 2)
+        scheduler.reserve(reservation, 2)
     ann = Reservation(b"ann")
-    scheduler.admission.reserve(ann)
-    scheduler.admission.reserve(ann, 2)  # the last: that it holds one is no reason to refuse it
+    scheduler.reserve(ann)
+    scheduler.reserve(ann, 2)  # the last: that it holds one is no reason to refuse it
     assert ann.num_places == 2
     for reservation in (*others, ann):
         scheduler.release(reservation)
-    assert scheduler.admission.num_held == 0
+    assert scheduler.num_held == 0
 
 
 def sequence(
@@ -127,7 +127,7 @@ def test_windows_of_one_key_leave_room(serve: Callable[..., Running], held: Held
     assert answers == [503] * 4
     bob = threading.Thread(target=send, args=(BOB,))
     bob.start()
-    wait_until(lambda: server.scheduler.admission.num_held == 5)
+    wait_until(lambda: server.scheduler.num_held == 5)
     held.holds.clear()
     for sender in (*senders, bob):
         sender.join(20)
@@ -171,7 +171,7 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
                     target=lambda r=request: streams.append(ann.send(r, stream=True))
                 )
                 sender.start()
-            wait_until(lambda: server.scheduler.admission.num_held == 4)
+            wait_until(lambda: server.scheduler.num_held == 4)
             refused = ann.post("/v1/completions", json={"prompt": "a"})
             assert refused.status_code == 429
             assert "this API key has all the places it may have now" in refused.text
@@ -192,15 +192,10 @@ def test_texts_of_one_key_leave_slots_and_places(serve: Callable[..., Running]) 
 def shared(lm: Any) -> Iterator[tuple[Scheduler, list[Any]]]:
     """Four slots and twelve more places that keys share, and the chunks so far."""
     chunks: list[Any] = []
-    decoder = FaultyDecoder(lm.decoder)
+    settings = replace(SETTINGS, max_streams=4, max_queue=12)
+    model = replace(lm, decoder=FaultyDecoder(lm.decoder))
     scheduler = Scheduler(
-        decoder,  # type: ignore[arg-type]
-        lm.tokenizer,
-        max_streams=4,
-        max_queue=12,
-        threads=1,
-        deliver=lambda step: chunks.extend(step.chunks),
-        is_shared=True,
+        model, settings, 1, lambda step: chunks.extend(step.chunks), is_shared=True
     )
     yield scheduler, chunks
     scheduler.stop()
@@ -212,7 +207,7 @@ ENDLESS = GenerationRequest(Reservation(), 0, [1], [0], None, (Sampling(seed=1),
 def ask(scheduler: Scheduler, tenant: bytes, request: GenerationRequest = ENDLESS) -> Any:
     """Submits a generation; returns what stands for its channel."""
     channel: Any = Reservation(tenant)
-    scheduler.admission.reserve(channel, len(request.samplings))
+    scheduler.reserve(channel, len(request.samplings))
     scheduler.submit(replace(request, channel=channel))
     return channel
 
@@ -226,7 +221,7 @@ def test_waiting_texts_of_one_key_hold_up_no_other(shared: Any) -> None:
     assert scheduler.num_active == 2
     for channel in channels:
         scheduler.release(channel)
-    wait_until(lambda: scheduler.admission.num_held == 0)
+    wait_until(lambda: scheduler.num_held == 0)
 
 
 def test_a_request_for_many_of_a_key_that_has_its_share_holds_up_no_other(shared: Any) -> None:
@@ -279,7 +274,7 @@ def test_one_key_leaves_room_for_scores(
     assert refused.status_code == 429
     assert "this API key has all the places" in refused.text
     answers.append(pool.submit(scored, 400, BOB))
-    wait_until(lambda: server.scheduler.admission.num_held == 2)
+    wait_until(lambda: server.scheduler.num_held == 2)
     gate.opens.set()
     assert [answer.result().status_code for answer in answers] == [200, 200]
     assert scored(500, ANN).status_code == 200

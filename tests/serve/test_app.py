@@ -1,31 +1,25 @@
-"""The routes while there is no model: which paths there are, and how errors are answered."""
+"""The routes while there is no model: which paths there are, how errors are answered."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
 
 from fastlstm.serve.app import make_app
-from fastlstm.serve.http.keys import Keys
+from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.keys import Keys, check_access
 from fastlstm.serve.service import Service
 from running_server import SETTINGS
 
 
-def ask(
-    method: str,
-    path: str,
-    *keys: str,
-    headers: dict[str, str] | None = None,
-    is_local: bool = False,
-) -> httpx.Response:
+def ask(method: str, path: str) -> httpx.Response:
     async def main() -> httpx.Response:
-        service = Service(SETTINGS, Keys(keys))
-        service.is_local = is_local
-        transport = httpx.ASGITransport(make_app(service))
+        transport = httpx.ASGITransport(make_app(Service(SETTINGS, Keys(()))))
         async with httpx.AsyncClient(transport=transport, base_url="http://any.name") as client:
-            return await client.request(method, path, headers=headers)
+            return await client.request(method, path)
 
     return asyncio.run(main())
 
@@ -74,15 +68,21 @@ def test_the_metrics_count_the_answers_and_have_their_type() -> None:
     assert "fastlstm_slots 0.0" in answer.text
 
 
-def test_with_keys_only_the_page_and_health_are_open() -> None:
-    assert ask("GET", "/health/live", "secret").status_code == 200
-    assert ask("GET", "/", "secret").status_code == 503  # past the gate: no model yet
-    assert ask("GET", "/metrics", "secret").status_code == 401
-    right = {"authorization": "Bearer secret"}
-    assert ask("GET", "/metrics", "secret", headers=right).status_code == 200
-
-
-def test_a_local_server_answers_to_its_own_names_only() -> None:
-    assert ask("GET", "/metrics", is_local=True).status_code == 421
-    own = {"host": "localhost"}
-    assert ask("GET", "/metrics", headers=own, is_local=True).status_code == 200
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        *[(name, True) for name in (b"MyMachine", b"mymachine:8000", b"MYMACHINE", b"localhost")],
+        *[(name, False) for name in (b"mymachine.evil.example", b"my", b"notmymachine")],
+    ],
+)
+def test_the_name_that_a_server_was_started_with_is_its_own(host: bytes, is_known: bool) -> None:
+    scope: Any = {
+        "path": "/v1/models", "method": "GET", "headers": [(b"host", host)], "state": {}
+    }  # fmt: skip
+    if is_known:
+        check_access(scope, Keys(()), "MyMachine")
+        assert scope["state"]["tenant"] == b""
+    else:
+        with pytest.raises(ApiError) as caught:
+            check_access(scope, Keys(()), "MyMachine")
+        assert caught.value.status == 421

@@ -18,12 +18,12 @@ import pytest
 from fastlstm import Forecaster
 from fastlstm.forecast.window_forecaster import load_window_forecaster
 from fastlstm.serve.forecast import engine as forecast_engine
-from fastlstm.serve.forecast import inference, tensors
+from fastlstm.serve.forecast import inference
 from fastlstm.serve.forecast.engine import ForecastEngine
-from fastlstm.serve.http import sender
+from fastlstm.serve.http import transfer
 from fastlstm.serve.http.errors import ApiError
 from fastlstm.serve.settings import Settings
-from fastlstm.serve.text import completions, engine, reply
+from fastlstm.serve.text import completions, engine
 from forecast_server import (
     PAST,
     QUICK,
@@ -76,7 +76,7 @@ def test_bodies_that_wait_to_be_read_hold_places(
     gate = Gate(monkeypatch, forecast_engine, "parse_request")
     large = json.dumps(body(windows(1))).encode().ljust(1 << 17)
     asked = [pool.submit(server.client.post, PAST, content=large, headers=JSON) for _ in range(4)]
-    wait_until(lambda: server.scheduler.admission.num_held == 4)
+    wait_until(lambda: server.scheduler.num_held == 4)
     refused = server.client.post(PAST, content=large, headers=JSON)
     assert refused.status_code == 503
     assert "at its capacity" in refused.json()["error"]
@@ -91,7 +91,7 @@ def test_bodies_that_wait_to_be_read_hold_places(
     assert [one.result().status_code for one in asked] == [200] * 4
     wait_until(lambda: server.client.get("/health/live").status_code == 200)
     assert server.client.get("/health/ready").status_code == 200
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
 
 
 def test_a_client_that_leaves_is_not_read(
@@ -112,8 +112,8 @@ def test_a_client_that_leaves_is_not_read(
     for _ in range(5):
         with socket.create_connection(server.address, 10) as client:
             client.sendall(data)
-            wait_until(lambda: server.scheduler.admission.num_held == 2)
-        wait_until(lambda: server.scheduler.admission.num_held == 1)
+            wait_until(lambda: server.scheduler.num_held == 2)
+        wait_until(lambda: server.scheduler.num_held == 1)
     gate.opens.set()
     assert first.result().status_code == 200
     assert len(num_read) == 1
@@ -131,11 +131,11 @@ def test_a_body_holds_a_place_before_it_has_come(
     clients = [socket.create_connection(server.address, 10) for _ in range(2)]
     for number, client in enumerate(clients):
         client.sendall(head.encode() + b"content-length: 1000\r\n\r\n{")
-        wait_until(lambda number=number: server.scheduler.admission.num_held == number + 1)  # type: ignore[misc]
+        wait_until(lambda number=number: server.scheduler.num_held == number + 1)  # type: ignore[misc]
     assert server.client.post(path, json={}).status_code == (429 if is_text else 503)
     for client in clients:
         client.close()
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
 
 
 def test_a_long_text_is_read_beside_the_event_loop(
@@ -174,8 +174,10 @@ def test_nothing_is_kept_of_a_request_that_ended(
     good = {"prompt": "a", "max_tokens": 1} if is_text else body(windows(1))
     for request in (good, {}):
         server.client.post(path, json=request)
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
-    wait_until(lambda: gc.collect() and not any(type(x) is sender.Sender for x in gc.get_objects()))
+    wait_until(lambda: server.scheduler.num_held == 0)
+    wait_until(
+        lambda: gc.collect() and not any(type(x) is transfer.Sender for x in gc.get_objects())
+    )
 
 
 @pytest.mark.parametrize("is_text", [True, False])
@@ -189,7 +191,7 @@ def test_nothing_is_kept_of_a_request_that_was_refused(
     gc.disable()  # so much is made before it looks that many bodies would wait for it
     try:
         assert server.client.post(path, content=content, headers=JSON).status_code == 400
-        wait_until(lambda: server.scheduler.admission.num_held == 0)
+        wait_until(lambda: server.scheduler.num_held == 0)
         wait_until(lambda: not any(type(x) is ApiError for x in gc.get_objects()))
     finally:
         gc.enable()
@@ -240,7 +242,7 @@ def test_the_numbers_of_an_answer_are_bounded(serve: Any, plain_model: Any) -> N
     assert f"at most {2 * h * 3};" in answer.json()["error"]
     only = {**body(windows(3), quantiles=[0.25, 0.5]), "outputs": [{"name": "quantiles"}]}
     assert server.client.post(PAST, json=only).status_code == 200  # what is not asked for is free
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
     assert Settings().max_numbers == 1 << 20
 
 
@@ -259,13 +261,13 @@ def test_a_large_answer_is_made_in_slices_and_is_the_same(
     levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
     values = windows(20)
     parts: list[int] = []
-    body_of = sender.Sender.body
+    body_of = transfer.Sender.body
 
     async def noted(self: Any, *given: bytes, is_last: bool = False) -> None:
         parts.append(sum(map(len, given)))
         await body_of(self, *given, is_last=is_last)
 
-    monkeypatch.setattr(sender.Sender, "body", noted)
+    monkeypatch.setattr(transfer.Sender, "body", noted)
     answer = forecasts.client.post(PAST, json=body(values, quantiles=levels))
     assert answer.headers["transfer-encoding"] == "chunked"
     assert sum(parts) == len(answer.content)
@@ -296,7 +298,7 @@ def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
     serve: Any, plain_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve(model=plain_model, stall=1.0)
-    monkeypatch.setattr(tensors, "_SLICE", 64)
+    monkeypatch.setattr(inference, "_SLICE", 64)
     made: list[int] = []
     parts_of = inference.answer_parts
 
@@ -306,7 +308,7 @@ def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
             yield part
 
     monkeypatch.setattr(inference, "answer_parts", noted)
-    monkeypatch.setattr(sender, "_SLICE", 1 << 10)
+    monkeypatch.setattr(transfer, "_SLICE", 1 << 10)
     levels = [round(0.2 + 0.003 * k, 3) for k in range(199)]
     content = json.dumps(
         {"inputs": [tensor("past", windows(250))], "parameters": {"quantiles": levels}}
@@ -318,7 +320,7 @@ def test_a_client_that_takes_nothing_does_not_have_its_answer_made(
         client.sendall(f"{head}content-length: {len(content)}\r\n\r\n{content}".encode())
         wait_until(lambda: len(made) > 10)
         wait_until(lambda: server.metric("stalls_total") == 1)
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
     assert len(made) < 250 * h * 200 // 64 * 0.9
 
 
@@ -370,13 +372,13 @@ def test_a_prompt_is_scored_once_for_all_choices(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_scored: list[int] = []
-    add = reply.Logprobs.add
+    add = completions.Logprobs.add
 
     def counted(self: Any, scores: Any, base: int) -> None:
         num_scored.append(len(scores))
         add(self, scores, base)
 
-    monkeypatch.setattr(reply.Logprobs, "add", counted)
+    monkeypatch.setattr(completions.Logprobs, "add", counted)
     assert server.post(**text_request(8, 2000, logprobs=1)).status_code == 200
     assert sum(num_scored) == 2000 + 8 * 3
 
@@ -407,13 +409,13 @@ def test_repeated_and_scored_tokens_are_bounded(
 
 
 def test_a_body_is_sent_in_slices(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "_SLICE", 100)
+    monkeypatch.setattr(transfer, "_SLICE", 100)
     parts = [b"a" * 250, bytearray(b"b" * 30), b"", b"c" * 500]
-    found = list(sender._slices(parts))
+    found = list(transfer._slices(parts))
     assert b"".join(data for data, _ in found) == b"".join(parts)
     assert [is_end for _, is_end in found] == [False] * (len(found) - 1) + [True]
     assert max(len(data) for data, _ in found) <= 200
-    assert list(sender._slices([])) == [(b"", True)]
+    assert list(transfer._slices([])) == [(b"", True)]
     answer = server.post(**text_request(2, 500, logprobs=1))
     assert answer.json()["usage"]["completion_tokens"] == 6
     assert int(answer.headers["content-length"]) == len(answer.content)

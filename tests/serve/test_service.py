@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fastlstm.serve.admission import Admission, Reservation
+from fastlstm.serve.admission import Reservation
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.http.errors import ApiError, Unavailable
 from fastlstm.serve.http.keys import Keys
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
-from running_server import SETTINGS
+from running_server import SETTINGS, Idle
 
 
 def service_of(kind: Any = None) -> Service:
@@ -22,8 +22,7 @@ def service_of(kind: Any = None) -> Service:
     if kind is not None:
         engine: Any = object.__new__(kind)
         engine.name, engine.path = "tiny", f"/at/{kind.kind}"
-        admission = Admission(1, limit=1, too_many="", status=503)
-        engine.scheduler = SimpleNamespace(admission=admission, num_active=1)
+        engine.scheduler = Idle(id, replace(SETTINGS, max_streams=1, max_queue=0), 1)
         engine.is_stuck = lambda: False
         service.loaded = engine
     return service
@@ -35,7 +34,7 @@ def test_before_the_model_is_loaded_there_is_no_engine_but_metrics() -> None:
         with pytest.raises(Unavailable, match="still being loaded"):
             ask()
     assert (service.is_stuck, service.num_held) == (False, 0)
-    assert b"fastlstm_requests" in service.metrics_text()
+    assert b"fastlstm_requests" in service.metrics.text()
     service.drain()
     service.stop()
     with pytest.raises(Unavailable, match="shutting down"):
@@ -69,11 +68,11 @@ def test_the_engine_of_the_other_kind_is_refused(
 
 def test_nothing_is_admitted_while_the_server_ends() -> None:
     service = service_of(TextEngine)
-    service.engine.admission.reserve(Reservation())
+    service.engine.scheduler.reserve(Reservation())
     assert service.num_held == 1
     service.drain()
     with pytest.raises(Unavailable, match="shutting down"):
-        service.loaded.admission.reserve(Reservation())  # type: ignore[union-attr]
+        service.loaded.scheduler.reserve(Reservation())  # type: ignore[union-attr]
 
 
 def test_a_stuck_engine_is_not_ready() -> None:

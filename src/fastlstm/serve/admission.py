@@ -8,15 +8,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Overloaded, Unavailable
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import Worker
-
-if TYPE_CHECKING:
-    from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.settings import Settings
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
 
 Result = TypeVar("Result")
 
@@ -81,7 +79,6 @@ class Reservation:
 
     Attributes:
         tenant: the API key's digest.
-        num_places: places held; guarded by `Admission.changed`.
         has_left: the client has left, or was cut off.
         is_cancelled: the result is no longer wanted.
         is_congested: the client reads too slowly: produce nothing more for now.
@@ -117,38 +114,47 @@ class Reservation:
             self._awaited.cancel()
 
 
-class Admission:
-    """Gives requests their places until the server ends; thread-safe.
+class ModelThread:
+    """The requests that a model takes until the server ends, and the thread that runs it on them.
+
+    Knows neither HTTP nor asyncio; thread-safe.
 
     Args:
-        num_places: texts or windows admitted at a time.
-        limit: the most that one request may have.
-        too_many: the error's text for a request beyond that, with `{count}` and `{limit}`.
-        status: of the refusal when there is no room.
-        param: the field that asks for more than `limit`, or None.
+        deliver: receives each call's output on this thread; must not block.
+        settings: say how many texts or windows are admitted at a time.
+        limit: the most that one request may have; `too_many` is the error's text beyond it, of the
+            field `param`.
         is_shared: there are several keys; none gets all places.
 
     Attributes:
-        changed: the condition that the model's thread waits on.
-        is_closed: no new request is admitted.
-        is_stopping: requests under way end, too.
+        status: of the refusal when there is no room.
+        num_active: texts or windows that the model works on.
+        has_work: something waits for the model, or for its next call.
+        is_closed: no new request is admitted; `is_stopping`: requests under way end, too.
     """
+
+    too_many: ClassVar[str]
+    param: ClassVar[str | None] = None
+    status: ClassVar[int]
+    num_active: int
+    has_work: bool
 
     def __init__(
         self,
-        num_places: int,
-        *,
+        deliver: Callable[[Any], object],
+        settings: Settings,
         limit: int,
-        too_many: str,
-        status: int,
-        param: str | None = None,
+        *,
         is_shared: bool = False,
     ) -> None:
-        self._places = Places(num_places, is_shared=is_shared)
-        self.limit = min(limit, self._places.limit)
-        self._too_many, self._status, self._param = too_many, status, param
-        self.changed = threading.Condition()
+        self._deliver = deliver
+        self._places = Places(settings.max_streams + settings.max_queue, is_shared=is_shared)
+        self._limit = min(limit, self._places.limit)
+        self._changed = threading.Condition()
         self.is_closed = self.is_stopping = False
+        self._waiting: deque[Any] = deque()
+        self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
+        self._thread.start()
 
     @property
     def num_held(self) -> int:
@@ -163,70 +169,47 @@ class Admission:
             Overloaded: no room now, or none for this key.
             Unavailable: the server is closing, or the request was cancelled.
         """
-        if count > self.limit:
-            message = self._too_many.format(count=count, limit=self.limit)
-            raise ApiError(400, message, self._param)
-        with self.changed:
+        if count > self._limit:
+            message = self.too_many.format(count=count, limit=self._limit)
+            raise ApiError(400, message, self.param)
+        with self._changed:
             if reservation.is_cancelled:
                 raise Unavailable("the client has left")
             if self.is_closed:
                 raise Unavailable(ENDING)
             held = reservation.num_places
-            self._places.admit(reservation.tenant, count - held, held, status=self._status)
+            self._places.admit(reservation.tenant, count - held, held, status=self.status)
             reservation.num_places = count
 
-    def release(self, reservation: Reservation, count: int | None = None) -> None:
+    def release(self, reservation: Any) -> None:
+        """Cancels a request whose answer has ended; gives back its places once it is dropped."""
+        raise NotImplementedError
+
+    def _give_back(self, reservation: Reservation, count: int | None = None) -> None:
         """Gives back places of a request; None gives back all."""
-        with self.changed:
+        with self._changed:
             count = reservation.num_places if count is None else count
             reservation.num_places -= count
             self._places.release(reservation.tenant, count)
             assert reservation.num_places >= 0
+
+    def submit(self, *requests: Any) -> None:
+        """Queues requests in the order of the calls; raises Unavailable once the server stops."""
+        with self._changed:
+            if self.is_stopping:
+                raise Unavailable(ENDING)
+            self._waiting.extend(requests)
+            self._changed.notify()
 
     def close(self) -> None:
         """Admits nothing more; requests already admitted continue."""
         self.is_closed = True
 
     def stop(self) -> None:
-        """Admits nothing more, and wakes the model's thread to end what is under way."""
-        with self.changed:
-            self.is_closed = self.is_stopping = True
-            self.changed.notify_all()
-
-
-class ModelThread:
-    """Admitted requests, and the thread that runs the model on them; without HTTP or asyncio.
-
-    Args:
-        admission: the places.
-        deliver: receives each call's output on this thread; must not block.
-
-    Attributes:
-        num_active: texts or windows that the model works on.
-        has_work: something waits for the model, or for its next call.
-    """
-
-    num_active: int
-    has_work: bool
-
-    def __init__(self, admission: Admission, deliver: Callable[[Any], object]) -> None:
-        self.admission, self._deliver = admission, deliver
-        self._changed = admission.changed
-        self._waiting: deque[Any] = deque()
-        self._thread = threading.Thread(target=self._run, name="fastlstm-engine", daemon=True)
-        self._thread.start()
-
-    def submit(self, *requests: Any) -> None:
-        """Queues requests in the order of the calls; raises Unavailable once the server stops."""
-        with self._changed:
-            if self.admission.is_stopping:
-                raise Unavailable(ENDING)
-            self._waiting.extend(requests)
-            self._changed.notify()
-
-    def stop(self) -> None:
         """Ends every request with an error, and the thread; does not wait for a call that hangs."""
-        self.admission.stop()
+        with self._changed:
+            self.is_closed = self.is_stopping = True
+            self._changed.notify_all()
         self._thread.join(_STOP_S)
 
     def _run(self) -> None:
@@ -236,11 +219,7 @@ class ModelThread:
 class Engine:
     """A model that is served; to be made on the event loop that answers the clients.
 
-    Attributes:
-        kind: of model, in words.
-        name: what clients call the model.
-        path: of requests to it.
-        scheduler: runs it.
+    `path` is where requests to it go; `kind` says in words what it is.
     """
 
     kind: ClassVar[str]
@@ -254,10 +233,6 @@ class Engine:
         self._reader, self._writer = Worker("fastlstm-reader"), Worker("fastlstm-writer")
         metrics.slots.set(settings.max_streams)
 
-    @property
-    def admission(self) -> Admission:
-        return self.scheduler.admission
-
     def is_stuck(self) -> bool:
         """Whether requests made no progress, or a worker was busy, for too long."""
         idle_s = time.monotonic() - self._progress_s if self.scheduler.has_work else 0.0
@@ -266,7 +241,7 @@ class Engine:
     def update_gauges(self) -> None:
         active = self.scheduler.num_active
         self._metrics.active.set(active)
-        self._metrics.waiting.set(max(0, self.admission.num_held - active))
+        self._metrics.waiting.set(max(0, self.scheduler.num_held - active))
 
     def stop(self) -> None:
         self.scheduler.stop()

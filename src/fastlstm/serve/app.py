@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import msgspec
-from starlette.exceptions import HTTPException
+from msgspec import Struct
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from fastlstm.report.markup import to_html
 from fastlstm.serve.forecast.engine import ForecastEngine
 from fastlstm.serve.forecast.inference import inference_routes
 from fastlstm.serve.http.access import Access
 from fastlstm.serve.http.errors import ApiError, no_model
-from fastlstm.serve.http.keys import KeyGate
+from fastlstm.serve.http.keys import check_access
 from fastlstm.serve.metrics import CONTENT_TYPE
 from fastlstm.serve.openapi import Model, ModelList, document_of
-from fastlstm.serve.pages import LOCKED_HTML, Page, example_prompt, forecaster_html
+from fastlstm.serve.pages import Page, example_prompt, filled, forecaster_html
+from fastlstm.serve.service import Service
 from fastlstm.serve.text.completions import Completions
-
-if TYPE_CHECKING:
-    from msgspec import Struct
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from fastlstm.serve.service import Service
 
 
 def make_app(service: Service) -> ASGIApp:
-    """Returns the application: log and counters, the key gate, the routes."""
+    """Returns the application: log, counters, keys, routes."""
     pages = _Pages(service)
     routes = [
         Route("/", pages.page),
@@ -44,26 +40,9 @@ def make_app(service: Service) -> ASGIApp:
         *inference_routes(service),
     ]
     own_name = service.settings.host if service.is_local else ""
-    gate = KeyGate(_Routes(routes), service.keys, own_name)
-    return Access(gate, service.metrics, log=service.log if service.settings.log else None)
-
-
-class _Routes:
-    """Starlette's router, raising ApiError instead of its error pages."""
-
-    def __init__(self, routes: list[Route]) -> None:
-        self._router = Router(routes, redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # else the router answers by itself, as plain text
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            path, method = scope["path"][:200], scope["method"][:16]
-            message = f"there is nothing at {path}; /openapi.json lists what there is"
-            if error.status_code == 405:
-                message = f"{path} does not take {method}"
-            raise ApiError(error.status_code, message, headers=dict(error.headers or {})) from None
+    check = partial(check_access, keys=service.keys, own_name=own_name)
+    log = service.log if service.settings.log else None
+    return Access(Router(routes, redirect_slashes=False), service.metrics, log=log, check=check)
 
 
 class _Pages:
@@ -74,15 +53,14 @@ class _Pages:
     async def page(self, request: Request) -> Response:
         service, key = self._service, "KEY" if self._service.keys else None
         engine = service.engine
+        page = self._forecast_page
         if not isinstance(engine, ForecastEngine):
-            prompt = example_prompt(engine.model.tokenizer)
-            page, parts = self._text_page, {"prompt": to_html(prompt)}
+            page, part = self._text_page, to_html(example_prompt(engine.model.tokenizer))
         elif key is None or service.keys.tenant(request.scope["headers"]):
-            host = request.headers.get("host", "")
-            page, parts = self._forecast_page, {"content": forecaster_html(engine, host, key)}
+            part = forecaster_html(engine, request.headers.get("host", ""), key)
         else:
-            page, parts = self._forecast_page, {"content": LOCKED_HTML}
-        return Response(page.filled(**parts), media_type="text/html", headers=page.headers)
+            part = filled("locked.html")
+        return Response(page.with_part(part), media_type="text/html", headers=page.headers)
 
     async def live(self, request: Request) -> Response:
         if self._service.is_stuck:
@@ -94,7 +72,9 @@ class _Pages:
         return JSONResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_text(), headers={"content-type": CONTENT_TYPE})
+        if self._service.loaded is not None:
+            self._service.loaded.update_gauges()
+        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
         has_keys = bool(self._service.keys)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import sys
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING
+
+from prometheus_client import Counter
 
 from fastlstm.errors import counted
 from fastlstm.report.terminal import is_terminal
 from fastlstm.system.redaction import redacted
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter
 
 MAX_LINES = 8192
 """Lines that may wait, some 3 MB; further ones are dropped and counted."""
@@ -23,63 +22,65 @@ _RETRY_S = 0.05
 _CLOSE_S = 1.0
 
 
-class Log:
-    """Writes lines on a thread of its own, to people if `is_terminal`; counts those `dropped`."""
+class Log(logging.Handler):
+    """Writes lines, and log records such as tracebacks, on a thread of its own.
+
+    Lines are for people if `is_terminal`. `dropped` counts the lines that were not written.
+    """
 
     def __init__(self, dropped: Counter) -> None:
+        super().__init__(logging.WARNING)
         self._dropped, self.is_terminal = dropped, is_terminal(sys.stderr)
         self._num_unreported = 0  # dropped lines not mentioned in the log yet
-        self._lines: deque[str] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
+        self._guard, self._is_closed = threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, name="fastlstm-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.write(self.format(record))
+        except Exception:
+            self.handleError(record)
 
     def write(self, line: str) -> None:
         """Queues a line, without secrets; never blocks."""
         line = redacted(line)
-        with self._changed:
-            if self._is_closed or len(self._lines) >= MAX_LINES:
-                self._drop(1)
-                return
-            self._report_dropped()
-            self._lines.append(line)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="fastlstm-log", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        with self._guard:
+            if self._is_closed or self._lines.full():
+                self._drop()
+            else:
+                self._lines.put_nowait(f"{self._report()}{line}\n")
 
     def close(self) -> None:
-        """Ends the thread once everything is written, after a second at the latest."""
-        with self._changed:
-            self._is_closed = True
-            self._report_dropped()
-            self._changed.notify()
-        if self._thread is not None:
+        """Ends the thread once everything is written; does not wait long for a reader."""
+        with self._guard:
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            with contextlib.suppress(queue.Full):
+                self._lines.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
+        super().close()
 
-    def _drop(self, count: int) -> None:
-        self._num_unreported += count
-        self._dropped.inc(count)
+    def _drop(self) -> None:
+        self._num_unreported += 1
+        self._dropped.inc()
 
-    def _report_dropped(self) -> None:
-        if self._num_unreported:
-            lost = counted(self._num_unreported, "log line")
-            self._lines.append(f"fastlstm: {lost} dropped: standard error was not read in time")
-            self._num_unreported = 0
+    def _report(self) -> str:
+        """Returns a line that says how many were dropped, if any, and counts anew."""
+        count, self._num_unreported = self._num_unreported, 0
+        lost = f"fastlstm: {counted(count, 'log line')} dropped"
+        return f"{lost}: standard error was not read in time\n" if count else ""
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._lines or self._is_closed):
-                    self._changed.wait()
-                if not self._lines:
-                    return
-                lines = [self._lines.popleft() for _ in range(min(64, len(self._lines)))]
+        line: str | None = ""
+        while line is not None:
+            line = self._lines.get()
             try:
-                _write("".join(f"{line}\n" for line in lines))
+                _write(self._report() if line is None else line)
             except (OSError, ValueError):  # the reader is gone, the disk full, or it is closed
-                with self._changed:
-                    self._drop(len(lines))
+                with self._guard:
+                    self._drop()
 
 
 def _write(text: str) -> None:
@@ -95,17 +96,3 @@ def _write(text: str) -> None:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:  # the pipe is non-blocking
             time.sleep(_RETRY_S)
-
-
-class LogHandler(logging.Handler):
-    """Sends log records, such as tracebacks, through a `Log`."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__(logging.WARNING)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._log.write(self.format(record))
-        except Exception:
-            self.handleError(record)

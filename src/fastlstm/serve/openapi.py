@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from fastlstm.serve.forecast.engine import VERSION, ForecastEngine
-from fastlstm.serve.forecast.request import OutputName
-from fastlstm.serve.forecast.tensors import Size
+from fastlstm.serve.forecast.request import OutputName, Size
 from fastlstm.serve.http.keys import OPEN_PATHS, PAGE_PATH
+from fastlstm.serve.text.engine import TextEngine
 from fastlstm.serve.text.requests import MAX_PROMPTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from fastlstm.serve.text.engine import TextEngine
 
 Schema = dict[str, Any]
 Count = Annotated[int, Meta(ge=0)]
@@ -141,7 +137,14 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
     schemas["Error"] = _ref(error)
     if "CompletionRequest" in schemas:
-        _narrow_prompt(schemas["CompletionRequest"]["properties"])
+        # The four kinds of prompt; msgspec has one kind of list in a union.
+        prompt = schemas["CompletionRequest"]["properties"]["prompt"]
+        text, listed, null = prompt["anyOf"]
+        *_, token, tokens = listed["items"]["anyOf"]
+        some = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+        one = {"type": "array", "minItems": 1, "items": token}
+        lists = [{**some, "items": text}, one, {**some, "items": tokens}]
+        prompt["anyOf"] = [text, *lists, null]
     document: Schema = {
         "openapi": "3.1.0",
         "info": {
@@ -156,16 +159,6 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
-
-
-def _narrow_prompt(properties: Schema) -> None:
-    """States the four kinds of prompt; msgspec has one kind of list in a union."""
-    text, listed, null = properties["prompt"]["anyOf"]
-    *_, token, tokens = listed["items"]["anyOf"]
-    some = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
-    one = {"type": "array", "minItems": 1, "items": token}
-    kinds = [text, {**some, "items": text}, one, {**some, "items": tokens}, null]
-    properties["prompt"]["anyOf"] = kinds
 
 
 def _text_paths(engine: TextEngine) -> Schema:

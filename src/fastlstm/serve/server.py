@@ -25,7 +25,6 @@ from fastlstm.serve.http.access import MAX_HEADER_BYTES
 from fastlstm.serve.http.connections import Connection, Watch, max_connections
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.http.worker import Worker
-from fastlstm.serve.log import LogHandler
 from fastlstm.serve.service import Service
 from fastlstm.serve.text.engine import TextEngine
 from fastlstm.system import hardware
@@ -70,12 +69,8 @@ class Server(uvicorn.Server):
 class Runner:
     """A server from start to end.
 
-    Args:
-        load: returns the model; called once the port is open.
-        settings: address and limits.
-        keys: API keys; none lets everyone in.
-        session_key: signs states; None draws one.
-        say: receives messages for the user.
+    `load` returns the model, once the port is open; without API `keys` everyone is let in;
+    `session_key` signs states, None draws one; `say` receives messages for the user.
     """
 
     def __init__(
@@ -93,12 +88,7 @@ class Runner:
         self._must_hurry = asyncio.Event()
 
     async def run(self) -> None:
-        """Serves until a signal comes.
-
-        Raises:
-            ConfigError: the address cannot be listened on.
-            FastLSTMError: the model cannot be loaded.
-        """
+        """Serves until a signal comes; raises FastLSTMError without model or address."""
         service, settings = self.service, self._settings
         bound = _listen(settings)
         service.is_local = is_local(bound.getsockname()[0])
@@ -242,7 +232,10 @@ def serve(
     Raises:
         FastLSTMError: the run cannot be loaded, or the address cannot be listened on.
     """
-    _allow_many_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # a file per connection; the usual limit is 1,024
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sys.setswitchinterval(_SWITCH_S)
     gc.set_threshold(_GARBAGE_AFTER, 20, 20)
     # uvicorn's own lines would mix with ours.
@@ -251,7 +244,7 @@ def serve(
     async def run() -> None:
         runner = Runner(lambda: _load(path, settings), settings, keys, session_key, say)
         if not logging.getLogger().handlers:  # else logging was set up already
-            logging.getLogger().addHandler(LogHandler(runner.service.log))
+            logging.getLogger().addHandler(runner.service.log)
         await runner.run()
 
     asyncio.run(run())
@@ -318,11 +311,3 @@ def _listen(settings: Settings) -> socket.socket:
             " choose another --host or --port"
         ) from None
     return bound
-
-
-def _allow_many_files() -> None:
-    """Raises the limit of open files, one per connection, from the usual 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from fastlstm.serve.admission import Engine
 from fastlstm.serve.forecast.engine import ForecastEngine
-from fastlstm.serve.http.body import Bodies
 from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable
+from fastlstm.serve.http.keys import Keys
+from fastlstm.serve.http.transfer import Bodies
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.engine import TextEngine
-
-if TYPE_CHECKING:
-    from fastlstm.serve.admission import Engine
-    from fastlstm.serve.http.keys import Keys
-    from fastlstm.serve.settings import Settings
 
 Kind = TypeVar("Kind", bound="Engine")
 
 
 class Service:
-    """A server's state.
+    """A server's state; `is_local`: it can be reached from this machine only.
 
-    Attributes:
-        loaded: the engine, whatever the server's state; None while the model is loaded.
-        is_draining: nothing new is admitted.
-        is_local: it can be reached from this machine only.
+    `loaded` is the engine, whatever the server's state; None while the model is loaded.
     """
 
     def __init__(self, settings: Settings, keys: Keys) -> None:
@@ -72,19 +67,14 @@ class Service:
         if self.is_stuck:
             raise Unavailable("requests are under way but make no progress; ask another server")
 
-    def metrics_text(self) -> bytes:
-        if self.loaded is not None:
-            self.loaded.update_gauges()
-        return self.metrics.text()
-
     def drain(self) -> None:
         self.is_draining = True
         if self.loaded is not None:
-            self.loaded.admission.close()
+            self.loaded.scheduler.close()
 
     @property
     def num_held(self) -> int:
-        return 0 if self.loaded is None else self.loaded.admission.num_held
+        return 0 if self.loaded is None else self.loaded.scheduler.num_held
 
     def stop(self) -> None:
         if self.loaded is not None:

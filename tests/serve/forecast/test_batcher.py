@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 
 from fastlstm.serve.admission import Reservation
-from fastlstm.serve.forecast.batcher import DynamicBatcher, ForecastRequest
+from fastlstm.serve.forecast.engine import DynamicBatcher, ForecastRequest
 from fastlstm.serve.http.errors import ApiError, Unavailable
 from forecast_server import PAST, HeldModel, L, body, h, output, submitted, wait_until
-from running_server import Running
+from running_server import SETTINGS, Running
 
 RNG = np.random.default_rng(7)
 
@@ -117,7 +118,7 @@ def test_beyond_the_queue_is_503(busy: Any, held: HeldModel) -> None:
     held.holds.clear()
     for one in (first, second, third):
         assert one.result().status_code == 200
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
 
 
 def test_a_deadline_that_passes_is_504_and_is_not_computed(busy: Any, held: HeldModel) -> None:
@@ -125,7 +126,7 @@ def test_a_deadline_that_passes_is_504_and_is_not_computed(busy: Any, held: Held
     late = server.client.post(PAST, json=body(windows(5), timeout=50_000))
     assert late.status_code == 504
     assert "within the request's timeout" in late.json()["error"]
-    wait_until(lambda: server.scheduler.admission.num_held == 1)
+    wait_until(lambda: server.scheduler.num_held == 1)
     held.holds.clear()
     assert first.result().status_code == 200
     assert output(server.client.post(PAST, json=body(windows(2), timeout=10**12))).shape[0] == 2
@@ -142,7 +143,7 @@ def test_a_client_that_left_is_not_computed(busy: Any, held: HeldModel) -> None:
     with socket.create_connection(server.address, 10) as client:
         client.sendall(request.encode())
         wait_until(lambda: submitted(server) == 6)
-    wait_until(lambda: server.scheduler.admission.num_held == 1)
+    wait_until(lambda: server.scheduler.num_held == 1)
     wait_until(lambda: submitted(server) == 1)  # its numbers go while the pass still runs
     held.holds.clear()
     assert first.result().status_code == 200
@@ -225,7 +226,7 @@ def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) ->
     second = busy.pool.submit(server.client.post, PAST, json=body(windows(2)))
     wait_until(lambda: submitted(server) == 3)
     server.loop.call_soon_threadsafe(server.runner.end)
-    wait_until(lambda: server.scheduler.admission.is_stopping)
+    wait_until(lambda: server.scheduler.is_stopping)
     held.holds.clear()
     assert second.result().status_code == 503
     assert first.result().status_code == 200
@@ -236,25 +237,21 @@ def test_after_the_grace_waiting_requests_get_503(busy: Any, held: HeldModel) ->
 
 def test_nothing_is_admitted_by_batches_that_ended(held: HeldModel) -> None:
     done = threading.Event()
-    batcher = DynamicBatcher(
-        held,
-        max_batch=4,
-        max_queue=0,
-        threads=1,
-        deliver=lambda batch: done.set(),  # type: ignore[arg-type]
-    )
+    settings = replace(SETTINGS, max_streams=4, max_queue=0)
+    batcher = DynamicBatcher(held, settings, 1, lambda batch: done.set())  # type: ignore[arg-type]
     batcher.stop()
     pending: Any = Reservation()
     with pytest.raises(Unavailable, match="shutting down"):
-        batcher.admission.reserve(pending)
+        batcher.reserve(pending)
     with pytest.raises(Unavailable, match="shutting down"):
         batcher.submit(ForecastRequest(pending, windows(1), None, None))
     assert done.is_set()
 
 
 def test_a_request_with_too_many_windows_names_no_field_of_texts(held: HeldModel) -> None:
-    batcher = DynamicBatcher(held, max_batch=2, max_queue=2, threads=1, deliver=lambda _: None)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, max_streams=2, max_queue=2)
+    batcher = DynamicBatcher(held, settings, 1, lambda _: None)  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="3 windows, this server forecasts at most 2") as caught:
-        batcher.admission.reserve(Reservation(), 3)
+        batcher.reserve(Reservation(), 3)
     assert (caught.value.status, caught.value.param) == (400, None)
     batcher.stop()

@@ -437,7 +437,7 @@ def test_more_windows_than_a_batch_takes(serve: Any, plain_model: Any) -> None:
     answer = infer(server, body(np.zeros((3, L, 2))))
     assert answer.status_code == 400
     assert "3 windows, this server forecasts at most 2" in answer.json()["error"]
-    assert server.scheduler.admission.num_held == 0
+    assert server.scheduler.num_held == 0
 
 
 def test_values_beyond_all_reason_get_an_answer(forecasts: Running) -> None:

@@ -11,13 +11,13 @@ import pytest
 from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
 from fastlstm.serve.forecast.request import (
     InferRequest,
+    SequenceStep,
     _missing,
     input_specs,
     output_specs,
     parse_request,
     request_decoder,
 )
-from fastlstm.serve.forecast.sequence_store import SequenceStep
 from fastlstm.serve.http.errors import ApiError
 from forecast_server import L, body, h
 

@@ -12,7 +12,8 @@ import pytest
 
 from fastlstm.serve.admission import Places
 from fastlstm.serve.forecast import engine as forecast_engine
-from fastlstm.serve.forecast.sequence_store import SequenceStep, SequenceStore
+from fastlstm.serve.forecast.engine import SequenceStore
+from fastlstm.serve.forecast.request import SequenceStep
 from fastlstm.serve.http.errors import ApiError
 from forecast_server import (
     PAST,
@@ -201,7 +202,7 @@ def test_while_there_is_no_room_no_rows_are_taken(serve: Any, held: HeldModel) -
         assert send(server, rows(24, 25)).status_code == 503
         held.holds.clear()
         assert other.result().status_code == 200
-    wait_until(lambda: server.scheduler.admission.num_held == 0)
+    wait_until(lambda: server.scheduler.num_held == 0)
     np.testing.assert_allclose(
         output(send(server, rows(0, 0))), at(server, 24), rtol=1e-5, atol=1e-5
     )

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from fastlstm.serve.forecast.tensors import TensorSpec, answer_parts, read_inputs
+from fastlstm.serve.forecast.inference import answer_parts
+from fastlstm.serve.forecast.request import TensorSpec, read_inputs
 from fastlstm.serve.http.errors import ApiError
 
 ROWS = TensorSpec("rows", "FP32", (-1, 2), ("a", "b"), may_miss=True)

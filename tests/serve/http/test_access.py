@@ -1,18 +1,26 @@
-"""What is counted and logged of a request that never became one."""
+"""What is counted and logged of a request: for programs, and for people at a terminal."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import io
 import json
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fastlstm.serve import log as log_module
-from fastlstm.serve.http.access import Access, Record, count, write_line
+from fastlstm.serve.http.access import Access, Record, _duration, count, json_line, terminal_line
 from fastlstm.serve.http.errors import Disconnected
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
+from running_server import Running
 
 
 def test_a_client_that_left_before_there_was_a_status_counts_as_499() -> None:
@@ -47,11 +55,128 @@ def test_the_terminal_is_looked_for_once(
 ) -> None:
     num_asked: list[object] = []
     monkeypatch.setattr(log_module, "is_terminal", lambda stream: not num_asked.append(stream))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
     log = Log(Metrics().log_dropped)
+    access: Any = Access(app, Metrics(), log=log)
     for _ in range(3):
-        write_line(log, Record("one", status=200), "127.0.0.1", "GET", "/metrics")
+        scope = {"type": "http", "headers": [], "method": "GET", "path": "/metrics"}
+        asyncio.run(access(scope, None, None))
     log.close()
     lines = capfd.readouterr().err.splitlines()
     assert len(num_asked) == 1
     assert len(lines) == 3
     assert "GET /metrics" in lines[0], "plain text, as on a terminal"
+
+
+KEY = hashlib.sha256(b"secret-key").hexdigest()[:4]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def line(path: str = "/v1/completions", method: str = "POST", **about: Any) -> str:
+    record = Record("an-id", **about)
+    record.start_s = time.monotonic() - 0.0122
+    return terminal_line(record, "127.0.0.1", method, path)
+
+
+def test_a_line_is_read_at_a_glance() -> None:
+    text = line(status=200, completion_tokens=34, key="a1b2")
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d  POST /v1/completions  200  34 tokens  \d\d ms  key a1b2", text
+    )
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"status": 200, "windows": 1}, "200  1 window  "),
+        ({"status": 200, "completion_tokens": 12_345}, "200  12,345 tokens  "),
+        ({"status": 404}, "404  "),
+        ({"status": 0, "failure": "disconnected"}, "499  "),
+        ({"status": 200, "failure": "stalled"}, "  stalled"),
+        ({"status": 500}, "  id an-id"),
+        ({"status": 200, "failure": "failed"}, "  failed  id an-id"),
+    ],
+)
+def test_what_else_a_line_says(about: dict[str, Any], words: str) -> None:
+    assert words in line(**about)
+
+
+def test_a_line_for_programs_has_seconds() -> None:
+    record = Record("an-id", status=200, first_chunk_s=0.01234567)
+    record.start_s = time.monotonic() - 3.5
+    found = json.loads(json_line(record, "::1", "GET", "/"))
+    assert found["first_chunk_s"] == 0.0123
+    assert 3.5 <= found["seconds"] < 60
+    assert json.loads(json_line(Record("an-id"), "::1", "GET", "/"))["first_chunk_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "<1 ms"),
+        (0.0006, "1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (60.0, "1:00"),
+    ],
+)
+def test_a_duration_is_short(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/\r\n12:03:07  GET /admin  200  1 ms",
+        "/\x1b[2J\x1b]0;title\x07",
+        "/\u202e\u2028\x9b31m\x7f\x00",
+        "/\ud800é",
+        "/  200  5 tokens",
+    ],
+)
+def test_a_path_cannot_look_like_anything_else(path: str) -> None:
+    text = line(path, status=404)
+    assert text.isascii()
+    assert text.isprintable()
+    assert len(text.split("  ")) == 4, "time, request, status, duration"
+    assert json.loads(json_line(Record("an-id", status=404), "::1", "GET", path))["path"] == path
+
+
+def test_a_server_writes_lines_to_a_terminal(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", screen)
+    server = serve(log=True, keys=("secret-key",))
+    server.client.headers["authorization"] = "Bearer secret-key"
+    server.post(prompt="a cat", max_tokens=3)
+    with socket.create_connection(server.address) as raw:
+        raw.sendall(b"GET /%0d%0a%1b[2Jx HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        while raw.recv(4096):
+            pass
+    server.end()
+    lines = screen.getvalue().split("\n")
+    assert len(lines) == 3
+    assert re.search(rf"POST /v1/completions  200  3 tokens  <?\S+ m?s  key {KEY}$", lines[0])
+    assert re.search(r"GET /%0D%0A%1B%5B2Jx  401  <?\S+ m?s$", lines[1])
+    assert "secret" not in screen.getvalue()
+
+
+def test_elsewhere_it_is_json(
+    serve: Callable[..., Running], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(log=True, keys=("secret-key", "other"))
+    server.client.get("/v1/models", headers={"authorization": "Bearer secret-key"})
+    server.client.get("/v1/models")
+    server.end()
+    keys = [json.loads(text)["key"] for text in capfd.readouterr().err.splitlines()]
+    assert keys == [KEY, None]

@@ -77,7 +77,7 @@ def test_a_client_that_leaves_frees_its_place(serve: Any, how: str) -> None:
         if how == "reset":
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-    wait_for(lambda: held.admission.num_held == 0 and held.num_active == 0)
+    wait_for(lambda: held.num_held == 0 and held.num_active == 0)
     wait_for(lambda: server.metric("disconnects_total") == 20)
     assert server.text(prompt="a", max_tokens=20, seed=3) == solo(server.model, "a", 20, seed=3)
 
@@ -112,7 +112,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
         client = connect(server)
         client.sendall(request({**ENDLESS, "max_tokens": 10**9}))
         holding.append(client)
-    wait_for(lambda: server.scheduler.admission.num_held == 3)
+    wait_for(lambda: server.scheduler.num_held == 3)
     for _ in range(50):
         # The prompt could not be tokenized: it is not looked at.
         answer = server.post(prompt="QQQ" * 10_000)
@@ -122,7 +122,7 @@ def test_beyond_its_capacity_the_server_refuses(serve: Any) -> None:
     assert server.client.get("/health/ready").status_code == 200
     for client in holding:
         client.close()
-    wait_for(lambda: server.scheduler.admission.num_held == 0)
+    wait_for(lambda: server.scheduler.num_held == 0)
     assert server.post(prompt="a").status_code == 200
     assert server.metric("rejected_total") == 50
 
@@ -132,12 +132,12 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not_slowed(serve: Any
     slow = [connect(server, receive_buffer=4096) for _ in range(10)]
     for client in slow:
         client.sendall(request({**ENDLESS, "max_tokens": 10**9, "n": 4}))
-    wait_for(lambda: server.scheduler.admission.num_held == 40, 10)
+    wait_for(lambda: server.scheduler.num_held == 40, 10)
     deadline_s = time.monotonic() + 20
-    while server.scheduler.admission.num_held and time.monotonic() < deadline_s:
+    while server.scheduler.num_held and time.monotonic() < deadline_s:
         text = server.text(prompt="a", max_tokens=50, seed=1)
         assert text == solo(server.model, "a", 50, seed=1)
-    assert server.scheduler.admission.num_held == 0
+    assert server.scheduler.num_held == 0
     assert server.metric("stalls_total") == 10
     for client in slow:
         assert b"[DONE]" not in answer_of(client)
@@ -154,7 +154,7 @@ def test_a_slow_reader_that_reads_is_not_cut_and_loses_nothing(serve: Any) -> No
         while time.monotonic() < end_s:
             data += client.recv(2000)
             time.sleep(0.005)
-        assert server.scheduler.admission.num_held == 1  # its text waits for it
+        assert server.scheduler.num_held == 1  # its text waits for it
         parts = [data]
         while b"[DONE]" not in parts[-1]:
             parts.append(client.recv(1 << 20))
@@ -184,7 +184,7 @@ def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
         clients.append(client)
     while (written := server.metric("tokens_written_total")) < 5 * 15 * 100_000:  # on any CPU
         wait_for(lambda before=written: server.metric("tokens_written_total") > before)
-    wait_for(lambda: server.scheduler.admission.num_held == 0)
+    wait_for(lambda: server.scheduler.num_held == 0)
     time.sleep(1.5)
     for client in clients:
         with client:

@@ -177,7 +177,7 @@ def test_curl_shows_a_stream_as_it_is_written(server: Any) -> None:
         assert process.stdout is not None
         first = process.stdout.readline()
         assert first.startswith("data: {")
-        assert server.scheduler.admission.num_held == 1
+        assert server.scheduler.num_held == 1
         events = [line for line in (first, *process.stdout) if line.strip()]
     assert process.returncode == 0
     assert events[-1] == "data: [DONE]\n"

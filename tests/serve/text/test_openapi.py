@@ -26,7 +26,7 @@ def running(byte_model: InferenceModel) -> Iterator[Running]:
     limits = replace(SETTINGS, max_tokens=40, max_streams=40_000, max_prompt_tokens=1 << 20)
     server = Running(byte_model, limits)
     yield server
-    assert server.scheduler.admission.num_held == 0
+    assert server.scheduler.num_held == 0
     server.end()
 
 

@@ -36,7 +36,7 @@ def guarded(serve: Any) -> Running:
 def every_path(running: Running) -> list[str]:
     """The paths of the route table, a name filled in."""
     app = make_app(running.runner.service)
-    routes = app._app._app._router.routes  # type: ignore[attr-defined]
+    routes = app._app.routes  # type: ignore[attr-defined]
     return [re.sub(r"\{.*\}", "tiny", route.path) for route in routes]
 
 
@@ -184,7 +184,7 @@ def test_log_and_metrics_say_how_a_request_ended(
         assert server.post(prompt="a", max_tokens=3).status_code == 429
         decoder.fails.set()
         assert "error" in list(events)[-2]
-    while server.scheduler.admission.num_held:
+    while server.scheduler.num_held:
         time.sleep(0.001)
     with server.client.stream("POST", "/v1/completions", json=endless) as answer:
         next(answer.iter_lines())

@@ -6,6 +6,7 @@ import queue
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from fastlstm.serve.text.scheduler import (
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.writing import token_stops
-from running_server import FaultyDecoder, make_lm, solo, spoil
+from running_server import SETTINGS, FaultyDecoder, make_lm, solo, spoil
 
 
 class Sink(Reservation):
@@ -61,14 +62,9 @@ def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., S
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
     def build(max_streams: int = 8, max_queue: int = 8) -> Scheduler:
-        scheduler = Scheduler(
-            decoder,  # type: ignore[arg-type]
-            lm.tokenizer,
-            max_streams=max_streams,
-            max_queue=max_queue,
-            threads=1,
-            deliver=spread,
-        )
+        settings = replace(SETTINGS, max_streams=max_streams, max_queue=max_queue)
+        model = replace(lm, decoder=decoder)  # type: ignore[arg-type]
+        scheduler = Scheduler(model, settings, 1, spread)
         made.append(scheduler)
         return scheduler
 
@@ -76,7 +72,7 @@ def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., S
     decoder.freezes.clear()
     for scheduler in made:
         scheduler.stop()
-        assert (scheduler.admission.num_held, scheduler.num_active) == (0, 0)
+        assert (scheduler.num_held, scheduler.num_active) == (0, 0)
 
 
 def generation(
@@ -98,7 +94,7 @@ def generation(
 
 def start(scheduler: Scheduler, request: GenerationRequest) -> Sink:
     sink: Any = request.channel
-    scheduler.admission.reserve(sink, len(request.samplings))
+    scheduler.reserve(sink, len(request.samplings))
     scheduler.submit(request)
     return sink  # type: ignore[no-any-return]
 
@@ -128,34 +124,34 @@ def test_a_thousand_texts_that_join_and_leave_are_each_their_solo_run(
             solo(lm, prompt, limit, **{**sampling, "seed": sampling["seed"] + k}) for k in range(n)
         ]
         assert sink.texts(n) == wanted
-    wait_for(lambda: scheduler.admission.num_held == 0 and scheduler.num_active == 0)
+    wait_for(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
 
 
 def test_places_are_bounded_and_come_back(make: Any, lm: InferenceModel) -> None:
     scheduler = make(max_streams=2, max_queue=1)
     sinks = [start(scheduler, generation(lm, max_tokens=10**9)) for _ in range(3)]
     with pytest.raises(Overloaded):
-        scheduler.admission.reserve(Sink())
+        scheduler.reserve(Sink())
     with pytest.raises(ApiError, match="at most 2 at a time"):
-        scheduler.admission.reserve(Sink(), 3)
+        scheduler.reserve(Sink(), 3)
     wait_for(lambda: scheduler.num_active == 2)
     for sink in sinks:
         scheduler.release(sink)
         scheduler.release(sink)  # once more does nothing
-    wait_for(lambda: scheduler.admission.num_held == 0)
-    scheduler.admission.reserve(sink := Sink(), 2)
+    wait_for(lambda: scheduler.num_held == 0)
+    scheduler.reserve(sink := Sink(), 2)
     scheduler.release(sink)  # before its prompt was read
-    assert scheduler.admission.num_held == 0
+    assert scheduler.num_held == 0
 
 
 def test_a_reservation_that_was_released_takes_no_more_places(make: Any) -> None:
     """A request is read on another thread, which may come to its end after the client has left."""
     scheduler = make()
-    scheduler.admission.reserve(sink := Sink())
+    scheduler.reserve(sink := Sink())
     scheduler.release(sink)
     with pytest.raises(Unavailable, match="the client has left"):
-        scheduler.admission.reserve(sink, 4)
-    assert scheduler.admission.num_held == 0
+        scheduler.reserve(sink, 4)
+    assert scheduler.num_held == 0
 
 
 def test_a_request_for_many_is_not_overtaken_for_ever(make: Any, lm: InferenceModel) -> None:
@@ -220,7 +216,7 @@ def test_a_text_that_makes_every_call_fail_ends_alone(
             )
         else:
             assert text == solo(lm, "a", 20_000, seed=k)
-    wait_for(lambda: scheduler.admission.num_held == 0)
+    wait_for(lambda: scheduler.num_held == 0)
 
 
 def test_texts_go_on_exactly_after_a_call_that_failed_half_way(
@@ -284,7 +280,7 @@ def test_a_prompt_read_for_many_that_fails_ends_all_of_its_texts(
     scheduler = make()
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("not finite" in text for text in many.texts(3))
-    wait_for(lambda: scheduler.admission.num_held == 0)
+    wait_for(lambda: scheduler.num_held == 0)
 
 
 @pytest.mark.parametrize("function", ["first_sequences", "forked"])
@@ -298,7 +294,7 @@ def test_texts_that_cannot_be_begun_leave_their_slots(
     monkeypatch.setattr(scheduler_module, function, failing)
     many = start(scheduler, generation(lm, "ab" * 500, n=3))
     assert all("writing this text failed" in text for text in many.texts(3))
-    wait_for(lambda: (scheduler.admission.num_held, scheduler.num_active) == (0, 0))
+    wait_for(lambda: (scheduler.num_held, scheduler.num_active) == (0, 0))
     monkeypatch.undo()
     assert start(scheduler, generation(lm, n=3)).texts(3)
 
@@ -326,7 +322,7 @@ def test_an_engine_that_fails_for_every_text_says_so_and_goes_on(
     is_broken = False
     assert waiting.texts()[0]  # its text, or that the engine failed under it, too
     assert start(scheduler, generation(lm, seed=9)).texts() == [solo(lm, "a", 20, seed=9)]
-    wait_for(lambda: scheduler.admission.num_held == 0)
+    wait_for(lambda: scheduler.num_held == 0)
 
 
 def test_a_congested_client_waits_and_the_others_do_not(make: Any, lm: InferenceModel) -> None:
@@ -350,17 +346,17 @@ def test_closing_refuses_and_stopping_ends(make: Any, lm: InferenceModel) -> Non
     running = start(scheduler, generation(lm, max_tokens=10**9))
     waiting = start(scheduler, generation(lm))
     reserved = generation(lm)
-    scheduler.admission.reserve(reserved.channel)
-    scheduler.admission.close()
+    scheduler.reserve(reserved.channel)
+    scheduler.close()
     with pytest.raises(Unavailable):
-        scheduler.admission.reserve(Sink())
+        scheduler.reserve(Sink())
     scheduler.stop()
     assert running.texts()[0].endswith(f"<{ENDING}>")
     assert waiting.texts() == [f"<{ENDING}>"]
     with pytest.raises(Unavailable):
         scheduler.submit(reserved)
     scheduler.release(reserved.channel)
-    assert scheduler.admission.num_held == 0
+    assert scheduler.num_held == 0
 
 
 def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
@@ -375,7 +371,7 @@ def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
             n = rng.choice((1, 1, 1, 3))
             request = generation(lm, max_tokens=rng.randint(0, 3000), n=n)
             try:
-                scheduler.admission.reserve(request.channel, n)
+                scheduler.reserve(request.channel, n)
             except Overloaded:
                 refused += 1
                 for _ in range(min(8, len(held))):
@@ -387,11 +383,11 @@ def test_churn_keeps_the_books(make: Any, lm: InferenceModel) -> None:
         elif held:
             scheduler.release(held.pop(rng.randrange(len(held))))
         assert 0 <= scheduler.num_active <= 16
-        assert 0 <= scheduler.admission.num_held <= 48
+        assert 0 <= scheduler.num_held <= 48
     assert refused > 0
     for sink in held:
         scheduler.release(sink)
-    wait_for(lambda: scheduler.admission.num_held == 0 and scheduler.num_active == 0)
+    wait_for(lambda: scheduler.num_held == 0 and scheduler.num_active == 0)
     assert start(scheduler, generation(lm)).texts() == [solo(lm, "a", 20, seed=0)]
 
 
@@ -442,8 +438,8 @@ def test_a_gpu_decoder_serves_the_same_texts(
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
-    options: Any = {"max_streams": 8, "max_queue": 99, "threads": 1, "deliver": spread}
-    scheduler = Scheduler(decoder, lm.tokenizer, **options)
+    settings = replace(SETTINGS, max_streams=8, max_queue=99)
+    scheduler = Scheduler(replace(lm, decoder=decoder), settings, 1, spread)
     try:
         asked: list[tuple[str, int, int, dict[str, Any]]] = [
             ("abc"[: 1 + seed % 3], 5 + 11 * seed % 90, 1 + seed % 2, {"seed": seed, "stop": stop})

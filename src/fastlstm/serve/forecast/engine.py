@@ -1,28 +1,33 @@
-"""A forecaster that is served: requests in order, batches, sequences, answers."""
+"""A forecaster that is served: requests in order, batches, sequences, answers.
+
+Dynamic batching: one thread runs the network on all windows that arrived during the last pass.
+There is no time window to wait for: what arrives while a batch is computed is the next batch.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastlstm.errors import counted
-from fastlstm.serve.admission import Engine, Places, Reservation
-from fastlstm.serve.forecast.batcher import BatchResult, DynamicBatcher, ForecastRequest
+from fastlstm.serve.admission import Engine, ModelThread, Places, Reservation
 from fastlstm.serve.forecast.request import (
+    Floats,
     InferRequest,
+    SequenceStep,
     input_specs,
     output_specs,
     parse_request,
     request_decoder,
 )
-from fastlstm.serve.forecast.sequence_store import SequenceStore
-from fastlstm.serve.http.errors import ApiError
+from fastlstm.serve.http.errors import ENDING, ApiError, Unavailable, shown
 from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import settle
 
@@ -31,13 +36,17 @@ if TYPE_CHECKING:
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 
-Floats = NDArray[np.floating]
 VERSION = "1"
 _SHORT_BODY = 1 << 16
 """Bytes of a request that are parsed on the event loop; longer ones are parsed by a worker."""
 _FEW_NUMBERS = 1 << 10
 """Numbers of an answer that are computed on the event loop; more are computed by a worker."""
 Outputs = dict[str, Floats]
+_TOO_MANY = (
+    "the request has {count} windows, this server forecasts at most {limit} at a time; send fewer"
+)
+_FAILED = "forecasting failed; send the request again, of a sequence from its start"
+_LOG = logging.getLogger("fastlstm.serve")
 
 
 class PendingForecast(Reservation):
@@ -46,6 +55,225 @@ class PendingForecast(Reservation):
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)
         self.result: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
+
+
+@dataclass(frozen=True, eq=False)
+class ForecastRequest:
+    """The windows of one request, and who receives their forecasts.
+
+    Shapes: `past` ``(B, L, columns)``, `future` ``(B, h, future columns)``, `statics` ``(B, S)``.
+    """
+
+    pending: PendingForecast
+    past: Floats
+    future: Floats | None
+    statics: Floats | None
+
+    def __len__(self) -> int:
+        return len(self.past)
+
+
+Answer = tuple[ForecastRequest, "Forecasts | ApiError"]
+
+
+class BatchResult(NamedTuple):
+    """A pass of the network: its duration, and forecasts or an error for each request."""
+
+    seconds: float
+    answers: Sequence[Answer]
+
+
+class DynamicBatcher(ModelThread):
+    """Runs a forecaster on a thread of its own, which delivers a `BatchResult` per pass.
+
+    A pass has at most `max_streams` windows, and runs on so many `threads`.
+    """
+
+    too_many, status = _TOO_MANY, 503
+    num_active = 0
+
+    def __init__(
+        self,
+        model: WindowForecaster,
+        settings: Settings,
+        threads: int,
+        deliver: Callable[[BatchResult], object],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._model, self._threads, self._max_batch = model, threads, settings.max_streams
+        super().__init__(deliver, settings, self._max_batch, is_shared=is_shared)
+
+    @property
+    def has_work(self) -> bool:  # type: ignore[override]
+        return bool(self._waiting) or self.num_active > 0
+
+    def release(self, pending: PendingForecast) -> None:
+        """Gives back a request's places; its windows are dropped unless they are being computed."""
+        with self._changed:
+            pending.is_cancelled = True
+            self._give_back(pending)
+            self._waiting = deque(r for r in self._waiting if r.pending is not pending)
+
+    # What follows runs on the batcher's thread.
+
+    def _run(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
+        while True:
+            with self._changed:
+                while not (self.is_stopping or self._waiting):
+                    self._changed.wait()
+                if self.is_stopping:
+                    break
+                batch = self._next_batch()
+                self.num_active = sum(map(len, batch))
+            self._compute(batch)
+            del batch  # not kept in memory until the next pass
+            self.num_active = 0
+        error = Unavailable(ENDING)
+        self._deliver(BatchResult(0.0, [(request, error) for request in self._waiting]))
+
+    def _next_batch(self) -> list[ForecastRequest]:
+        """Takes what fits into one pass: at least one request, as none is larger than a pass."""
+        batch: list[ForecastRequest] = []
+        room = self._max_batch
+        while self._waiting and len(self._waiting[0]) <= room:
+            batch.append(self._waiting.popleft())
+            room -= len(batch[-1])
+        return batch
+
+    def _compute(self, batch: list[ForecastRequest]) -> None:
+        start_s = time.perf_counter()
+        answers = self._answers(batch)
+        self._deliver(BatchResult(time.perf_counter() - start_s, answers))
+
+    def _answers(self, batch: list[ForecastRequest]) -> list[Answer]:
+        """Forecasts requests, each alone where all together fail."""
+        try:
+            return self._forecast(batch)
+        except Exception:
+            _LOG.exception("a pass of the network for %d requests failed", len(batch))
+        if len(batch) == 1:
+            return [(batch[0], ApiError(500, _FAILED))]
+        return [self._answers([request])[0] for request in batch]
+
+    def _forecast(self, batch: list[ForecastRequest]) -> list[Answer]:
+        forecasts = self._model.run(
+            np.concatenate([request.past for request in batch]),
+            _joined([request.future for request in batch]),
+            _joined([request.statics for request in batch]),
+        )
+        firsts = np.cumsum([0, *map(len, batch)]).tolist()
+        return [
+            (request, forecasts.part(first, len(request)))
+            for request, first in zip(batch, firsts, strict=False)
+        ]
+
+
+def _joined(parts: Sequence[Floats | None]) -> Floats | None:
+    arrays = [part for part in parts if part is not None]
+    return np.concatenate(arrays) if arrays else None
+
+
+@dataclass
+class _Sequence:
+    rows: Floats
+    statics: Floats | None
+    used_s: float
+
+
+class SequenceStore:
+    """The newest rows of every sequence; not thread-safe.
+
+    A sequence belongs to the key that started it: other keys neither see nor change it, and may
+    have one of the same name.
+
+    Of each `num_rows` are stored, and needed for a forecast; after `idle_s` seconds without a
+    request it is forgotten.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        places: Places,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_rows, self._places, self._idle_s = num_rows, places, idle_s
+        self._clock = clock
+        self._sequences: OrderedDict[tuple[bytes, str | int], _Sequence] = OrderedDict()
+
+    def __len__(self) -> int:
+        self._forget_idle()
+        return len(self._sequences)
+
+    def add(
+        self, step: SequenceStep, rows: Floats, statics: Floats | None, tenant: bytes = NOBODY
+    ) -> tuple[Floats, Floats | None]:
+        """Adds rows; returns the window that ends with them, and the static values.
+
+        Shapes: `rows` ``(n, columns)``, `statics` ``(S,)``; None keeps the earlier ones.
+
+        Raises:
+            ApiError: no such sequence (404) or no room for another (503), nothing is stored; too
+                few rows so far (409), these are stored.
+        """
+        self._forget_idle()
+        key = (tenant, step.id)
+        if step.starts:
+            if key not in self._sequences:
+                self._take_place(tenant)
+            sequence = _Sequence(rows[:0], statics, 0.0)
+        elif key in self._sequences:
+            sequence = self._sequences[key]
+        else:
+            why = f"it was not started, has ended, or was idle for {self._idle_s:g} s"
+            start = f"start it with sequence_start and its last {counted(self._num_rows, 'row')}"
+            raise ApiError(404, f"there is no sequence {_shown(step.id)}: {why}; {start}")
+        if statics is not None:
+            sequence.statics = statics
+        # A new array: windows that were handed out stay as they are.
+        sequence.rows = np.concatenate([sequence.rows, rows])[-self._num_rows :].copy()
+        sequence.used_s = self._clock()
+        self._sequences[key] = sequence
+        self._sequences.move_to_end(key)
+        if step.ends:
+            self._forget(key)
+        if len(sequence.rows) < self._num_rows:
+            missing = self._num_rows - len(sequence.rows)
+            what = "it has ended" if step.ends else f"they are kept, send {missing} more"
+            rows_so_far = f"{counted(len(sequence.rows), 'row')} so far"
+            needed = f"a forecast needs {self._num_rows}"
+            raise ApiError(409, f"sequence {_shown(step.id)} has {rows_so_far}, {needed}; {what}")
+        return sequence.rows, sequence.statics
+
+    def _take_place(self, tenant: bytes) -> None:
+        if not self._places.has_room(tenant, 1):
+            who, count = "the server keeps", self._places.num_taken
+            if not self._places.is_full:
+                who, count = "this API key has", self._places.held(tenant)
+            what = "end one (sequence_end), or send this one again later"
+            message = f"{who} {counted(count, 'sequence')}, the limit now; {what}"
+            raise ApiError(503, message, headers={"retry-after": "5"})
+        self._places.take(tenant, 1)
+
+    def _forget(self, key: tuple[bytes, str | int]) -> None:
+        del self._sequences[key]
+        self._places.release(key[0], 1)
+
+    def _forget_idle(self) -> None:
+        before_s = self._clock() - self._idle_s
+        while self._sequences:
+            first = next(iter(self._sequences))
+            if self._sequences[first].used_s >= before_s:
+                return
+            self._forget(first)
+
+
+def _shown(name: str | int) -> str:
+    return f"'{shown(name)}'" if isinstance(name, str) else str(name)
 
 
 class ForecastEngine(Engine):
@@ -74,12 +302,7 @@ class ForecastEngine(Engine):
         )
         self._num_reading: Counter[bytes] = Counter()
         self.scheduler = DynamicBatcher(
-            model,
-            max_batch=settings.max_streams,
-            max_queue=settings.max_queue,
-            threads=threads,
-            deliver=self._deliver,
-            is_shared=is_shared,
+            model, settings, threads, self._deliver, is_shared=is_shared
         )
 
     def described(self) -> dict[str, Any]:
@@ -112,17 +335,14 @@ class ForecastEngine(Engine):
             self._num_reading[tenant] -= 1
 
     def submit(self, pending: PendingForecast, request: InferRequest) -> None:
-        """Queues a request's windows.
+        """Queues a request's windows; raises ApiError without room, for too many, or a sequence's.
 
         The rows of a sequence are added here and now: a window is what the sequence held when its
         request had been read.
-
-        Raises:
-            ApiError: no room (503), too many windows or numbers (400), or the sequence's.
         """
         count = len(request.past)
         self._check_numbers(count, request)
-        self.admission.reserve(pending, count)
+        self.scheduler.reserve(pending, count)
         past, statics = request.past, request.statics
         if request.step is not None:
             static = None if statics is None else statics[0]
@@ -149,10 +369,8 @@ class ForecastEngine(Engine):
     ) -> Outputs:
         """Returns the outputs that a request asks for, by name.
 
-        Raises:
-            ApiError: 400, the forecast is not finite, or validation had too few values for a
-                quantile.
-            Disconnected: the client has left.
+        Raises ApiError 400 where the forecast is not finite, or validation had too few values for
+        a quantile.
         """
         if forecasts.parameters.numel() * (1 + len(request.levels)) <= _FEW_NUMBERS:
             return self._outputs(request, forecasts)

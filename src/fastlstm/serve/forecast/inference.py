@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fastlstm.serve.forecast.engine import VERSION, PendingForecast
-from fastlstm.serve.forecast.tensors import answer_parts
 from fastlstm.serve.http.errors import ApiError, Disconnected, no_model, shown
-from fastlstm.serve.http.sender import Sender
+from fastlstm.serve.http.transfer import Sender
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 EXTENSIONS = ("parameters", "sequence", "sequence(string_id)")
 _BINARY = b"inference-header-content-length"
-_FEW_NUMBERS = 1 << 12
-"""Numbers of an answer that is sent whole, with its length."""
+_SLICE = 1 << 12
+"""Numbers encoded at a time; an answer of no more is sent whole, with its length."""
 
 
 def inference_routes(service: Service) -> list[Route]:
@@ -76,18 +77,18 @@ def _engine(service: Service, path: Mapping[str, str]) -> ForecastEngine:
     return engine
 
 
+@dataclass
 class Infer:
     """Answers inference requests, an ASGI application."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    _service: Service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, record = self._service, scope["state"]["record"]
         engine = _engine(service, scope["path_params"])
         pending = PendingForecast(scope["state"]["tenant"])
         # A place is taken before the body is read: so the memory of bodies is bounded, too.
-        engine.admission.reserve(pending)
+        engine.scheduler.reserve(pending)
         try:
             with Sender(scope, receive, send, pending.leave, service.metrics) as sender:
                 if any(name == _BINARY for name, _ in scope["headers"]):
@@ -128,7 +129,7 @@ async def _send(
     turns: asyncio.Semaphore,
 ) -> None:
     parts = answer_parts(head, outputs)
-    if sum(values.size for values in outputs.values()) <= _FEW_NUMBERS:
+    if sum(values.size for values in outputs.values()) <= _SLICE:
         whole = b"".join(parts)
         await sender.start(b"application/json", len(whole))
         await sender.body(whole, is_last=True)
@@ -142,3 +143,20 @@ async def _send(
         if pending.has_left:
             raise Disconnected
         await sender.body(part, is_last=not part)
+
+
+def answer_parts(head: Mapping[str, str], outputs: Outputs) -> Iterator[bytes]:
+    """Yields the JSON of an answer, `head` and the outputs, so many numbers at a time."""
+    encode = msgspec.json.encode
+    text = encode(head)[:-1] + b',"outputs":['
+    for place, (name, values) in enumerate(outputs.items()):
+        datatype = f"FP{8 * values.itemsize}"
+        tensor = {"name": name, "shape": list(values.shape), "datatype": datatype}
+        text += (b"," if place else b"") + encode(tensor)[:-1] + b',"data":['
+        flat = values.ravel()
+        for first in range(0, flat.size, _SLICE):
+            part = encode(flat[first : first + _SLICE].tolist())[1:-1]
+            yield text + (b"," + part if first else part)
+            text = b""
+        text += b"]}"
+    yield text + b"]}"

@@ -1,10 +1,16 @@
-"""An inference request to a forecaster: its fields, checked, and its tensors put together."""
+"""An inference request to a forecaster: its fields and tensors, checked and put together.
+
+Tensors of the Open Inference Protocol come as JSON, flat or nested.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 import msgspec
 import numpy as np
@@ -12,10 +18,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from fastlstm.errors import counted, nearest_hint
-from fastlstm.serve.forecast.sequence_store import SequenceStep
-from fastlstm.serve.forecast.tensors import FLOATS, Tensor, TensorSpec, read_inputs
-from fastlstm.serve.http.errors import ApiError, shown
-from fastlstm.serve.http.structs import MAX_NUMBER, decode, refused
+from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, refused, shown
 
 if TYPE_CHECKING:
     from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
@@ -30,6 +33,70 @@ Name = Annotated[str, Meta(max_length=256)]
 SequenceNumber = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": _MAX_ID})]
 Level = Annotated[float, Meta(ge=0.005, le=0.995)]
 _NO_BINARY = "binary tensors are not supported; send false (tritonclient: binary_data=False)"
+FLOATS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "FP64": np.dtype("<f8")}
+"""Datatypes of numbers."""
+Size = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+_NESTED = re.compile(rb"\[\s*\[")
+
+
+class Nothing(Struct, forbid_unknown_fields=True):
+    """Parameters of a tensor: none are known."""
+
+
+class Tensor(Struct, forbid_unknown_fields=True, kw_only=True):
+    """An input as it comes; `TensorSpec.struct` narrows it."""
+
+    shape: tuple[Size, ...]
+    datatype: str
+    data: msgspec.Raw
+    parameters: Nothing | None = None
+    spec: ClassVar[TensorSpec]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a model.
+
+    Attributes:
+        datatype: FP32 or FP64, or BYTES for names.
+        shape: -1 where any size will do.
+        columns: of the last axis; empty where the request says them.
+        may_miss: null stands for a missing value.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    columns: tuple[str, ...] = ()
+    may_miss: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The protocol's tensor metadata; the columns are a parameter of it."""
+        tensor = {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
+        return {**tensor, "parameters": {"columns": list(self.columns)}} if self.columns else tensor
+
+    def wrong(self, what: str) -> ApiError:
+        return ApiError(400, f"input '{self.name}' {what}", "inputs")
+
+    def struct(self) -> type[Tensor]:
+        """Returns the type of this input in a request, told from others by its name."""
+        sizes = tuple(Size if size == -1 else Literal[size] for size in self.shape)
+        element = {"type": ["string" if self.datatype == "BYTES" else "number"]}
+        element["type"] += ["null"] * self.may_miss
+        items = {"type": "array", "items": {"anyOf": [element, {"type": "array"}]}}
+        about = f"last axis: {', '.join(self.columns)}; data may be nested like shape"
+        data = Annotated[msgspec.Raw, Meta(description=about, extra_json_schema=items)]
+        kind: Any = msgspec.defstruct(
+            f"Input_{self.name}",
+            [("shape", tuple[sizes]), ("datatype", Literal[self.datatype]), ("data", data)],  # type: ignore[valid-type]
+            bases=(Tensor,),
+            namespace={"spec": self},
+            tag_field="name",
+            tag=self.name,
+            forbid_unknown_fields=True,
+            kw_only=True,
+        )
+        return kind  # type: ignore[no-any-return]
 
 
 class Parameters(Struct, forbid_unknown_fields=True):
@@ -73,19 +140,25 @@ NAMES = tuple(
 
 
 @dataclass(frozen=True)
+class SequenceStep:
+    """A request of the sequence `id`, perhaps its first or last one; 7 and "7" are two."""
+
+    id: str | int
+    starts: bool = False
+    ends: bool = False
+
+
+@dataclass(frozen=True)
 class InferRequest:
     """A checked request.
 
     Attributes:
-        id: of the request, or None.
         past: rows in the table's units, names as their numbers, shape ``(B, n, columns)``; n is L,
             in a sequence at most L.
         future: shape ``(B, h, future covariates)``, or None where there are none.
         statics: shape ``(B, S)``, with the number of the series behind them if the model knows
             several; or None where there are none, or the sequence has them.
-        outputs: which to answer.
         levels: of the quantiles.
-        step: of a sequence, or None.
         timeout_s: from the request's headers, or None.
     """
 
@@ -162,9 +235,7 @@ def parse_request(
         raise _bad(f"the input 'past' is missing; this model takes {', '.join(input_specs(model))}")
     future = _joined(model.future, "future", inputs)
     statics = _joined(model.static, "static", inputs)
-    _check_rows(past, model.input_size, step)
-    if step is None or step.starts:
-        _check_targets(past[:, -model.input_size :], model.targets)
+    _check_rows(past, model, step)
     if model.future.names and future is None:
         raise _bad(f"{_missing(model.future, 'future')} ahead")
     if model.static.names and statics is None and (step is None or step.starts):
@@ -239,8 +310,8 @@ def _codes(names: NDArray[Any], known: Mapping[str, int], column: str) -> Floats
     return np.array(codes, dtype=np.float32).reshape(names.shape)
 
 
-def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> None:
-    windows, rows = past.shape[:2]
+def _check_rows(past: Floats, model: WindowForecaster, step: SequenceStep | None) -> None:
+    (windows, rows), input_size = past.shape[:2], model.input_size
     if windows == 0:
         raise _bad("'past' has no windows; send one or more")
     if step is None and rows < input_size:
@@ -248,6 +319,11 @@ def _check_rows(past: Floats, input_size: int, step: SequenceStep | None) -> Non
         raise _bad(f"'past' has {counted(rows, 'row')}, the model reads {input_size}; {what}")
     if step is not None and windows != 1:
         raise _bad(f"'past' has {windows} windows, a sequence has one; send one sequence a request")
+    is_empty = np.isnan(past[:, -input_size:, : len(model.targets)]).all(1)
+    if is_empty.any() and (step is None or step.starts):  # there is no level to forecast from
+        window, target = np.argwhere(is_empty)[0]
+        name = model.targets[target]
+        raise _bad(f"window {window} of 'past' has no value of '{name}'; send one or more")
 
 
 def _step(parameters: Parameters) -> SequenceStep | None:
@@ -275,15 +351,60 @@ def _outputs(listed: list[Output], levels: tuple[float, ...]) -> tuple[str, ...]
     return names or ("forecast", *(("quantiles",) if levels else ()))
 
 
-def _check_targets(past: Floats, targets: Sequence[str]) -> None:
-    """Refuses windows without any value of a target: there is no level to forecast from."""
-    is_empty = np.isnan(past[:, :, : len(targets)]).all(1)
-    if is_empty.any():
-        window, target = np.argwhere(is_empty)[0]
-        raise _bad(
-            f"window {window} of 'past' has no value of '{targets[target]}'; send one or more"
-        )
-
-
 def _bad(message: str) -> ApiError:
     return ApiError(400, message)
+
+
+def read_inputs(listed: list[Tensor]) -> dict[str, NDArray[Any]]:
+    """Returns the tensors of a request by name: floats, or objects (text or None) for BYTES."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for tensor in listed:
+        spec = tensor.spec
+        if spec.name in tensors:
+            raise spec.wrong("comes twice; send it once")
+        flat, shape = _flat(tensor, spec), tensor.shape
+        if len(flat) != math.prod(shape):
+            expected = f"its shape {list(shape)} says {math.prod(shape)}"
+            raise spec.wrong(f"has {len(flat)} elements, {expected}")
+        is_number = spec.datatype in FLOATS
+        values = np.array(flat, np.float64 if is_number else object)  # null becomes NaN
+        with np.errstate(over="ignore"):
+            values = values.astype(FLOATS.get(spec.datatype, object)).reshape(shape)
+        _check_values(values, spec)
+        tensors[spec.name] = values
+    return tensors
+
+
+def _flat(tensor: Tensor, spec: TensorSpec) -> list[Any]:
+    """Returns the elements, row by row, of flat or nested lists."""
+    data, shape = tensor.data, tensor.shape
+    kind: Any = float | None if spec.datatype in FLOATS else str | None
+    depth = len(shape) if _NESTED.match(memoryview(data)) else 1
+    for _ in range(depth):
+        kind = list[kind]
+    flat: list[Any] = decode(data, msgspec.json.Decoder(kind), within=f"input '{spec.name}' data")
+    if depth == 1:
+        return flat
+    flat = [flat]
+    for axis, size in enumerate(shape):
+        for part in flat:
+            if len(part) != size:
+                came = f"nested data with a list of {len(part)} at axis {axis}"
+                raise spec.wrong(f"has {came}, its shape {list(shape)} says a list of {size}")
+        flat = list(chain.from_iterable(flat))
+    return flat
+
+
+def _check_values(values: NDArray[Any], spec: TensorSpec) -> None:
+    if spec.datatype in FLOATS:
+        with np.errstate(over="ignore"):  # the network computes in float32
+            missing, infinite = np.isnan(values), np.isinf(values.astype(np.float32, copy=False))
+        if infinite.any():
+            place = np.argwhere(infinite)[0].tolist()
+            raise spec.wrong(f"is beyond the range of float32 at {place}")
+    else:
+        missing = values == np.array(None)
+    if missing.any() and not spec.may_miss:
+        place = np.argwhere(missing)[0].tolist()
+        what = "none was missing when the model was trained; fill it"
+        raise spec.wrong(f"has a missing value (null) at {place}, {what}")

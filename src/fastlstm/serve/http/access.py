@@ -9,22 +9,19 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastlstm.errors import counted
 from fastlstm.report.terminal import clock
 from fastlstm.serve.http.errors import ENDING, ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import NOBODY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from fastlstm.serve.log import Log
-    from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.log import Log
+from fastlstm.serve.metrics import Metrics
 
 MAX_HEADERS, MAX_HEADER_BYTES = 100, 32768
 _ONCE = (b"content-type", b"content-encoding")
@@ -40,15 +37,13 @@ _LOG = logging.getLogger("fastlstm.serve")
 
 @dataclass
 class Record:
-    """A request, for the log and the counters.
+    """A request, for the log and the counters; `start_s` is when its headers were complete.
 
     Attributes:
-        start_s: when its headers were complete, `time.monotonic`.
         key: the first four digits of the SHA-256 of its API key; empty without one.
         status: of the response; 0 before there is one.
         failure: why the answer was not completed: its client left ("disconnected") or read nothing
             ("stalled"), the server ended ("cancelled") or had an error ("failed").
-        first_chunk_s: seconds until the first byte of the answer.
     """
 
     id: str
@@ -73,15 +68,27 @@ class Record:
 
 
 class Access:
-    """Answers errors, counts requests, and logs them unless `log` is None."""
+    """Answers errors, counts requests, and logs them unless `log` is None.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, log: Log | None) -> None:
-        self._app, self._metrics, self._log = app, metrics, log
+    `check` raises ApiError for requests that are refused before `app`, the router, is asked.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        *,
+        log: Log | None,
+        check: Callable[[Scope], object] = lambda scope: None,
+    ) -> None:
+        self._app, self._metrics, self._log, self._check = app, metrics, log, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        record = Record(new_id(scope["headers"]))
+        ids = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        is_valid = len(ids) == 1 and _ID.fullmatch(ids[0])
+        record = Record(ids[0].decode("ascii") if is_valid else uuid.uuid4().hex)
         scope.setdefault("state", {})["record"] = record
 
         async def send_with_id(message: Message) -> None:
@@ -97,16 +104,19 @@ class Access:
         try:
             await self._answer(scope, receive, send_with_id, record)
         finally:
-            record.key = key_digits(scope["state"].get("tenant", NOBODY))
+            record.key = scope["state"].get("tenant", NOBODY).hex()[:_KEY_DIGITS]
             count(self._metrics, record)
             if self._log is not None:
                 client = scope.get("client") or ("", 0)
                 method, path = scope["method"][:16], scope["path"][:200]
-                write_line(self._log, record, client[0], method, path)
+                line = terminal_line if self._log.is_terminal else json_line
+                self._log.write(line(record, client[0], method, path))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record) -> None:
         try:
             _check_headers(scope)
+            self._check(scope)
+            scope["app"] = self  # else the router answers by itself, as plain text
             await self._app(scope, receive, send)
         except Disconnected:
             has_stalled = getattr(scope["state"].get("connection"), "has_stalled", False)
@@ -114,21 +124,23 @@ class Access:
         except asyncio.CancelledError:  # the server ends
             record.failure = record.failure or "cancelled"
             await _end(scope, send, record, Unavailable(ENDING))
+        except HTTPException as error:
+            path, method = scope["path"][:200], scope["method"][:16]
+            message = f"there is nothing at {path}; /openapi.json lists what there is"
+            if error.status_code == 405:
+                message = f"{path} does not take {method}"
+            own = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+            await _end(scope, send, record, own)
         except ApiError as error:
             if record.status:
-                is_ending = isinstance(error, Unavailable)
-                record.failure = record.failure or ("cancelled" if is_ending else "failed")
+                kind = "cancelled" if isinstance(error, Unavailable) else "failed"
+                record.failure = record.failure or kind
             await _end(scope, send, record, error)
         except Exception:
             _LOG.exception("request %s failed", record.id)
             record.failure = "failed"
             failure = ApiError(500, "the server failed to answer; see its log")
             await _end(scope, send, record, failure)
-
-
-def key_digits(tenant: bytes) -> str:
-    """Returns the first digits of a key's digest, for the log."""
-    return tenant.hex()[:_KEY_DIGITS]
 
 
 def count(metrics: Metrics, record: Record) -> None:
@@ -141,12 +153,6 @@ def count(metrics: Metrics, record: Record) -> None:
         metrics.disconnects.inc()
     if record.failure == "stalled":
         metrics.stalls.inc()
-
-
-def write_line(log: Log, record: Record, client: str, method: str, path: str) -> None:
-    """Writes the log line of a request that has ended: JSON, or plain text on a terminal."""
-    line = terminal_line if log.is_terminal else json_line
-    log.write(line(record, client, method, path))
 
 
 async def _end(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
@@ -231,11 +237,3 @@ def _duration(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
-
-
-def new_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the id of a request: the client's if it is valid, else a new one."""
-    ids = [value for name, value in headers if name == b"x-request-id"]
-    if len(ids) == 1 and _ID.fullmatch(ids[0]):
-        return ids[0].decode("ascii")
-    return uuid.uuid4().hex

@@ -9,20 +9,17 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastlstm.errors import ConfigError
 from fastlstm.serve.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.settings import Settings
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
 
 _FREE_CHUNKS, _LEAST_CHUNK = 1024, 256
 """Chunks of a body that may be small; beyond these, the least average size in bytes."""
@@ -65,12 +62,9 @@ class Parser(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which says what it waits for.
+    """uvicorn's connection, which says what it waits for, `since_s` in `time.monotonic`.
 
-    Attributes:
-        waits_for: the head of a request, its body, its client to read, or nothing that is limited.
-        since_s: since when, `time.monotonic`.
-        has_stalled: it was ended because the client read nothing of an answer under way.
+    `has_stalled`: it was ended because the client read nothing of an answer under way.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -138,13 +132,9 @@ class Connection(H11Protocol):
 
 
 class Watch:
-    """Ends connections whose clients are too slow, and idle ones where many are open.
+    """Ends connections whose clients are too slow, and idle ones where nearly `limit` are open.
 
-    Args:
-        settings: the time limits.
-        limit: connections of the server.
-        metrics: counts the idle connections that are closed.
-        say: receives a warning, at most once a minute.
+    `say` receives a warning, at most once a minute.
     """
 
     def __init__(

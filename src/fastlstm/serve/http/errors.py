@@ -1,11 +1,23 @@
-"""Errors as clients see them: the error object of each protocol, without internals."""
+"""Errors as clients see them: the error object of each protocol, also for wrong JSON."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
+from fastlstm.errors import nearest_hint
+
+T = TypeVar("T")
+
+MAX_NUMBER = (1 << 53) - 1
+"""The largest whole number that every JSON parser reads."""
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -19,15 +31,9 @@ ENDING = "the server is shutting down; send the request to another one"
 
 
 class ApiError(Exception):
-    """An answer other than 200.
+    """An answer other than 200; `param` is the field at fault, `code` is for programs.
 
-    Args:
-        status: of the HTTP response.
-        message: what came, what was expected, what to do.
-        param: the field at fault, or None.
-        code: for programs, or None.
-        headers: of the response.
-        closes: the connection is closed: the request was not read to its end.
+    With `closes` the connection is closed: the request was not read to its end.
     """
 
     def __init__(
@@ -48,9 +54,8 @@ class ApiError(Exception):
 
     def body_at(self, path: str) -> bytes:
         """Returns the error object as JSON, in the form of the path's protocol."""
-        if path == "/v2" or path.startswith("/v2/"):
-            return msgspec.json.encode({"error": self.message})
-        return self.body
+        is_v2 = path == "/v2" or path.startswith("/v2/")
+        return msgspec.json.encode({"error": self.message}) if is_v2 else self.body
 
     def response(self) -> bytes:
         """Returns the whole HTTP/1.1 response, which ends the connection."""
@@ -105,3 +110,53 @@ def error_json(
 def shown(text: str) -> str:
     """Returns a text for an error, clipped to 200 characters."""
     return text if len(text) <= 200 else text[:200] + "…"
+
+
+def decode(
+    data: bytes | msgspec.Raw,
+    decoder: msgspec.json.Decoder[T],
+    names: Collection[str] = (),
+    within: str = "",
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> T:
+    """Returns what JSON holds; raises ApiError 400, whose param is the field.
+
+    Args:
+        data: the JSON.
+        decoder: of the type that is expected.
+        names: fields that there are; an unknown one is compared with these.
+        within: what the JSON is, in words.
+        notes: by field, what ends the error of a wrong value in it.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), names, within, notes) from None
+    except RecursionError:
+        raise ApiError(400, "the JSON is nested too deep; send it flatter") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        why = str(error).removeprefix("JSON is malformed: ")
+        message = f"the request is not valid JSON: {shown(why)}"
+        raise ApiError(400, message, None, "invalid_json") from None
+
+
+def _invalid(text: str, names: Collection[str], within: str, notes: Mapping[str, str]) -> ApiError:
+    place = _PLACE.search(text)
+    what = text[: place.start()] if place else text
+    field = within + (place[1] if place else "")
+    if unknown := _UNKNOWN.fullmatch(what):
+        hint = nearest_hint(unknown[1][:64], names) or "; leave it out"
+        where = f" of {field}" if field else ""
+        message = f"unknown field '{shown(unknown[1])}'{where}{hint}"
+        return ApiError(400, message, _root(field) or unknown[1][:64])
+    message = f"{field or 'the request'}: {what[0].lower()}{what[1:]}"
+    return ApiError(400, message + notes.get(_root(field), ""), _root(field) or None)
+
+
+def _root(field: str) -> str:
+    return re.split(r"[.\[]", field, maxsplit=1)[0]
+
+
+def refused(field: str, expected: str) -> ApiError:
+    """Returns the error of a field whose value fits its type but not the model or other fields."""
+    return ApiError(400, f"{field}: {expected}", field)

@@ -1,4 +1,4 @@
-"""API keys, host names, and the gate in front of every route."""
+"""API keys, host names, and what they open."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+
+from starlette.types import Scope
 
 from fastlstm.serve.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 """Monitoring: these answer without a key."""
@@ -51,31 +48,23 @@ class Keys:
         return digest if scheme.lower() == b"bearer" and any(matches) else None
 
 
-class KeyGate:
-    """Lets only open paths through without a key.
+def check_access(scope: Scope, keys: Keys, own_name: str) -> None:
+    """Raises ApiError 401 or 421, or puts the tenant into the scope's state.
 
-    Without keys a server on this machine answers only to `own_name`, localhost and addresses;
-    with an empty `own_name` it answers to any name.
+    Without a key only open paths are reached. Without `keys` a server on this machine answers only
+    to `own_name`, localhost and addresses; with an empty `own_name` it answers to any name.
     """
-
-    def __init__(self, app: ASGIApp, keys: Keys, own_name: str) -> None:
-        self._app, self._keys = app, keys
-        self._own_name = "" if keys else own_name.lower()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ApiError 401 or 421, or puts the tenant into the scope's state."""
-        path = scope["path"]
-        if self._own_name and path not in OPEN_PATHS:
-            _check_host(scope["headers"], self._own_name)
-        is_page = path == PAGE_PATH and scope["method"] in ("GET", "HEAD")
-        is_open = not self._keys or path in OPEN_PATHS or is_page
-        tenant = NOBODY if is_open else self._keys.tenant(scope["headers"])
-        if tenant is None:
-            message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
-            scheme = {"www-authenticate": "Bearer"}
-            raise ApiError(401, message, None, "invalid_api_key", scheme)
-        scope.setdefault("state", {})["tenant"] = tenant
-        await self._app(scope, receive, send)
+    path = scope["path"]
+    if own_name and not keys and path not in OPEN_PATHS:
+        _check_host(scope["headers"], own_name.lower())
+    is_page = path == PAGE_PATH and scope["method"] in ("GET", "HEAD")
+    is_open = not keys or path in OPEN_PATHS or is_page
+    tenant = NOBODY if is_open else keys.tenant(scope["headers"])
+    if tenant is None:
+        message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+        scheme = {"www-authenticate": "Bearer"}
+        raise ApiError(401, message, None, "invalid_api_key", scheme)
+    scope["state"]["tenant"] = tenant
 
 
 def _check_host(headers: Iterable[tuple[bytes, bytes]], own: str) -> None:

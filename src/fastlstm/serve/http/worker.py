@@ -67,7 +67,7 @@ class Worker:
             future.set_exception(Unavailable(ENDING))
             return future
         self._waiting[future] = tenant, lambda: function(*args)
-        future.add_done_callback(self._drop)
+        future.add_done_callback(lambda done: self._waiting.pop(done, None))
         self._begin()
         return future
 
@@ -79,11 +79,9 @@ class Worker:
             self._loop.call_soon_threadsafe(self._end_all)
 
     def _end_all(self) -> None:
-        for future in [*([] if self._made is None else [self._made]), *self._waiting]:
-            settle(future, error=Unavailable(ENDING))
-
-    def _drop(self, future: asyncio.Future[Any]) -> None:
-        self._waiting.pop(future, None)
+        for future in [self._made, *self._waiting]:
+            if future is not None:
+                settle(future, error=Unavailable(ENDING))
 
     def _begin(self) -> None:
         """Starts the next call once the event loop is quiet."""

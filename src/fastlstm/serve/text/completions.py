@@ -1,42 +1,48 @@
-"""`POST /v1/completions`."""
+"""`POST /v1/completions`, and OpenAI's text_completion objects, whole or as server-sent events."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from fastlstm.serve.http.access import Record
 from fastlstm.serve.http.errors import ApiError, Unavailable, error_json
-from fastlstm.serve.http.sender import Sender
-from fastlstm.serve.text.engine import Channel
-from fastlstm.serve.text.reply import EventStream, Usage, WholeChoice, choices_of, whole_parts
+from fastlstm.serve.http.transfer import Sender
+from fastlstm.serve.service import Service
+from fastlstm.serve.text.engine import Channel, TextEngine
+from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, ScoredToken
+from fastlstm.serve.text.requests import CompletionRequest
+from fastlstm.text.data.tokenizer import Tokenizer
+from fastlstm.text.seal import Seal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Parts = list[bytes | bytearray]
 
-    from starlette.types import Receive, Scope, Send
-
-    from fastlstm.serve.http.access import Record
-    from fastlstm.serve.service import Service
-    from fastlstm.serve.text.engine import TextEngine
-    from fastlstm.serve.text.generation import OutputChunk
-    from fastlstm.serve.text.reply import Choice
-    from fastlstm.serve.text.requests import CompletionRequest
+DONE = b"data: [DONE]\n\n"
+_LOWEST = -9999.0
+"""Stands for a probability of zero, as with OpenAI: JSON has no infinity."""
+_FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_SLICE = 256
+"""Tokens encoded at a time, with the interpreter held."""
 
 
+@dataclass
 class Completions:
     """Answers completion requests, an ASGI application."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    _service: Service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, record = self._service, scope["state"]["record"]
         engine = service.text_engine
         channel = Channel(scope["state"]["tenant"])
         # A place is taken before the body is read: so the memory of bodies is bounded, too.
-        engine.admission.reserve(channel)
+        engine.scheduler.reserve(channel)
         num_scored = 0
         try:
             with Sender(scope, receive, send, channel.leave, service.metrics) as sender:
@@ -54,7 +60,7 @@ class Completions:
                 engine.submit(channel, generations)
                 await (answer.stream() if request.stream else answer.whole())
         finally:
-            engine.release_scores(num_scored, channel.tenant)
+            engine.scored.release(channel.tenant, num_scored)
             engine.scheduler.release(channel)
 
 
@@ -79,14 +85,13 @@ class _Answer:
         }
 
     async def whole(self) -> None:
-        wholes = [WholeChoice(choice) for choice in self._choices]
         while self._num_open:
             for chunk in await self._channel.get():
                 if chunk.error is not None:
                     raise self._refusal(chunk.error)
                 self._count(chunk)
-                await self._encode(chunk, wholes[chunk.index].add, chunk)
-        parts = whole_parts(self._head, wholes, self._usage)
+                await self._encode(chunk, self._choices[chunk.index].add, chunk)
+        parts = whole_parts(self._head, self._choices, self._usage)
         await self._sender.start(b"application/json", sum(map(len, parts)))
         await self._sender.body(*parts, is_last=True)
 
@@ -123,6 +128,193 @@ class _Answer:
         self._num_open -= chunk.is_last
 
     def _refusal(self, why: str) -> ApiError:
-        is_ending = self._engine.admission.is_closed
+        is_ending = self._engine.scheduler.is_closed
         self._record.failure = "cancelled" if is_ending else "failed"
         return Unavailable(why) if is_ending else ApiError(500, why)
+
+
+class Logprobs:
+    """OpenAI's `logprobs` object, kept as JSON: a tenth of the memory of Python objects.
+
+    It has `num_top` likeliest tokens per place; with 0 there is no list of them.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes], num_top: int) -> None:
+        self.vocabulary, self.num_top = vocabulary, num_top
+        self._lists = {name: bytearray() for name in _FIELDS}
+
+    def add(self, scores: Sequence[ScoredToken], base: int) -> None:
+        """Appends tokens, whose offsets count from character `base`."""
+        for first in range(0, len(scores), _SLICE):
+            part = scores[first : first + _SLICE]
+            own = [None if s.logprob is None else max(s.logprob, _LOWEST) for s in part]
+            self._append("tokens", [token_name(self.vocabulary[s.token]) for s in part])
+            self._append("token_logprobs", own)
+            if self.num_top > 0:
+                self._append("top_logprobs", [self._top(s) for s in part])
+            self._append("text_offset", [base + s.offset for s in part])
+
+    def _top(self, scored: ScoredToken) -> dict[str, float] | None:
+        if scored.logprob is None:
+            return None
+        # The token itself is always among them, as with OpenAI.
+        top = {token_name(self.vocabulary[token]): max(lp, _LOWEST) for token, lp in scored.top}
+        top.setdefault(token_name(self.vocabulary[scored.token]), max(scored.logprob, _LOWEST))
+        return top
+
+    def _append(self, name: str, values: list[Any]) -> None:
+        array = self._lists[name]
+        array += b"," if array else b""
+        array += _dumps(values)[1:-1]
+
+    def parts(self, before: Logprobs | None) -> Parts:
+        """Returns the JSON object in parts; the tokens of `before` come first."""
+        parts: Parts = []
+        for name in _FIELDS:
+            parts.append(b'%s"%s":' % (b"," if parts else b"{", name.encode()))
+            if name == "top_logprobs" and self.num_top == 0:
+                parts.append(b"null")
+                continue
+            first, own = b"" if before is None else before._lists[name], self._lists[name]
+            parts += [b"[", first, b"," if first and own else b"", own, b"]"]
+        return [*parts, b"}"]
+
+
+def token_name(token: bytes) -> str:
+    r"""Returns a token's text; bytes that are not UTF-8 on their own as ``bytes:\xe2``."""
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+class Prompt:
+    """A prompt as JSON, shared by the choices that repeat it; `length` is in characters.
+
+    `text` has no quotation marks, and is empty where it is not repeated; `scores` may be None.
+    """
+
+    def __init__(
+        self, generation: GenerationRequest, request: CompletionRequest, tokenizer: Tokenizer
+    ) -> None:
+        text = tokenizer.decode(generation.prompt) if request.echo else ""
+        self.text, self.length = _text_json(text), len(text)
+        top = request.logprobs
+        self.scores = None if top is None else Logprobs(tokenizer.pieces, top)
+        self._tokens = iter(generation.prompt if generation.scores_prompt else ())
+        self._decoder, self._offset = tokenizer.stream_decoder(), 0
+        if generation.state is None:  # the first of a text has no score
+            self.add([ScoredToken(-1, None, [], 0)])
+
+    def add(self, scores: Sequence[ScoredToken]) -> None:
+        named = []
+        # No tokens are left for what stands for an empty prompt.
+        for scored, token in zip(scores, self._tokens, strict=False):
+            named.append(scored._replace(token=token, offset=self._offset))
+            self._offset += len(self._decoder.push(token))
+        if self.scores is not None:
+            self.scores.add(named, 0)
+
+
+class Choice:
+    """One text of a request; its prompt is shared with other choices, the seal signs its state."""
+
+    def __init__(self, index: int, prompt: Prompt, seal: Seal) -> None:
+        self._index, self._prompt, self._seal = index, prompt, seal
+        self._before: Prompt | None = prompt  # what the next object repeats
+        self._clear()
+
+    def _clear(self) -> None:
+        self._text, self._last = bytearray(), OutputChunk(self._index)
+        own = self._prompt.scores
+        self._scores = None if own is None else Logprobs(own.vocabulary, own.num_top)
+
+    def add(self, chunk: OutputChunk) -> None:
+        self._prompt.add(chunk.prompt_scores)
+        self._text += _text_json(chunk.text)
+        if self._scores is not None:
+            self._scores.add(chunk.scores, self._prompt.length)
+        self._last = chunk
+
+    def taken(self) -> Parts:
+        """Returns OpenAI's choice object, in parts, of what was added since the last one."""
+        before, self._before = self._before, None
+        text, last = self._text, self._last
+        logprobs: Parts = [b"null"]
+        if self._scores is not None:
+            logprobs = self._scores.parts(None if before is None else before.scores)
+        self._clear()
+        state = last.state
+        session = b"" if state is None else b',"session":' + _dumps(state.blob(self._seal))
+        return [
+            b'{"text":"',
+            *([] if before is None else [before.text]),
+            text,
+            b'","index":%d,"logprobs":' % self._index,
+            *logprobs,
+            b',"finish_reason":%s%s}' % (_dumps(last.finish), session),
+        ]
+
+
+def choices_of(
+    generations: Sequence[GenerationRequest], request: CompletionRequest, engine: TextEngine
+) -> list[Choice]:
+    """Returns the choices of a request; those of one prompt share it."""
+    choices: list[Choice] = []
+    for generation in generations:
+        prompt = Prompt(generation, request, engine.model.tokenizer)
+        choices += [Choice(index, prompt, engine.seal) for index in generation.indices]
+    return choices
+
+
+@dataclass
+class Usage:
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+    def json(self) -> bytes:
+        total = self.prompt_tokens + self.completion_tokens
+        return _dumps({**vars(self), "total_tokens": total})
+
+
+class EventStream:
+    """A request's answer as server-sent events.
+
+    `reports_usage` says which events carry the tokens so far: none (""), the "last" or "all".
+    """
+
+    def __init__(self, head: dict[str, Any], reports_usage: str, usage: Usage) -> None:
+        self._head = b"data: " + _dumps(head)[:-1] + b',"choices":['
+        self._reports_usage, self._usage = reports_usage, usage
+        self._tail = b'],"usage":null}\n\n' if reports_usage else b"]}\n\n"
+
+    def event(self, choice: Choice, chunk: OutputChunk) -> Parts:
+        """Returns the event of a chunk in parts; none if it has only scores of the prompt."""
+        choice.add(chunk)
+        if not (chunk.num_tokens or chunk.text or chunk.is_last):
+            return []
+        tail = self._usage_tail() if self._reports_usage == "all" else self._tail
+        return [self._head, *choice.taken(), tail]
+
+    def end(self) -> bytes:
+        return (self._head + self._usage_tail() if self._reports_usage else b"") + DONE
+
+    def _usage_tail(self) -> bytes:
+        return b'],"usage":%s}\n\n' % self._usage.json()
+
+
+def whole_parts(head: dict[str, Any], choices: Sequence[Choice], usage: Usage) -> Parts:
+    """Returns the answer to a request without `stream` in parts."""
+    parts: Parts = [_dumps(head)[:-1] + b',"choices":[']
+    for number, choice in enumerate(choices):
+        parts += [b"," if number else b"", *choice.taken()]
+    return [*parts, b'],"usage":%s}' % usage.json()]
+
+
+def _text_json(text: str) -> bytes:
+    return _dumps(text)[1:-1]
+
+
+_dumps = msgspec.json.encode

@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastlstm.errors import PromptError, counted, in_words
 from fastlstm.serve.admission import Engine, Places, Reservation
 from fastlstm.serve.http.errors import ApiError, Disconnected
 from fastlstm.serve.http.keys import NOBODY
-from fastlstm.serve.text.generation import GenerationRequest, State
-from fastlstm.serve.text.prefix_cache import NOTHING, Prefix, PrefixCache
+from fastlstm.serve.metrics import Metrics
+from fastlstm.serve.settings import Settings
+from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
+from fastlstm.serve.text.prefix_cache import NOTHING
 from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
 from fastlstm.serve.text.scheduler import Scheduler, StepResult
+from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import MAX_SEED
 from fastlstm.text.seal import Seal
 from fastlstm.text.writing import prompt_ids, token_stops
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fastlstm.serve.metrics import Metrics
-    from fastlstm.serve.settings import Settings
-    from fastlstm.serve.text.generation import OutputChunk
-    from fastlstm.text.loading import InferenceModel
 
 Result = TypeVar("Result")
 
@@ -91,13 +87,7 @@ class Channel(Reservation):
 
 
 class TextEngine(Engine):
-    """A language model behind a scheduler.
-
-    Attributes:
-        created: when it was loaded, in seconds since 1970.
-        seal: signs and opens states.
-        decoder: of completion requests.
-    """
+    """A language model behind a scheduler; the seal signs and opens states."""
 
     kind, path = "language model", "/v1/completions"
     scheduler: Scheduler
@@ -117,17 +107,8 @@ class TextEngine(Engine):
         self.seal = Seal(session_key, model.decoder.model_hash)
         vocab_size = model.tokenizer.vocab_size
         self.decoder = completion_decoder(model.name, vocab_size, settings.max_tokens)
-        self._scored = Places(settings.max_scored, is_shared=is_shared)
-        self.scheduler = Scheduler(
-            model.decoder,
-            model.tokenizer,
-            max_streams=settings.max_streams,
-            max_queue=settings.max_queue,
-            threads=threads,
-            deliver=self._deliver,
-            prefix_cache=PrefixCache(settings.prefix_cache),
-            is_shared=is_shared,
-        )
+        self.scored = Places(settings.max_scored, is_shared=is_shared)
+        self.scheduler = Scheduler(model, settings, threads, self._deliver, is_shared=is_shared)
         about = {"name": model.name, "weights": model.decoder.weight_format}
         metrics.describe(**about, hash=model.decoder.model_hash[:16])
 
@@ -153,7 +134,7 @@ class TextEngine(Engine):
     ) -> tuple[CompletionRequest, list[GenerationRequest]]:
         limit, defaults = self._settings.max_tokens, self.model.generation
         request = parse_completion(body, self.decoder, self.name, limit, defaults)
-        self.admission.reserve(channel, request.num_choices)
+        self.scheduler.reserve(channel, request.num_choices)
         return request, self._generations(request, channel)
 
     async def run(
@@ -170,12 +151,12 @@ class TextEngine(Engine):
         """Reserves memory for the tokens that an answer repeats and scores; returns their number.
 
         These are the prompts, where repeated, times n; and written tokens, where scored and not
-        streamed. `release_scores` must follow.
+        streamed. `scored.release` must follow.
         """
         count = request.n * sum(len(g.prompt) for g in generations) if request.echo else 0
         if request.logprobs is not None and not request.stream:
             count += request.num_choices * request.max_tokens
-        limit = self._scored.limit
+        limit = self.scored.limit
         if count > limit:
             message = (
                 f"the answer would repeat or score {count:,} tokens (n x prompt with echo, n x"
@@ -183,11 +164,8 @@ class TextEngine(Engine):
                 " at a time, or start the server with a larger --max-scored"
             )
             raise ApiError(400, message, "n")
-        self._scored.admit(tenant, count)
+        self.scored.admit(tenant, count)
         return count
-
-    def release_scores(self, count: int, tenant: bytes) -> None:
-        self._scored.release(tenant, count)
 
     def _generations(self, request: CompletionRequest, channel: Channel) -> list[GenerationRequest]:
         tokenizer = self.model.tokenizer
@@ -200,7 +178,8 @@ class TextEngine(Engine):
         top = request.logprobs
         scores_prompt = request.echo and top is not None
         prompts = [self._tokens(prompt) for prompt in request.prompts]
-        return [
+        find = self.scheduler.prefix_cache.find
+        generations = [
             GenerationRequest(
                 channel=channel,
                 index=number * request.n,
@@ -213,15 +192,12 @@ class TextEngine(Engine):
                 num_top=None if top is None else min(top, tokenizer.vocab_size),
                 scores_prompt=scores_prompt,
                 returns_state=request.return_session,
-                prefix=NOTHING if state or scores_prompt else self._prefix(prompt, channel.tenant),
+                prefix=NOTHING if state or scores_prompt else find(prompt, channel.tenant),
             )
             for number, prompt in enumerate(prompts)
         ]
-
-    def _prefix(self, prompt: list[int], tenant: bytes) -> Prefix:
-        prefix = self.scheduler.prefix_cache.find(prompt, tenant)
-        self._metrics.tokens_known.inc(prefix.num_known)
-        return prefix
+        self._metrics.tokens_known.inc(sum(one.prefix.num_known for one in generations))
+        return generations
 
     def _tokens(self, prompt: str | list[int]) -> list[int]:
         limit, tokenizer = self._settings.max_prompt_tokens, self.model.tokenizer

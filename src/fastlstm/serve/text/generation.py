@@ -64,14 +64,10 @@ class GenerationRequest:
     Attributes:
         channel: receives the output; holds the request's places.
         index: of its first choice in the response.
-        prompt: ids as the client gave them.
         start: ids to begin with where neither prompt nor state gives any.
-        state: to continue from, or None.
         samplings: one per choice; each with a seed of its own.
         stops: stop strings as sequences of tokens, where possible; see `text.writing.token_stops`.
-        max_tokens: to write per choice.
         num_top: likeliest tokens to report; None reports no scores.
-        scores_prompt: the prompt's tokens are scored, too.
         returns_state: the last chunk carries the state.
         prefix: the cached part of the prompt.
     """
@@ -99,13 +95,9 @@ class OutputChunk:
     """New output of one text.
 
     Attributes:
-        index: the choice.
-        finish: "stop" or "length" in the last chunk.
-        error: why there is no more, in the last chunk.
+        finish: "stop" or "length" in the last chunk, or its `error` says why there is no more.
         prompt_scores: of the prompt, in chunks of its request's first choice; they precede every
             choice's first token.
-        scores: of the tokens of `text`.
-        state: in the last chunk, where requested.
     """
 
     index: int

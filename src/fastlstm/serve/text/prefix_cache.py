@@ -8,14 +8,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from fastlstm.serve.http.keys import NOBODY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MIN_TOKENS = 256
 """Shorter prompts are read fast enough without a cache."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from fastlstm.errors import PromptError, in_words
-from fastlstm.serve.http.errors import ApiError, no_model
-from fastlstm.serve.http.structs import MAX_NUMBER, decode, refused
+from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, no_model, refused
 from fastlstm.text.sampling import SMALLEST, Sampling, sampling_of
 
 MAX_PROMPTS = 256
@@ -76,8 +75,6 @@ class CompletionRequest:
     Attributes:
         sampling: the run's defaults with the request's settings; its seed is the one sent.
         reports_usage: with `stream`, which chunks say how many tokens it took: "", "last", "all".
-        logprobs: likeliest tokens to report; None for no scores.
-        session: blob of a state to continue from, or None.
     """
 
     prompts: list[Prompt]
@@ -138,27 +135,14 @@ def parse_completion(
         raise refused("best_of", f"expected n ({n}); leave it out and choose among n")
     if fields.stream_options is not None and not fields.stream:
         raise refused("stream_options", "it needs stream: true; leave it out")
-    request = CompletionRequest(
-        prompts=_prompts(fields.prompt),
-        sampling=_sampling(fields, defaults or {}),
-        max_tokens=min(16, max_tokens) if fields.max_tokens is None else fields.max_tokens,
-        n=n,
-        stream=bool(fields.stream),
-        reports_usage=_reports_usage(options),
-        logprobs=fields.logprobs,
-        echo=bool(fields.echo),
-        session=fields.session,
-        return_session=bool(fields.return_session),
-    )
+    given = {name: value for name, value in structs.asdict(fields).items() if value is not None}
+    own = {"max_tokens": min(16, max_tokens), **_some(CompletionRequest, given)}
+    own["prompts"], own["sampling"] = _prompts(fields.prompt), _sampling(given, defaults or {})
+    usage = "all" if options.continuous_usage_stats else "last" if options.include_usage else ""
+    request = CompletionRequest(**own, reports_usage=usage)
     if request.return_session and request.max_tokens == 0 and request.logprobs is not None:
         raise refused("return_session", "with logprobs it needs max_tokens of at least 1")
     return request
-
-
-def _reports_usage(options: StreamOptions) -> str:
-    if options.continuous_usage_stats:
-        return "all"
-    return "last" if options.include_usage else ""
 
 
 def _prompts(value: str | list[Any] | None) -> list[Prompt]:
@@ -174,16 +158,18 @@ def _prompts(value: str | list[Any] | None) -> list[Prompt]:
     return value
 
 
-def _sampling(fields: CompletionFields, defaults: Mapping[str, Any]) -> Sampling:
-    given = msgspec.structs.asdict(fields)
-    names = [setting.name for setting in dataclasses.fields(Sampling)]
-    settings = {name: given[name] for name in names if given[name] is not None}
+def _some(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    return {own.name: given[own.name] for own in dataclasses.fields(kind) if own.name in given}
+
+
+def _sampling(given: dict[str, Any], defaults: Mapping[str, Any]) -> Sampling:
+    settings = _some(Sampling, given)
     if "top_k" in settings:
         settings["top_k"] = max(0, settings["top_k"])
-    if fields.seed is not None:
-        if fields.seed >= _SEEDS:
+    if "seed" in settings:
+        if settings["seed"] >= _SEEDS:
             raise refused("seed", f"expected `int` <= {_SEEDS - 1}")
-        settings["seed"] = fields.seed % _SEEDS
+        settings["seed"] %= _SEEDS
     try:
         return sampling_of(defaults, settings)
     except PromptError as error:  # a bound of the engine's that is not one of ours

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.serve.admission import Admission, ModelThread, Places
+from fastlstm.serve.admission import ModelThread, Places
 from fastlstm.serve.http.errors import ENDING
 from fastlstm.serve.text.generation import (
     ActiveSequence,
@@ -25,9 +25,9 @@ from fastlstm.serve.text.prefix_cache import PrefixCache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastlstm.serve.settings import Settings
     from fastlstm.serve.text.engine import Channel
-    from fastlstm.text.data.tokenizer import Tokenizer
-    from fastlstm.text.decoder import Decoder
+    from fastlstm.text.loading import InferenceModel
 
 _TOO_MANY = (
     "the request asks for {count} texts (prompts times n), this server writes at most {limit} at a"
@@ -81,35 +81,27 @@ class StepResult(NamedTuple):
 class Scheduler(ModelThread):
     """Runs generations on a thread of its own, which delivers a `StepResult` per step.
 
-    Args:
-        max_streams: sequences that advance at the same time.
-        max_queue: sequences that may wait beside them.
-        threads: of each call of the decoder; None chooses the fastest.
-        deliver: as of ModelThread.
-        prefix_cache: states of prompts; None keeps none.
-        is_shared: there are several API keys; none gets all slots or places.
+    At most `max_streams` sequences advance at the same time; with `threads` None the decoder
+    chooses the fastest number.
     """
+
+    too_many, param, status = _TOO_MANY, "n", 429
 
     def __init__(
         self,
-        decoder: Decoder,
-        tokenizer: Tokenizer,
-        *,
-        max_streams: int,
-        max_queue: int,
+        model: InferenceModel,
+        settings: Settings,
         threads: int | None,
         deliver: Callable[[StepResult], object],
-        prefix_cache: PrefixCache | None = None,
+        *,
         is_shared: bool = False,
     ) -> None:
-        self._decoder, self._tokenizer, self._threads = decoder, tokenizer, threads
-        self.prefix_cache = prefix_cache or PrefixCache(0)
-        self._slots = Places(max_streams, is_shared=is_shared)
+        self._decoder, self._tokenizer, self._threads = model.decoder, model.tokenizer, threads
+        self.prefix_cache = PrefixCache(settings.prefix_cache)
+        self._slots = Places(settings.max_streams, is_shared=is_shared)
         self._active: list[ActiveSequence] = []
         self._step_sizer = StepSizer()
-        limits: Any = {"limit": self._slots.limit, "too_many": _TOO_MANY, "status": 429}
-        places = Admission(max_streams + max_queue, param="n", is_shared=is_shared, **limits)
-        super().__init__(places, deliver)
+        super().__init__(deliver, settings, self._slots.limit, is_shared=is_shared)
 
     @property
     def num_active(self) -> int:  # type: ignore[override]
@@ -130,7 +122,7 @@ class Scheduler(ModelThread):
             channels = [sequence.channel for sequence in self._active]
             channels += [request.channel for request in self._waiting]
             if channel not in channels:
-                self.admission.release(channel)
+                self._give_back(channel)
             self._changed.notify()
 
     def wake(self) -> None:
@@ -143,9 +135,9 @@ class Scheduler(ModelThread):
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self.admission.is_stopping or self._active or self._waiting):
+                while not (self.is_stopping or self._active or self._waiting):
                     self._changed.wait()
-                if self.admission.is_stopping:
+                if self.is_stopping:
                     break
                 self._drop_cancelled()
                 self._start_waiting()
@@ -162,7 +154,7 @@ class Scheduler(ModelThread):
             self._free(sequence)
         for request in [r for r in self._waiting if r.channel.is_cancelled]:
             self._waiting.remove(request)
-            self.admission.release(request.channel, len(request.indices))
+            self._give_back(request.channel, len(request.indices))
 
     def _start_waiting(self) -> None:
         later: list[GenerationRequest] = []
@@ -287,7 +279,7 @@ class Scheduler(ModelThread):
                 self._free(sequence)
             for request in self._waiting:
                 chunks += _failures(request, ENDING)
-                self.admission.release(request.channel, len(request.indices))
+                self._give_back(request.channel, len(request.indices))
             self._active.clear()
             self._waiting.clear()
         self._deliver(StepResult(0.0, 0, 0, chunks))
@@ -295,7 +287,7 @@ class Scheduler(ModelThread):
     def _free(self, ended: GenerationRequest | ActiveSequence) -> None:
         count = len(ended.indices)
         self._slots.release(ended.channel.tenant, count)
-        self.admission.release(ended.channel, count)
+        self._give_back(ended.channel, count)
 
 
 def _failures(
