@@ -56,7 +56,7 @@ def test_two_variants_share_a_turn_of_the_base_between_them():
     rounds = [turn for turn in log if not turn.startswith("warm")]
     assert set(rounds[:3]) == {"base", "fast", "same"}
     assert rounds[1] == "base"
-    assert {t.variant.cause: t.ratio for t in found} == {"fast": 2.0, "same": 1.0}
+    assert {t.variant.cause: t.speed.ratio for t in found} == {"fast": 2.0, "same": 1.0}
     assert fast.is_closed
     assert same.is_closed
 
@@ -74,7 +74,7 @@ def test_a_few_slow_turns_do_not_end_a_variant():
     base, fast = Work("base", 1.0, log), Work("fast", 0.6, log, first=[2.4, 1.3, 1.1, 1.2])
     (found,), _ = timed(base, Candidate(lambda: fast))
     assert len(found.other) == 16
-    assert found.ratio > 1.05
+    assert found.speed.ratio > 1.05
 
 
 def test_a_variant_whose_gain_noise_hides_is_timed_on():
@@ -91,7 +91,7 @@ def test_a_further_value_is_timed_where_the_nearer_one_is_faster():
     last = Candidate(lambda: chain[2])
     middle = Candidate(lambda: chain[1], then=last)
     found, _ = timed(base, Candidate(lambda: chain[0], then=middle))
-    assert [t.variant.cause for t in found if t.ratio > 1] == ["x2", "x4"]
+    assert [t.variant.cause for t in found if t.speed.ratio > 1] == ["x2", "x4"]
     worse = Work("worse", 8.0, log)
     found, _ = timed(base, Candidate(lambda: worse, then=Candidate(lambda: chain[0])))
     assert [t.variant.cause for t in found] == ["worse"]
@@ -120,7 +120,7 @@ def test_a_variant_may_have_a_base_of_its_own():
     log = list[str]()
     base, own, fast = (Work(n, s, log) for n, s in (("base", 9.0), ("own", 2.0), ("fast", 1.0)))
     (found,), _ = timed(base, Candidate(lambda: fast, own))
-    assert found.ratio == pytest.approx(2.0)
+    assert found.speed.ratio == pytest.approx(2.0)
     assert "base" not in log
 
 
@@ -186,7 +186,7 @@ def test_one_variant_is_timed_alone_until_its_gain_is_known(enough_at: int, pair
 
     found = time_until(base, Candidate(lambda: fast), is_enough, end, random.Random(0), 0.0)
     assert (len(found.base), len(found.other)) == (pairs, pairs)
-    assert (found.ratio, min(asked), fast.is_closed) == (2.0, 6, True)
+    assert (found.speed.ratio, min(asked), fast.is_closed) == (2.0, 6, True)
 
 
 def with_steps(
@@ -297,7 +297,7 @@ def test_processes_take_turns_and_end():
     end = time.perf_counter()
     timed = time_until(base, Candidate(lambda: other), lambda _: True, end, random.Random(0), 0.0)
     assert (timed.base, timed.other) == ([2.0] * 6, [1.0] * 6)
-    assert timed.ratio == 2.0
+    assert timed.speed.ratio == 2.0
     process = base._process
     base.close()
     assert process is not None

@@ -62,14 +62,7 @@ class OpTime:
 
 def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
     """Records a few training steps with torch's profiler; returns their operations, longest first.
-
-    Args:
-        trainer: whose steps are taken; its weights change.
-        trace: file for the recorded events, as Chrome's trace JSON (Perfetto opens it).
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    The `trace` is Chrome's trace JSON; StorageError is raised where it cannot be written."""
     environment.quiet_profiler()
     for _ in range(_TRIES):  # on a busy machine torch's profiler sometimes returns nothing
         if found := _recorded(trainer, trace):

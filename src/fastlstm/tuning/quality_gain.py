@@ -47,31 +47,27 @@ def quality_gain(
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):
         return ratios[0] - 1.0, ratios[1] - 1.0
-    has_law = task.config.vocab != "bpe" and task.model.config.num_layers <= MOST_LAYERS
-    names = {run.optimizer, options.get("optimizer", run.optimizer)}
-    if not has_law or not names <= OPTIMIZERS.keys() or "output_rank" in options:
+    model, text, own_step = task.model.config, len(task.loader.ids), task.step_units
+    has_law = task.config.vocab != "bpe" and model.num_layers <= MOST_LAYERS
+    optimizer = options.get("optimizer", run.optimizer)
+    if not has_law or not {run.optimizer, optimizer} <= OPTIMIZERS.keys():
         return None
-    step_units = task.step_units
-    factor = math.prod(
-        options[name] / getattr(task.config, name)
-        for name in ("batch_size", "seq_length")
-        if name in options
-    )
+    if "output_rank" in options:
+        return None
+    sizes = [n for n in ("batch_size", "seq_length") if n in options]
+    step = own_step * math.prod(options[name] / getattr(task.config, name) for name in sizes)
 
-    def bits(seconds: float, rate: float, step: float, optimizer: str) -> float:
-        tokens = rate * seconds
-        model, text = task.model.config, len(task.loader.ids)
+    def bits(tokens: float, step: float, optimizer: str) -> float:
         size = model.rnn_size, model.num_layers
         return relative_bits(*size, tokens, tokens / step, optimizer, text)
 
-    run_s = training_seconds(trainer, step_units / units_per_s)
-    own = bits(run_s, units_per_s, step_units, run.optimizer)
-    optimizer = options.get("optimizer", run.optimizer)
+    run_s = training_seconds(trainer, own_step / units_per_s)
+    own = bits(units_per_s * run_s, own_step, run.optimizer)
 
     def gain(ratio: float, error: float) -> float:
-        rate, step = max(ratio, 1e-3) * units_per_s, factor * step_units
+        rate = max(ratio, 1e-3) * units_per_s
         needed_s = _seconds_until(
-            lambda seconds: bits(seconds, rate, step, optimizer) * (1.0 + error) - own, run_s
+            lambda seconds: bits(rate * seconds, step, optimizer) * (1.0 + error) - own, run_s
         )
         return run_s / needed_s - 1.0
 
@@ -94,12 +90,8 @@ def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict
     default.
 
     Both rates take the same steps from the same weights; a rate that is too high ends with the
-    higher loss.
-
-    Args:
-        trainer: of the run, as it was set up. Its weights change.
-        default_rate: of the optimizer.
-        seconds: for both; None is returned where too few steps fit.
+    higher loss. The weights are as before afterwards. Returns None where too few steps fit into
+    so many `seconds` for both.
     """
     rate = trainer.plan.options.learning_rate
     if rate is None or rate < _HIGH_RATE * default_rate:

@@ -25,8 +25,7 @@ from fastlstm.training.session import locked_run
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import study as studies
 from fastlstm.tuning.job import Job, Show, Space
-from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.planned_run import describe_machine, plan_run
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob
 from fastlstm.tuning.text_job import TextJob
@@ -170,7 +169,7 @@ def _about(work: _Work) -> dict[str, Any]:
     return {
         "source": str(work.source),
         "options": {name: getattr(work.config, name) for name in sorted(work.given)},
-        "tune_time": work.time_s, "axes": search.axes, "limits": search.limits.to_dict(),
+        "tune_time": work.time_s, "axes": search.axes, "limits": asdict(search.limits),
         "seeds": search.num_seeds, "jobs": search.jobs,
         "machine": {name: machine[name] for name in ("cpu", "isa", "cores")},
     }  # fmt: skip
