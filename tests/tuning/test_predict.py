@@ -15,7 +15,7 @@ from fastlstm.errors import Stopped, UsageError
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import Length, QualityPrediction
 from fastlstm.tuning import planned_run, predict
-from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.planned_run import end_of_run, plan_run
 from fastlstm.tuning.predict import predict_run
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
@@ -33,11 +33,11 @@ def text(tmp_path: Path) -> Path:
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the measured run be shorter than users may ask for, and of 40 steps on any machine."""
 
-    def few_steps(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
-        return fastlstm.train(source, config=replace(config, budget=None, steps=40), **rest)
+    def few_steps(source: Any, config: TrainConfig, *rest: Any) -> Any:
+        return end_of_run(source, replace(config, budget=None, steps=40), *rest)
 
     monkeypatch.setattr(predict, "MIN_MEASURED_S", 0.1)
-    monkeypatch.setattr(planned_run, "train", few_steps)
+    monkeypatch.setattr(predict, "end_of_run", few_steps)
 
 
 def test_a_prediction_is_of_the_run_that_was_asked_for(text: Path, short_runs: None):
@@ -78,13 +78,13 @@ def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text:
 def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
     text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
 ):
-    budgets, few_steps = [], planned_run.train
+    budgets, few_steps = [], predict.end_of_run
 
-    def noted(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
+    def noted(source: Any, config: TrainConfig, *rest: Any) -> Any:
         budgets.append(config.budget)
-        return few_steps(source, config=config, **rest)
+        return few_steps(source, config, *rest)
 
-    monkeypatch.setattr(planned_run, "train", noted)
+    monkeypatch.setattr(predict, "end_of_run", noted)
     monkeypatch.setattr(predict, "step_seconds", lambda *_: step_s)
     config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
     predict_run(str(text), config, {*SIZES, "budget", "precision"})
@@ -173,7 +173,9 @@ def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: boo
 def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def stopped(*args: Any, **more: Any) -> None:
+    def stopped(*args: Any, callbacks: Any, **more: Any) -> Any:
+        if callbacks:  # it is only set up
+            return fastlstm.train(*args, callbacks=callbacks, **more)
         raise Stopped("checkpoint-9 is saved, start the run again with `resume=True` to continue")
 
     monkeypatch.setattr(planned_run, "train", stopped)

@@ -46,7 +46,7 @@ class Work:
 
 def timed(base: TimedVariant, *candidates: Candidate, seconds: float = 60.0):
     end = time.perf_counter() + seconds
-    return time_in_turns(base, candidates, end, random.Random(0), 0.0)
+    return time_in_turns(base, candidates, end, end, random.Random(0), 0.0)
 
 
 def test_two_variants_share_a_turn_of_the_base_between_them():
@@ -253,7 +253,7 @@ def test_a_variant_goes_on_until_it_has_an_interval(seconds: float):
     now = time.perf_counter()
     for late, pairs in ((now + 60.0, 6), (now, 1)):
         found, _ = time_in_turns(
-            base, [Candidate(lambda: other)], now, random.Random(0), 0.0, late
+            base, [Candidate(lambda: other)], now, late, random.Random(0), 0.0
         )  # fmt: skip
         assert [len(timed.base) for timed in found] == [pairs]
 

@@ -93,7 +93,10 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
     times = length.tokens / law.measured.tokens
     sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
     shown: list[Row] = [
-        ("prediction", f"{bits_text(found.after(found.steps))} after {clock(law.seconds_for(length))}"),
+        (
+            "prediction",
+            f"{bits_text(found.after(found.steps))} after {clock(found.seconds_for(found.steps))}",
+        ),
         ("", f"{short_count(length.tokens)} characters, {times:.3g} times the short run"),
         (
             "measured",

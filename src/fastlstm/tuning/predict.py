@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
 from fastlstm.report.terminal import clock
+from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
 from fastlstm.text.task import TextTask
@@ -17,7 +18,6 @@ from fastlstm.tuning.planned_run import chosen_sizes, describe_machine, end_of_r
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
-    from fastlstm.text.config import TrainConfig
     from fastlstm.text.quality_prediction import PredictedBits
     from fastlstm.text.train import Source
     from fastlstm.training.trainer import Trainer
@@ -183,6 +183,7 @@ def _step_s(trainer: Trainer) -> float:
     """Returns the seconds of a training step of a run that was set up."""
     task, options = trainer.task, trainer.plan.options
     assert isinstance(task, TextTask)
+    assert isinstance(options, TrainConfig)
     sizes = {n: getattr(task.model.config, n) for n in ("rnn_size", "num_layers", "embed_size")}
     return float(step_seconds(replace(options, **sizes), task.loader.ids, task.tokenizer))
 

@@ -49,14 +49,8 @@ class PredictedLoss:
 
 
 def loss_after(steps: float, measured_steps: float, half: float, measured: float) -> PredictedLoss:
-    """Returns what a complete run ends at, from two shorter ones of the same model and table.
-
-    Args:
-        steps: of the run.
-        measured_steps: of the longer one.
-        half: the loss of a run of half as many steps.
-        measured: the loss of the longer one.
-    """
+    """Returns what a complete run ends at, from the losses of one of `measured_steps` and of one of
+    half as many, of the same model and table."""
     doublings = math.log2(steps / measured_steps)
     gained = max(0.0, half - measured)
     later = KEPT_GAIN * (1.0 - KEPT_GAIN**doublings) / (1.0 - KEPT_GAIN)
@@ -68,16 +62,8 @@ def loss_after(steps: float, measured_steps: float, half: float, measured: float
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """A complete short run, and one of half as many steps.
-
-    Attributes:
-        steps: that the longer one took.
-        loss: the validation loss that it ended at.
-        half_loss: what the other one ended at.
-        seconds: that both took in all.
-        step_s: seconds per step.
-        setup_s: before the first step.
-    """
+    """A complete short run with its validation loss, and `half_loss` of one of half as many steps;
+    `seconds` of both."""
 
     steps: int
     loss: float
@@ -110,12 +96,7 @@ def predict_forecaster(
 ) -> TablePrediction:  # fmt: skip
     """Trains two short complete runs and predicts what the whole run would end at.
 
-    Args:
-        source: as of `train_forecaster`.
-        config: options of the whole run.
-        given: names of those that were chosen.
-        measure_s: seconds of the short runs; default is a tenth of the whole one.
-        observers: get the events of the short runs.
+    Arguments are those of `predict_run`; `measure_s` is of both short runs.
 
     Raises:
         UsageError: the whole run is no longer than the short one.

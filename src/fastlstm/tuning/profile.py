@@ -12,7 +12,6 @@ import torch
 
 from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system import hardware
-from fastlstm.system.ceilings import measured_ceilings
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -52,12 +51,9 @@ class Profile:
         phases: share of each phase of the time of the run.
         verdicts: one on each cause: the recommended ones first, by what they are worth.
         not_timed: variants that could not be timed, with the reason.
-        seconds: that it took.
         others: share of the machine's cores that other processes used, or None.
-        machine: CPU and versions.
         ops: operations of a step, longest first; empty where they were not asked for.
         kernels: what each layer runs on.
-        ceiling_how: how the ceiling was measured.
     """
 
     unit: str
@@ -130,12 +126,8 @@ def profile_run(
 
 
 def profile_steps(trainer: Trainer, seconds: float) -> Profile:
-    """Times the steps of a run in turns with variants of it.
-
-    Args:
-        trainer: of a text or a table, before its first step. Its weights change.
-        seconds: for all measurements, about.
-    """
+    """Times the steps of a run, before its first one, in turns with variants of it, for about so
+    many seconds in all; its weights change."""
     started, usage = time.perf_counter(), MachineUsage()
     rates = DEFAULT_LEARNING_RATE if isinstance(trainer.task, TextTask) else LEARNING_RATES
     default_rate = rates[trainer.plan.options.optimizer]
@@ -148,6 +140,7 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     phases = {name: s / all_steps_s * step_s / total_s for name, s in in_steps.items()}
     phases |= {"evaluation": evaluation_s / total_s, "checkpoint": checkpoint_s / total_s}
     units_per_s, makers = trainer.task.step_units / step_s, candidates(trainer)
+    gflops = trainer.task.flop_per_unit * units_per_s / 1e9
     working_s = in_steps["forward_backward"] + in_steps["optimizer"]
     if 1.0 - working_s / all_steps_s > _MIN_WAIT:
         makers.insert(0, without_loader(trainer))
@@ -163,8 +156,8 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
     finally:
         torch.set_num_threads(base.threads)  # the last turn may have been a variant's
     return Profile(
-        trainer.task.unit, units_per_s, _ceiling_share(trainer, units_per_s), phases,
-        tuple(ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
+        trainer.task.unit, units_per_s, hardware.ceiling_share(gflops, trainer.plan.ceiling_gflops),
+        phases, tuple(ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
         usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
 
@@ -176,20 +169,12 @@ def _verdicts_by_turns(
     """Times all variants, then one alone, whose gain is that of the second measurement: the first
     one had it chosen. It is the one that is recommended first, else the best undecided one.
 
-    Args:
-        base: the run as it is.
-        makers: of the variants.
-        others: verdicts that need no turns.
-        verdict_on: returns the verdict on a variant.
-        started: of the profile, as `time.perf_counter`.
-        seconds: for both measurements; there is no second one where slow steps took them all.
-
-    Returns:
-        All verdicts, and why some variants were not timed.
+    There is no second measurement where slow steps took all `seconds` since `started`. Returns all
+    verdicts with the `others`, which need no turns, and why some variants were not timed.
     """
     rng, end = random.Random(0), started + seconds
     ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds
-    timed, not_timed = time_in_turns(base, makers, ranked_at, rng, TURN_S, late)
+    timed, not_timed = time_in_turns(base, makers, ranked_at, late, rng, TURN_S)
     found = [verdict_on(each) for each in timed]
     first = next((v for v in ranked(found) if v.is_recommended or v.is_undecided), None)
     place = next((number for number, verdict in enumerate(found) if verdict is first), None)
@@ -203,17 +188,6 @@ def _verdicts_by_turns(
         again = time_until(base, candidate, is_enough, end, rng, _LONG_TURN_S)
         found[place] = verdict_on(again)
     return [*others, *found], not_timed
-
-
-def _ceiling_share(trainer: Trainer, units_per_s: float) -> float | None:
-    """Returns the share of the ceiling, which is measured again where steps are faster than it."""
-    gflops, plan = trainer.task.flop_per_unit * units_per_s / 1e9, trainer.plan
-    share = hardware.ceiling_share(gflops, plan.ceiling_gflops)
-    if share is None and plan.ceiling_gflops:
-        threads, device = torch.get_num_threads(), plan.device.type
-        found = measured_ceilings(plan.options.precision, threads, device=device, fresh=True)
-        share = hardware.ceiling_share(gflops, found.gemm_gflops)
-    return share
 
 
 def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float], float]:

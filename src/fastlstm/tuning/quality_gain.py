@@ -33,16 +33,13 @@ def quality_gain(
     and at least.
 
     For texts the law of quality says it. Else the options are towards the defaults of the job, and
-    the gain of speed counts.
+    the gain of speed counts. None is returned where nothing is known.
 
     Args:
-        trainer: of the run.
+        trainer: of the run, with so many `units_per_s`.
         units_per_s: of the run.
         options: that differ.
         ratios: speed of the variant over that of the run: expected, and at least.
-
-    Returns:
-        None where nothing is known.
     """
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):

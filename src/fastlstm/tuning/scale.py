@@ -58,11 +58,9 @@ class StepCost:
     Attributes:
         unit: what a batch is counted in, such as "tokens".
         rows: of the batch with its accumulation.
-        units_per_row: units of a row.
         passes: (rows, seconds) of forward and backward passes, rows descending.
         update_s: seconds of clipping and update.
         numbers: trained parameters.
-        description: one line.
     """
 
     unit: str
@@ -88,14 +86,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train on a number of nodes.
+    """One way to train on a number of nodes, such as "bf16" or "fp32 every 8".
 
     Attributes:
-        name: such as "bf16" or "fp32 every 8".
         every: steps between sums.
         used: nodes that have rows.
-        compute_s: of a step.
-        exposed_s: of a step, in which nodes wait for the network.
+        compute_s, exposed_s: of a step; in the second nodes wait for the network.
         speedup: over one node, in units a second.
         formula: `exposed_s` with its numbers.
     """
@@ -116,15 +112,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All ways to train on a number of nodes.
-
-    Attributes:
-        nodes: number of them.
-        strong: ways with the batch of the run divided.
-        weak: the same batch on every node.
-        best: the way to choose; None where one node is as fast.
-        reason: why.
-    """
+    """All ways to train on a number of nodes: `strong` with the batch of the run divided, `weak`
+    with the same batch on every node; and the `best` one, None where one node is as fast."""
 
     nodes: int
     strong: list[Way]
@@ -136,15 +125,8 @@ class Prediction:
 def predict_scale(
     cost: StepCost, nodes: int, link: Link, wire: str | None = None, every: int | None = None
 ) -> Prediction:
-    """Predicts training on `nodes` machines like the one that was timed.
-
-    Args:
-        cost: of a step on one.
-        nodes: at least 2.
-        link: of each node.
-        wire: None compares both.
-        every: steps between sums; None compares 1, 8 and 25.
-    """
+    """Predicts training on `nodes` machines like the one timed; without `wire` and `every`,
+    the steps between sums, their values are compared."""
     ways = [way for way in _WAYS if wire in (None, way[0]) and every in (None, way[1])]
     ways = ways or [(wire or "fp32", every or 1)]
     used = min(nodes, cost.rows)  # each has a row
@@ -188,11 +170,7 @@ def _chosen(cost: StepCost, ways: Sequence[Way]) -> tuple[Way | None, str]:
 
 
 def measured_cost(trainer: Trainer) -> StepCost:
-    """Times steps of a run that was set up, with its batch and with a half, a quarter, an eighth.
-
-    Args:
-        trainer: of a run to throw away.
-    """
+    """Times steps of a run to throw away, with its batch and with a half, a quarter, an eighth."""
     task, options = trainer.task, trainer.plan.options
     passes, update_s, units = list[tuple[int, float]](), 0.0, 0.0
     for divisor in _DIVISORS:

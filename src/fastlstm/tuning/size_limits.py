@@ -49,12 +49,11 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What a model may take.
+    """What a model may take; None is no limit.
 
     Attributes:
-        max_latency_s: seconds per token of one stream, of a forecaster per window; None is no
-            limit.
-        max_bytes: of the file of weights; None is no limit.
+        max_latency_s: seconds per token of one stream, of a forecaster per window.
+        max_bytes: of the file of weights.
         weights: format of the weights in the file and in use.
     """
 
@@ -82,13 +81,10 @@ class SizeLimits:
     def measured(
         self, num_bytes: int, time: Callable[[], float], at_first_s: float = 0.0
     ) -> ModelCost:
-        """Returns what a model takes; one outlier does not count, and no more is measured than
-        decides.
+        """Returns what a model takes, by `time`, which measures its latency once.
 
-        Args:
-            num_bytes: of its file.
-            time: measures its latency once.
-            at_first_s: latency of a text that begins: on one thread, until more are found faster.
+        One outlier does not count, and no more is measured than decides. A text that begins takes
+        `at_first_s`, on one thread, until more are found faster.
         """
         limit_s = math.inf if self.max_latency_s is None else self.max_latency_s
         is_over = self.max_bytes is not None and num_bytes > self.max_bytes
@@ -102,10 +98,8 @@ class SizeLimits:
         return ModelCost(median, num_bytes, min(ends), high_s)
 
     def refusal(self, cost: ModelCost, per: str = "token") -> str | None:
-        """Returns why a model is over a limit, or None; its latency is that of a `per`.
-
-        The limit holds at other moments too: the upper end of what was measured must keep it.
-        """
+        """Returns why a model is over a limit, or None; the upper end of its latency must keep it,
+        as the limit holds at other moments too."""
         if self.max_latency_s is not None and cost.high_s > self.max_latency_s:
             limit_us = 1e6 * self.max_latency_s
             limit = f"the upper end is over the limit of {limit_us:.1f} us"

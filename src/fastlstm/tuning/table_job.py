@@ -115,13 +115,8 @@ class TableJob(Job):
 def values_around(
     config: ForecastConfig, num_windows: int, longest_input: int
 ) -> dict[str, list[Any]]:
-    """Returns the values to try of every axis but size, the default's first.
-
-    Args:
-        config: of the default, resolved.
-        num_windows: of the training part: a batch is at most an eighth of it.
-        longest_input: that the rows allow.
-    """
+    """Returns the values to try of every axis but size, the default's first; a batch is at most an
+    eighth of the training part, of `num_windows`."""
     batch, length, patch = config.batch_size, config.input_size, config.patch
     assert length is not None
     assert patch is not None

@@ -148,13 +148,8 @@ class TextJob(Job):
 def values_around(
     options: TrainConfig, train_tokens: int, has_wide_output: bool = False
 ) -> dict[str, list[Any]]:
-    """Returns the values to try of every axis but size, the default's first.
-
-    Args:
-        options: of the default, resolved.
-        train_tokens: of the training split: a batch is at most an eighth of it.
-        has_wide_output: whether a narrower output matrix is worth trying.
-    """
+    """Returns the values to try of every axis but size, the default's first; a batch is at most an
+    eighth of the training split, of `train_tokens`."""
     batch, length, optimizer = options.batch_size, options.seq_length, options.optimizer
     assert length is not None
     room = train_tokens // MIN_STEPS_PER_EPOCH // options.accumulate
@@ -175,16 +170,9 @@ def whole_run_bits(
 ) -> float:  # fmt: skip
     """Returns what the whole run is expected to end at, from a complete short one.
 
-    What the law says of the settings is halfway corrected to what it says of the default: between
-    optimizers and batches it errs by 2 to 4 %. It is the law of the default learning
-    rate; a higher one gains less in a longer run.
-
-    Args:
-        start: the event that the short run began with.
-        end: the event that it ended with.
-        options: of the run.
-        space: the settings that are compared with.
-        lengths_s: seconds of training of the short run and the whole one.
+    What the law says of the settings is halfway corrected to what it says of the default: it errs
+    by 2 to 4 % between optimizers and batches. It is the law of the default learning rate; a higher
+    one gains less in a longer run. `lengths_s` are the seconds of training of both runs.
     """
     times, optimizer = lengths_s[1] / lengths_s[0], options["optimizer"]
     law = law_of(start, end, optimizer)

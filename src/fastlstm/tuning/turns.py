@@ -29,8 +29,6 @@ _ERROR = 0.05
 TURN_S = 0.15
 _MAX_PAIRS, _MAX_PAIRS_OF_ONE = 16, 48
 """More pairs say little that is new; the second number is that of a variant timed alone."""
-_LATE_SHARE = 0.5
-"""Of the planned time, what variants may take beyond it to have an interval."""
 _WORTH_GOING_ON = 1.05
 """Speed over that of the base from which the next value of the same option is tried, and below
 which a variant that surely stays there has no more turns."""
@@ -71,16 +69,12 @@ def estimate(a: Sequence[float], b: Sequence[float]) -> Estimate:
 
 
 class TimedVariant(Protocol):
-    """Work with one thing changed, whose speed can be timed."""
+    """Work with one thing changed: it does work that does not count, then takes turns of about so
+    many seconds, which return the seconds per unit of work, then gives up what it holds."""
 
-    def warm_up(self) -> None:
-        """Does work that does not count."""
-
-    def turn(self, seconds: float) -> float:
-        """Works for about so many seconds; returns the seconds per unit of work."""
-
-    def close(self) -> None:
-        """Gives up what the variant holds."""
+    def warm_up(self) -> None: ...
+    def turn(self, seconds: float) -> float: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -125,8 +119,8 @@ class Timed:
 
 
 def time_in_turns(
-    base: TimedVariant, candidates: Iterable[Candidate], end: float, rng: random.Random,
-    turn_s: float = TURN_S, late: float | None = None,
+    base: TimedVariant, candidates: Iterable[Candidate], end: float, late: float,
+    rng: random.Random, turn_s: float,
 ) -> tuple[list[Timed], list[str]]:  # fmt: skip
     """Returns the times of all variants beside those of the base, and why some were not timed.
 
@@ -137,14 +131,11 @@ def time_in_turns(
     Args:
         base: what the variants are compared with.
         candidates: what makes the variants.
-        end: of the measurement, as `time.perf_counter`. Variants that have too few pairs for an
-            interval go on.
+        end: of the measurement, as `time.perf_counter`.
+        late: end of variants that have too few pairs for an interval.
         rng: draws the order.
         turn_s: seconds of a turn.
-        late: end of these; default is half as long again.
     """
-    if late is None:
-        late = end + _LATE_SHARE * max(end - time.perf_counter(), 0.0)
     live, found, not_timed = list[Timed](), list[Timed](), list[str]()
     waiting = list(candidates)
     while live or waiting:
@@ -257,11 +248,7 @@ class Worker:
             raise CommandError(f"{self.name} answered {word[:40]!r}, expected 'ready'")
 
     def run(self, steps: int) -> list[float]:
-        """Returns the seconds of so many steps.
-
-        Raises:
-            CommandError: the process ended, took too long, or took no step that counts.
-        """
+        """Returns the seconds of so many steps; the process fails as in `ready`."""
         began = time.perf_counter()
         found: list[float] = json.loads(self._ask(f"{steps}\n"))
         self._step_s = (time.perf_counter() - began) / steps

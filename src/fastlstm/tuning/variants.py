@@ -41,8 +41,6 @@ class Variant:
         cause: what would hold the run back if the variant is faster.
         effect: on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
         options: changed, by name of the field.
-        trainer: takes its steps.
-        threads: of torch.
         step: takes one step and returns its units.
         step_s: seconds of one step, about.
         has_loader: whether batches come from its loader.
@@ -78,10 +76,7 @@ class Variant:
         """Returns the seconds per unit of a turn; no batch was made ahead of its first step.
 
         All settled steps count, as in a run: a wait in every fifth one, and slow steps of threads
-        that share a core.
-
-        Args:
-            seconds: of the turn, about; at least one step is taken.
+        that share a core. At least one step is taken.
         """
         usage = MachineUsage()
         if (before := torch.get_num_threads()) != self.threads:

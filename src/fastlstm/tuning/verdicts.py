@@ -36,14 +36,11 @@ class Verdict:
     """What one cause costs.
 
     Attributes:
-        cause: such as "threads".
         share: of the time of the run that the change takes away, 0..1.
         gain: units per second with the change over those without it, less 1.
         low, high: interval of the gain; infinite where there are too few pairs, equal to the gain
             where it was not timed in turns.
-        effect: on learning.
         options: to change, by name; empty where there is no option to change.
-        evidence: what was measured.
         is_in_steps: whether it makes steps faster; else it takes time between steps.
         quality_gain, quality_low: of a change that changes learning: how much sooner the run is
             expected to reach what it ends at, and at least; None where nothing is known.
@@ -117,15 +114,8 @@ def of_pairs(
     variant: Variant | Verdict, base: list[float], other: list[float], unit: str,
     step_share: float = 1.0,
 ) -> Verdict:  # fmt: skip
-    """Returns the verdict on a variant that was timed in turns with the run as it is.
-
-    Args:
-        variant: what was changed.
-        base: seconds per unit of the run as it is.
-        other: those of the variant beside them.
-        unit: such as "tokens".
-        step_share: of the run's time, what its steps take.
-    """
+    """Returns the verdict on a variant that was timed in turns with the run as it is, from the
+    seconds per unit of both; of the run's time, its steps take `step_share`."""
     gain, low, high = gains_of(base, other, step_share)
     rates = [1.0 / statistics.median(side) for side in (base, other)]
     few = " (too few for an interval)" if len(base) < MIN_PAIRS else ""
@@ -157,8 +147,7 @@ def is_known(low: float, high: float) -> bool:
 
 def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Returns the best verdict of each cause, an undecided one before one that is not worth it:
-    recommended ones first, then those that `fastlstm tune` is to try, each by what they are worth.
-    """
+    recommended ones first, then those that `tune` is to try, each by what they are worth."""
     standing = sorted(verdicts, key=lambda v: (v.is_recommended, v.is_undecided, v.worth))
     best = {v.cause: v for v in standing}
     return sorted(best.values(), key=lambda v: (not v.is_recommended, not v.is_to_try, -v.worth))
@@ -175,25 +164,15 @@ def training_seconds(trainer: Trainer, step_s: float) -> float:
 
 def steps_wanted(cost: float, now: int, total: float) -> int:
     """Returns the steps between evaluations, or checkpoints, that leave them a small share of the
-    time; not more than the run has, as one comes at its end.
-
-    Args:
-        cost: of one, in steps.
-        now: steps between them.
-        total: steps of the run.
-    """
+    time, where they cost so many steps and come after `now`; not more than the `total` of the run,
+    as one comes at its end."""
     wanted = math.ceil(cost * (1.0 - _KEPT_SHARE) / _KEPT_SHARE)
     return max(now, min(wanted, math.ceil(total)))
 
 
 def between_steps(trainer: Trainer, step_s: float) -> tuple[float, float, list[Verdict]]:
     """Evaluates and saves once; returns the seconds per step of the run that evaluations and
-    checkpoints take, and the verdicts on both.
-
-    Args:
-        trainer: at least one step has been taken.
-        step_s: seconds of a step.
-    """
+    checkpoints take, and the verdicts on both. At least one step has been taken."""
     options, progress, task = trainer.plan.options, trainer.progress, trainer.task
     stop, total = trainer.plan.stop_criterion, training_seconds(trainer, step_s) / step_s
     schedule = EvaluationSchedule(trainer.plan.eval_every, trainer.plan.evaluations, stop)

@@ -43,9 +43,9 @@ def measured_times(
 
     Args:
         a: words of the command as it is.
-        b: those of the changed one.
+        b: those of the changed one, with a `prefix` before it.
         step_share: of the run's time, what the steps of `a` take.
-        prefix: goes before the changed one.
+        prefix: such as `env`.
 
     Raises:
         CommandError: a command failed.
