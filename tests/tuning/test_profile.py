@@ -33,7 +33,7 @@ from fastlstm.tuning import op_times, profile, verification
 from fastlstm.tuning.op_times import _by_name, _write_trace, check_trace
 from fastlstm.tuning.planned_run import _Planner
 from fastlstm.tuning.profile import Profile, profile_run
-from fastlstm.tuning.quality_gain import _of_losses, _seconds_until, lower_rate
+from fastlstm.tuning.quality_gain import _of_losses, lower_rate, quality_gain
 from fastlstm.tuning.turns import Candidate, Timed
 from fastlstm.tuning.variants import (
     CHANGES_LEARNING,
@@ -259,11 +259,6 @@ def test_the_command_of_a_search_has_a_budget_and_its_own_directory(tmp_path, mo
     ) in printed.getvalue()
 
 
-def test_the_time_to_a_quality_is_found_where_there_is_one():
-    assert _seconds_until(lambda s: 10.0 - s, 3.0) == pytest.approx(10.0)
-    assert _seconds_until(lambda s: 1.0, 3.0) == math.inf
-
-
 def test_a_lower_rate_gains_the_steps_it_needs_fewer():
     high = [4.0 - 0.01 * step for step in range(48)]
     low = [4.0 - 0.02 * step for step in range(48)]
@@ -274,12 +269,14 @@ def test_a_lower_rate_gains_the_steps_it_needs_fewer():
     assert _of_losses([math.inf] * 48, low, 0.1).is_recommended  # diverged
 
 
-def test_a_healthy_rate_is_not_tried(text, tmp_path):
+def test_a_healthy_rate_is_not_tried_and_a_change_gains_what_the_law_says(text, tmp_path):
     found = list[object]()
 
     class Probe(fastlstm.Callback):
         def on_begin(self, trainer):
             found.extend(lower_rate(trainer, rate, 60.0) for rate in (0.01, 0.001))
+            for options in ({}, {"batch_size": 8}, {"output_rank": 8}):
+                found.append(quality_gain(trainer, 1e4, options, (2.0, 2.0)))
             trainer.end("probed")
 
     fastlstm.train(
@@ -289,6 +286,11 @@ def test_a_healthy_rate_is_not_tried(text, tmp_path):
     )  # fmt: skip
     assert found[0] is None
     assert found[1].cause == "learning rate"
+    same, larger_batch, unknown = found[2:]
+    assert same[0] == pytest.approx(1.0, rel=1e-6)  # twice the speed
+    assert same[1] < same[0]  # by the error of the law
+    assert larger_batch[0] < same[0]  # half the steps
+    assert unknown is None
 
 
 # float32 has no kernels of its own where bf16 has instructions.

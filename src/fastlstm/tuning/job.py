@@ -114,14 +114,8 @@ class Job(ABC):
     ) -> tuple[Any, Space]:  # fmt: skip
         """Returns the default, of the nearest size within the limits, and what is tried around it.
 
-        Args:
-            config: with everything chosen.
-            axes: to tune.
-            ladder: of sizes.
-            cost: measures the model of a configuration.
-            around: returns the values of every axis but size, threads and precision.
-            search: with the limits.
-            show: gets every size.
+        `cost` measures the model of a configuration; `around` returns the values of every axis but
+        size, threads and precision.
         """
         size, limits = getattr(config, self.size), search.limits
         wanted = sizes_around(size, ladder, limits.has_any) if "size" in axes else [size]

@@ -32,13 +32,8 @@ _FACTORS = (0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class RunPrediction(ABC):
-    """What a run is expected to end at.
-
-    Attributes:
-        measured: the short runs.
-        steps: of the whole run.
-        fixed: the options that the budget chose, as names and values.
-    """
+    """What a run of so many `steps` is expected to end at, from the short runs that were measured;
+    `fixed` are the options that the budget chose."""
 
     measured: Any
     steps: float
@@ -189,13 +184,8 @@ def _step_s(trainer: Trainer) -> float:
 
 
 def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
-    """Returns the law for the model of a complete run.
-
-    Args:
-        start: the event that the run began with, or another run of the same options.
-        end: the event that it ended with.
-        optimizer: of the run.
-    """
+    """Returns the law for the model of a complete run, from its first and last event, or the first
+    one of another run of the same options."""
     setup_s = float(end["spent_s"]["setup"])
     return QualityPrediction(
         rnn_size=int(start["model"]["rnn_size"]),

@@ -99,18 +99,11 @@ def profile_run(
     source: Any, config: Any, given: Collection[str], seconds: float = 12.0,
     with_ops: bool = False, trace: Path | None = None,
 ) -> tuple[Profile, Any]:  # fmt: skip
-    """Profiles a run in place of its training; nothing of it is kept.
+    """Profiles a run in place of its training, for about so many seconds; nothing of it is kept.
 
-    Args:
-        source: as of `train`, or `train_forecaster`.
-        config: the options.
-        given: names of those that were chosen.
-        seconds: for all measurements.
-        with_ops: record the operations of a few steps too.
-        trace: file for what is recorded, as Chrome's trace JSON.
-
-    Returns:
-        The profile, and the options with everything chosen.
+    The source, the options and the names of those that were given are as of `train`. A few steps
+    are recorded for the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the
+    options with everything chosen.
     """
     found = list[Profile]()
 

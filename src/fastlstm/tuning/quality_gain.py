@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
+from fastlstm.text.quality_prediction import Length, QualityPrediction
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
 from fastlstm.tuning.verdicts import Verdict, training_seconds
@@ -18,12 +19,9 @@ if TYPE_CHECKING:
 
 _LAW_ERROR = 0.012
 """Of the bits per character that the law gives (benchmarks/log)."""
-_MOST = 64.0
-"""Times as long, or as short, as the run, that is looked for."""
 _HIGH_RATE = 2.0
 """Times the default learning rate, from which a lower one is tried."""
-_PROBE_STEPS = 48
-_MIN_PROBE_STEPS = 24
+_PROBE_STEPS, _MIN_PROBE_STEPS = 48, 24
 
 
 def quality_gain(
@@ -33,13 +31,8 @@ def quality_gain(
     and at least.
 
     For texts the law of quality says it. Else the options are towards the defaults of the job, and
-    the gain of speed counts. None is returned where nothing is known.
-
-    Args:
-        trainer: of the run, with so many `units_per_s`.
-        units_per_s: of the run.
-        options: that differ.
-        ratios: speed of the variant over that of the run: expected, and at least.
+    the gain of speed counts. None is returned where nothing is known. `ratios` are the speed of the
+    variant over that of the run: expected, and at least.
     """
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):
@@ -54,32 +47,21 @@ def quality_gain(
     sizes = [n for n in ("batch_size", "seq_length") if n in options]
     step = own_step * math.prod(options[name] / getattr(task.config, name) for name in sizes)
 
-    def bits(tokens: float, step: float, optimizer: str) -> float:
-        size = model.rnn_size, model.num_layers
-        return relative_bits(*size, tokens, tokens / step, optimizer, text)
-
     run_s = training_seconds(trainer, own_step / units_per_s)
-    own = bits(units_per_s * run_s, own_step, run.optimizer)
+
+    def law(rate: float, step: float, optimizer: str) -> QualityPrediction:
+        size, length = (model.rnn_size, model.num_layers), Length(rate * run_s, rate * run_s / step)
+        bits = relative_bits(*size, length.tokens, length.steps, optimizer, text)
+        return QualityPrediction(*size, optimizer, text, length, bits, rate, setup_s=0.0)
+
+    own = law(units_per_s, own_step, run.optimizer).measured_bits
 
     def gain(ratio: float, error: float) -> float:
-        rate = max(ratio, 1e-3) * units_per_s
-        needed_s = _seconds_until(
-            lambda seconds: bits(rate * seconds, step, optimizer) * (1.0 + error) - own, run_s
-        )
-        return run_s / needed_s - 1.0
+        changed = law(max(ratio, 1e-3) * units_per_s, step, optimizer)
+        needed_s = changed.seconds_to(own / (1.0 + error))
+        return -1.0 if needed_s is None else run_s / needed_s - 1.0
 
     return gain(ratios[0], 0.0), gain(ratios[1], _LAW_ERROR)
-
-
-def _seconds_until(excess: Callable[[float], float], about_s: float) -> float:
-    """Returns the seconds at which a falling function reaches zero, by bisection of logarithms."""
-    low, high = about_s / _MOST, about_s * _MOST
-    if excess(high) > 0.0:
-        return math.inf
-    for _ in range(40):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
-    return high
 
 
 def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict | None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from fastlstm.training.step_time import ignore
-from fastlstm.training.trainer import Trainer
+from fastlstm.tuning.variants import EXACT, changed_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fastlstm.training.trainer import Trainer
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
@@ -177,19 +178,16 @@ def measured_cost(trainer: Trainer) -> StepCost:
         size = options.batch_size // divisor
         if size * divisor != options.batch_size:
             break
-        smaller = replace(options, batch_size=size)
-        other = Trainer(
-            task.changed(smaller, trainer.stop), replace(trainer.plan, options=smaller), ignore
-        )
+        other = changed_run(trainer, "rows", EXACT, {"batch_size": size}, 0)
         try:
             rows = size * options.accumulate
-            passes_s, other_update_s, taken = _fastest(other)
+            passes_s, other_update_s, taken = _fastest(other.trainer)
             fewest_s = passes[-1][1] if passes else passes_s
             passes.append((rows, min(passes_s, fewest_s)))  # what is slower was disturbed
             if divisor == 1:
                 update_s, units = other_update_s, taken / rows
         finally:
-            other.task.loader.close()
+            other.close()
     numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     threads = torch.get_num_threads()
     about = f"{options.optimizer}, {options.precision}, {threads} thread{'s' * (threads > 1)} of"

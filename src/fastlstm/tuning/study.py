@@ -179,15 +179,8 @@ def stored_space(study: optuna.Study, path: Path) -> Space | None:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a trial ends at: complete short runs, each longer than the one before.
-
-    Attributes:
-        seeds: of the runs of every rung.
-        rungs: seconds of the runs.
-        train: trains a short run.
-        path: directory of the search; each run has a directory below.
-        show: gets a line per run.
-    """
+    """What a trial ends at: complete short runs of so many seconds, the `rungs`, with each of the
+    seeds. They lie below `path`; `show` gets a line for each."""
 
     job: Job
     space: Space
@@ -198,11 +191,7 @@ class Objective:
     show: Show
 
     def optimize(self, study: optuna.Study, timeout_s: float) -> None:
-        """Runs trials until the time is used up, or nothing new is suggested.
-
-        Raises:
-            Stopped: SIGTERM or Ctrl-C; finished runs are kept.
-        """
+        """Runs trials until the time is used up, or nothing new is suggested."""
         # One bracket fewer than Hyperband would have: in the last one nothing is pruned.
         longest = max(1, _REDUCTION ** (len(self.rungs) - 1) - 1)
         study.pruner = optuna.pruners.HyperbandPruner(1, longest, _REDUCTION)

@@ -126,15 +126,8 @@ def time_in_turns(
 
     In each round every variant has one turn. Two variants of random order have a turn of the base
     between them, which both are compared with. A variant that surely gains nothing is left out of
-    further rounds.
-
-    Args:
-        base: what the variants are compared with.
-        candidates: what makes the variants.
-        end: of the measurement, as `time.perf_counter`.
-        late: end of variants that have too few pairs for an interval.
-        rng: draws the order.
-        turn_s: seconds of a turn.
+    further rounds. The measurement ends at `end`, as `time.perf_counter`, that of variants that
+    have too few pairs for an interval at `late`.
     """
     live, found, not_timed = list[Timed](), list[Timed](), list[str]()
     waiting = list(candidates)
@@ -208,13 +201,8 @@ class Worker:
     """A side in a process of its own, which takes steps on demand.
 
     The process says "ready", then answers each line with a number of steps with the JSON list of
-    their seconds (per unit of work). It ends when its standard input does.
-
-    Args:
-        name: of the side, for errors.
-        command: that starts the process.
-        folder: working directory; default the current one.
-        limit_s: for setting up, and for each answer.
+    their seconds (per unit of work). It ends when its standard input does. Setting up, and each
+    answer, may take `limit_s`.
     """
 
     def __init__(

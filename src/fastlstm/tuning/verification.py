@@ -39,13 +39,8 @@ def measured_gain(a: Sequence[str], b: Sequence[str], step_share: float = 1.0) -
 def measured_times(
     a: Sequence[str], b: Sequence[str], step_share: float, prefix: Sequence[str] = ()
 ) -> tuple[list[float], list[float]]:
-    """Returns the seconds per unit of the steps of two training commands, which run in turns.
-
-    Args:
-        a: words of the command as it is.
-        b: those of the changed one, with a `prefix` before it.
-        step_share: of the run's time, what the steps of `a` take.
-        prefix: such as `env`.
+    """Returns the seconds per unit of the steps of two training commands, the second one behind a
+    prefix, which run in turns; of the run's time, steps take `step_share`.
 
     Raises:
         CommandError: a command failed.
