@@ -63,11 +63,9 @@ def started(worker: Worker) -> bool:
 def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, list[float]]:
     """Lets each candidate run `steps` steps per round in turn; returns the seconds of all by name.
 
-    Prints the ratio of each to the first one with its interval and verdict.
+    Prints the ratio of each to the first one with its interval.
     """
-    import numpy as np
-
-    from fastlstm.tuning.turns import estimate, verdict
+    from fastlstm.tuning.turns import estimate
 
     ready = list(filter(started, workers))
     seconds: dict[str, list[list[float]]] = {worker.name: [] for worker in ready}
@@ -77,12 +75,10 @@ def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, l
             seconds[worker.name].append(worker.run(steps))
     for worker in ready:
         worker.close()
-    turns = {
-        name: np.array([statistics.median(t) for t in found]) for name, found in seconds.items()
-    }
+    turns = {name: [statistics.median(t) for t in found] for name, found in seconds.items()}
     for worker in ready[1:]:
         base = ready[0].name
-        found = estimate(turns[base], turns[worker.name], np.arange(rounds))
-        shown = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), {verdict(found)}"
+        found = estimate(turns[base], turns[worker.name])
+        shown = f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
         print(f"  time of {worker.name} over {base}: {shown}")
     return {name: [s for turn in found for s in turn] for name, found in seconds.items()}

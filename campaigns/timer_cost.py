@@ -4,7 +4,7 @@ usage: python campaigns/timer_cost.py [TEXT] [--sizes 64,256,512] [--seconds 60]
 
 For each size (hidden units, the other options of small runs) one trainer takes its steps in blocks
 of ABBA: A without the timers of the steps, B with them. The ratio B / A has the interval of
-`tuning/turns.py`; each block is a group. `--parts` only times the timers' own code, call by
+`tuning/turns.py`. `--parts` only times the timers' own code, call by
 call, and says what share of a step that is: a lower bound that needs no quiet machine.
 """
 
@@ -101,13 +101,12 @@ def compare(trainer: Trainer, seconds: float) -> str:
         for order in ((first, not first), (not first, first)):
             times = {is_timed: turn(is_timed) for is_timed in order}
             pairs.append((times[False], times[True]))
-    a, b = np.array(pairs).T
-    found = estimate(a, b, np.arange(len(a)) // 2)
+    a, b = zip(*pairs, strict=True)
+    found = estimate(a, b)
     shares = [100 * (ratio - 1) for ratio in (found.ratio, found.low, found.high)]
     return (
         f"step {1e3 * float(np.median(a)):.3f} ms, with timers {shares[0]:+.2f} %"
-        f" ({shares[1]:+.2f} to {shares[2]:+.2f} %), {found.pairs} pairs of {count} steps,"
-        f" deviation of a pair {found.spread:.3f}"
+        f" ({shares[1]:+.2f} to {shares[2]:+.2f} %), {found.pairs} pairs of {count} steps"
     )
 
 

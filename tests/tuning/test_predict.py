@@ -14,8 +14,8 @@ from fastlstm.cli.predict import rows
 from fastlstm.errors import Stopped, UsageError
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import Length, QualityPrediction
-from fastlstm.tuning import predict
-from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning import planned_run, predict
+from fastlstm.tuning.planned_run import end_of_run, plan_run
 from fastlstm.tuning.predict import predict_run
 
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
@@ -33,27 +33,28 @@ def text(tmp_path: Path) -> Path:
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the measured run be shorter than users may ask for, and of 40 steps on any machine."""
 
-    def few_steps(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
-        return fastlstm.train(source, config=replace(config, budget=None, steps=40), **rest)
+    def few_steps(source: Any, config: TrainConfig, *rest: Any) -> Any:
+        return end_of_run(source, replace(config, budget=None, steps=40), *rest)
 
     monkeypatch.setattr(predict, "MIN_MEASURED_S", 0.1)
-    monkeypatch.setattr(predict, "train", few_steps)
+    monkeypatch.setattr(predict, "end_of_run", few_steps)
 
 
 def test_a_prediction_is_of_the_run_that_was_asked_for(text: Path, short_runs: None):
     config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*SIZES, "budget", "precision"}, 1.0)
-    assert found.law.rnn_size == 16
-    assert found.law.seconds_for(found.length) == pytest.approx(60.0)
-    assert found.bits.low < found.bits.bits < found.bits.high
-    assert found.bits.bits < found.law.measured_bits
+    assert found.measured.rnn_size == 16
+    assert found.seconds_for(found.steps) == pytest.approx(60.0)
+    bits = found.after(found.steps)
+    assert bits.low < bits.bits < bits.high
+    assert bits.bits < found.measured.measured_bits
     assert found.fixed == {}
 
 
 def test_steps_are_a_length_too(text: Path, short_runs: None):
     config = TrainConfig(steps=5000, precision="fp32", **SIZES)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*SIZES, "steps", "precision"}, 1.0)
-    assert found.length.steps == pytest.approx(5000)
+    assert found.steps == pytest.approx(5000)
 
 
 def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text: Path):
@@ -67,7 +68,7 @@ def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text:
 
     given = {*sizes, "steps", "precision"}
     found = predict_run(str(text), config, given, observers=[keep], measure_steps=10)
-    assert (found.law.measured.steps, found.length.steps) == (10, 2000)
+    assert (found.measured.measured.steps, found.steps) == (10, 2000)
     assert [start["seq_length"] for start in starts] == [128]
 
 
@@ -77,13 +78,13 @@ def test_a_short_run_of_steps_has_the_batch_and_sequences_of_the_whole_run(text:
 def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
     text: Path, short_runs: None, monkeypatch: pytest.MonkeyPatch, step_s: float, measured: str
 ):
-    budgets, few_steps = [], predict.train
+    budgets, few_steps = [], predict.end_of_run
 
-    def noted(source: Any, *, config: TrainConfig, **rest: Any) -> Any:
+    def noted(source: Any, config: TrainConfig, *rest: Any) -> Any:
         budgets.append(config.budget)
-        return few_steps(source, config=config, **rest)
+        return few_steps(source, config, *rest)
 
-    monkeypatch.setattr(predict, "train", noted)
+    monkeypatch.setattr(predict, "end_of_run", noted)
     monkeypatch.setattr(predict, "step_seconds", lambda *_: step_s)
     config = TrainConfig(budget="60s", precision="fp32", **SIZES)  # type: ignore[arg-type]
     predict_run(str(text), config, {*SIZES, "budget", "precision"})
@@ -94,7 +95,7 @@ def test_the_short_run_has_120_steps_where_a_quarter_of_the_budget_allows(
 def test_a_tenth_of_the_steps_is_measured(text: Path, steps: int, measured: int):
     config = TrainConfig(steps=steps, precision="fp32", **SIZES)  # type: ignore[arg-type]
     found = predict_run(str(text), config, {*SIZES, "steps", "precision"})
-    assert found.law.measured.steps == measured
+    assert found.measured.measured.steps == measured
 
 
 def test_the_command_prints_the_prediction_and_the_time_to_a_target(
@@ -164,7 +165,7 @@ def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: boo
     law = QualityPrediction(
         256, 1, "muon", 1_000_000, Length(4096 * steps, steps), 2.5, 4096.0, 1.0
     )
-    found = predict.Prediction(law, law.length_in(600.0), TrainConfig(), {}, 10.0, {})
+    found = predict.Prediction(law, law.length_in(600.0).steps, {}, 10.0)
     shown = " ".join(line for _, line in rows(found, "fastlstm train", None))
     assert ("steps, fewer than 120: give a longer --measure" in shown) == is_said
 
@@ -172,10 +173,12 @@ def test_a_short_run_of_few_steps_is_said(text: Path, steps: float, is_said: boo
 def test_a_stop_says_nothing_of_a_checkpoint_that_is_gone(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def stopped(*args: Any, **more: Any) -> None:
+    def stopped(*args: Any, callbacks: Any, **more: Any) -> Any:
+        if callbacks:  # it is only set up
+            return fastlstm.train(*args, callbacks=callbacks, **more)
         raise Stopped("checkpoint-9 is saved, start the run again with `resume=True` to continue")
 
-    monkeypatch.setattr(predict, "train", stopped)
+    monkeypatch.setattr(planned_run, "train", stopped)
     with pytest.raises(Stopped, match="nothing follows") as caught:
         predict_run(str(text), TrainConfig(budget="60s", **SIZES), {*SIZES, "budget"})  # type: ignore[arg-type]
     assert "resume" not in str(caught.value)

@@ -126,8 +126,7 @@ def test_two_short_runs_and_the_time_left_say_how_many_steps(
 
 def shown(half: float, **changes: Any) -> str:
     measured = MeasuredRuns(100, 0.5, half, seconds=30.0, step_s=0.2, setup_s=3.0)
-    values: dict[str, Any] = {"budget_s": 300.0, "closing_s": 40.0, "fixed": {}, "machine": {}}
-    found = TablePrediction(measured, 1000.0, **{**values, **changes})
+    found = TablePrediction(measured, 1000.0, **{"closing_s": 40.0, "fixed": {}, **changes})
     return "\n".join(f"{label} {text}" for label, text in rows(found, "fastlstm train"))
 
 

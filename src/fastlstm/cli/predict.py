@@ -82,18 +82,21 @@ def _predict(argv: list[str]) -> int:
     command = train_command(COMMAND, _OWN, argv, found.fixed)
     facts = found.to_dict() | {"command": command}
     if target is not None:
-        facts |= {"target": target, "seconds_to_target": found.law.seconds_to(target)}
+        facts |= {"target": target, "seconds_to_target": found.measured.seconds_to(target)}
     print_result(facts, rows(found, command, target), parsed["json"])
     return EXIT_OK
 
 
 def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
     """Returns the lines of the result."""
-    law, length = found.law, found.length
+    law, length = found.measured, found.length(found.steps)
     times = length.tokens / law.measured.tokens
     sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
     shown: list[Row] = [
-        ("prediction", f"{bits_text(found.bits)} after {clock(law.seconds_for(length))}"),
+        (
+            "prediction",
+            f"{bits_text(found.after(found.steps))} after {clock(found.seconds_for(found.steps))}",
+        ),
         ("", f"{short_count(length.tokens)} characters, {times:.3g} times the short run"),
         (
             "measured",
@@ -126,7 +129,7 @@ def bits_text(bits: PredictedBits) -> str:
 
 def target_text(found: Prediction, target: float) -> str:
     """Returns how long the run must be to reach a target."""
-    seconds = found.law.seconds_to(target)
+    seconds = found.measured.seconds_to(target)
     if seconds is None:
         return f"{target:g} bits/char is out of reach of this model; a larger one may reach it"
     return f"{target:g} bits/char after about {clock(seconds)} with this model"

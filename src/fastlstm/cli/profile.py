@@ -41,7 +41,7 @@ _PROFILE_OPTIONS = (
         "ops",
         bool,
         False,
-        "list the operations of a step with their time and share of the ceiling",
+        "list the operations of a step with their time",
         is_switch=True,
     ),
     Option(

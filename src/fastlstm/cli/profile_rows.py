@@ -111,10 +111,5 @@ def _op_rows(ops: tuple[OpTime, ...]) -> list[Row]:
     for op in ops[:_NUM_OPS]:
         text = f"{op.name:<{width}} {1e3 * op.seconds:8.2f} ms {100 * op.share:5.1f} %"
         text += f" {op.calls:6.1f} calls"
-        if op.gflops is not None:
-            text += f" {op.gflops:7.0f} GFLOP/s"
-        if op.roof_share is not None:
-            bound = f", bound by {op.bound}" if op.bound else ""
-            text += f", {100 * op.roof_share:.0f} % of the ceiling{bound}"
         found.append(("" if found else "a step", text))
     return found

@@ -5,23 +5,25 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from fastlstm.system import hardware
+from fastlstm.tuning.size_limits import sizes_within_limits
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.training.options import TrainingOptions
     from fastlstm.training.trainer import Trainer
+    from fastlstm.tuning.size_limits import ModelCost
     from fastlstm.tuning.tune import Search
 
 Changes = Mapping[str, Any]
 """Value by axis, of the axes that differ from the default."""
 Show = Callable[[str, str], None]
 """Called with a label and a text of everything that is found."""
+MIN_STEPS_PER_EPOCH = 8
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,23 @@ class Job(ABC):
 
     Attributes:
         stop: polled while runs train; when true, they are stopped.
-        fields: by axis, the options that fix it when one of them is given.
+        fields: by axis, the option that it changes and the others that fix it when they are given.
         names: by axis, what a label says of a value.
+        more: further options that changes of an axis may set.
         size: the option of the number of hidden units.
         per: what latency is the time of.
-        ending: words behind the figure of the best settings.
     """
 
     stop: Callable[[], bool] | None = None
     fields: ClassVar[Mapping[str, tuple[str, ...]]]
     names: ClassVar[Mapping[str, str]]
+    more: ClassVar[tuple[str, ...]] = ()
     size: ClassVar[str]
     per: ClassVar[str]
 
     @property
     def ending(self) -> str:
+        """Words behind the figure of the best settings."""
         return " of its longest run"
 
     @abstractmethod
@@ -77,10 +81,6 @@ class Job(ABC):
         """Returns the settings of a run that was set up, and those to try."""
 
     @abstractmethod
-    def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        """Returns options, those of the default, with some changes."""
-
-    @abstractmethod
     def result(
         self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
         budget_s: float,
@@ -92,6 +92,13 @@ class Job(ABC):
     def figure(self, value: float, has_unit: bool = True) -> str:
         """Returns one figure as words."""
 
+    def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+        """Returns options, those of the default, with some changes."""
+        options = {**default, **{self.fields[a][0]: v for a, v in changes.items() if a != "lr"}}
+        if "lr" in changes:
+            options["learning_rate"] = float(f"{options['learning_rate'] * changes['lr']:.4g}")
+        return options
+
     def label_of(self, changes: Changes) -> str:
         """Returns "384 units, batch 16", or "default"."""
         return ", ".join(self.names[a].format(v) for a, v in changes.items()) or "default"
@@ -100,24 +107,40 @@ class Job(ABC):
         """Returns the axes of which no option was given."""
         return [axis for axis in axes if not set(self.fields[axis]) & set(given)]
 
+    def space_around(
+        self, config: Any, axes: Collection[str], ladder: Sequence[int],
+        cost: Callable[[Any], ModelCost], around: Callable[[Any], Mapping[str, Sequence[Any]]],
+        search: Search, show: Show,
+    ) -> tuple[Any, Space]:  # fmt: skip
+        """Returns the default, of the nearest size within the limits, and what is tried around it.
 
-def values_to_try(
-    axes: Collection[str], found: Mapping[str, Sequence[Any]], options: TrainingOptions
-) -> dict[str, list[Any]]:
-    """Returns the values of the axes that have several, with those of threads and precision."""
-    cores = hardware.cores()
-    speeds: dict[str, list[Any]] = {
-        "threads": [options.threads or torch.get_num_threads(), cores, max(1, cores // 2), 1],
-        "precision": [options.precision, *(["fp32", "bf16"] * hardware.may_gain_by_bf16())],
-    }
-    values = {a: list(dict.fromkeys(v)) for a, v in {**found, **speeds}.items() if a in axes}
-    return {axis: tried for axis, tried in values.items() if len(tried) > 1}
+        `cost` measures the model of a configuration; `around` returns the values of every axis but
+        size, threads and precision.
+        """
+        size, limits = getattr(config, self.size), search.limits
+        wanted = sizes_around(size, ladder, limits.has_any) if "size" in axes else [size]
 
+        def of_size(other: int) -> Any:
+            changes = {} if other == size else self.options_of({}, {"size": other})
+            return replace(config, **changes)
 
-def resolved(options: TrainingOptions, names: Collection[str]) -> dict[str, Any]:
-    """Returns some options by name, without those that a run chooses when it starts."""
-    values = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+        sizes = sizes_within_limits(self, wanted, lambda each: cost(of_size(each)), limits, show)
+        fit = [each[self.size] for each in sizes if each["refusal"] is None]
+        nearest = min(fit, key=lambda each: abs(each - size))
+        config = of_size(nearest)
+        threads, cores = config.threads or torch.get_num_threads(), hardware.cores()
+        bf16 = ["fp32", "bf16"] * hardware.may_gain_by_bf16()
+        found = {
+            **around(config), "size": [nearest, *fit],
+            "threads": [threads, cores, max(1, cores // 2), 1],
+            "precision": [config.precision, *bf16],
+        }  # fmt: skip
+        values = {a: list(dict.fromkeys(found[a])) for a in self.fields if a in axes}
+        values = {axis: tried for axis, tried in values.items() if len(tried) > 1}
+        names = [*(names[0] for names in self.fields.values() if names), *self.more]
+        resolved = {name: getattr(config, name) for name in names}
+        default = {name: value for name, value in resolved.items() if value is not None}
+        return config, Space(default, values, single_changes(values), sizes)
 
 
 def single_changes(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

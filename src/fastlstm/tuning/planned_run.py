@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import BudgetError, Stopped
 from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.train import train_forecaster
+from fastlstm.system import hardware
 from fastlstm.text.train import train
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.signals import ended_like_ctrl_c
@@ -20,18 +24,11 @@ if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
     from fastlstm.training.trainer import Trainer
 
-_TRAIN_TEXT = partial(train, as_text=True)
-
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as it would be.
-
-    Attributes:
-        options: with everything chosen.
-        start: the event that a run begins with.
-        steps_per_epoch: of the loader.
-    """
+    """A run as it would be: its options with everything chosen, the event that it begins with, and
+    the steps of an epoch."""
 
     options: Any
     start: Event
@@ -39,20 +36,17 @@ class PlannedRun:
 
 
 def plan_run(
-    source: Any,
-    config: Any,
-    given: Collection[str],
-    look: Callable[[Trainer], None] = lambda _: None,
-    start: Callable[..., object] = _TRAIN_TEXT,
-) -> PlannedRun:
+    source: Any, config: Any, given: Collection[str],
+    look: Callable[[Trainer], None] = lambda _: None, start: Callable[..., object] | None = None,
+) -> PlannedRun:  # fmt: skip
     """Sets a run up as `train` does, and returns what it found and chose.
 
     Args:
         source: as of `train`.
-        config: the options.
+        config: the options of a text or a table.
         given: names of those that were chosen.
         look: called with the trainer before the run is ended.
-        start: trains a text, or `train_forecaster`.
+        start: trains it; default is `train`, or `train_forecaster`.
 
     Raises:
         UsageError: as `train`.
@@ -66,20 +60,11 @@ def plan_run(
 
 
 def end_of_run(
-    source: Any,
-    config: Any,
-    given: Collection[str],
-    observers: Sequence[Observer],
-    start: Callable[..., object],
-) -> Event:
-    """Trains a run of which nothing is kept, and returns the event that it ended with.
-
-    Args:
-        source: as of `train`.
-        config: the options.
-        given: names of those that were chosen.
-        observers: get the events of the run.
-        start: as of `plan_run`.
+    source: Any, config: Any, given: Collection[str], observers: Sequence[Observer],
+    start: Callable[..., object] | None = None,
+) -> Event:  # fmt: skip
+    """Trains a run of which nothing is kept, and returns the event that it ended with; arguments as
+    of `plan_run`.
 
     Raises:
         Stopped: SIGTERM or Ctrl-C.
@@ -94,9 +79,12 @@ def end_of_run(
 
 def _run_in_passing(
     source: Any, config: Any, given: Collection[str], observers: Sequence[Observer],
-    start: Callable[..., object], callbacks: Sequence[Callback] = (),
+    start: Callable[..., object] | None, callbacks: Sequence[Callback] = (),
 ) -> None:  # fmt: skip
     """Trains a run in a directory that is removed afterwards."""
+    if start is None:
+        is_table = isinstance(config, ForecastConfig)
+        start = train_forecaster if is_table else partial(train, as_text=True)
     with tempfile.TemporaryDirectory(prefix="fastlstm-short-") as folder:
         start(
             source, out=Path(folder, "run"), config=config, given=given, observers=observers,
@@ -109,19 +97,24 @@ def _first(events: Sequence[Event], kind: str) -> Event:
 
 
 def chosen_sizes(given: Any, used: Any) -> dict[str, Any]:
-    """Returns what a budget chose for the run, so that another command trains the same model.
+    """Returns what a budget chose for the run, so that another command trains the same model, from
+    the configuration that the user set and the one that the run has."""
+    is_table = isinstance(given, ForecastConfig)
+    names: tuple[str, ...] = ("hidden_size",)
+    if not is_table:
+        names = ("rnn_size", "num_layers", "embed_size", "batch_size", "optimizer", "seq_length")
+    is_same = getattr(given, names[0]) == getattr(used, names[0])
+    return {} if is_same else {name: getattr(used, name) for name in names}
 
-    Args:
-        given: the configuration of a text or a table, as the user set it.
-        used: as the run has it.
-    """
-    if isinstance(given, ForecastConfig):
-        is_same = given.hidden_size == used.hidden_size
-        return {} if is_same else {"hidden_size": used.hidden_size}
-    if given.rnn_size == used.rnn_size:
-        return {}
-    names = ("rnn_size", "num_layers", "embed_size", "batch_size", "optimizer", "seq_length")
-    return {name: getattr(used, name) for name in names}
+
+def describe_machine() -> dict[str, object]:
+    """Returns CPU, instruction set, cores and versions."""
+    cpu = hardware.cpu()
+    return {
+        "cpu": cpu.model, "isa": cpu.isa, "cores": cpu.cores, "system": platform.platform(),
+        "python": platform.python_version(), "torch": version("torch"),
+        "fastlstm": version("fastlstm"),
+    }  # fmt: skip
 
 
 class _Planned(BudgetError):

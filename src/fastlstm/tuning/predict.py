@@ -2,87 +2,93 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_prediction import (
-    FEWEST_STEPS,
-    Length,
-    PredictedBits,
-    QualityPrediction,
-)
+from fastlstm.text.quality_prediction import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
 from fastlstm.text.task import TextTask
-from fastlstm.text.train import Source, train
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.planned_run import PlannedRun, chosen_sizes, end_of_run, plan_run
+from fastlstm.tuning.planned_run import chosen_sizes, describe_machine, end_of_run, plan_run
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
+    from fastlstm.text.quality_prediction import PredictedBits
+    from fastlstm.text.train import Source
     from fastlstm.training.trainer import Trainer
 
 MIN_MEASURED_S, _MAX_DEFAULT_S = 5.0, 120.0
 _DEFAULT_SHARE, _MAX_SHARE = 0.1, 0.25
 _STEPS_SHARE = 0.8
 """Of a short run's time, when set-up and evaluations are done."""
-FACTORS = (0.5, 1.0, 2.0, 4.0)
+_FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths, in lengths of the run, that a prediction is shown for."""
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What a run is expected to end at.
+class RunPrediction(ABC):
+    """What a run of so many `steps` is expected to end at, from the short runs that were measured;
+    `fixed` are the options that the budget chose."""
 
-    Attributes:
-        law: the prediction for every length.
-        length: of the run.
-        config: of the run, with the size that its budget chose.
-        fixed: the options that the budget chose, as names and values.
-        measured_s: seconds that the short run took.
-        machine: CPU and versions.
-    """
-
-    law: QualityPrediction
-    length: Length
-    config: TrainConfig
+    measured: Any
+    steps: float
     fixed: dict[str, Any]
-    measured_s: float
-    machine: dict[str, object]
 
-    @property
-    def bits(self) -> PredictedBits:
-        """What the run ends at."""
-        return self.law.after(self.length)
+    @abstractmethod
+    def after(self, steps: float) -> Any:
+        """Returns what a run of so many steps ends at."""
 
-    def others(self) -> list[tuple[float, PredictedBits]]:
-        """Returns seconds and bits of shorter and longer runs of the same model."""
-        lengths = [self.length.times(factor) for factor in FACTORS]
-        return [(self.law.seconds_for(length), self.law.after(length)) for length in lengths]
+    @abstractmethod
+    def seconds_for(self, steps: float) -> float:
+        """Returns the seconds of a run of so many steps."""
+
+    def others(self) -> list[tuple[float, Any]]:
+        """Returns seconds and result of shorter and longer runs of the same model."""
+        lengths = [self.steps * factor for factor in _FACTORS]
+        return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
 
     def to_dict(self) -> dict[str, object]:
         """Returns all of it for JSON."""
-        lengths = [{"seconds": seconds, **asdict(bits)} for seconds, bits in self.others()]
+        lengths = [{"seconds": seconds, **asdict(found)} for seconds, found in self.others()]
         return {
-            **asdict(self.bits), "seconds": self.law.seconds_for(self.length),
-            "tokens": self.length.tokens, "measured": asdict(self.law), "chosen": self.fixed,
-            "measured_s": self.measured_s, "lengths": lengths, "machine": self.machine,
+            **asdict(self.after(self.steps)), "seconds": self.seconds_for(self.steps),
+            "steps": self.steps, "measured": asdict(self.measured), "chosen": self.fixed,
+            "lengths": lengths, "machine": describe_machine(),
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Prediction(RunPrediction):
+    """What a run of a text is expected to end at; the short run took `measured_s`."""
+
+    measured: QualityPrediction
+    measured_s: float
+
+    def length(self, steps: float) -> Length:
+        """Returns the length of a run of so many steps."""
+        return self.measured.measured.times(steps / self.measured.measured.steps)
+
+    def after(self, steps: float) -> PredictedBits:
+        return self.measured.after(self.length(steps))
+
+    def seconds_for(self, steps: float) -> float:
+        return self.measured.seconds_for(self.length(steps))
+
+    def to_dict(self) -> dict[str, object]:
+        tokens = self.length(self.steps).tokens
+        return {**super().to_dict(), "tokens": tokens, "measured_s": self.measured_s}
+
+
 def predict_run(
-    source: Source,
-    config: TrainConfig,
-    given: Collection[str] = (),
-    measure_s: float | None = None,
-    observers: Sequence[Observer] = (),
+    source: Source, config: TrainConfig, given: Collection[str] = (),
+    measure_s: float | None = None, observers: Sequence[Observer] = (),
     measure_steps: int | None = None,
-) -> Prediction:
+) -> Prediction:  # fmt: skip
     """Trains a short complete run and predicts what the whole run would end at.
 
     Args:
@@ -103,36 +109,35 @@ def predict_run(
         raise UsageError("predict needs a text of characters or bytes: --vocab is bpe")
     if measure_s is not None and measure_steps is not None:
         raise UsageError("--measure and --measure-steps are both given: leave one out")
-    planned, end = _plan(source, config, given, measure_s, measure_steps)
-    fixed = chosen_sizes(config, planned.options)
-    whole = replace(config, **fixed)
-    # A short run would choose a shorter sequence length than the whole one.
-    batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
-    short = replace(whole, **{**batches, "budget": None, "steps": None, "epochs": None, **end})
-    names = {*given, *fixed, *batches, *end}
-    ended = end_of_run(source, short, names, observers, partial(train, as_text=True))
-    return _predicted(planned, whole, fixed, ended)
-
-
-def _plan(
-    source: Source, config: TrainConfig, given: Collection[str], measure_s: float | None,
-    measure_steps: int | None,
-) -> tuple[PlannedRun, dict[str, Any]]:  # fmt: skip
-    """Returns the whole run as it would be, and `budget` or `steps` of the short one."""
-    budget_s = StopCriterion.of(config, 1).budget_s
+    if measure_steps is not None and measure_steps < 1:
+        raise UsageError(f"--measure-steps is {measure_steps}, expected at least 1")
+    budget_s, step_s, short_s = StopCriterion.of(config, 1).budget_s, list[float](), 0.0
     if measure_steps is None and (budget_s is not None or measure_s is not None):
         short_s = short_run_s(measure_s, budget_s)
-        step_s = list[float]()
-        planned = plan_run(
-            source, config, given,
-            look=lambda trainer: step_s.extend(() if measure_s else _step_s(trainer)),
-        )  # fmt: skip
-        if step_s and budget_s is not None:
-            few_s = step_s[0] * FEWEST_STEPS / _STEPS_SHARE
-            short_s = max(short_s, min(few_s, _MAX_SHARE * budget_s))
-        return planned, {"budget": f"{short_s:g}s"}
-    planned = plan_run(source, config, given)
-    return planned, {"steps": _measure_steps(measure_steps, planned)}
+
+    def look(trainer: Trainer) -> None:
+        if short_s and not measure_s and trainer.plan.device.type == "cpu":
+            step_s.append(_step_s(trainer))
+
+    planned = plan_run(source, config, given, look)
+    stop = StopCriterion.of(planned.options, planned.steps_per_epoch)
+    if step_s and budget_s is not None:
+        few_s = step_s[0] * FEWEST_STEPS / _STEPS_SHARE
+        short_s = max(short_s, min(few_s, _MAX_SHARE * budget_s))
+    end: dict[str, Any] = {"budget": f"{short_s:g}s"}
+    if not short_s:
+        end = {"steps": short_steps(measure_steps, stop.total_steps, FEWEST_STEPS)}
+    fixed = chosen_sizes(config, planned.options)
+    # A short run would choose a shorter sequence length than the whole one.
+    batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
+    none = dict.fromkeys(("budget", "steps", "epochs"))
+    short = replace(config, **{**fixed, **batches, **none, **end})
+    ended = end_of_run(source, short, {*given, *fixed, *batches, *end}, observers)
+    law = law_of(planned.start, ended, planned.options.optimizer)
+    steps = float(stop.total_steps or 0)
+    if budget_s is not None:
+        steps = law.length_in(budget_s).steps
+    return Prediction(law, steps, fixed, float(ended["elapsed_s"]))
 
 
 def short_run_s(asked: float | None, budget_s: float | None) -> float:
@@ -153,44 +158,34 @@ def short_run_s(asked: float | None, budget_s: float | None) -> float:
     return seconds
 
 
-def _step_s(trainer: Trainer) -> list[float]:
-    """Returns the seconds of a training step of a run that was set up; nothing on a GPU."""
-    task, options = trainer.task, trainer.plan.options
-    assert isinstance(task, TextTask)
-    assert isinstance(options, TrainConfig)
-    if task.device.type != "cpu":
-        return []
-    model = task.model.config
-    size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
-    options = replace(options, **size)
-    return [step_seconds(options, task.loader.ids, task.tokenizer)]
+def short_steps(asked: int | None, total: int | None, fewest: int) -> int:
+    """Returns the steps of the short run of one that takes `total` steps, or of any with None.
 
-
-def _measure_steps(asked: int | None, planned: PlannedRun) -> int:
-    """Returns the steps of the short run; the whole one must be longer, if it ends by steps."""
-    if asked is not None and asked < 1:
-        raise UsageError(f"--measure-steps is {asked}, expected at least 1")
-    total = StopCriterion.of(planned.options, planned.steps_per_epoch).total_steps
-    if total is None:
-        assert asked is not None
-        return asked
-    steps = asked or max(FEWEST_STEPS, int(_DEFAULT_SHARE * total))
-    if steps >= total:
+    Raises:
+        UsageError: it is no shorter than the whole run.
+    """
+    steps = asked or max(fewest, int(_DEFAULT_SHARE * (total or 0)))
+    if total is not None and steps >= total:
+        smaller = "" if asked is None else ", or give a smaller --measure-steps"
         raise UsageError(
             f"the run takes {counted(total, 'step')} and the short run {counted(steps, 'step')}:"
-            " train it, or give a smaller --measure-steps"
+            f" train it{smaller}"
         )
     return steps
 
 
-def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
-    """Returns the law for the model of a complete run.
+def _step_s(trainer: Trainer) -> float:
+    """Returns the seconds of a training step of a run that was set up."""
+    task, options = trainer.task, trainer.plan.options
+    assert isinstance(task, TextTask)
+    assert isinstance(options, TrainConfig)
+    sizes = {n: getattr(task.model.config, n) for n in ("rnn_size", "num_layers", "embed_size")}
+    return float(step_seconds(replace(options, **sizes), task.loader.ids, task.tokenizer))
 
-    Args:
-        start: the event that the run began with, or another run of the same options.
-        end: the event that it ended with.
-        optimizer: of the run.
-    """
+
+def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
+    """Returns the law for the model of a complete run, from its first and last event, or the first
+    one of another run of the same options."""
     setup_s = float(end["spent_s"]["setup"])
     return QualityPrediction(
         rnn_size=int(start["model"]["rnn_size"]),
@@ -202,19 +197,3 @@ def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
         tokens_per_s=end["units"] / (end["elapsed_s"] - setup_s),
         setup_s=setup_s,
     )
-
-
-def _predicted(
-    planned: PlannedRun, config: TrainConfig, fixed: dict[str, Any], end: Event
-) -> Prediction:
-    """Returns the prediction from the event that the short run ended with."""
-    law = law_of(planned.start, end, planned.options.optimizer)
-    stop = StopCriterion.of(config, planned.steps_per_epoch)
-    if stop.total_steps is not None:
-        length = law.measured.times(stop.total_steps / law.measured.steps)
-    else:
-        assert stop.budget_s is not None
-        length = law.length_in(stop.budget_s)
-    return Prediction(
-        law, length, config, fixed, float(end["elapsed_s"]), describe_machine()
-    )  # fmt: skip

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.errors import UsageError, counted
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.training.evaluations import SPREAD_SHARE
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.planned_run import chosen_sizes, end_of_run, plan_run
-from fastlstm.tuning.predict import FACTORS, short_run_s
+from fastlstm.tuning.predict import RunPrediction, short_run_s, short_steps
 from fastlstm.tuning.table_job import TableJob
 
 if TYPE_CHECKING:
@@ -37,8 +35,6 @@ length measured, and what is added per root of doublings. A longer run is more o
 predicted than better: it learns the rows of a small table by heart."""
 FEWEST_STEPS = 60
 """Of the longer short run: the law was measured from 60 steps and half as many on."""
-_SHARE = 0.1
-"""Of the steps of a run that ends by steps, that the longer short run takes."""
 _LONGER = 0.65
 """Share of the time of both short runs that the longer one takes."""
 
@@ -53,14 +49,8 @@ class PredictedLoss:
 
 
 def loss_after(steps: float, measured_steps: float, half: float, measured: float) -> PredictedLoss:
-    """Returns what a complete run ends at, from two shorter ones of the same model and table.
-
-    Args:
-        steps: of the run.
-        measured_steps: of the longer one.
-        half: the loss of a run of half as many steps.
-        measured: the loss of the longer one.
-    """
+    """Returns what a complete run ends at, from the losses of one of `measured_steps` and of one of
+    half as many, of the same model and table."""
     doublings = math.log2(steps / measured_steps)
     gained = max(0.0, half - measured)
     later = KEPT_GAIN * (1.0 - KEPT_GAIN**doublings) / (1.0 - KEPT_GAIN)
@@ -72,16 +62,8 @@ def loss_after(steps: float, measured_steps: float, half: float, measured: float
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """A complete short run, and one of half as many steps.
-
-    Attributes:
-        steps: that the longer one took.
-        loss: the validation loss that it ended at.
-        half_loss: what the other one ended at.
-        seconds: that both took in all.
-        step_s: seconds per step.
-        setup_s: before the first step.
-    """
+    """A complete short run with its validation loss, and `half_loss` of one of half as many steps;
+    `seconds` of both."""
 
     steps: int
     loss: float
@@ -92,70 +74,34 @@ class MeasuredRuns:
 
 
 @dataclass(frozen=True)
-class TablePrediction:
-    """What a run of a forecaster is expected to end at.
-
-    Attributes:
-        measured: the short runs.
-        steps: of the whole run.
-        budget_s: of it, or None where it ends by steps.
-        closing_s: of a budget, for calibration, the test part and the report.
-        fixed: the options that the budget chose, as names and values.
-        machine: CPU and versions.
-    """
+class TablePrediction(RunPrediction):
+    """What a run of a forecaster is expected to end at; of a budget, calibration, the test part and
+    the report take `closing_s`."""
 
     measured: MeasuredRuns
-    steps: float
-    budget_s: float | None
     closing_s: float
-    fixed: dict[str, Any]
-    machine: dict[str, object]
 
     def after(self, steps: float) -> PredictedLoss:
-        """Returns what a run of so many steps ends at."""
         measured = self.measured
         return loss_after(steps, measured.steps, measured.half_loss, measured.loss)
 
     def seconds_for(self, steps: float) -> float:
-        """Returns the seconds of a run of so many steps."""
         training_s = steps * self.measured.step_s / (1.0 - SPREAD_SHARE)
         return training_s + self.measured.setup_s + self.closing_s
 
-    def others(self) -> list[tuple[float, PredictedLoss]]:
-        """Returns seconds and loss of shorter and longer runs of the same model."""
-        lengths = [self.steps * factor for factor in FACTORS]
-        return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns all of it for JSON."""
-        lengths = [{"seconds": seconds, **asdict(loss)} for seconds, loss in self.others()]
-        return {
-            **asdict(self.after(self.steps)), "seconds": self.seconds_for(self.steps),
-            "steps": self.steps, "measured": asdict(self.measured), "chosen": self.fixed,
-            "lengths": lengths, "machine": self.machine,
-        }  # fmt: skip
-
 
 def predict_forecaster(
-    source: Any,
-    config: ForecastConfig,
-    given: Collection[str] = (),
-    measure_s: float | None = None,
-    observers: Sequence[Observer] = (),
-) -> TablePrediction:
+    source: Any, config: ForecastConfig, given: Collection[str] = (),
+    measure_s: float | None = None, observers: Sequence[Observer] = (),
+) -> TablePrediction:  # fmt: skip
     """Trains two short complete runs and predicts what the whole run would end at.
 
-    Args:
-        source: as of `train_forecaster`.
-        config: options of the whole run.
-        given: names of those that were chosen.
-        measure_s: seconds of the short runs; default is a tenth of the whole one.
-        observers: get the events of the short runs.
+    Arguments are those of `predict_run`; `measure_s` is of both short runs.
 
     Raises:
         UsageError: the whole run is no longer than the short one.
     """
-    job, closings, epochs = TableJob(), list[Closing](), list[int]()
+    job, closings = TableJob(), list[Closing]()
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is not None:
         measure_s = short_run_s(measure_s, budget_s)
@@ -163,11 +109,10 @@ def predict_forecaster(
     def look(trainer: Trainer) -> None:
         assert isinstance(trainer.task, ForecastTask)
         closings.append(trainer.task.closing)
-        epochs.append(trainer.task.loader.steps_per_epoch)
 
     planned = plan_run(source, config, given, look, job.train)
     fixed = chosen_sizes(config, planned.options)
-    total = StopCriterion.of(config, epochs[0]).total_steps
+    total = StopCriterion.of(config, planned.steps_per_epoch).total_steps
     short = _short(replace(config, **fixed), total, measure_s)
     names = {*given, "hidden_size"}
     ended_by = "steps" if short.budget is None else "budget"
@@ -185,17 +130,12 @@ def predict_forecaster(
     if budget_s is not None:
         training_s = budget_s - measured.setup_s - closing_s
         steps = max(measured.steps, (1.0 - SPREAD_SHARE) * training_s / measured.step_s)
-    return TablePrediction(measured, steps, budget_s, closing_s, fixed, describe_machine())
+    return TablePrediction(measured, steps, fixed, closing_s)
 
 
 def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:
     """Returns the options of the longer short run of one that takes `total` steps, or a budget."""
     if total is None or measure_s is not None:
         return replace(config, steps=None, epochs=None, budget=f"{_LONGER * (measure_s or 0.0):g}s")
-    steps = max(FEWEST_STEPS, int(_SHARE * total))
-    if steps >= total:
-        raise UsageError(
-            f"the run takes {counted(total, 'step')} and the short run {counted(steps, 'step')}:"
-            " train it"
-        )
+    steps = short_steps(None, total, FEWEST_STEPS)
     return replace(config, steps=steps, epochs=None, budget=None)

@@ -10,28 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.plan import LEARNING_RATES
-from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
-from fastlstm.system.ceilings import measured_ceilings
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.phases import PhaseTimes
-from fastlstm.tuning.machine import describe_machine
 from fastlstm.tuning.op_times import OpTime, op_times
-from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.planned_run import describe_machine, plan_run
 from fastlstm.tuning.quality_gain import lower_rate, quality_gain
 from fastlstm.tuning.turns import TURN_S, Candidate, Timed, time_in_turns, time_until
-from fastlstm.tuning.variants import (
-    CHANGES_LEARNING,
-    Variant,
-    as_it_is,
-    candidates,
-    without_loader,
-)
-from fastlstm.tuning.verdicts import Between, Verdict, between_steps, is_known, of_pairs, ranked
+from fastlstm.tuning.variants import CHANGES_LEARNING, Variant, as_it_is, candidates, without_loader
+from fastlstm.tuning.verdicts import Verdict, between_steps, is_known, of_pairs, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -46,8 +36,6 @@ _LONG_TURN_S, _ALONE_S = 0.25, 4.0
 """Of the one that is timed alone: seconds of its turns, and of all of them at least."""
 _RATE_SHARE = 0.3
 """Of the time, for a learning rate that looks too high."""
-_AXES = {"output layer": "output-rank"}
-"""Axis of `fastlstm tune` by cause, where the law of quality says nothing."""
 _MIN_WAIT = 0.02
 """Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
 
@@ -63,12 +51,9 @@ class Profile:
         phases: share of each phase of the time of the run.
         verdicts: one on each cause: the recommended ones first, by what they are worth.
         not_timed: variants that could not be timed, with the reason.
-        seconds: that it took.
         others: share of the machine's cores that other processes used, or None.
-        machine: CPU and versions.
         ops: operations of a step, longest first; empty where they were not asked for.
         kernels: what each layer runs on.
-        ceiling_how: how the ceiling was measured.
     """
 
     unit: str
@@ -114,18 +99,11 @@ def profile_run(
     source: Any, config: Any, given: Collection[str], seconds: float = 12.0,
     with_ops: bool = False, trace: Path | None = None,
 ) -> tuple[Profile, Any]:  # fmt: skip
-    """Profiles a run in place of its training; nothing of it is kept.
+    """Profiles a run in place of its training, for about so many seconds; nothing of it is kept.
 
-    Args:
-        source: as of `train`, or `train_forecaster`.
-        config: the options.
-        given: names of those that were chosen.
-        seconds: for all measurements.
-        with_ops: record the operations of a few steps too.
-        trace: file for what is recorded, as Chrome's trace JSON.
-
-    Returns:
-        The profile, and the options with everything chosen.
+    The source, the options and the names of those that were given are as of `train`. A few steps
+    are recorded for the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the
+    options with everything chosen.
     """
     found = list[Profile]()
 
@@ -135,49 +113,45 @@ def profile_run(
             profile = replace(profile, ops=tuple(op_times(trainer, trace)))
         found.append(profile)
 
-    if isinstance(config, ForecastConfig):
-        planned = plan_run(source, config, given, look, train_forecaster)
-    else:
-        planned = plan_run(source, config, given, look)
+    planned = plan_run(source, config, given, look)
     kernels, how = tuple(planned.start.get("kernels", ())), planned.start.get("ceiling_how")
     return replace(found[0], kernels=kernels, ceiling_how=how), planned.options
 
 
 def profile_steps(trainer: Trainer, seconds: float) -> Profile:
-    """Times the steps of a run in turns with variants of it.
-
-    Args:
-        trainer: of a text or a table, before its first step. Its weights change.
-        seconds: for all measurements, about.
-    """
+    """Times the steps of a run, before its first one, in turns with variants of it, for about so
+    many seconds in all; its weights change."""
     started, usage = time.perf_counter(), MachineUsage()
     rates = DEFAULT_LEARNING_RATE if isinstance(trainer.task, TextTask) else LEARNING_RATES
     default_rate = rates[trainer.plan.options.optimizer]
     of_rate = lower_rate(trainer, default_rate, _RATE_SHARE * seconds)
     base = as_it_is(trainer)
     base.warm_up(3)
-    step_phases, step_s = _phases_of_steps(trainer, base)
-    between = between_steps(trainer, step_s)
-    total_s = step_s + between.evaluation_s + between.checkpoint_s
-    step_share, units_per_s = step_s / total_s, trainer.task.step_units / step_s
-    makers = candidates(trainer)
-    if _waits(step_phases) > _MIN_WAIT:
+    in_steps, step_s = _phases_of_steps(trainer, base)
+    evaluation_s, checkpoint_s, verdicts = between_steps(trainer, step_s)
+    total_s, all_steps_s = step_s + evaluation_s + checkpoint_s, max(sum(in_steps.values()), 1e-9)
+    phases = {name: s / all_steps_s * step_s / total_s for name, s in in_steps.items()}
+    phases |= {"evaluation": evaluation_s / total_s, "checkpoint": checkpoint_s / total_s}
+    units_per_s, makers = trainer.task.step_units / step_s, candidates(trainer)
+    gflops = trainer.task.flop_per_unit * units_per_s / 1e9
+    working_s = in_steps["forward_backward"] + in_steps["optimizer"]
+    if 1.0 - working_s / all_steps_s > _MIN_WAIT:
         makers.insert(0, without_loader(trainer))
 
     def verdict_on(timed: Timed) -> Verdict:
-        return _verdict(trainer, timed, units_per_s, step_share, base.threads)
+        return _verdict(trainer, timed, units_per_s, step_s / total_s, base.threads)
 
+    others = [*verdicts, *([of_rate] if of_rate else [])]
     try:
         verdicts, not_timed = _verdicts_by_turns(
-            base, makers, [*between.verdicts, *([of_rate] if of_rate else [])], verdict_on,
-            started, seconds,
+            base, makers, others, verdict_on, started, seconds
         )  # fmt: skip
     finally:
         torch.set_num_threads(base.threads)  # the last turn may have been a variant's
     return Profile(
-        trainer.task.unit, units_per_s, _ceiling_share(trainer, units_per_s),
-        _shares(step_phases, between, step_s), tuple(ranked(verdicts)), tuple(not_timed),
-        time.perf_counter() - started, usage.read().get("others_share"), describe_machine(),
+        trainer.task.unit, units_per_s, hardware.ceiling_share(gflops, trainer.plan.ceiling_gflops),
+        phases, tuple(ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,
+        usage.read().get("others_share"), describe_machine(),
     )  # fmt: skip
 
 
@@ -188,20 +162,12 @@ def _verdicts_by_turns(
     """Times all variants, then one alone, whose gain is that of the second measurement: the first
     one had it chosen. It is the one that is recommended first, else the best undecided one.
 
-    Args:
-        base: the run as it is.
-        makers: of the variants.
-        others: verdicts that need no turns.
-        verdict_on: returns the verdict on a variant.
-        started: of the profile, as `time.perf_counter`.
-        seconds: for both measurements; there is no second one where slow steps took them all.
-
-    Returns:
-        All verdicts, and why some variants were not timed.
+    There is no second measurement where slow steps took all `seconds` since `started`. Returns all
+    verdicts with the `others`, which need no turns, and why some variants were not timed.
     """
     rng, end = random.Random(0), started + seconds
     ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds
-    timed, not_timed = time_in_turns(base, makers, ranked_at, rng, TURN_S, late)
+    timed, not_timed = time_in_turns(base, makers, ranked_at, late, rng, TURN_S)
     found = [verdict_on(each) for each in timed]
     first = next((v for v in ranked(found) if v.is_recommended or v.is_undecided), None)
     place = next((number for number, verdict in enumerate(found) if verdict is first), None)
@@ -217,17 +183,6 @@ def _verdicts_by_turns(
     return [*others, *found], not_timed
 
 
-def _ceiling_share(trainer: Trainer, units_per_s: float) -> float | None:
-    """Returns the share of the ceiling, which is measured again where steps are faster than it."""
-    gflops, plan = trainer.task.flop_per_unit * units_per_s / 1e9, trainer.plan
-    share = hardware.ceiling_share(gflops, plan.ceiling_gflops)
-    if share is None and plan.ceiling_gflops:
-        threads, device = torch.get_num_threads(), plan.device.type
-        found = measured_ceilings(plan.options.precision, threads, device=device, fresh=True)
-        share = hardware.ceiling_share(gflops, found.gemm_gflops)
-    return share
-
-
 def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float], float]:
     """Returns the seconds of each phase of a few turns, and the seconds of a step."""
     phases = PhaseTimes(trainer)
@@ -237,36 +192,19 @@ def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float],
     return found, unit_s * trainer.task.step_units
 
 
-def _waits(step_phases: dict[str, float]) -> float:
-    """Returns the share of the time of steps that is neither passes nor optimizer."""
-    working = step_phases["forward_backward"] + step_phases["optimizer"]
-    return 1.0 - working / max(sum(step_phases.values()), 1e-9)
-
-
-def _shares(step_phases: dict[str, float], between: Between, step_s: float) -> dict[str, float]:
-    """Returns the share of each phase of the time of the run."""
-    total_s = step_s + between.evaluation_s + between.checkpoint_s
-    in_steps = sum(step_phases.values())
-    shares = {name: s / in_steps * step_s / total_s for name, s in step_phases.items()}
-    shares["evaluation"] = between.evaluation_s / total_s
-    shares["checkpoint"] = between.checkpoint_s / total_s
-    return shares
-
-
 def _verdict(
     trainer: Trainer, timed: Timed, units_per_s: float, step_share: float, threads: int
 ) -> Verdict:
     """Returns the verdict on a variant; if it changes learning, with the time to equal quality."""
-    unit = trainer.task.unit
     variant = timed.variant
     assert isinstance(variant, Variant)
-    verdict = of_pairs(variant, timed.base, timed.other, unit, step_share)
+    verdict = of_pairs(variant, timed.base, timed.other, trainer.task.unit, step_share)
     if variant.threads > threads and variant.is_held_back:
         verdict = replace(verdict, is_held_back=True)
     if verdict.effect != CHANGES_LEARNING:
         return verdict
     ratios = 1.0 + verdict.gain, 1.0 + verdict.low
     gains = quality_gain(trainer, units_per_s, verdict.options, ratios)
-    if gains is None:
-        return replace(verdict, axis=_AXES.get(verdict.cause, ""))
-    return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
+    if gains is not None:
+        return replace(verdict, quality_gain=gains[0], quality_low=gains[1])
+    return replace(verdict, axis="output-rank" if verdict.cause == "output layer" else "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
+from fastlstm.text.quality_prediction import Length, QualityPrediction
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
 from fastlstm.tuning.verdicts import Verdict, training_seconds
@@ -18,12 +19,9 @@ if TYPE_CHECKING:
 
 _LAW_ERROR = 0.012
 """Of the bits per character that the law gives (benchmarks/log)."""
-_MOST = 64.0
-"""Times as long, or as short, as the run, that is looked for."""
 _HIGH_RATE = 2.0
 """Times the default learning rate, from which a lower one is tried."""
-_PROBE_STEPS = 48
-_MIN_PROBE_STEPS = 24
+_PROBE_STEPS, _MIN_PROBE_STEPS = 48, 24
 
 
 def quality_gain(
@@ -33,60 +31,37 @@ def quality_gain(
     and at least.
 
     For texts the law of quality says it. Else the options are towards the defaults of the job, and
-    the gain of speed counts.
-
-    Args:
-        trainer: of the run.
-        units_per_s: of the run.
-        options: that differ.
-        ratios: speed of the variant over that of the run: expected, and at least.
-
-    Returns:
-        None where nothing is known.
+    the gain of speed counts. None is returned where nothing is known. `ratios` are the speed of the
+    variant over that of the run: expected, and at least.
     """
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):
         return ratios[0] - 1.0, ratios[1] - 1.0
-    has_law = task.config.vocab != "bpe" and task.model.config.num_layers <= MOST_LAYERS
-    names = {run.optimizer, options.get("optimizer", run.optimizer)}
-    if not has_law or not names <= OPTIMIZERS.keys() or "output_rank" in options:
-        return None
-    step_units = task.step_units
-    factor = math.prod(
-        options[name] / getattr(task.config, name)
-        for name in ("batch_size", "seq_length")
-        if name in options
-    )
-
-    def bits(seconds: float, rate: float, step: float, optimizer: str) -> float:
-        tokens = rate * seconds
-        model, text = task.model.config, len(task.loader.ids)
-        size = model.rnn_size, model.num_layers
-        return relative_bits(*size, tokens, tokens / step, optimizer, text)
-
-    run_s = training_seconds(trainer, step_units / units_per_s)
-    own = bits(run_s, units_per_s, step_units, run.optimizer)
+    model, text, own_step = task.model.config, len(task.loader.ids), task.step_units
+    has_law = task.config.vocab != "bpe" and model.num_layers <= MOST_LAYERS
     optimizer = options.get("optimizer", run.optimizer)
+    if not has_law or not {run.optimizer, optimizer} <= OPTIMIZERS.keys():
+        return None
+    if "output_rank" in options:
+        return None
+    sizes = [n for n in ("batch_size", "seq_length") if n in options]
+    step = own_step * math.prod(options[name] / getattr(task.config, name) for name in sizes)
+
+    run_s = training_seconds(trainer, own_step / units_per_s)
+
+    def law(rate: float, step: float, optimizer: str) -> QualityPrediction:
+        size, length = (model.rnn_size, model.num_layers), Length(rate * run_s, rate * run_s / step)
+        bits = relative_bits(*size, length.tokens, length.steps, optimizer, text)
+        return QualityPrediction(*size, optimizer, text, length, bits, rate, setup_s=0.0)
+
+    own = law(units_per_s, own_step, run.optimizer).measured_bits
 
     def gain(ratio: float, error: float) -> float:
-        rate, step = max(ratio, 1e-3) * units_per_s, factor * step_units
-        needed_s = _seconds_until(
-            lambda seconds: bits(seconds, rate, step, optimizer) * (1.0 + error) - own, run_s
-        )
-        return run_s / needed_s - 1.0
+        changed = law(max(ratio, 1e-3) * units_per_s, step, optimizer)
+        needed_s = changed.seconds_to(own / (1.0 + error))
+        return -1.0 if needed_s is None else run_s / needed_s - 1.0
 
     return gain(ratios[0], 0.0), gain(ratios[1], _LAW_ERROR)
-
-
-def _seconds_until(excess: Callable[[float], float], about_s: float) -> float:
-    """Returns the seconds at which a falling function reaches zero, by bisection of logarithms."""
-    low, high = about_s / _MOST, about_s * _MOST
-    if excess(high) > 0.0:
-        return math.inf
-    for _ in range(40):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
-    return high
 
 
 def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict | None:
@@ -94,12 +69,8 @@ def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict
     default.
 
     Both rates take the same steps from the same weights; a rate that is too high ends with the
-    higher loss.
-
-    Args:
-        trainer: of the run, as it was set up. Its weights change.
-        default_rate: of the optimizer.
-        seconds: for both; None is returned where too few steps fit.
+    higher loss. The weights are as before afterwards. Returns None where too few steps fit into
+    so many `seconds` for both.
     """
     rate = trainer.plan.options.learning_rate
     if rate is None or rate < _HIGH_RATE * default_rate:

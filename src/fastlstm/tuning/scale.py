@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from fastlstm.training.step_time import ignore
-from fastlstm.training.trainer import Trainer
+from fastlstm.tuning.variants import EXACT, changed_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fastlstm.training.trainer import Trainer
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 PAYLOAD = 2 * 1448 / (2 * 1514 + 66)
@@ -58,11 +59,9 @@ class StepCost:
     Attributes:
         unit: what a batch is counted in, such as "tokens".
         rows: of the batch with its accumulation.
-        units_per_row: units of a row.
         passes: (rows, seconds) of forward and backward passes, rows descending.
         update_s: seconds of clipping and update.
         numbers: trained parameters.
-        description: one line.
     """
 
     unit: str
@@ -88,14 +87,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train on a number of nodes.
+    """One way to train on a number of nodes, such as "bf16" or "fp32 every 8".
 
     Attributes:
-        name: such as "bf16" or "fp32 every 8".
         every: steps between sums.
         used: nodes that have rows.
-        compute_s: of a step.
-        exposed_s: of a step, in which nodes wait for the network.
+        compute_s, exposed_s: of a step; in the second nodes wait for the network.
         speedup: over one node, in units a second.
         formula: `exposed_s` with its numbers.
     """
@@ -116,15 +113,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All ways to train on a number of nodes.
-
-    Attributes:
-        nodes: number of them.
-        strong: ways with the batch of the run divided.
-        weak: the same batch on every node.
-        best: the way to choose; None where one node is as fast.
-        reason: why.
-    """
+    """All ways to train on a number of nodes: `strong` with the batch of the run divided, `weak`
+    with the same batch on every node; and the `best` one, None where one node is as fast."""
 
     nodes: int
     strong: list[Way]
@@ -136,15 +126,8 @@ class Prediction:
 def predict_scale(
     cost: StepCost, nodes: int, link: Link, wire: str | None = None, every: int | None = None
 ) -> Prediction:
-    """Predicts training on `nodes` machines like the one that was timed.
-
-    Args:
-        cost: of a step on one.
-        nodes: at least 2.
-        link: of each node.
-        wire: None compares both.
-        every: steps between sums; None compares 1, 8 and 25.
-    """
+    """Predicts training on `nodes` machines like the one timed; without `wire` and `every`,
+    the steps between sums, their values are compared."""
     ways = [way for way in _WAYS if wire in (None, way[0]) and every in (None, way[1])]
     ways = ways or [(wire or "fp32", every or 1)]
     used = min(nodes, cost.rows)  # each has a row
@@ -188,30 +171,23 @@ def _chosen(cost: StepCost, ways: Sequence[Way]) -> tuple[Way | None, str]:
 
 
 def measured_cost(trainer: Trainer) -> StepCost:
-    """Times steps of a run that was set up, with its batch and with a half, a quarter, an eighth.
-
-    Args:
-        trainer: of a run to throw away.
-    """
+    """Times steps of a run to throw away, with its batch and with a half, a quarter, an eighth."""
     task, options = trainer.task, trainer.plan.options
     passes, update_s, units = list[tuple[int, float]](), 0.0, 0.0
     for divisor in _DIVISORS:
         size = options.batch_size // divisor
         if size * divisor != options.batch_size:
             break
-        smaller = replace(options, batch_size=size)
-        other = Trainer(
-            task.changed(smaller, trainer.stop), replace(trainer.plan, options=smaller), ignore
-        )
+        other = changed_run(trainer, "rows", EXACT, {"batch_size": size}, 0)
         try:
             rows = size * options.accumulate
-            passes_s, other_update_s, taken = _fastest(other)
+            passes_s, other_update_s, taken = _fastest(other.trainer)
             fewest_s = passes[-1][1] if passes else passes_s
             passes.append((rows, min(passes_s, fewest_s)))  # what is slower was disturbed
             if divisor == 1:
                 update_s, units = other_update_s, taken / rows
         finally:
-            other.task.loader.close()
+            other.close()
     numbers = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     threads = torch.get_num_threads()
     about = f"{options.optimizer}, {options.precision}, {threads} thread{'s' * (threads > 1)} of"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError
@@ -30,12 +30,10 @@ class ModelCost:
     """What a model takes when it is used.
 
     Attributes:
-        latency_s: seconds per token of one stream, or per forecast of one window; median of five
-            measurements, of fewer where two are over the limit.
+        latency_s: seconds per token of one stream, or per forecast of one window: the median.
         num_bytes: of the file of weights.
-        low_s: the second fastest measurement.
-        high_s: the second slowest one, but at least a tenth above the median, and a tenth above
-            what a token takes when a text begins.
+        low_s, high_s: the second fastest measurement and the second slowest one, which is at least
+            a tenth above the median, and above what a token takes when a text begins.
     """
 
     latency_s: float
@@ -51,12 +49,11 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What a model may take.
+    """What a model may take; None is no limit.
 
     Attributes:
-        max_latency_s: seconds per token of one stream, of a forecaster per window; None is no
-            limit.
-        max_bytes: of the file of weights; None is no limit.
+        max_latency_s: seconds per token of one stream, of a forecaster per window.
+        max_bytes: of the file of weights.
         weights: format of the weights in the file and in use.
     """
 
@@ -84,32 +81,25 @@ class SizeLimits:
     def measured(
         self, num_bytes: int, time: Callable[[], float], at_first_s: float = 0.0
     ) -> ModelCost:
-        """Returns what a model takes; one outlier does not count.
+        """Returns what a model takes, by `time`, which measures its latency once.
 
-        Args:
-            num_bytes: of its file.
-            time: measures its latency once.
-            at_first_s: latency of a text that begins: on one thread, until more are found faster.
+        One outlier does not count, and no more is measured than decides. A text that begins takes
+        `at_first_s`, on one thread, until more are found faster.
         """
-        seconds = list[float]()
-        while len(seconds) < _NUM_TIMED and not self._is_over(seconds, num_bytes, at_first_s):
+        limit_s = math.inf if self.max_latency_s is None else self.max_latency_s
+        is_over = self.max_bytes is not None and num_bytes > self.max_bytes
+        is_over |= _LEAST_NOISE * at_first_s > limit_s
+        seconds = [time()]
+        while len(seconds) < _NUM_TIMED and not is_over:
             seconds.append(time())
+            is_over = sum(s > limit_s for s in seconds) >= 2
         median, ends = statistics.median(seconds), sorted(seconds)[1:-1] or seconds
         high_s = max(*ends, _LEAST_NOISE * max(median, at_first_s))
         return ModelCost(median, num_bytes, min(ends), high_s)
 
-    def _is_over(self, seconds: list[float], num_bytes: int, at_first_s: float) -> bool:
-        """Returns whether more measurements would change nothing."""
-        limit_s = math.inf if self.max_latency_s is None else self.max_latency_s
-        is_over = self.max_bytes is not None and num_bytes > self.max_bytes
-        is_over |= _LEAST_NOISE * at_first_s > limit_s
-        return sum(s > limit_s for s in seconds) >= 2 or (is_over and bool(seconds))
-
     def refusal(self, cost: ModelCost, per: str = "token") -> str | None:
-        """Returns why a model is over a limit, or None; its latency is that of a `per`.
-
-        The limit holds at other moments too: the upper end of what was measured must keep it.
-        """
+        """Returns why a model is over a limit, or None; the upper end of its latency must keep it,
+        as the limit holds at other moments too."""
         if self.max_latency_s is not None and cost.high_s > self.max_latency_s:
             limit_us = 1e6 * self.max_latency_s
             limit = f"the upper end is over the limit of {limit_us:.1f} us"
@@ -121,41 +111,28 @@ class SizeLimits:
             )
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def sizes_within_limits(
-    job: Job,
-    wanted: Iterable[dict[str, Any]],
-    cost: Callable[[dict[str, Any]], ModelCost],
-    limits: SizeLimits,
+    job: Job, wanted: Iterable[int], cost: Callable[[int], ModelCost], limits: SizeLimits,
     show: Show,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Returns every size with its latency and bytes, and `refusal`: why it is over a limit.
-
-    Args:
-        job: what is tuned.
-        wanted: the options of every size.
-        cost: measures a size.
-        limits: to keep.
-        show: gets every size.
 
     Raises:
         UsageError: no size keeps the limits.
     """
     sizes = list[dict[str, Any]]()
-    for options in wanted:
-        measured = cost(options)
+    for units in wanted:
+        measured = cost(units)
         refusal = limits.refusal(measured, job.per)
         sizes.append({
-            **options, "latency_s": measured.latency_s, "latency_high_s": measured.high_s,
+            job.size: units, "latency_s": measured.latency_s, "latency_high_s": measured.high_s,
             "num_bytes": measured.num_bytes, "refusal": refusal,
         })  # fmt: skip
         limit = limits.max_latency_s
         within = "" if limit is None else f", limit {1e6 * limit:.1f} us"
         about = f"{measured.latency_text(job.per)}{within}, {short_bytes(measured.num_bytes)}"
-        show(f"{options[job.size]} units", f"refused: {refusal}" if refusal else about)
+        show(f"{units} units", f"refused: {refusal}" if refusal else about)
     if all(size["refusal"] for size in sizes):
         smallest = min(sizes, key=lambda size: float(size["latency_s"]))
         raise UsageError(
@@ -163,10 +140,3 @@ def sizes_within_limits(
             f" {smallest['refusal']}"
         )
     return sizes
-
-
-def nearest_within(sizes: Sequence[dict[str, Any]], name: str, wanted: int) -> dict[str, Any]:
-    """Returns the options of the size nearest to a wanted one, of those within the limits."""
-    fit = [size for size in sizes if size["refusal"] is None]
-    best = min(fit, key=lambda size: abs(int(size[name]) - wanted))
-    return {key: best[key] for key in (name, "embed_size") if key in best}

@@ -37,6 +37,7 @@ from fastlstm.tuning.job import Job, Show, Space
 try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
+    from sqlalchemy import event
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as error:
     raise MissingExtraError("tune needs Optuna: pip install 'fastlstm[tune]'") from error
@@ -88,10 +89,7 @@ def rungs_of(time_s: float, budget_s: float) -> list[float]:
 def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Study:
     """Returns the study in a directory, a new one where there is none.
 
-    Args:
-        path: the directory, locked as a run directory.
-        about: what the search was asked for; a search is continued with the same only.
-        resume: continue the search that is there.
+    A search is continued with `resume`, and if it was asked for the same `about` only.
 
     Raises:
         UsageError: a search is there and is not to be continued, or was asked for something else.
@@ -127,12 +125,16 @@ def load_study(path: Path, seed: int = 0) -> optuna.Study:
     """
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     file = path / STUDY_FILE
-    # A connection of our own takes a path with any characters.
-    connect = partial(sqlite3.connect, file, timeout=60.0, check_same_thread=False)
+    # A connection of our own takes a path with any characters. Its transactions lock before they
+    # read: else two processes take the same waiting trial.
+    connect = partial(
+        sqlite3.connect, file, timeout=60.0, check_same_thread=False, isolation_level=None
+    )
     try:  # what is damaged raises all kinds of errors
         stored = optuna.storages.RDBStorage(
             f"sqlite:///{STUDY_FILE}", engine_kwargs={"creator": connect}
         )
+        event.listen(stored.engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
         study = optuna.create_study(storage=stored, study_name="tune", load_if_exists=True)
         seed += len(study.get_trials(deepcopy=False))
     except (*_STORAGE_ERRORS, RuntimeError, ValueError, KeyError, TypeError, AssertionError):
@@ -177,17 +179,8 @@ def stored_space(study: optuna.Study, path: Path) -> Space | None:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a trial ends at: complete short runs, each longer than the one before.
-
-    Attributes:
-        job: what is tuned.
-        space: the settings.
-        seeds: of the runs of every rung.
-        rungs: seconds of the runs.
-        train: trains a short run.
-        path: directory of the search; each run has a directory below.
-        show: gets a line per run.
-    """
+    """What a trial ends at: complete short runs of so many seconds, the `rungs`, with each of the
+    seeds. They lie below `path`; `show` gets a line for each."""
 
     job: Job
     space: Space
@@ -198,11 +191,7 @@ class Objective:
     show: Show
 
     def optimize(self, study: optuna.Study, timeout_s: float) -> None:
-        """Runs trials until the time is used up, or nothing new is suggested.
-
-        Raises:
-            Stopped: SIGTERM or Ctrl-C; finished runs are kept.
-        """
+        """Runs trials until the time is used up, or nothing new is suggested."""
         # One bracket fewer than Hyperband would have: in the last one nothing is pruned.
         longest = max(1, _REDUCTION ** (len(self.rungs) - 1) - 1)
         study.pruner = optuna.pruners.HyperbandPruner(1, longest, _REDUCTION)
@@ -259,23 +248,24 @@ class Objective:
         self, trial: Trial, options: Mapping[str, Any], seconds: float, seed: int
     ) -> dict[str, Any]:
         """Returns a short run, trained now or by an earlier trial with these settings."""
-        runs, label = trial.user_attrs.get("runs", {}), trial.user_attrs["label"]
-        key = f"{seconds:g}s-{seed}"
-        same = (r for r in runs_of(trial.study) if (r["label"], r["key"]) == (label, key))
-        if (run := next(same, None)) is not None:
-            trial.set_user_attr("runs", {**runs, key: run})
-            return run
-        run = {"key": key, "seconds": seconds, "seed": seed, "name": f"{trial.number:03d}-{key}"}
-        run |= self._trained(run["name"], options, seconds, seed)
-        trial.set_user_attr("runs", {**runs, key: run})
-        text = f"failed: {run['why']}"
-        if run["expected"] is not None:
-            text = self.job.figure(run["bits"])
-            if run["expected"] != run["bits"]:
-                text += f", whole run expected {self.job.figure(run['expected'], False)}"
-            others = [_expected(r) for r in runs_of(trial.study) if r["seconds"] == seconds]
-            text += "; best so far" * (len(others) > 1 and run["expected"] <= min(others))
-        self.show(f"{trial.number:03d} {clock(seconds)}", f"{label}: {text}")
+        label, key = trial.user_attrs["label"], f"{seconds:g}s-{seed}"
+        known = runs_of(trial.study)
+        run = next((r for r in known if (r["label"], r["key"]) == (label, key)), None)
+        is_new = run is None
+        if run is None:
+            name = f"{trial.number:03d}-{key}"
+            run = {"key": key, "seconds": seconds, "seed": seed, "name": name}
+            run |= self._trained(name, options, seconds, seed)
+        trial.set_user_attr("runs", {**trial.user_attrs.get("runs", {}), key: run})
+        if is_new:
+            text = f"failed: {run['why']}"
+            if run["expected"] is not None:
+                text = self.job.figure(run["bits"])
+                if run["expected"] != run["bits"]:
+                    text += f", whole run expected {self.job.figure(run['expected'], False)}"
+                others = [_expected(r) for r in known if r["seconds"] == seconds]
+                text += "; best so far" * (run["expected"] <= min(others, default=-math.inf))
+            self.show(f"{trial.number:03d} {clock(seconds)}", f"{label}: {text}")
         return run
 
     def _trained(

@@ -15,17 +15,7 @@ from fastlstm.forecast.plan import HIDDEN_SIZES, PATCHES, longest_segments
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.runs.weight_formats import encode_weights
-from fastlstm.tuning.job import (
-    Changes,
-    Job,
-    Show,
-    Space,
-    resolved,
-    single_changes,
-    sizes_around,
-    values_to_try,
-)
-from fastlstm.tuning.size_limits import nearest_within, sizes_within_limits
+from fastlstm.tuning.job import MIN_STEPS_PER_EPOCH, Changes, Job, Show, Space
 
 if TYPE_CHECKING:
     from fastlstm.forecast.model.config import ForecasterConfig
@@ -34,13 +24,7 @@ if TYPE_CHECKING:
     from fastlstm.tuning.size_limits import ModelCost, SizeLimits
     from fastlstm.tuning.tune import Search
 
-_OPTIONS = ("hidden_size", "batch_size", "learning_rate", "dropout", "input_size", "patch",
-            "normalize", "threads", "precision")  # fmt: skip
-"""What the axes may change."""
-_OPTION = {"size": "hidden_size", "batch": "batch_size", "input": "input_size"}
-"""Option of an axis that has another name."""
 _DROPOUTS = (0.5, 0.2, 0.7)
-_MIN_STEPS_PER_EPOCH = 8
 _LATENCY_S = 0.1
 _COMPARED = 2048
 
@@ -95,32 +79,25 @@ class TableJob(Job):
     ) -> Space:
         task = trainer.task
         assert isinstance(task, ForecastTask)
-        closing, axes = task.closing, self.open_axes(search.axes, given)
-        config, network, limits = closing.stored.config, task.model.config, search.limits
-        wanted = [config.hidden_size]
-        if "size" in axes:
-            wanted = sizes_around(config.hidden_size, HIDDEN_SIZES, limits.has_any)
+        closing, network = task.closing, task.model.config
 
-        def cost(size: dict[str, Any]) -> ModelCost:
-            return forecast_cost(replace(network, **size), limits)
+        def around(config: ForecastConfig) -> dict[str, list[Any]]:
+            longest = int(longest_segments(closing.dataset.table, closing.split).max())
+            return values_around(config, task.loader.num_windows, longest - config.horizon)
 
-        options = ({"hidden_size": size} for size in wanted)
-        sizes = sizes_within_limits(self, options, cost, limits, show)
-        config = replace(config, **nearest_within(sizes, "hidden_size", config.hidden_size))
-        rows = int(longest_segments(closing.dataset.table, closing.split).max()) - config.horizon
-        found = values_around(config, task.loader.num_windows, rows)
-        fit = [s["hidden_size"] for s in sizes if not s["refusal"]]
-        values = values_to_try(axes, {"size": [config.hidden_size, *fit], **found}, config)
-        default = resolved(config, _OPTIONS)
-        return Space(default, values, single_changes(values), sizes)
+        _, space = self.space_around(
+            closing.stored.config, self.open_axes(search.axes, given), HIDDEN_SIZES,
+            lambda each: forecast_cost(
+                replace(network, hidden_size=each.hidden_size), search.limits
+            ),
+            around, search, show,
+        )  # fmt: skip
+        return space
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        options = dict(default)
-        for axis, value in changes.items():
-            if axis == "lr":
-                options["learning_rate"] = float(f"{options['learning_rate'] * value:.4g}")
-            else:
-                options[_OPTION.get(axis, axis)] = value
+        options = super().options_of(default, changes)
+        if "patch" not in options:
+            return options
         # Two changes may not divide each other.
         patches = max(1, options["input_size"] // options["patch"])
         return {**options, "input_size": patches * options["patch"]}
@@ -138,17 +115,12 @@ class TableJob(Job):
 def values_around(
     config: ForecastConfig, num_windows: int, longest_input: int
 ) -> dict[str, list[Any]]:
-    """Returns the values to try of every axis but size, the default's first.
-
-    Args:
-        config: of the default, resolved.
-        num_windows: of the training part: a batch is at most an eighth of it.
-        longest_input: that the rows allow.
-    """
+    """Returns the values to try of every axis but size, the default's first; a batch is at most an
+    eighth of the training part, of `num_windows`."""
     batch, length, patch = config.batch_size, config.input_size, config.patch
     assert length is not None
     assert patch is not None
-    room = num_windows // _MIN_STEPS_PER_EPOCH // config.accumulate
+    room = num_windows // MIN_STEPS_PER_EPOCH // config.accumulate
     batches = [n for n in (2 * batch, batch // 2) if 1 <= n <= max(room, batch // 2)]
     inputs = [n // patch * patch for n in (length // 2, 2 * length)]
     patches = [n for n in (patch // 2, 2 * patch) if n in PATCHES and n <= config.horizon]

@@ -16,32 +16,15 @@ from fastlstm.text.task import TextTask
 from fastlstm.text.train import train
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.tuning.job import (
-    Changes,
-    Job,
-    Show,
-    Space,
-    resolved,
-    single_changes,
-    sizes_around,
-    values_to_try,
-)
+from fastlstm.tuning.job import MIN_STEPS_PER_EPOCH, Changes, Job, Show, Space
 from fastlstm.tuning.predict import law_of
-from fastlstm.tuning.size_limits import nearest_within, sizes_within_limits
 from fastlstm.tuning.variants import has_wide_output, narrow_rank
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
     from fastlstm.training.trainer import Trainer
-    from fastlstm.tuning.size_limits import ModelCost
     from fastlstm.tuning.tune import Search
 
-_OPTIONS = ("rnn_size", "num_layers", "embed_size", "batch_size", "seq_length", "optimizer",
-            "learning_rate", "threads", "precision")  # fmt: skip
-"""What the axes may change."""
-_OPTION = {"size": "rnn_size", "batch": "batch_size", "seq-length": "seq_length",
-           "optimizer": "optimizer", "threads": "threads", "precision": "precision"}  # fmt: skip
-_MIN_STEPS_PER_EPOCH = 8
 _SEQ_LENGTHS = (64, 512)
 """Shorter ones ended worse at equal time (benchmarks/log)."""
 _RANKS = (4, 2)
@@ -68,10 +51,10 @@ class TextJob(Job):
     fields = {  # noqa: RUF012
         "batch": ("batch_size", "accumulate"),
         "seq-length": ("seq_length",),
-        "size": ("preset", "rnn_size", "embed_size", "num_layers", "tie_weights", "output_rank"),
         "optimizer": ("optimizer", "learning_rate"),
         "lr": ("learning_rate",),
         "output-rank": (),  # open where the output matrix is wide, whatever was given
+        "size": ("rnn_size", "preset", "embed_size", "num_layers", "tie_weights", "output_rank"),
         "threads": ("threads",),
         "precision": ("precision",),
     }
@@ -80,6 +63,7 @@ class TextJob(Job):
         "optimizer": "{}", "lr": "learning rate x {:g}", "threads": "threads {}",
         "output-rank": "output rank 1/{} of the units", "precision": "{}",
     }  # fmt: skip
+    more = ("num_layers", "embed_size")
     size, per = "rnn_size", "token"
 
     @property
@@ -96,24 +80,21 @@ class TextJob(Job):
         task, config = trainer.task, trainer.plan.options
         assert isinstance(task, TextTask)
         assert isinstance(config, TrainConfig)
-        axes, model = self.open_axes(search.axes, given), task.model.config
+        model, train_tokens = task.model.config, len(task.loader.ids)
         size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
-        config = replace(config, **size)
-        sizes = self._sizes(config, task, "size" in axes, search, show)
-        config = replace(config, **nearest_within(sizes, "rnn_size", config.rnn_size or 0))
-        train_tokens = len(task.loader.ids)
-        found = values_around(config, train_tokens, has_wide_output(task))
-        fit = [s["rnn_size"] for s in sizes if not s["refusal"]]
-        values = values_to_try(axes, {**found, "size": [config.rnn_size, *fit]}, config)
-        default = resolved(config, _OPTIONS)
-        first = single_changes(values)
+        config, space = self.space_around(
+            replace(config, **size), self.open_axes(search.axes, given), list(EMBED_SIZES),
+            lambda each: search.limits.cost(each.model_config(task.tokenizer.vocab_size, 0.0)),
+            lambda each: values_around(each, train_tokens, has_wide_output(task)), search, show,
+        )  # fmt: skip
+        values, default = space.values, space.options
         if task.device.type != "cpu" or not self.has_law:
-            return Space(default, values, first, sizes)
+            return space
 
         def token_s(changes: Changes) -> float:
             timed = replace(config, **self.options_of(default, changes))
             tokens = timed.batch_size * timed.accumulate * (timed.seq_length or 1)
-            return step_seconds(timed, task.loader.ids, task.tokenizer) / tokens
+            return float(step_seconds(timed, task.loader.ids, task.tokenizer) / tokens)
 
         # The time of a step is close to a product of one factor for each axis.
         base_s = token_s({})
@@ -136,38 +117,19 @@ class TextJob(Job):
         rates = {axis: values[axis][1] for axis in ("lr",) if axis in values}
         with_rate = [{**changes, **rates} for changes in best[:_NUM_WITH_RATE] if rates]
         promising = itertools.zip_longest(best, with_rate)
-        first = [change for change in first if not set(change) & set(law)]
+        first = [change for change in space.first if not set(change) & set(law)]
         first = [*(each for pair in promising for each in pair if each), *first]
-        return Space(default, values, first, sizes, 1.0 / base_s)
-
-    def _sizes(
-        self, config: TrainConfig, task: TextTask, is_open: bool, search: Search, show: Show
-    ) -> list[dict[str, Any]]:
-        """Returns the sizes to try with the cost of each."""
-        assert config.rnn_size is not None
-        wanted = [config.rnn_size]
-        if is_open:
-            wanted = sizes_around(config.rnn_size, list(EMBED_SIZES), search.limits.has_any)
-        embed = {**EMBED_SIZES, config.rnn_size: config.embed_size}
-
-        def cost(size: dict[str, Any]) -> ModelCost:
-            model = replace(config, **size).model_config(task.tokenizer.vocab_size, 0.0)
-            return search.limits.cost(model)
-
-        options = ({"rnn_size": size, "embed_size": embed[size]} for size in wanted)
-        return sizes_within_limits(self, options, cost, search.limits, show)
+        return replace(space, first=first, units_per_s=1.0 / base_s)
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        options = {**default, **{_OPTION[a]: v for a, v in changes.items() if a in _OPTION}}
+        own, changes = dict(default), dict(changes)
+        part = changes.pop("output-rank", 0)
         if "size" in changes:
-            options["embed_size"] = EMBED_SIZES.get(changes["size"], default["embed_size"])
+            own["embed_size"] = EMBED_SIZES[changes["size"]]
         if "optimizer" in changes:
-            options["learning_rate"] = DEFAULT_LEARNING_RATE[changes["optimizer"]]
-        if "lr" in changes:
-            options["learning_rate"] = float(f"{options['learning_rate'] * changes['lr']:.4g}")
-        if changes.get("output-rank"):
-            options["output_rank"] = narrow_rank(options["rnn_size"], changes["output-rank"])
-        return options
+            own["learning_rate"] = DEFAULT_LEARNING_RATE[changes["optimizer"]]
+        options = super().options_of(own, changes)
+        return options | ({"output_rank": narrow_rank(options["rnn_size"], part)} if part else {})
 
     def result(
         self, start: Event, end: Event, options: Mapping[str, Any], space: Space, seconds: float,
@@ -186,16 +148,11 @@ class TextJob(Job):
 def values_around(
     options: TrainConfig, train_tokens: int, has_wide_output: bool = False
 ) -> dict[str, list[Any]]:
-    """Returns the values to try of every axis but size, the default's first.
-
-    Args:
-        options: of the default, resolved.
-        train_tokens: of the training split: a batch is at most an eighth of it.
-        has_wide_output: whether a narrower output matrix is worth trying.
-    """
+    """Returns the values to try of every axis but size, the default's first; a batch is at most an
+    eighth of the training split, of `train_tokens`."""
     batch, length, optimizer = options.batch_size, options.seq_length, options.optimizer
     assert length is not None
-    room = train_tokens // _MIN_STEPS_PER_EPOCH // options.accumulate
+    room = train_tokens // MIN_STEPS_PER_EPOCH // options.accumulate
     batches = [n for n in (batch // 2, 2 * batch) if n >= 1 and n * length <= room]
     low, high = _SEQ_LENGTHS
     lengths = [n for n in (length // 2, 2 * length) if low <= n <= high and n * batch <= room]
@@ -213,16 +170,9 @@ def whole_run_bits(
 ) -> float:  # fmt: skip
     """Returns what the whole run is expected to end at, from a complete short one.
 
-    What the law says of the settings is halfway corrected to what it says of the default: between
-    optimizers and batches it errs by 2 to 4 %. It is the law of the default learning
-    rate; a higher one gains less in a longer run.
-
-    Args:
-        start: the event that the short run began with.
-        end: the event that it ended with.
-        options: of the run.
-        space: the settings that are compared with.
-        lengths_s: seconds of training of the short run and the whole one.
+    What the law says of the settings is halfway corrected to what it says of the default: it errs
+    by 2 to 4 % between optimizers and batches. It is the law of the default learning rate; a higher
+    one gains less in a longer run. `lengths_s` are the seconds of training of both runs.
     """
     times, optimizer = lengths_s[1] / lengths_s[0], options["optimizer"]
     law = law_of(start, end, optimizer)

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.errors import CommandError, FastLSTMError, Stopped, UsageError, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import clock
-from fastlstm.system import hardware, storage
+from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.session import locked_run
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import study as studies
 from fastlstm.tuning.job import Job, Show, Space
-from fastlstm.tuning.machine import describe_machine
-from fastlstm.tuning.planned_run import plan_run
+from fastlstm.tuning.planned_run import describe_machine, plan_run
 from fastlstm.tuning.size_limits import SizeLimits
 from fastlstm.tuning.table_job import TableJob
 from fastlstm.tuning.text_job import TextJob
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
     from fastlstm.runs.events import Event
 
-TUNE_FILE = "tune.json"
-"""What the search has found, for others to read; the search goes on by its study alone."""
 _LOCK = ".lock"
 _Config = TrainConfig | ForecastConfig
 
@@ -77,15 +74,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
-
-    Attributes:
-        options: of the best settings, by field, beside those that were given.
-        label: what differs from the default.
-        expected: bits/char, of a table the loss, that a run of the budget is expected to end at.
-        default_expected: the same of the default.
-        facts: the content of tune.json.
-    """
+    """What a search found: the best settings, by field beside those that were given, and what a run
+    of the budget is expected to end at with them and by default. `facts` are all of it."""
 
     options: dict[str, Any]
     label: str
@@ -107,10 +97,8 @@ class _Work:
 
     def objective(self, job: Job, space: Space, show: Show) -> studies.Objective:
         seeds = range(self.config.seed, self.config.seed + self.search.num_seeds)
-        rungs, train = (
-            studies.rungs_of(self.time_s, self.budget_s),
-            partial(_train, job, self, space),
-        )
+        rungs = studies.rungs_of(self.time_s, self.budget_s)
+        train = partial(_train, job, self, space)
         return studies.Objective(job, space, seeds, rungs, train, self.search.out, show)
 
 
@@ -122,8 +110,8 @@ def tune_run(
 
     Args:
         source: as of `fastlstm.train`.
-        config: the options; those that were given stay.
-        given: their names.
+        config: the options.
+        given: names of those that were given, which stay.
         search: what to search.
         show: called with a label and a text of everything that was found.
 
@@ -170,7 +158,7 @@ def _about(work: _Work) -> dict[str, Any]:
     return {
         "source": str(work.source),
         "options": {name: getattr(work.config, name) for name in sorted(work.given)},
-        "tune_time": work.time_s, "axes": search.axes, "limits": search.limits.to_dict(),
+        "tune_time": work.time_s, "axes": search.axes, "limits": asdict(search.limits),
         "seeds": search.num_seeds, "jobs": search.jobs,
         "machine": {name: machine[name] for name in ("cpu", "isa", "cores")},
     }  # fmt: skip
@@ -183,33 +171,25 @@ def _searched(work: _Work, study: Study, job: Job, show: Show) -> Tuned:
         space = _prepared(work, job, show)
         study.set_user_attr("space", asdict(space))
 
-    def told(label: str, text: str) -> None:
-        show(label, text)
-        _keep(work, study, space)
-
-    objective = work.objective(job, space, told)
+    objective = work.objective(job, space, show)
     objective.enqueue(study)
     left_s = work.time_s - studies.spent_s(study) / work.search.jobs
     if work.search.jobs > 1:
-        _run_in_processes(work, job, space, left_s, told)
+        _run_in_processes(work, job, space, left_s, show)
     else:
         study.sampler = studies.sampler_of(work.config.seed + len(study.trials))
         objective.optimize(study, left_s)
     best, expected, of_default = studies.best_trial(study)
     label, options = best.user_attrs["label"], best.user_attrs["options"]
-    found = {
-        "options": options, "label": label, "expected": expected, "default_expected": of_default,
+    facts = {
+        "about": _about(work), "default": asdict(space), "trials": studies.runs_of(study),
+        "best": {
+            "options": options, "label": label, "expected": expected,
+            "default_expected": of_default,
+        },
+        "importance": studies.importance(study),
     }  # fmt: skip
-    facts = _keep(work, study, space, best=found, importance=studies.importance(study))
     return Tuned(options, label, expected, of_default, facts)
-
-
-def _keep(work: _Work, study: Study, space: Space, **more: Any) -> dict[str, Any]:
-    """Writes what is known of a search to tune.json, and returns it."""
-    facts = {"about": _about(work), "default": asdict(space), "trials": studies.runs_of(study)}
-    facts |= more
-    storage.write_json(work.search.out / TUNE_FILE, storage.finite(facts))
-    return facts
 
 
 def _prepared(work: _Work, job: Job, show: Show) -> Space:
@@ -238,14 +218,11 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
     assert job.stop is not None
     context, plain = multiprocessing.get_context("spawn"), replace(job, stop=None)
     ended, (lines, end) = context.Event(), context.Pipe(duplex=False)
+    shared, failure = (ended, end, os.getpid()), None
     processes = [
-        context.Process(
-            target=_worker, args=(work, plain, space, left_s, number, ended, end, os.getpid()),
-            daemon=True,
-        )
-        for number in range(work.search.jobs)
-    ]  # fmt: skip
-    failure = None
+        context.Process(target=_worker, args=(work, plain, space, left_s, n, *shared), daemon=True)
+        for n in range(work.search.jobs)
+    ]
     try:
         # The processes inherit the mask: this one says when they end.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
@@ -269,8 +246,8 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
             process.join()
     if job.stop():
         raise Stopped("stopped between two short runs")
-    if any(process.exitcode for process in processes):
-        failure = failure or f"it ended with status {max(p.exitcode or 0 for p in processes)}"
+    for status in (process.exitcode for process in processes if process.exitcode):
+        failure = failure or f"it ended with status {status}"
     if failure is not None:
         raise CommandError(f"a process of the search failed: {failure}")
 
@@ -280,15 +257,10 @@ def _worker(
     lines: Connection, parent: int,
 ) -> None:  # fmt: skip
     """A process that runs trials until the search is over, or its parent is gone."""
-
-    def stop() -> bool:
-        return ended.is_set() or os.getppid() != parent
-
+    job = replace(job, stop=lambda: ended.is_set() or os.getppid() != parent)
     try:
         study = studies.load_study(work.search.out, work.config.seed + number)
-        objective = work.objective(
-            replace(job, stop=stop), space, lambda label, text: lines.send((label, text))
-        )
+        objective = work.objective(job, space, lambda label, text: lines.send((label, text)))
         with studies.study_errors(work.search.out):
             objective.optimize(study, left_s)
     except Stopped:

@@ -1,15 +1,12 @@
 """Paired turns: variants of the same work timed in turns, and the ratio of their times.
 
 Two sides take turns, so that what disturbs the machine for longer than a turn slows both. A pair is
-a time of one side beside a time of the other. All formulas work on d = log(time of B / time of A).
-Pairs of one group share processes, so that groups, not pairs, are independent of each other.
-`Worker` is a side in a process of its own.
+a time of one side beside a time of the other. `Worker` is a side in a process of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import random
@@ -18,45 +15,23 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from fastlstm.errors import CommandError, FastLSTMError
 from fastlstm.training.step_time import settled
 
-Floats = NDArray[np.float64]
-
-LOOK_ERROR = 0.0129
-"""Two-sided error of an interval. With it five looks at a measurement, after 12, 24, 48, 96 and 192
-pairs, hold the true ratio together in 95 % of measurements: Pocock's bound (Biometrika 64, 1977)
-for looks whose numbers double, whose correlations are 2 ** (-|i - j| / 2)."""
-MIN_GROUPS = 3
-"""Fewer groups give no interval."""
 MIN_PAIRS = 6
 """Fewer pairs give no interval."""
-_PAIRS_PER_BLOCK = 2
-_DISTURBED = 3.5
-"""Iglewicz and Hoaglin (1993) call a value an outlier from 3.5 robust deviations on."""
-_MAX_DROPPED = 0.25
-_MAD_TO_SD = 1.4826
-"""1 / 0.6745: the median absolute deviation of a normal variable in standard deviations."""
+_ERROR = 0.05
 TURN_S = 0.15
-_MAX_PAIRS = 16
-"""More pairs say little that is new."""
-_MAX_PAIRS_OF_ONE = 48
-"""Of a variant that is timed alone."""
-_LATE_SHARE = 0.5
-"""Of the planned time, what variants may take beyond it to have an interval."""
+_MAX_PAIRS, _MAX_PAIRS_OF_ONE = 16, 48
+"""More pairs say little that is new; the second number is that of a variant timed alone."""
 _WORTH_GOING_ON = 1.05
 """Speed over that of the base from which the next value of the same option is tried, and below
 which a variant that surely stays there has no more turns."""
-
-
 _MIN_STEPS, _EXIT_S = 3, 5.0
 _TAIL_BYTES, _TAIL_LINES = 4_000, 8
 """Of standard error, kept for the message of a worker that failed."""
@@ -64,163 +39,42 @@ _TAIL_BYTES, _TAIL_LINES = 4_000, 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """The ratio of the times of B to those of A.
+    """The ratio of the times of B to those of A: the median over pairs; above 1 B is slower.
 
     Attributes:
-        ratio: Hodges-Lehmann estimate; above 1 B is slower.
-        low, high: the interval, 0 and infinity where there are too few groups.
-        pairs: used.
-        dropped: pairs left out as disturbed.
-        groups: of processes.
-        spread: robust standard deviation of log(B / A) of a pair.
+        low, high: the 95 % interval, 0 and infinity where there are fewer than six pairs.
     """
 
     ratio: float
     low: float
     high: float
     pairs: int
-    dropped: int
-    groups: int
-    spread: float
 
 
-def estimate(a: Floats, b: Floats, group: NDArray[np.int64]) -> Estimate:
-    """Returns the ratio B / A with the interval of one look.
+def estimate(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """Returns the ratio B / A of paired times with the interval of the sign test.
 
-    The interval is d ± t * s: d is the Hodges-Lehmann estimate over all pairs that are left, s its
-    jackknife error with one group left out at a time, t the quantile of Student's t with one degree
-    of freedom fewer than groups at `LOOK_ERROR`.
-
-    Args:
-        a: times of A, of any unit, in the order of measurement; `(pairs,)`, two pairs per block.
-        b: times of B beside them.
-        group: number of the processes that each pair was measured with.
+    The number of pairs below the true median is binomial with probability 1/2, whatever the noise
+    is, so the k-th smallest and the k-th largest ratio hold it with a known probability. Of six
+    pairs they are the smallest and the largest one.
     """
-    kept = undisturbed(a, b)
-    difference, group = np.log(b[kept] / a[kept]), group[kept]
-    middle, count = hodges_lehmann(difference), len(np.unique(group))
-    half = math.inf
-    if count >= MIN_GROUPS and len(difference) >= MIN_PAIRS:
-        error = jackknife_error(difference, group)
-        half = student_quantile(1.0 - LOOK_ERROR / 2.0, count - 1) * error
-    return Estimate(
-        math.exp(middle), math.exp(middle - half), math.exp(middle + half) if half < 700 else
-        math.inf, len(difference), len(a) - len(difference), count, robust_deviation(difference),
-    )  # fmt: skip
+    ratios, count = sorted(y / x for x, y in zip(a, b, strict=True)), len(a)
+    middle = statistics.median(ratios)
+    if count < MIN_PAIRS:
+        return Estimate(middle, 0.0, math.inf, count)
+    place, outside = 0, 2 / 2**count
+    while (outside := outside + 2 * math.comb(count, place + 1) / 2**count) <= _ERROR:
+        place += 1
+    return Estimate(middle, ratios[place], ratios[-1 - place], count)
 
 
-def verdict(found: Estimate, detect: float = 0.03) -> str:
-    """Returns "slower", "not slower" or "undecided" for side B of an estimate.
+class TimedVariant(Protocol):
+    """Work with one thing changed: it does work that does not count, then takes turns of about so
+    many seconds, which return the seconds per unit of work, then gives up what it holds."""
 
-    "Not slower" means: not slower by more than `detect`, the interval ends below 1 + detect (one
-    side of the two one-sided tests of Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987). "Slower"
-    means: the interval begins above 1. Where both hold B is slower by less than `detect`, and the
-    verdict is "not slower".
-
-    Args:
-        found: the estimate.
-        detect: the smallest slowdown that matters, as a share: 0.03 is 3 %.
-    """
-    if found.high < 1.0 + detect:
-        return "not slower"
-    return "slower" if found.low > 1.0 else "undecided"
-
-
-def undisturbed(a: Floats, b: Floats) -> NDArray[np.bool_]:
-    """Returns which pairs to keep: all but those of blocks in which everything was slow.
-
-    A block is judged by the sum of the logarithms of its four times, which is the same with the
-    sides exchanged, so the rule cannot see which side was disturbed. It goes, with both sides, when
-    the sum is more than 3.5 robust deviations above the median; at most a quarter of the blocks.
-
-    Args:
-        a: times of A, `(pairs,)`.
-        b: times of B.
-    """
-    blocks = len(a) // _PAIRS_PER_BLOCK
-    kept = np.ones(len(a), dtype=np.bool_)
-    if blocks < 4:
-        return kept
-    sums = np.log(a * b)[: blocks * _PAIRS_PER_BLOCK].reshape(blocks, _PAIRS_PER_BLOCK).sum(axis=1)
-    excess = sums - np.median(sums)
-    slow = excess > _DISTURBED * robust_deviation(sums)
-    worst = np.argsort(-excess, kind="stable")[: int(_MAX_DROPPED * blocks)]
-    for block in worst[slow[worst]]:
-        kept[block * _PAIRS_PER_BLOCK : (block + 1) * _PAIRS_PER_BLOCK] = False
-    return kept
-
-
-def hodges_lehmann(values: Floats) -> float:
-    """Returns the median of the means of all pairs of values, each with itself too.
-
-    Hodges and Lehmann, Ann. Math. Stat. 34 (1963): the estimate that belongs to the signed-rank
-    test. Of normal values it has 95 % of the efficiency of the mean, and a few wild values hardly
-    move it.
-    """
-    first, second = np.triu_indices(len(values))
-    return float(np.median((values[first] + values[second]) / 2.0))
-
-
-def jackknife_error(values: Floats, group: NDArray[np.int64]) -> float:
-    """Returns the standard error of `hodges_lehmann`, groups left out one at a time.
-
-    s² = (G - 1) / G * Σ (h_g - mean h)², h_g without group g (Tukey 1958; Efron and Tibshirani, An
-    Introduction to the Bootstrap, 1993, chapter 11).
-    """
-    names = np.unique(group)
-    without = np.array([hodges_lehmann(values[group != name]) for name in names])
-    return math.sqrt((len(names) - 1) / len(names) * float(((without - without.mean()) ** 2).sum()))
-
-
-def robust_deviation(values: Floats) -> float:
-    """Returns 1.4826 times the median absolute deviation from the median."""
-    return _MAD_TO_SD * float(np.median(np.abs(values - np.median(values))))
-
-
-@functools.cache
-def student_quantile(probability: float, freedom: int) -> float:
-    """Returns the quantile of Student's t for a probability above 0.5.
-
-    Its distribution function is 1/2 + c * ∫ cos^(freedom - 1) from 0 to atan(t / sqrt(freedom)),
-    c = Γ((freedom + 1) / 2) / (sqrt(π) Γ(freedom / 2)); tabulated and inverted.
-    """
-    angle = np.linspace(0.0, math.pi / 2.0, 20_001)
-    height = np.cos(angle) ** (freedom - 1)
-    area = np.concatenate(([0.0], np.cumsum((height[1:] + height[:-1]) / 2.0))) * angle[1]
-    log_scale = math.lgamma((freedom + 1) / 2.0) - math.lgamma(freedom / 2.0)
-    scale = math.exp(log_scale) / math.sqrt(math.pi)
-    found = float(np.interp((probability - 0.5) / scale, area, angle))
-    return math.sqrt(freedom) * math.tan(found)
-
-
-class Change(Protocol):
-    """One thing that is changed.
-
-    Attributes:
-        cause: what would hold the work back if the variant is faster.
-        effect: on the result of the work.
-        options: changed, by name.
-    """
-
-    @property
-    def cause(self) -> str: ...
-    @property
-    def effect(self) -> str: ...
-    @property
-    def options(self) -> Mapping[str, Any]: ...
-
-
-class TimedVariant(Change, Protocol):
-    """Work with one thing changed, whose speed can be timed."""
-
-    def warm_up(self) -> None:
-        """Does work that does not count."""
-
-    def turn(self, seconds: float) -> float:
-        """Works for about so many seconds; returns the seconds per unit of work."""
-
-    def close(self) -> None:
-        """Gives up what the variant holds."""
+    def warm_up(self) -> None: ...
+    def turn(self, seconds: float) -> float: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -242,14 +96,7 @@ class Candidate:
 
 @dataclass
 class Timed:
-    """A variant with its times.
-
-    Attributes:
-        variant: what was timed.
-        candidate: what made it.
-        base: seconds per unit of the base, one beside each of the variant's.
-        other: seconds per unit of the variant.
-    """
+    """A variant with the seconds per unit of its base and, beside each, its own."""
 
     variant: TimedVariant
     candidate: Candidate
@@ -257,50 +104,32 @@ class Timed:
     other: list[float] = field(default_factory=list)
 
     @property
-    def ratio(self) -> float:
-        """The speed over that of the base; median of the pairs."""
-        pairs = zip(self.base, self.other, strict=True)
-        return statistics.median(base / other for base, other in pairs)
+    def speed(self) -> Estimate:
+        """The speed over that of the base."""
+        return estimate(self.other, self.base)
 
     def is_over(self) -> bool:
         """Returns whether more turns would change nothing: the interval excludes a gain.
 
         A few slow pairs exclude none: what else runs slows threads for seconds.
         """
-        count = len(self.base)
-        if count < MIN_PAIRS or self.candidate.may_be_slower:
-            return count >= _MAX_PAIRS
-        found = estimate(np.array(self.other), np.array(self.base), np.arange(count))
-        return count >= _MAX_PAIRS or found.high < _WORTH_GOING_ON
+        if len(self.base) < MIN_PAIRS or self.candidate.may_be_slower:
+            return len(self.base) >= _MAX_PAIRS
+        return len(self.base) >= _MAX_PAIRS or self.speed.high < _WORTH_GOING_ON
 
 
 def time_in_turns(
-    base: TimedVariant,
-    candidates: Iterable[Candidate],
-    end: float,
-    rng: random.Random,
-    turn_s: float = TURN_S,
-    late: float | None = None,
-) -> tuple[list[Timed], list[str]]:
+    base: TimedVariant, candidates: Iterable[Candidate], end: float, late: float,
+    rng: random.Random, turn_s: float,
+) -> tuple[list[Timed], list[str]]:  # fmt: skip
     """Returns the times of all variants beside those of the base, and why some were not timed.
 
     In each round every variant has one turn. Two variants of random order have a turn of the base
     between them, which both are compared with. A variant that surely gains nothing is left out of
-    further rounds.
-
-    Args:
-        base: what the variants are compared with.
-        candidates: what makes the variants.
-        end: of the measurement, as `time.perf_counter`. Variants that have too few pairs for an
-            interval go on.
-        rng: draws the order.
-        turn_s: seconds of a turn.
-        late: end of these; default is half as long again.
+    further rounds. The measurement ends at `end`, as `time.perf_counter`, that of variants that
+    have too few pairs for an interval at `late`.
     """
-    began, not_timed = time.perf_counter(), list[str]()
-    if late is None:
-        late = end + _LATE_SHARE * max(end - began, 0.0)
-    live, found = list[Timed](), list[Timed]()
+    live, found, not_timed = list[Timed](), list[Timed](), list[str]()
     waiting = list(candidates)
     while live or waiting:
         for candidate in waiting:
@@ -312,10 +141,10 @@ def time_in_turns(
         _round(base, live, rng, turn_s)
         now = time.perf_counter()
         for timed in list(live):
-            following = timed.candidate.then
-            if len(timed.base) == 2 and following and timed.ratio > _WORTH_GOING_ON and now < end:
+            pairs, following = len(timed.base), timed.candidate.then
+            if pairs == 2 and following and timed.speed.ratio > _WORTH_GOING_ON and now < end:
                 waiting.append(following)
-            if timed.is_over() or now > late or (now > end and len(timed.base) >= MIN_PAIRS):
+            if timed.is_over() or now > late or (now > end and pairs >= MIN_PAIRS):
                 live.remove(timed)
                 found.append(timed)
                 timed.variant.close()
@@ -323,23 +152,11 @@ def time_in_turns(
 
 
 def time_until(
-    base: TimedVariant,
-    candidate: Candidate,
-    is_enough: Callable[[Timed], bool],
-    end: float,
-    rng: random.Random,
-    turn_s: float,
-) -> Timed:
-    """Returns the times of one variant beside those of its base.
-
-    Args:
-        base: what it is compared with.
-        candidate: what makes the variant.
-        is_enough: asked after each pair from the sixth on.
-        end: of the measurement, as `time.perf_counter`; six pairs are taken all the same.
-        rng: draws the order.
-        turn_s: seconds of a turn.
-    """
+    base: TimedVariant, candidate: Candidate, is_enough: Callable[[Timed], bool], end: float,
+    rng: random.Random, turn_s: float,
+) -> Timed:  # fmt: skip
+    """Returns the times of one variant beside those of its base: at least six pairs, then until
+    `is_enough`, or the `end` as `time.perf_counter`; turns take `turn_s`."""
     timed = Timed(_warmed_up(candidate), candidate)
     try:
         while len(timed.base) < MIN_PAIRS or not (
@@ -384,24 +201,16 @@ class Worker:
     """A side in a process of its own, which takes steps on demand.
 
     The process says "ready", then answers each line with a number of steps with the JSON list of
-    their seconds (per unit of work). It ends when its standard input does.
-
-    Args:
-        name: of the side, for errors.
-        command: that starts the process.
-        folder: working directory; default the current one.
-        limit_s: for setting up, and for each answer.
+    their seconds (per unit of work). It ends when its standard input does. Setting up, and each
+    answer, may take `limit_s`.
     """
-
-    cause = effect = ""
-    options: Mapping[str, Any] = {}
 
     def __init__(
         self, name: str, command: Sequence[str], folder: Path | None = None, limit_s: float = 120.0
     ) -> None:
         self.name, self.command, self._folder = name, list(command), folder
         self._limit_s, self._step_s = limit_s, 0.0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Starts the process; `ready` waits for it."""
@@ -409,7 +218,7 @@ class Worker:
         try:
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                cwd=self._folder, start_new_session=True,
+                cwd=self._folder, start_new_session=True, text=True,
             )  # fmt: skip
         except OSError as error:
             self._errors.close()
@@ -427,11 +236,7 @@ class Worker:
             raise CommandError(f"{self.name} answered {word[:40]!r}, expected 'ready'")
 
     def run(self, steps: int) -> list[float]:
-        """Returns the seconds of so many steps.
-
-        Raises:
-            CommandError: the process ended, took too long, or took no step that counts.
-        """
+        """Returns the seconds of so many steps; the process fails as in `ready`."""
         began = time.perf_counter()
         found: list[float] = json.loads(self._ask(f"{steps}\n"))
         self._step_s = (time.perf_counter() - began) / steps
@@ -453,15 +258,11 @@ class Worker:
         """Ends the process: by the end of its input, after a few seconds by a signal."""
         if self._process is None:
             return
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
         try:
-            self._process.wait(_EXIT_S)
+            self._process.communicate(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
         self._errors.close()
         self._process = None
 
@@ -473,13 +274,11 @@ class Worker:
         timer = threading.Timer(self._limit_s, process.kill)
         timer.daemon = True
         timer.start()
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(line.encode())
-                process.stdin.flush()
-            answer = process.stdout.readline().decode().strip()
-        finally:
-            timer.cancel()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(line)
+            process.stdin.flush()
+        answer = process.stdout.readline().strip()
+        timer.cancel()
         if answer:
             return answer
         status = process.wait()

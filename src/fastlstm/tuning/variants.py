@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,10 +41,9 @@ class Variant:
         cause: what would hold the run back if the variant is faster.
         effect: on learning: `EXACT`, `SAME_QUALITY` or `CHANGES_LEARNING`.
         options: changed, by name of the field.
-        trainer: takes its steps.
-        threads: of torch.
         step: takes one step and returns its units.
         step_s: seconds of one step, about.
+        has_loader: whether batches come from its loader.
         waits: its threads that had no core, in the mean of each turn.
     """
 
@@ -54,6 +54,7 @@ class Variant:
     threads: int
     step: Callable[[], int]
     step_s: float = 0.0
+    has_loader: bool = True
     waits: list[float] = field(default_factory=list)
 
     @property
@@ -75,10 +76,7 @@ class Variant:
         """Returns the seconds per unit of a turn; no batch was made ahead of its first step.
 
         All settled steps count, as in a run: a wait in every fifth one, and slow steps of threads
-        that share a core.
-
-        Args:
-            seconds: of the turn, about; at least one step is taken.
+        that share a core. At least one step is taken.
         """
         usage = MachineUsage()
         if (before := torch.get_num_threads()) != self.threads:
@@ -87,7 +85,8 @@ class Variant:
                 # They waited for each other: no sign that other processes need the cores.
                 hardware.native().note_core_wait(0.0, self.threads)
             self.step()  # threads that have slept take up to 10 ms to get a core
-        self._prepare()
+        if self.has_loader:
+            use_up_batches(self.trainer.task.loader)
         times, end = list[float](), time.perf_counter() + seconds
         while not times or time.perf_counter() < end:
             started = time.perf_counter()
@@ -100,10 +99,8 @@ class Variant:
         return statistics.fmean(settled(times))
 
     def close(self) -> None:
-        self.trainer.task.loader.close()
-
-    def _prepare(self) -> None:
-        use_up_batches(self.trainer.task.loader)
+        if self.has_loader:
+            self.trainer.task.loader.close()
 
 
 def steps_of(trainer: Trainer) -> Callable[[], int]:
@@ -127,27 +124,16 @@ def as_it_is(trainer: Trainer) -> Variant:
 def without_loader(trainer: Trainer) -> Candidate:
     """Returns the run with one batch in memory instead of the loader, to be compared with the
     run."""
-    task, threads = trainer.task, _threads(trainer.plan.options)
+    task, base = trainer.task, as_it_is(trainer)
     batch = task.loader.next()
 
     def cached() -> int:
         trainer.step(batch)
         return task.size(batch)
 
-    base = Variant("", EXACT, {}, trainer, threads, steps_of(trainer))
     base.warm_up()
-    variant = _InMemory("input", EXACT, {}, trainer, threads, cached)
+    variant = replace(base, cause="input", step=cached, step_s=0.0, has_loader=False, waits=[])
     return Candidate(lambda: variant, base)
-
-
-class _InMemory(Variant):
-    """Has no loader of its own."""
-
-    def close(self) -> None:
-        pass
-
-    def _prepare(self) -> None:
-        pass
 
 
 def candidates(trainer: Trainer) -> list[Candidate]:
@@ -162,8 +148,10 @@ def candidates(trainer: Trainer) -> list[Candidate]:
     def chain(cause: str, effect: str, values: list[dict[str, Any]]) -> list[Candidate]:
         following: Candidate | None = None
         for changed in reversed(values):
-            may_be_slower = "optimizer" in changed or _is_less(changed, options)
-            make = _maker(trainer, cause, effect, changed, now)
+            # A smaller batch has slower steps, but more of them.
+            is_smaller = changed.get("batch_size", math.inf) < options.batch_size
+            make = partial(changed_run, trainer, cause, effect, changed, now)
+            may_be_slower = "optimizer" in changed or is_smaller
             following = Candidate(make, then=following, may_be_slower=may_be_slower)
         return [following] if following else []
 
@@ -215,11 +203,6 @@ def _towards_default(task: Any, options: TrainingOptions) -> dict[str, list[dict
     return found
 
 
-def _is_less(changed: dict[str, Any], options: TrainingOptions) -> bool:
-    """Returns whether a smaller batch is tried: slower steps, but more of them."""
-    return "accumulate" not in changed and changed.get("batch_size", math.inf) < options.batch_size
-
-
 def narrow_rank(rnn_size: int, part: int = 4) -> int:
     """Returns the width of a projection that is a part of the hidden units."""
     return max(8, rnn_size // part)
@@ -235,26 +218,14 @@ def has_wide_output(task: TextTask) -> bool:
     return output > _WIDE_OUTPUT * task.flop_per_unit
 
 
-def _maker(
-    trainer: Trainer, cause: str, effect: str, options: dict[str, Any], threads: int
-) -> Callable[[], Variant]:
-    return lambda: changed_run(trainer, cause, effect, options, threads)
-
-
 def changed_run(
     trainer: Trainer, cause: str, effect: str, options: dict[str, Any], threads: int
 ) -> Variant:
     """Returns a variant with a loader, carried state and optimizers of its own, on the same model.
 
     The model is shared: what is timed does not depend on its values, and nothing of it is kept.
-    Where an option changes the model, the variant has a new one.
-
-    Args:
-        trainer: of the run.
-        cause: as of `Variant`.
-        effect: as of `Variant`.
-        options: to change, by name.
-        threads: of torch, unless that is what changes.
+    Where an option changes the model, the variant has a new one. `threads` are of torch, unless
+    the options change them.
     """
     changed = replace(trainer.plan.options, **options)
     task = trainer.task.changed(changed, trainer.stop)

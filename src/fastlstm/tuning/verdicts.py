@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fastlstm.training.evaluations import SPREAD_SHARE, EvaluationSchedule
-from fastlstm.tuning.turns import MIN_PAIRS, Change, Estimate, estimate
-from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT
+from fastlstm.tuning.turns import MIN_PAIRS, estimate
+from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
@@ -37,14 +36,11 @@ class Verdict:
     """What one cause costs.
 
     Attributes:
-        cause: such as "threads".
         share: of the time of the run that the change takes away, 0..1.
         gain: units per second with the change over those without it, less 1.
         low, high: interval of the gain; infinite where there are too few pairs, equal to the gain
             where it was not timed in turns.
-        effect: on learning.
         options: to change, by name; empty where there is no option to change.
-        evidence: what was measured.
         is_in_steps: whether it makes steps faster; else it takes time between steps.
         quality_gain, quality_low: of a change that changes learning: how much sooner the run is
             expected to reach what it ends at, and at least; None where nothing is known.
@@ -100,12 +96,8 @@ class Verdict:
     def is_to_try(self) -> bool:
         """Whether the change surely makes the run faster, and `fastlstm tune` must say what it
         ends at."""
-        is_faster = self.gain >= MIN_GAIN and self._is_surely_faster
-        return bool(self.axis) and is_faster and not self.is_recommended
-
-    @property
-    def _is_surely_faster(self) -> bool:
-        return self.low > 0.0 and math.isfinite(self.high)
+        is_surely_faster = self.low > 0.0 and math.isfinite(self.high) and self.gain >= MIN_GAIN
+        return bool(self.axis) and is_surely_faster and not self.is_recommended
 
     @property
     def worth(self) -> float:
@@ -119,26 +111,16 @@ class Verdict:
 
 
 def of_pairs(
-    variant: Change,
-    base: list[float],
-    other: list[float],
-    unit: str,
+    variant: Variant | Verdict, base: list[float], other: list[float], unit: str,
     step_share: float = 1.0,
-    where: str = " in steps",
-) -> Verdict:
-    """Returns the verdict on a variant that was timed in turns with the run as it is.
-
-    Args:
-        variant: what was changed.
-        base: seconds per unit of the run as it is, in the order of measurement.
-        other: those of the variant beside them.
-        unit: such as "tokens".
-        step_share: of the run's time, what its steps take.
-        where: added to the unit per second in the evidence.
-    """
-    found, (gain, low, high) = gains_of(base, other, step_share)
-    rates = [1.0 / float(np.median(side)) for side in (base, other)]
-    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s{where}, {_pairs_text(found)}"
+) -> Verdict:  # fmt: skip
+    """Returns the verdict on a variant that was timed in turns with the run as it is, from the
+    seconds per unit of both; of the run's time, its steps take `step_share`."""
+    gain, low, high = gains_of(base, other, step_share)
+    rates = [1.0 / statistics.median(side) for side in (base, other)]
+    few = " (too few for an interval)" if len(base) < MIN_PAIRS else ""
+    pairs = f"{len(base)} pairs of turns{few}"
+    evidence = f"{rates[0]:,.0f} -> {rates[1]:,.0f} {unit}/s in steps, {pairs}"
     share = 1.0 - 1.0 / (1.0 + gain) if gain > 0 else 0.0
     options = dict(variant.options)
     return Verdict(variant.cause, share, gain, low, high, variant.effect, options, evidence)
@@ -146,13 +128,16 @@ def of_pairs(
 
 def gains_of(
     base: list[float], other: list[float], step_share: float
-) -> tuple[Estimate, tuple[float, float, float]]:
-    """Returns the ratio of paired times, and the gain of the whole with its interval; arguments as
-    of `of_pairs`."""
-    found = estimate(np.array(other), np.array(base), np.arange(len(base)))
-    ratios = found.ratio, found.low, found.high
-    gain, low, high = (of_whole(ratio, step_share) for ratio in ratios)
-    return found, (gain, low, high)
+) -> tuple[float, float, float]:
+    """Returns the gain of the whole run with its interval; arguments as of `of_pairs`."""
+    found = estimate(other, base)
+
+    def of_whole(ratio: float) -> float:
+        if not ratio or math.isinf(ratio):
+            return ratio - 1.0
+        return 1.0 / (1.0 - step_share + step_share / ratio) - 1.0
+
+    return of_whole(found.ratio), of_whole(found.low), of_whole(found.high)
 
 
 def is_known(low: float, high: float) -> bool:
@@ -160,29 +145,12 @@ def is_known(low: float, high: float) -> bool:
     return high - low <= 2.0 * _KNOWN
 
 
-def of_whole(ratio: float, step_share: float) -> float:
-    """Returns the gain of a run of which `step_share` is steps that become `ratio` times as
-    fast."""
-    if not ratio or math.isinf(ratio):
-        return -1.0 if not ratio else math.inf
-    return 1.0 / (1.0 - step_share + step_share / ratio) - 1.0
-
-
-def _pairs_text(found: Estimate) -> str:
-    few = " (too few for an interval)" if found.pairs < MIN_PAIRS else ""
-    return f"{found.pairs} pairs of turns{few}"
-
-
 def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Returns the best verdict of each cause, an undecided one before one that is not worth it:
-    recommended ones first, then those that `fastlstm tune` is to try, each by what they are worth.
-    """
-    best = {v.cause: v for v in sorted(verdicts, key=_standing)}
+    recommended ones first, then those that `tune` is to try, each by what they are worth."""
+    standing = sorted(verdicts, key=lambda v: (v.is_recommended, v.is_undecided, v.worth))
+    best = {v.cause: v for v in standing}
     return sorted(best.values(), key=lambda v: (not v.is_recommended, not v.is_to_try, -v.worth))
-
-
-def _standing(verdict: Verdict) -> tuple[bool, bool, float]:
-    return verdict.is_recommended, verdict.is_undecided, verdict.worth
 
 
 def training_seconds(trainer: Trainer, step_s: float) -> float:
@@ -194,82 +162,42 @@ def training_seconds(trainer: Trainer, step_s: float) -> float:
     return _TRAINING_SHARE * stop.budget_s
 
 
-def _steps_between(trainer: Trainer, step_s: float, evaluation_s: float) -> int:
-    """Returns the steps between evaluations that are spread over a run; of a budget they take a
-    bounded share."""
-    steps = training_seconds(trainer, step_s) / step_s / max(1, trainer.plan.evaluations)
-    if trainer.plan.stop_criterion.budget_s is not None:
-        steps = max(steps, evaluation_s / (SPREAD_SHARE * step_s))
-    return max(1, round(steps))
-
-
 def steps_wanted(cost: float, now: int, total: float) -> int:
     """Returns the steps between evaluations, or checkpoints, that leave them a small share of the
-    time; not more than the run has, as one comes at its end.
-
-    Args:
-        cost: of one, in steps.
-        now: steps between them.
-        total: steps of the run.
-    """
+    time, where they cost so many steps and come after `now`; not more than the `total` of the run,
+    as one comes at its end."""
     wanted = math.ceil(cost * (1.0 - _KEPT_SHARE) / _KEPT_SHARE)
     return max(now, min(wanted, math.ceil(total)))
 
 
-@dataclass(frozen=True)
-class Between:
-    """What comes between steps, in seconds per step of the run.
-
-    Attributes:
-        evaluation_s: evaluations.
-        checkpoint_s: checkpoints.
-        verdicts: on both.
-    """
-
-    evaluation_s: float
-    checkpoint_s: float
-    verdicts: tuple[Verdict, ...]
-
-
-def between_steps(trainer: Trainer, step_s: float) -> Between:
-    """Evaluates and saves once, and returns what that takes of the run.
-
-    Args:
-        trainer: at least one step has been taken.
-        step_s: seconds of a step.
-    """
+def between_steps(trainer: Trainer, step_s: float) -> tuple[float, float, list[Verdict]]:
+    """Evaluates and saves once; returns the seconds per step of the run that evaluations and
+    checkpoints take, and the verdicts on both. At least one step has been taken."""
     options, progress, task = trainer.plan.options, trainer.progress, trainer.task
-    schedule = EvaluationSchedule(
-        trainer.plan.eval_every, trainer.plan.evaluations, trainer.plan.stop_criterion
-    )
+    stop, total = trainer.plan.stop_criterion, training_seconds(trainer, step_s) / step_s
+    schedule = EvaluationSchedule(trainer.plan.eval_every, trainer.plan.evaluations, stop)
     unit_s = task.forward_share * step_s / task.step_units
     scored = schedule.limit(task, progress, unit_s)
-    progress.scored = min(scored, max(task.min_scored, int(_EVALUATED_S / unit_s)))
-    timed = progress.scored
+    progress.scored = timed = min(scored, max(task.min_scored, int(_EVALUATED_S / unit_s)))
     started = time.perf_counter()
     trainer.evaluate()
-    once_s = time.perf_counter() - started
-    evaluation_s = once_s * max(1.0, scored / timed)
+    evaluation_s = (time.perf_counter() - started) * max(1.0, scored / timed)
     started = time.perf_counter()
     trainer.saver.save()
     save_s = time.perf_counter() - started
-    every = trainer.plan.eval_every or _steps_between(trainer, step_s, evaluation_s)
-    own_steps = options.checkpoint_every
-    saves_every = own_steps or max(1, round(_CHECKPOINT_S / step_s))
-    per_step = {"evaluation": evaluation_s / every, "checkpoints": save_s / saves_every}
-    total_s = step_s + sum(per_step.values())
-    about = {
-        "evaluation": ("eval_every", every, evaluation_s, "an evaluation"),
-        "checkpoints": ("checkpoint_every", saves_every, save_s, "a checkpoint"),
-    }
-    verdicts = []
-    for cause, (option, steps, seconds, name) in about.items():
-        share = per_step[cause] / total_s
-        wanted = steps_wanted(seconds / step_s, steps, training_seconds(trainer, step_s) / step_s)
-        after_s = total_s - per_step[cause] + seconds / wanted
-        gain = total_s / after_s - 1.0
+    spread = total / max(1, trainer.plan.evaluations)
+    if stop.budget_s is not None:  # evaluations that are spread take a bounded share of a budget
+        spread = max(spread, evaluation_s / (SPREAD_SHARE * step_s))
+    every = trainer.plan.eval_every or max(1, round(spread))
+    saves_every = options.checkpoint_every or max(1, round(_CHECKPOINT_S / step_s))
+    found, total_s = list[Verdict](), step_s + evaluation_s / every + save_s / saves_every
+    for cause, option, steps, seconds, name in (
+        ("evaluation", "eval_every", every, evaluation_s, "an evaluation"),
+        ("checkpoints", "checkpoint_every", saves_every, save_s, "a checkpoint"),
+    ):
+        wanted = steps_wanted(seconds / step_s, steps, total)
+        gain = total_s / (total_s - seconds / steps + seconds / wanted) - 1.0
         evidence = f"{name} takes {seconds:.2f} s, every {steps:,} steps of {step_s:.3f} s"
-        verdicts.append(
-            Verdict(cause, share, gain, gain, gain, EXACT, {option: wanted}, evidence, False)
-        )
-    return Between(per_step["evaluation"], per_step["checkpoints"], tuple(verdicts))
+        share, changed = seconds / steps / total_s, {option: wanted}
+        found.append(Verdict(cause, share, gain, gain, gain, EXACT, changed, evidence, False))
+    return evaluation_s / every, save_s / saves_every, found

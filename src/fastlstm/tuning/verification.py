@@ -31,39 +31,23 @@ _MEASURED_S, _TURN_S = 8.0, 0.4
 
 
 def measured_gain(a: Sequence[str], b: Sequence[str], step_share: float = 1.0) -> float:
-    """Returns the gain of a whole run by training command `b` over `a`.
-
-    Args:
-        a: words behind `fastlstm train` of the command as it is.
-        b: those of the changed one.
-        step_share: of the run's time, what the steps of `a` take.
-
-    Raises:
-        CommandError: a command failed.
-    """
-    _, (gain, _, _) = gains_of(*measured_times(a, b, step_share), step_share)
-    return gain
+    """Returns the gain of a whole run by training command `b` over `a`: words behind `fastlstm
+    train`."""
+    return gains_of(*measured_times(a, b, step_share), step_share)[0]
 
 
 def measured_times(
     a: Sequence[str], b: Sequence[str], step_share: float, prefix: Sequence[str] = ()
 ) -> tuple[list[float], list[float]]:
-    """Returns the seconds per unit of the steps of two training commands, which run in turns.
-
-    A turn's time is that of its mean step, which makes up the time of a run.
-
-    Args:
-        a: words of the command as it is.
-        b: those of the changed one.
-        step_share: of the run's time, what the steps of `a` take.
-        prefix: goes before the changed one.
+    """Returns the seconds per unit of the steps of two training commands, the second one behind a
+    prefix, which run in turns; of the run's time, steps take `step_share`.
 
     Raises:
         CommandError: a command failed.
     """
 
     def is_enough(timed: Timed) -> bool:
-        _, (_, low, high) = gains_of(timed.base, timed.other, step_share)
+        _, low, high = gains_of(timed.base, timed.other, step_share)
         return is_known(low, high)
 
     with tempfile.TemporaryDirectory(prefix="fastlstm-profile-") as folder:
@@ -87,12 +71,8 @@ def _worker_words(words: Sequence[str], out: str) -> list[str]:
 
 def with_instruction_set(profile: Profile, words: Sequence[str]) -> Profile:
     """Returns a profile with the verdict on FASTLSTM_ISA, where that keeps the kernels from the
-    instructions of this CPU; it is measured by running the command with and without.
-
-    Args:
-        profile: of the run.
-        words: behind `fastlstm train` of the command that trains it.
-    """
+    instructions of this CPU; it is measured by running the command of these words behind
+    `fastlstm train` with and without."""
     forced, widest = environment.forced_isa(), hardware.widest_isa()
     if forced is None or forced == widest:
         return profile
@@ -113,11 +93,8 @@ class StepServer(Callback):
     """The process of a `Worker`: takes the place of the training loop, and steps on demand.
 
     The steps are those of the loop, with the wait for the loader; evaluations and checkpoints are
-    left out. When there are no more requests the process ends at once: nothing of the run is kept.
-
-    Args:
-        requests: numbers of steps, one a line.
-        answers: gets "ready", then one line each.
+    left out. Requests are numbers of steps, one a line; answers "ready", then one line each. When
+    there are no more requests the process ends at once: nothing of the run is kept.
     """
 
     def __init__(self, requests: TextIO, answers: TextIO) -> None:
