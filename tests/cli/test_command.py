@@ -34,7 +34,7 @@ def test_a_field_without_a_group_is_noticed() -> None:
 
     assert attribute_help(Two) == {"one": "the first, in two lines.", "two": "the second."}
     with pytest.raises(KeyError, match="two"):
-        options_from_dataclass(Two, {"all": ("one",)})
+        options_from_dataclass(Two, {"all": "one"})
 
 
 def test_help_is_grouped_with_text_and_defaults() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fastlstm.cli import inputs
+from fastlstm.cli.command import parse
 from fastlstm.cli.forecast import COMMAND
-from fastlstm.cli.parser import parse
 from fastlstm.errors import DataError, FormatError, RunDirectoryError, UsageError
 
 

@@ -10,8 +10,8 @@ import pytest
 from fastlstm.cli import evaluate, forecast, train
 from fastlstm.cli.command import Command
 from fastlstm.cli.inputs import require_tables
-from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
+from fastlstm.cli.training import command_for
 from fastlstm.errors import DataError, FastLSTMError, UsageError
 from fastlstm.forecast.data.table_files import require_files
 from fastlstm.text.data.source_kind import kind_of_source

@@ -13,8 +13,8 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from fastlstm.cli import evaluate, train
-from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
+from fastlstm.cli.training import command_for
 from series_frames import long_table
 
 SMALL = [

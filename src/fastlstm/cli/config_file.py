@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import expected
-from fastlstm.cli.parser import typed
+from fastlstm.cli.command import expected, typed
 from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.system.fields import built
@@ -19,8 +18,7 @@ from fastlstm.text.config import require_format
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fastlstm.cli.command import Option
-    from fastlstm.cli.parser import Parsed
+    from fastlstm.cli.command import Option, Parsed
     from fastlstm.system.fields import ConfigT
 
 MAX_CONFIG_BYTES = 1 << 16

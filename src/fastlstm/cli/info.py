@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Positional
+from fastlstm.cli.command import Command, Positional, parse
 from fastlstm.cli.inputs import require_run
-from fastlstm.cli.options import json_option
+from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
 from fastlstm.report.events import number
 from fastlstm.report.lines import (
@@ -37,7 +36,7 @@ COMMAND = Command(
     verb="info",
     summary="Show a run and check its files; without RUN, show this machine and its kernels.",
     positionals=(Positional("RUN", "a run directory or a checkpoint", is_optional=True),),
-    options=(json_option(),),
+    options=(JSON,),
     examples=("fastlstm info", "fastlstm info runs/book"),
 )
 

@@ -22,9 +22,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fastlstm.cli.command import Command, help_text
+from fastlstm.cli.command import Command, HelpRequested, UnknownFlagError, help_text
 from fastlstm.cli.output import say
-from fastlstm.cli.parser import HelpRequested, UnknownFlagError
 from fastlstm.distributed.launch import end_if_over, end_process, is_started_by_torchrun
 from fastlstm.errors import (
     EXIT_FAILED,

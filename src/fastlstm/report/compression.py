@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
-from fastlstm.report.drawing import Band, Chart, Curve, draw
+from fastlstm.report.drawing import Band, Chart, Curve, Panel, draw
 from fastlstm.report.lines import joined, labelled
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
@@ -171,5 +171,6 @@ def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, n
     if change["low"] is not None:
         bands = [Band(x[1:], [change["low"]], [change["high"]], "95 % interval")]
     label, right = f"change of {measure}", 1.1 * max(x) or None
-    svg = draw(curves, title, x_unit, label, name=name, right=right, bands=bands)
-    return Chart(title, f"{measure} of the result less those of the source; lower is better.", svg)
+    panel = Panel(curves, x_unit, label, bands, right=right)
+    caption = f"{measure} of the result less those of the source; lower is better."
+    return draw(panel, title, caption, name=name)

@@ -15,11 +15,11 @@ from fastlstm.report.events import (
     measure_of,
     metrics_of,
     number,
+    rank_seconds,
     text_of,
     unit_of,
 )
 from fastlstm.report.markup import visible
-from fastlstm.report.processes import processes_text
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 from fastlstm.system import hardware
 
@@ -39,7 +39,8 @@ def joined(parts: list[str], separator: str = ", ") -> str:
 
 
 _MAX_NAMED = 5
-_COUNTED = "no time column: rows are counted"
+_LISTED_RANKS = 4
+"""Ranks whose seconds are listed one by one."""
 
 
 def _filled(form: str, value: object) -> str:
@@ -73,7 +74,7 @@ def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
         *labelled("model", model_lines(start)),
         ("training", _training_text(start, glyphs)),
         ("machine", _machine_text(start)),
-        ("processes", processes_text(start)),
+        ("processes", _processes_text(start)),
         ("precision", joined([text_of(start, "precision"), text_of(start, "precision_why")], ": ")),
         *labelled("kernels", start.get("kernels")),
         ("ends", _end_text(text_of(start, "end"))),
@@ -89,7 +90,9 @@ def _data_text(start: Event) -> str:
         [
             text_of(start, "source"),
             count_of(start, "rows", "row") + (f" of {series:,.0f} series" if series > 1 else ""),
-            _COUNTED if frequency == "rows" else _filled("every {}", frequency.removeprefix("1 ")),
+            "no time column: rows are counted"
+            if frequency == "rows"
+            else _filled("every {}", frequency.removeprefix("1 ")),
             text_of(start, "vocab") + _filled(" vocabulary of {:,.0f}", size),
         ]
     )
@@ -218,6 +221,28 @@ def si(value: float) -> str:
     return f"{short[:-1]} {short[-1]}" if short[-1] in "kMGT" else f"{short} "
 
 
+def _processes_text(start: Event) -> str:
+    """Returns ``2 on 1 machine (gloo), 1 thread each``; empty for one."""
+    about = _part_of(start, "processes")
+    if (num := number(about, "num")) is None:
+        return ""
+    machines, threads = number(about, "machines"), number(about, "threads")
+    every = number(about, "sync_every") or 1
+    stages = start.get("stages")
+    parts = [f"{num:,.0f}"]
+    if num > 1:
+        where = "" if machines is None else f" on {counted(machines, 'machine')}"
+        parts = [f"{num:,.0f}{where}" + (f" ({text_of(about, 'backend')})")]
+        parts += [] if threads is None else [f"{counted(threads, 'thread')} each"]
+    if isinstance(stages, list):
+        parts.append("layers " + " / ".join(map(visible, stages)))
+    elif num > 1 and every > 1:
+        parts.append(f"weights averaged every {every:,.0f} steps")
+    if num > 1 and about.get("wire") == "bf16":
+        parts.append("sent in bf16")
+    return ", ".join(parts)
+
+
 def _end_text(end: str) -> str:
     if end.startswith("budget "):
         return f"after {end.removeprefix('budget ')} of wall-clock time, including the report"
@@ -298,6 +323,16 @@ def checkpoint_text(event: Event) -> str:
             _filled("{:.2f} s", number(event, "seconds")),
         ]
     )
+
+
+def ranks_text(event: Event) -> str:
+    """Returns how long the passes of a step take on each rank, of many on the fastest and slowest;
+    empty where there is one process."""
+    seconds = rank_seconds(event)
+    if len(seconds) <= _LISTED_RANKS:
+        return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
+    low, high = min(seconds), max(seconds)
+    return f"{1e3 * low:.0f}-{1e3 * high:.0f} ms, slowest {seconds.index(high)}"
 
 
 # the end of a run --------------------------------------------------------------------------------

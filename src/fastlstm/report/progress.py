@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fastlstm.estimator import show_warning
 from fastlstm.report import lines as words
 from fastlstm.report.events import number, text_of, unit_of
-from fastlstm.report.processes import ranks_text
 from fastlstm.report.terminal import (
     Style,
     cell_width,
@@ -377,7 +376,7 @@ def step_parts(event: Event, unit: str) -> list[Part]:
         for key, form, long, short, rank, width in table
         if (value := number(event, key)) is not None
     ]
-    if text := ranks_text(event):
+    if text := words.ranks_text(event):
         parts.append(Part(text, "ranks {}", "ranks {}", 6))
     return parts
 
