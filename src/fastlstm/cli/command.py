@@ -42,6 +42,7 @@ class Option:
         is_repeatable: may be given several times; the value is a list.
         is_list: may be given several times; the values are joined by commas.
         is_switch: takes no value; present means true.
+        is_required: must be given; shown in the usage line.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Option:
     is_repeatable: bool = False
     is_list: bool = False
     is_switch: bool = False
+    is_required: bool = False
 
     @property
     def flag(self) -> str:
@@ -114,7 +116,6 @@ class Command:
         summary: one sentence.
         positionals: arguments without a flag, in order.
         options: flags, in the order help lists them.
-        required: names of required options, shown in the usage line.
         examples: complete command lines.
         other: last line of the help text, about another use of the verb.
     """
@@ -123,7 +124,6 @@ class Command:
     summary: str
     positionals: tuple[Positional, ...]
     options: tuple[Option, ...]
-    required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
     other: str = ""
 
@@ -131,7 +131,7 @@ class Command:
     def usage(self) -> str:
         """One line: ``fastlstm train SOURCE [SOURCE ...] --out RUN [options]``."""
         parts = ["fastlstm", self.verb, *(argument.usage for argument in self.positionals)]
-        parts += [option.usage for option in self.options if option.name in self.required]
+        parts += [option.usage for option in self.options if option.is_required]
         return " ".join([*parts, "[options]"])
 
     def groups(self) -> list[tuple[str, list[Option]]]:
@@ -229,13 +229,7 @@ def _entry(left: str, text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The values of a command line.
-
-    Attributes:
-        command: what was parsed for.
-        positionals: arguments without a flag.
-        values: by name of the options that were set, each in the type of its annotation.
-    """
+    """The values of a command line: of the options that were set, each in its own type."""
 
     command: Command
     positionals: list[str]
@@ -255,13 +249,9 @@ class Parsed:
 
 @dataclass
 class Arguments:
-    """A command line split into its parts, values still as text.
+    """A command line split into its parts, values still as text: of a switch "true" or "false".
 
-    Attributes:
-        positionals: arguments without a flag.
-        options: with their values; that of a switch is "true" or "false".
-        unknown: flags that no option has.
-        is_help: ``--help`` was among them; what follows it is not read.
+    Behind ``--help`` nothing is read.
     """
 
     positionals: list[str] = field(default_factory=list)
@@ -302,7 +292,7 @@ def parse(command: Command, argv: Sequence[str]) -> Parsed:
     _check_positionals(command, arguments.positionals)
     present = {option.name for option, value in arguments.options if value}
     for option in command.options:
-        if option.name in command.required and option.name not in present:
+        if option.is_required and option.name not in present:
             raise UsageError(f"{option.flag} is missing; usage: {command.usage}")
     values: dict[str, Any] = {}
     for option, text in arguments.options:

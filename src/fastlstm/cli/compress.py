@@ -37,7 +37,7 @@ _RESUME = "continue from the newest checkpoint in NEW; start anew without one"
 
 def _options(data: str, not_of: tuple[str, ...]) -> tuple[Option, ...]:
     return (
-        Option("out", "run directory to write", group="run", value="NEW"),
+        Option("out", "run directory to write", group="run", value="NEW", is_required=True),
         Option("data", f"{data}; default is RUN's own", group="run", value="SRC"),
         switch("resume", _RESUME, "run"),
         switch("json", "print one JSON object per event, then the report", "run"),
@@ -50,7 +50,6 @@ COMMAND = Command(
     summary="Make a trained text model smaller and faster, and measure what that costs.",
     positionals=(Positional("RUN", "the run to compress, or one of its checkpoints"),),
     options=_options("text to train and measure on", OF_FORECASTERS),
-    required=("out",),
     examples=(
         "fastlstm compress runs/book --out runs/book8 --to int8",
         "fastlstm compress runs/book --out runs/half --prune 0.5 --structured units",
@@ -64,7 +63,6 @@ TABLE_COMMAND = Command(
     summary="Make a trained forecaster smaller and faster, and measure what that costs.",
     positionals=(Positional("RUN", "the run to compress"),),
     options=_options("table to train and measure on", OF_TEXTS),
-    required=("out",),
     examples=(
         "fastlstm compress runs/etth1 --out runs/etth1-8 --to int8 --data ETTh1.csv",
         "fastlstm compress runs/etth1 --out runs/small --hidden-size 32 --budget 2m",

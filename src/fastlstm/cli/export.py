@@ -22,8 +22,8 @@ COMMAND = Command(
     summary="Write a trained model for another runtime, and check the file there.",
     positionals=(Positional("RUN", "a run directory, or of a text model one of its checkpoints"),),
     options=(
-        Option("to", "what to write", _TARGET),
-        Option("out", "directory to write; it must not exist yet", value="DIR"),
+        Option("to", "what to write", _TARGET, is_required=True),
+        Option("out", "directory to write; it must not exist yet", value="DIR", is_required=True),
         Option("weights", "format of the weights in the file; default is RUN's own", _FORMAT),
         switch("step", "of a text model: one token per call, without a time axis"),
         Option("length", "of a sequence model for litert: steps of the longest sequence", int),
@@ -32,7 +32,6 @@ COMMAND = Command(
         Option("check", "run the file in its runtime before it is published", bool, True),
         JSON,
     ),
-    required=("to", "out"),
     examples=(
         "fastlstm export runs/book --to onnx --out exports/book",
         "fastlstm export runs/book --to onnx --weights int8 --step --out exports/book8",

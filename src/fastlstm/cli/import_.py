@@ -32,7 +32,7 @@ COMMAND = Command(
     summary="Read a model of Keras, torch or ONNX and write it as a run.",
     positionals=(Positional("MODEL", _MODEL),),
     options=(
-        Option("out", "run directory to write; it must hold no run yet"),
+        Option("out", "run directory to write; it must hold no run yet", is_required=True),
         Option("text", _HELP["text"], value="FILE"),
         Option("chars", "or its characters, in the order of their numbers"),
         Option("vocab", _HELP["vocab"], value="FILE"),
@@ -41,7 +41,6 @@ COMMAND = Command(
         switch("classes", _HELP["classes"]),
         JSON,
     ),
-    required=("out",),
     examples=(
         "fastlstm import model.keras --text book.txt --out runs/book",
         "fastlstm import weather.h5 --out runs/weather",

@@ -184,7 +184,7 @@ def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], 
         time = "" if history.elapsed_s is None else f" in {clock(history.elapsed_s)}"
         rate = history.rate
         speed = "" if rate is None else f"{short_count(rate)} {unit}/s in training steps"
-        rows.append(("trained", joined([joined(amount) + time, speed])))
+        rows.append(("trained", joined(joined(*amount) + time, speed)))
         rows.append(("ended", str(facts["end"] or "not recorded: still running, or killed")))
     return facts, rows + labelled("kernels", facts["kernels"])
 

@@ -12,12 +12,9 @@ import errno
 import importlib
 import keyword
 import os
-import secrets
 import signal
 import sys
-import tempfile
 import time
-import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -232,22 +229,25 @@ def _forget_stdout() -> None:
 
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:
+    import traceback
+
     head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
-    redacted_words(arguments)
+    words = redacted_words(arguments)  # hides what the traceback may have too
+    trace = redacted("".join(traceback.format_exception(error)))
     if environment.is_debug():
-        sys.stderr.write(redacted("".join(traceback.format_exception(error))))
+        sys.stderr.write(trace)
         return _fail(head, EXIT_FAILED)
-    log = _write_log(error, arguments)
+    about = f"fastlstm {_version()}, Python {sys.version}"
+    log = _write_log(f"{about}\narguments: {words!r}\n\n{trace}")
     where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
     return _fail(f"{head} ({where})", EXIT_FAILED)
 
 
-def _write_log(error: Exception, arguments: list[str]) -> Path | None:
+def _write_log(text: str) -> Path | None:
     """Writes a traceback to the cache, or where that fails to the folder of temporary files."""
-    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}.log"
-    words = redacted_words(arguments)  # hides what the traceback may have too
-    text = redacted("".join(traceback.format_exception(error)))
-    text = f"fastlstm {_version()}, Python {sys.version}\narguments: {words!r}\n\n{text}"
+    import tempfile
+
+    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(8).hex()}.log"
     for is_cache in (True, False):
         with contextlib.suppress(FastLSTMError, OSError):
             folder = environment.cache_dir() / "errors" if is_cache else tempfile.gettempdir()

@@ -9,6 +9,7 @@ from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, counted
+from fastlstm.report.lines import labelled
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
 from fastlstm.text.quality_law import MOST_LAYERS
@@ -66,7 +67,7 @@ _LITTLE = 0.01
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
     job = read_training(argv, COMMAND, TABLE_COMMAND, _measure_s)
-    parsed, measure_s = job.parsed, _measure_s(job.parsed)
+    parsed, measure_s = job.parsed, job.own
     if job.is_table:
         from fastlstm.tuning.predict_table import predict_forecaster
 
@@ -95,11 +96,18 @@ def _measure_s(parsed: Parsed) -> float | None:
 
 
 def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
-    """Returns the lines of the result."""
-    law, length = found.law, found.length
-    times = length.tokens / law.measured.tokens
+    """Returns the lines of the result for a text."""
+    law, length, steps = found.law, found.length, found.law.measured.steps
     sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
-    shown: list[Row] = [
+    notes = []
+    if steps < FEWEST_STEPS:
+        had = f"the short run had {counted(int(steps), 'step')}"
+        notes.append(f"{had}, fewer than {FEWEST_STEPS}: give a longer --measure")
+    if law.num_layers > MOST_LAYERS:
+        text = f"the law was measured with at most {MOST_LAYERS} layers"
+        notes.append(f"{text}: the interval may be too narrow")
+    times = length.tokens / law.measured.tokens
+    return [
         ("prediction", f"{bits_text(found.bits)} after {clock(law.seconds_for(length))}"),
         ("", f"{short_count(length.tokens)} characters, {times:.3g} times the short run"),
         (
@@ -107,23 +115,12 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
             f"{law.measured_bits:.3f} bits/char after {clock(found.measured_s)}:"
             f" {short_count(law.measured.tokens)} characters, {law.tokens_per_s:,.0f}/s",
         ),
-        *(
-            ("this model" if place == 0 else "", f"{clock(seconds)}: {bits_text(bits)}")
-            for place, (seconds, bits) in enumerate(found.others())
-        ),
+        *labelled("this model", [f"{clock(s)}: {bits_text(bits)}" for s, bits in found.others()]),
+        *([] if target is None else [("target", target_text(found, target))]),
+        *([("chosen", f"by the budget: {' '.join(sizes)}")] if sizes else []),
+        *(("", note) for note in notes),
+        ("command", command),
     ]
-    if target is not None:
-        shown.append(("target", target_text(found, target)))
-    if sizes:
-        shown.append(("chosen", f"by the budget: {' '.join(sizes)}"))
-    if (steps := law.measured.steps) < FEWEST_STEPS:
-        had = f"the short run had {counted(int(steps), 'step')}"
-        shown.append(("", f"{had}, fewer than {FEWEST_STEPS}: give a longer --measure"))
-    if law.num_layers > MOST_LAYERS:
-        text = f"the law was measured with at most {MOST_LAYERS} layers"
-        shown.append(("", f"{text}: the interval may be too narrow"))
-    shown.append(("command", command))
-    return shown
 
 
 def bits_text(bits: PredictedBits) -> str:
@@ -140,34 +137,32 @@ def target_text(found: Prediction, target: float) -> str:
 
 
 def table_rows(found: TablePrediction, command: str) -> list[Row]:
-    """Returns the lines of the result."""
+    """Returns the lines of the result for a table."""
     from fastlstm.tuning.predict_table import FEWEST_STEPS
 
     measured, others = found.measured, found.others()
-    times = found.steps / measured.steps
-    shown: list[Row] = [
+    times, half = found.steps / measured.steps, max(1, measured.steps // 2)
+    notes, size = [], found.fixed.get("hidden_size")
+    if measured.half_loss <= measured.loss:
+        notes.append("the longer run was no better: any length ends alike, within the limits")
+    elif others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
+        notes.append("a longer run gains less than 1 %: more data or other settings may")
+    if measured.steps < FEWEST_STEPS:
+        notes.append(f"fewer than {FEWEST_STEPS} steps say little: give a longer --measure")
+    return [
         ("prediction", f"{_loss_text(found.after(found.steps))} after {clock(others[1][0])}"),
         ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times the short run"),
         (
             "measured",
             f"{measured.loss:.4f} validation loss after {counted(measured.steps, 'step')},"
-            f" {measured.half_loss:.4f} after {counted(max(1, measured.steps // 2), 'step')}:"
-            f" {clock(measured.seconds)} in all",
+            f" {measured.half_loss:.4f} after {counted(half, 'step')}: {clock(measured.seconds)} in"
+            " all",
         ),
-        *(
-            ("this model" if place == 0 else "", f"{clock(seconds)}: {_loss_text(loss)}")
-            for place, (seconds, loss) in enumerate(others)
-        ),
+        *labelled("this model", [f"{clock(s)}: {_loss_text(loss)}" for s, loss in others]),
+        *(("", note) for note in notes),
+        *([] if size is None else [("chosen", f"by the budget: --hidden-size {size}")]),
+        ("command", command),
     ]
-    if measured.half_loss <= measured.loss:
-        shown.append(("", "the longer run was no better: any length ends alike, within the limits"))
-    elif others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
-        shown.append(("", "a longer run gains less than 1 %: more data or other settings may"))
-    if measured.steps < FEWEST_STEPS:
-        shown.append(("", f"fewer than {FEWEST_STEPS} steps say little: give a longer --measure"))
-    if found.fixed:
-        shown.append(("chosen", f"by the budget: --hidden-size {found.fixed['hidden_size']}"))
-    return [*shown, ("command", command)]
 
 
 def _loss_text(loss: PredictedLoss) -> str:

@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
     job = read_training(
         argv, COMMAND, TABLE_COMMAND, lambda parsed: parse_duration(parsed["measure"], "measure")
     )
-    parsed, seconds = job.parsed, parse_duration(job.parsed["measure"], "measure")
+    parsed = job.parsed
     trace = None if parsed["trace"] is None else Path(parsed["trace"])
 
     from fastlstm.tuning.op_times import check_trace
@@ -83,7 +83,7 @@ def run(argv: list[str]) -> int:
 
     if trace is not None:
         check_trace(trace)
-    profile, options = profile_run(job.source, job.config, job.names, seconds, parsed["ops"], trace)
+    profile, options = profile_run(job.source, job.config, job.names, job.own, parsed["ops"], trace)
     fixed = chosen_sizes(job.config, options)
     profile = with_instruction_set(profile, job.train_words(fixed))
     commands, verified = _commands(profile, job, fixed), None

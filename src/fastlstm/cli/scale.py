@@ -22,7 +22,7 @@ _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
 _SCALE_OPTIONS = (
     CONFIG,
     Option("nodes", "numbers of machines, with commas", str, "2,4,8", value="N,N"),
-    Option("link", _SPEED, value="SPEED"),
+    Option("link", _SPEED, value="SPEED", is_required=True),
     Option("latency", "time of a message one way", str, "0.1ms", value="TIME"),
     JSON,
 )
@@ -31,7 +31,6 @@ COMMAND = Command(
     summary="Predict time and efficiency of training on several machines like this one.",
     positionals=(Positional("SOURCE", "a run, or what a run trains on", is_many=True),),
     options=(*_SCALE_OPTIONS, *TEXT_OPTIONS),
-    required=("link",),
     examples=(
         "fastlstm scale runs/book --nodes 2,8,64,1000 --link 1gbit",
         "fastlstm scale book.txt --nodes 4 --link 100mbit --latency 25ms",
@@ -44,7 +43,6 @@ TABLE_COMMAND = Command(
     summary="Predict time and efficiency of training a forecaster on several machines.",
     positionals=(Positional("DATA", "the run of a forecaster, or a table", is_many=True),),
     options=(*_SCALE_OPTIONS, *FORECAST_OPTIONS),
-    required=("link",),
     examples=("fastlstm scale ETTh1.csv --horizon 96 --nodes 4 --link 10gbit",),
 )
 _LIST = 8
@@ -55,7 +53,7 @@ def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
     argv, _ = with_source_of_run(argv, COMMAND, TABLE_COMMAND)
     job = read_training(argv, COMMAND, TABLE_COMMAND, _network)
-    parsed, config, (nodes, speed, latency) = job.parsed, job.config, _network(job.parsed)
+    parsed, config, (nodes, speed, latency) = job.parsed, job.config, job.own
 
     from fastlstm.tuning.scale import Link, facts, predict_scale
 

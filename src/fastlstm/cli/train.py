@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _TRACKER = Literal["wandb", "mlflow", "trackio"]
 _RUN_OPTIONS = (
-    Option("out", "run directory to write", group="run"),
+    Option("out", "run directory to write", group="run", is_required=True),
     switch("resume", "continue from the newest checkpoint in RUN; start anew without one", "run"),
     CONFIG,
     switch("json", "print one JSON object per event", "run"),
@@ -60,7 +60,6 @@ COMMAND = Command(
         switch("as_text", "train on the characters of SOURCE even if it is a table", "run"),
         *TEXT_OPTIONS,
     ),
-    required=("out",),
     examples=(
         "fastlstm train book.txt --out runs/book --budget 5m",
         "fastlstm train python-docs --out runs/docs --preset medium --steps 5000",
@@ -72,7 +71,6 @@ TABLE_COMMAND = Command(
     summary="Train a forecaster on a table of time series, until --budget, --steps or --epochs.",
     positionals=(TABLES,),
     options=(*_RUN_OPTIONS, *FORECAST_OPTIONS),
-    required=("out",),
     examples=(
         "fastlstm train ETTh1.csv --horizon 96 --out runs/etth1 --budget 2m",
         "fastlstm train sales.parquet --target units --horizon 28 --out runs/sales",

@@ -19,7 +19,6 @@ from typing import Any
 from fastlstm.cli.command import (
     Arguments,
     Command,
-    Option,
     Parsed,
     UnknownFlagError,
     parse,
@@ -53,6 +52,7 @@ class TrainingRun:
         config: the configuration: defaults, then the file of --config, then flags.
         names: fields of it that were set.
         is_table: a forecaster is trained on a table, not a language model on a text.
+        own: what the verb made of its own options.
     """
 
     argv: list[str]
@@ -60,6 +60,7 @@ class TrainingRun:
     config: Any
     names: set[str]
     is_table: bool
+    own: Any = None
 
     @property
     def source(self) -> str | list[str]:
@@ -73,7 +74,8 @@ class TrainingRun:
             options: to set instead of what the command line says.
         """
         arguments = split_arguments(self.parsed.command.options, self.argv)
-        known = {"config", *(option.name for option in _options_of(self.is_table))} - set(options)
+        fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
+        known = {"config", *(option.name for option in fields)} - set(options)
         if "budget" in options:  # one end of a run excludes the others
             known -= {"steps", "epochs"}
         # A name that begins with a dash would be a flag; "-" is standard input.
@@ -108,7 +110,7 @@ class TrainingRun:
 
 
 def read_training(
-    argv: list[str], text: Command, table: Command, check: Callable[[Parsed], Any] | None = None
+    argv: list[str], text: Command, table: Command, read_own: Callable[[Parsed], Any]
 ) -> TrainingRun:
     """Reads the command line of a verb that trains, and checks that its sources are there.
 
@@ -116,17 +118,15 @@ def read_training(
         argv: words behind the verb.
         text: the command of the verb for texts.
         table: the one for tables.
-        check: raises for the options that only this verb has.
+        read_own: reads and checks the options that only this verb has.
 
     Raises:
         FastLSTMError: bad usage; nothing was loaded.
     """
     command = command_for(argv, text, table)
-    parsed, is_table = parse(command, argv), command is table
-    if check is not None:
-        check(parsed)
-    sources = parsed.positionals
-    if is_table:
+    parsed = parse(command, argv)
+    own, sources = read_own(parsed), parsed.positionals
+    if command is table:
         config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
         require_tables(sources)
         is_started = command.verb == "train" and kind_of_run(parsed["out"]) == "forecaster"
@@ -135,16 +135,12 @@ def read_training(
                 "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
                 f" of {', '.join(sources)}"
             )
-        return TrainingRun(argv, parsed, config, names, is_table)
+        return TrainingRun(argv, parsed, config, names, True, own)
     text_config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
     refuse_runs([*sources, *filter(None, (getattr(text_config, part) for part in PARTS))])
     if not is_started_by_torchrun():  # there rank 0 says what another machine has not
         open_source(sources)  # a misspelt name is an error before torch is loaded
-    return TrainingRun(argv, parsed, text_config, names, is_table)
-
-
-def _options_of(is_table: bool) -> tuple[Option, ...]:
-    return FORECAST_OPTIONS if is_table else TEXT_OPTIONS
+    return TrainingRun(argv, parsed, text_config, names, False, own)
 
 
 # text or table -----------------------------------------------------------------------------------

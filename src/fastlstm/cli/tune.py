@@ -34,7 +34,7 @@ def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
     within, of = f"time that {latency} may take, such as 1ms", "format of the weights that"
     size = "size of the weights, such as 500k or 2M"
     return (
-        Option("out", "directory of the search", group="run", value="DIR"),
+        Option("out", "directory of the search", group="run", value="DIR", is_required=True),
         CONFIG,
         switch("resume", "continue the search in DIR", "run"),
         JSON,
@@ -53,7 +53,6 @@ COMMAND = Command(
     summary="Find the settings with the best result within a budget, by complete short runs.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(*_options(_AXES, "a token of one stream", "the limits are"), *TEXT_OPTIONS),
-    required=("out",),
     examples=(
         "fastlstm tune book.txt --out tuning/book --budget 5m",
         "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
@@ -69,7 +68,6 @@ TABLE_COMMAND = Command(
         *_options(_TABLE_AXES, "the forecast of one window", "the limit of bytes is"),
         *FORECAST_OPTIONS,
     ),
-    required=("out",),
     examples=(
         "fastlstm tune ETTh1.csv --target OT --horizon 96 --out tuning/etth1 --budget 2m",
         "fastlstm tune ETTh1.csv --horizon 24 --out tuning/etth1 --max-latency 2ms",
@@ -80,8 +78,8 @@ TABLE_COMMAND = Command(
 
 def run(argv: list[str]) -> int:
     """Prints every short run, then the best settings; returns 0."""
-    job = read_training(argv, COMMAND, TABLE_COMMAND, _checked)
-    parsed, config, (axes, limits, time_s) = job.parsed, job.config, _checked(job.parsed)
+    job = read_training(argv, COMMAND, TABLE_COMMAND, _own)
+    parsed, config, (axes, limits, time_s) = job.parsed, job.config, job.own
 
     from fastlstm.tuning.size_limits import SizeLimits
     from fastlstm.tuning.tune import Search, job_of, tune_run
@@ -104,7 +102,7 @@ def run(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _checked(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]:
+def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]:
     """Returns what to tune, the limits, and the time of the search; raises UsageError."""
     shown = f"{_AXES if parsed.command is COMMAND else _TABLE_AXES},{_MORE_AXES}"
     known, time = shown.split(","), parsed["tune_time"]

@@ -84,7 +84,7 @@ def _outputs_text(outputs: dict[str, Any] | None) -> str:
     errors = f"{outputs['what']} off by {outputs['rms']:.4g} (RMS), {outputs['largest']:.4g} (max)"
     agreement = outputs["agreement"]
     same = "" if agreement is None else f"the likeliest token is the same at {agreement:.2%}"
-    return joined([errors, same], "; ")
+    return joined(errors, same, separator="; ")
 
 
 def _pair(report: dict[str, Any], key: str, form: Any) -> str:
@@ -119,7 +119,7 @@ def _training_text(training: dict[str, Any] | None) -> str:
     teacher = f"{clock(teacher_s)} of it in the teacher" if teacher_s else ""
     steps = counted(training["steps"], "step")
     ended = [training["reason"]] if training["reason"] != steps else []
-    return joined([*ended, steps, clock(training["seconds"]), teacher])
+    return joined(*ended, steps, clock(training["seconds"]), teacher)
 
 
 def compression_table(report: dict[str, Any]) -> list[list[str]]:

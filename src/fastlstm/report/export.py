@@ -85,7 +85,7 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
             f"{short_count(speeds['fastlstm'])} here on one thread" if "fastlstm" in speeds else ""
         )
         there = f"{short_count(speeds['target'])} tokens/s there"
-        rows.append(("one stream", joined([there, here])))
+        rows.append(("one stream", joined(there, here)))
     for number, pair in figures.get("windows_per_s", {}).items():
         text = (
             f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"

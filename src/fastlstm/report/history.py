@@ -31,16 +31,8 @@ MAX_EVENTS = 1 << 15
 class History:
     """The events of a run by kind; of a step that was repeated after a resume, the newer one.
 
-    Attributes:
-        starts: one per start of the run, oldest first.
-        steps: progress of training.
-        evals: evaluations.
-        samples: texts written during training.
-        notes: messages, and steps that were skipped.
-        test: errors of a forecaster on the test set, or None.
-        calibration: coverage of its intervals, or None.
-        forecasts: some of its forecasts beside the actual values.
-        end: the last end event, or None while the run continues.
+    `starts` has one per start of the run, oldest first; `notes` messages and skipped steps; `end`
+    is None while the run continues.
     """
 
     starts: list[Event] = field(default_factory=list)

@@ -104,13 +104,13 @@ def _head(name: str, history: History, is_compressed: bool) -> str:
     lead = [
         text_of(start, "source"),
         "" if parameters is None else counted(parameters, "parameter"),
-        joined([text_of(start, "device"), text_of(start, "precision")]),
+        joined(text_of(start, "device"), text_of(start, "precision")),
     ]
     state = _state(history) if history.start or not is_compressed else ""
     kind = "compressed" if is_compressed else "training"
     return (
         f'<p class="eyebrow">fastlstm {kind} run</p>\n<h1>{to_html(name)}</h1>\n'
-        f'<p class="lead">{to_html(clipped(joined(lead, " · "), MAX_TEXT))}</p>\n{state}'
+        f'<p class="lead">{to_html(clipped(joined(*lead, separator=" · "), MAX_TEXT))}</p>\n{state}'
     )
 
 

@@ -196,7 +196,7 @@ class PlainOutput(Output):
 
     def _on_eval(self, event: Event) -> None:
         best = "best so far" if event.get("is_best") else ""
-        self._print("evaluation: " + words.joined([*words.eval_parts(event), best]))
+        self._print("evaluation: " + words.joined(*words.eval_parts(event), best))
 
     def _on_outlook(self, event: Event) -> None:
         self._note(words.outlook_text(event), False)
