@@ -58,7 +58,9 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
     directory = RunDirectory(path)
-    model, rows, damage = dict[str, Any](), list[Row](), list[str]()
+    model: dict[str, Any] = {}
+    rows: list[Row] = []
+    damage: list[str] = []
     try:
         kinds = {"forecaster": _forecaster, "sequence": _sequence_model}
         model, rows = kinds.get(kind_of_run(path) or "", _text_model)(path)

@@ -102,7 +102,7 @@ def _run(arguments: list[str]) -> int:
     try:
         with warnings.catch_warnings():
             # One line; Python would add a path and a line of source.
-            warnings.showwarning = lambda message, *_: say(f"warning: {message}")  # type: ignore[assignment]
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
             return _dispatch(arguments)
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.

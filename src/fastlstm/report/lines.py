@@ -176,8 +176,8 @@ def _machine_text(start: Event) -> str:
     peak, how = number(start, "ceiling_gflops"), text_of(start, "ceiling_how") or "measured"
     gpus, gpu = start.get("gpus"), list[str]()
     if text_of(start, "device") == "cuda":
-        is_one = isinstance(gpus, list) and len(gpus) == 1 and isinstance(gpus[0], dict)
-        gpu = [text_of(start, "machine"), gpu_state(gpus[0]) if is_one else ""]
+        one = gpus[0] if isinstance(gpus, list) and len(gpus) == 1 else None
+        gpu = [text_of(start, "machine"), gpu_state(one) if isinstance(one, dict) else ""]
     return joined(
         text_of(start, "device"),
         *gpu,
