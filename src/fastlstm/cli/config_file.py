@@ -12,11 +12,10 @@ from fastlstm.cli.command import expected, typed
 from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.system.fields import built
-from fastlstm.system.storage import write_file
 from fastlstm.text.config import require_format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from fastlstm.cli.command import Option, Parsed
     from fastlstm.system.fields import ConfigT
@@ -138,14 +137,3 @@ def _yaml(text: str, path: Path) -> Any:
         raise ConfigError(
             f"--config {path}: not YAML; write lines such as 'rnn_size: 512'"
         ) from None
-
-
-def write_config_file(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes options for `--config`."""
-    import yaml
-
-    plain = {
-        name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-        for name, value in values.items()
-    }
-    write_file(path, yaml.safe_dump(plain, sort_keys=True).encode())

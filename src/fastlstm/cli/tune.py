@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
-from fastlstm.cli.config_file import write_config_file
 from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result
 from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
 from fastlstm.report.terminal import short_bytes
 from fastlstm.system.fields import parse_amount, parse_duration, parse_latency
+from fastlstm.system.storage import write_file
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
@@ -96,10 +96,18 @@ def run(argv: list[str]) -> int:
     found = tune_run(job.source, config, job.names, search, show)
     chosen = {"budget": config.budget or config.default_budget, **found.options}
     words, path = job.train_command(chosen), search.out / "config.yaml"
-    write_config_file(path, {name: getattr(config, name) for name in job.names} | chosen)
+    _write_config(path, {name: getattr(config, name) for name in job.names} | chosen)
     facts = {**found.facts, "command": words, "config": str(path)}
     print_result(facts, rows(found, job_of(config), words, path), parsed["json"])
     return EXIT_OK
+
+
+def _write_config(path: Path, values: dict[str, Any]) -> None:
+    """Writes options for `fastlstm train --config`."""
+    import yaml
+
+    lists = {k: ",".join(map(str, v)) for k, v in values.items() if isinstance(v, tuple)}
+    write_file(path, yaml.safe_dump({**values, **lists}, sort_keys=True).encode())
 
 
 def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]:
