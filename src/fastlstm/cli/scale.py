@@ -80,17 +80,13 @@ def _measured(job: TrainingRun) -> StepCost:
     from fastlstm.tuning.scale import measured_cost
 
     costs = list[Any]()
-    alone = replace(
-        job.config, sync_every=1, wire="fp32", **({} if job.is_table else {"pipeline": 0})
-    )
-    start = {"start": train_forecaster} if job.is_table else {}
-    plan_run(
-        job.source,
-        alone,
-        job.names,
-        look=lambda trainer: costs.append(measured_cost(trainer)),
-        **start,
-    )
+    alone: dict[str, Any] = {"sync_every": 1, "wire": "fp32"}
+    start: dict[str, Any] = {"look": lambda trainer: costs.append(measured_cost(trainer))}
+    if job.is_table:
+        start["start"] = train_forecaster
+    else:
+        alone["pipeline"] = 0
+    plan_run(job.source, replace(job.config, **alone), job.names, **start)
     cost: StepCost = costs[0]
     return cost
 

@@ -25,14 +25,19 @@ _SIZES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def compression_rows(report: dict[str, Any]) -> list[Row]:
     """Returns the rows that the terminal shows for a report, source -> result."""
     source, result = report["source"], report["result"]
+    zeros = result["num_parameters"] - result["num_nonzero"]
+    share = f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
+    published = "not published: the loss is above the limit"
+    if report["is_published"]:
+        published = f"{result['path']}, model {result['sha256'][:12]}"
     rows = [
         ("source", f"{source['path']}, model {source['sha256'][:12]}"),
-        ("result", _result_text(report)),
+        ("result", published),
         ("methods", ", ".join(report["methods"])),
         (MEASURES.get(report["measure"], report["measure"]), _quality_text(report)),
         *_score_rows(report),
         ("outputs", _outputs_text(report["outputs"])),
-        ("weights", f"{_pair(report, 'num_parameters', short_count)}, {_zeros_text(result)}"),
+        ("weights", f"{_pair(report, 'num_parameters', short_count)}, {share}"),
         ("on disk", _pair(report, "file_bytes", short_bytes)),
         ("in memory", _pair(report, "resident_bytes", short_bytes)),
         *_speed_rows(report),
@@ -42,13 +47,6 @@ def compression_rows(report: dict[str, Any]) -> list[Row]:
         *labelled("notes", report["notes"]),
     ]
     return [(label, text) for label, text in rows if text]
-
-
-def _result_text(report: dict[str, Any]) -> str:
-    result = report["result"]
-    if not report["is_published"]:
-        return "not published: the loss is above the limit"
-    return f"{result['path']}, model {result['sha256'][:12]}"
 
 
 def _quality_text(report: dict[str, Any]) -> str:
@@ -89,16 +87,8 @@ def _outputs_text(outputs: dict[str, Any] | None) -> str:
 
 def _pair(report: dict[str, Any], key: str, form: Any) -> str:
     before, after = report["source"][key], report["result"][key]
-    return f"{form(before)} -> {form(after)}{_ratio(before, after)}"
-
-
-def _ratio(before: float, after: float) -> str:
-    return f" ({100 * after / before:.1f} %)" if before and after != before else ""
-
-
-def _zeros_text(result: dict[str, Any]) -> str:
-    zeros = result["num_parameters"] - result["num_nonzero"]
-    return f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
+    ratio = f" ({100 * after / before:.1f} %)" if before and after != before else ""
+    return f"{form(before)} -> {form(after)}{ratio}"
 
 
 def _speed_rows(report: dict[str, Any]) -> list[Row]:
