@@ -35,8 +35,7 @@ def reference() -> str:
     sections = []
     for verb in VERBS:
         for place, command in enumerate(commands(verb)):
-            subject = command.subject or ("tables" if place else "")
-            sections.append(_section(command, f"{verb} ({subject})" if subject else verb))
+            sections.append(_section(command, f"{verb} (tables)" if place else verb))
     return _HEAD + "".join(sections)
 
 

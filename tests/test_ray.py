@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fastlstm import ray as ray_train
+from fastlstm.cli.command import split_arguments, typed
 from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
-from fastlstm.cli.parser import split_arguments, typed
 from fastlstm.errors import ConfigError, MissingExtraError
 
 

@@ -102,12 +102,6 @@ def test_generate_refuses(capsys, tiny_run, arguments, expected):
     assert expected in line
 
 
-def test_text_with_characters_the_model_has_not_seen(capsys, tiny_run, tmp_path):
-    text = tmp_path / "other.txt"
-    text.write_text(GOOD + "ß")
-    assert "ß" in refused(capsys, "evaluate", tiny_run, text, "--unknown", "refuse")
-
-
 def republish(run: Path, **changes: object) -> None:
     config = json.loads((run / "config.json").read_text())
     RunDirectory(run).publish({"config.json": json.dumps({**config, **changes}).encode()})

@@ -7,7 +7,7 @@ import pytest
 
 from fastlstm.cli import forecast
 from fastlstm.cli.command import attribute_help, help_text, options_from_dataclass
-from fastlstm.cli.options import TEXT_OPTIONS
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.cli.train import COMMAND
 from fastlstm.text.config import TrainConfig
 
@@ -34,7 +34,7 @@ def test_a_field_without_a_group_is_noticed() -> None:
 
     assert attribute_help(Two) == {"one": "the first, in two lines.", "two": "the second."}
     with pytest.raises(KeyError, match="two"):
-        options_from_dataclass(Two, {"all": ("one",)})
+        options_from_dataclass(Two, {"all": "one"})
 
 
 def test_help_is_grouped_with_text_and_defaults() -> None:
@@ -50,6 +50,11 @@ def test_help_is_grouped_with_text_and_defaults() -> None:
 def test_help_calls_a_file_a_file() -> None:
     usages = {option.flag: option.usage for option in forecast.COMMAND.options}
     assert (usages["--out"], usages["--future"]) == ("--out FILE", "--future FILE")
+
+
+def test_help_names_the_values_of_an_option_that_is_on_off_or_chosen_by_the_data() -> None:
+    linear = next(option for option in FORECAST_OPTIONS if option.name == "linear")
+    assert linear.usage == "--linear {true,false}"
 
 
 def test_help_ends_where_the_next_section_begins() -> None:

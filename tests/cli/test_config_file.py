@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fastlstm.cli.command import parse
 from fastlstm.cli.config_file import read_config_file
 from fastlstm.cli.options import TEXT_OPTIONS
-from fastlstm.cli.parser import parse
 from fastlstm.cli.train import COMMAND
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.text.config import TrainConfig

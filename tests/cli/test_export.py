@@ -41,7 +41,7 @@ def test_json_without_a_check(
 
 def test_all_targets_are_offered() -> None:
     option = next(option for option in COMMAND.options if option.name == "to")
-    assert set(option.type.__args__[0].__args__) == set(TARGETS)
+    assert set(option.type.__args__) == set(TARGETS)
 
 
 @pytest.mark.parametrize(

@@ -145,20 +145,6 @@ def test_a_real_model_writes_the_same_for_the_same_seed(
     assert err.startswith("30 tokens in ")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--prompt", "né 5"], ["--temperature", "-1"], ["--top-p", "2"], ["--top-k", "-3"]],
-)
-def test_what_the_model_refuses_is_one_line(
-    tiny_run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    assert main(["generate", str(tiny_run), *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("fastlstm: error: ")
-    assert err.count("\n") == 1
-    assert out == ""
-
-
 def test_weights_are_measured_where_the_text_is_at_hand(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

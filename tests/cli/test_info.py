@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,25 +87,6 @@ def test_this_machine_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["gpu"] is None
     assert facts["ceilings"]["bf16"]["gemm_gflops"] == 98.5
     assert len(facts["kernels"]) == 2
-
-
-def test_a_note_about_the_files_goes_to_standard_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fastlstm.cli import inputs
-    from fastlstm.text import files as io
-    from fastlstm.text import lm as language_model
-
-    loaded = SimpleNamespace(
-        model=1, tokenizer=2, config={}, generation={}, note="using\ncheckpoint-5"
-    )
-    monkeypatch.setattr(io, "load_language_model", lambda path: loaded)
-    seen = list[Any]()
-    monkeypatch.setattr(language_model, "LM", SimpleNamespace(of=lambda *given: seen.extend(given)))
-    monkeypatch.setattr(inputs, "require_run", lambda path, wanted: None)
-    inputs.open_model("run", "int8", "cpu")
-    assert seen == [loaded, "int8", "cpu"]
-    assert capsys.readouterr() == ("", "fastlstm: note: using\\ncheckpoint-5\n")
 
 
 @pytest.mark.parametrize(

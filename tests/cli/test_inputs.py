@@ -10,31 +10,14 @@ from typing import Any
 import pytest
 
 from fastlstm.cli import inputs
+from fastlstm.cli.command import parse
 from fastlstm.cli.forecast import COMMAND
-from fastlstm.cli.parser import parse
-from fastlstm.errors import DataError, FormatError, RunDirectoryError, UsageError
+from fastlstm.errors import DataError, FormatError, UsageError
 
 
 def test_one_source_is_a_text_and_several_a_list() -> None:
     assert inputs.one_or_many(["a"]) == "a"
     assert inputs.one_or_many(["a", "b"]) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "command"),
-    [
-        ("a.csv", "ds,y\n1,2\n", "fastlstm train {} --horizon N --out RUN"),
-        ("a.txt", "a text\n", "fastlstm train {} --out RUN"),
-    ],
-)
-def test_a_file_in_place_of_a_run_shows_how_to_train_on_it(
-    tmp_path: Path, name: str, text: str, command: str
-) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(RunDirectoryError) as caught:
-        inputs.require_run(str(path))
-    assert command.format(path) in caught.value.lines()[0]
 
 
 def test_a_model_is_opened_with_the_note_of_its_files(
@@ -44,10 +27,11 @@ def test_a_model_is_opened_with_the_note_of_its_files(
     assert capsys.readouterr().err == ""
     from fastlstm.text import files
 
-    loaded = dataclasses.replace(files.load_language_model(tiny_run), note="an older file")
+    loaded = dataclasses.replace(files.load_language_model(tiny_run), note="an older\nfile")
     monkeypatch.setattr(files, "load_language_model", lambda _: loaded)
-    assert inputs.open_model(str(tiny_run)).note == "an older file"
-    assert capsys.readouterr().err == "fastlstm: note: an older file\n"
+    model = inputs.open_model(str(tiny_run), "int8", "cpu")
+    assert (model.note, model.weights, model.device) == ("an older\nfile", "int8", "cpu")
+    assert capsys.readouterr() == ("", "fastlstm: note: an older\\nfile\n")
 
 
 def test_a_run_is_no_source(tiny_run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,16 @@ from fastlstm.system import redaction
 from fastlstm.system.storage import write_new
 
 
-def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | None) -> int:
-    def run(argv: list[str]) -> int:
-        if error is not None:
-            raise error
-        return 0
-
+def replace_verbs(monkeypatch: pytest.MonkeyPatch, run: Callable[[list[str]], int]) -> None:
     modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
     monkeypatch.setattr(main_module, "importlib", modules)
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    def run(argv: list[str]) -> int:
+        raise error
+
+    replace_verbs(monkeypatch, run)
     return main(["train"])
 
 
@@ -66,8 +69,7 @@ def test_a_warning_is_one_line(
         warnings.warn("few values", stacklevel=1)
         return 0
 
-    modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
-    monkeypatch.setattr(main_module, "importlib", modules)
+    replace_verbs(monkeypatch, run)
     before = warnings.showwarning
     assert main(["train"]) == 0
     assert capsys.readouterr().err == "fastlstm: warning: few values\n"
@@ -114,8 +116,7 @@ def test_the_log_is_private_and_holds_no_secret(
     def run(argv: list[str]) -> int:
         raise ValueError(f"{argv} at https://me:pw@host/x?X-Amz-Signature=deadbeef")
 
-    modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
-    monkeypatch.setattr(main_module, "importlib", modules)
+    replace_verbs(monkeypatch, run)
     try:
         for _ in range(2):
             assert main(["serve", "--api-key", "k3y-of-mine", "--session-key=0123456"]) == 1
@@ -294,8 +295,7 @@ def test_a_full_output_in_the_midst_of_a_command_is_said_too(
             print("text", flush=True)
             return 0
 
-        modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
-        monkeypatch.setattr(main_module, "importlib", modules)
+        replace_verbs(monkeypatch, run)
         assert main(["generate"]) == 1
         monkeypatch.undo()
         with contextlib.suppress(OSError):
@@ -314,20 +314,6 @@ def test_a_signal_while_the_interpreter_leaves_does_not_replace_the_exit_code(na
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_warning_is_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(argv: list[str]) -> int:
-        warnings.warn("give `gaps='fill'`", stacklevel=1)
-        return 0
-
-    modules = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
-    monkeypatch.setattr(main_module, "importlib", modules)
-    assert main(["train"]) == 0
-    assert capsys.readouterr().err == "fastlstm: warning: give `gaps='fill'`\n"
 
 
 def test_control_characters_in_a_list_are_escaped(

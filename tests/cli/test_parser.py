@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from fastlstm.cli.command import HelpRequested, parse
 from fastlstm.cli.generate import COMMAND as GENERATE
 from fastlstm.cli.info import COMMAND as INFO
-from fastlstm.cli.parser import HelpRequested, parse
 from fastlstm.cli.train import COMMAND as TRAIN
 from fastlstm.errors import UsageError
 

@@ -13,8 +13,8 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from fastlstm.cli import evaluate, train
-from fastlstm.cli.kind import command_for
 from fastlstm.cli.main import main
+from fastlstm.cli.training import command_for
 from series_frames import long_table
 
 SMALL = [
@@ -183,7 +183,7 @@ def test_a_path_that_reads_like_a_parameter_is_left_alone(
     assert main(["prepare", str(path)]) == 2
     shown = capsys.readouterr().err
     assert f"{path}: series" in shown
-    assert "give `disorder='sort'`" in shown
+    assert "correct it, or give `disorder='sort'`" in shown
 
 
 def test_notes_about_tables_name_settings(
@@ -197,13 +197,6 @@ def test_notes_about_tables_name_settings(
     new = [str(path), "--out", str(tmp_path / "new"), *SMALL]
     assert main(["train", *new]) == 0
     assert "give `time_format='s'`" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_table_out_of_order_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = long_table(30)
-    csv.write_csv(table.take([1, 0, *range(2, 90)]), tmp_path / "a.csv")
-    assert main(["prepare", str(tmp_path / "a.csv")]) == 2
-    assert "correct it, or give `disorder='sort'`" in capsys.readouterr().err
 
 
 def test_texts_beside_tables_are_left_out_and_named(

@@ -55,16 +55,16 @@ def test_no_window_is_opened(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_chart_that_fails_says_so_beside_the_others(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(history: History) -> None:
+    def fail(history: History, title: str) -> None:
         raise ValueError("no <b>paper</b>\nleft")
 
     history = read_history(run_dir / "metrics.jsonl")
     whole = draw_charts(history)
-    monkeypatch.setattr(charts_module, "_throughput", fail)
+    monkeypatch.setattr(charts_module, "_ceiling", fail)
     charts = draw_charts(history)
     assert [chart.title for chart in charts] == [chart.title for chart in whole]
     failed = [chart for chart in charts if not chart.svg]
-    assert [chart.title for chart in failed] == ["Throughput"]
+    assert [chart.title for chart in failed] == ["Share of the ceiling"]
     assert "ValueError: no <b>paper</b>\\nleft" in failed[0].caption
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.drawing import Band, Curve, draw, tick_text
+from fastlstm.report.drawing import Band, Curve, Panel, draw, tick_text
 from fastlstm.report.history import read_history
 
 
@@ -20,7 +20,8 @@ def texts(svg: str) -> list[str]:
 
 
 def chart(*curves: Curve, unit: str = "steps", **axes: Any) -> str:
-    return draw(curves or [Curve([0, 1], [1.0, 2.0], "a", "a")], "t", unit, "y", name="n", **axes)
+    shown = curves or [Curve([0, 1], [1.0, 2.0], "a", "a")]
+    return draw(Panel(shown, unit, "y", **axes), "t", "", name="n").svg
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_an_empty_band_is_not_drawn() -> None:
 
 
 def test_the_title_is_for_readers_of_screens() -> None:
-    svg = draw([], 'a "<b>\x1b', "steps", "y", name="n")
+    svg = draw(Panel([], "steps", "y"), 'a "<b>\x1b', "", name="n").svg
     assert ElementTree.fromstring(svg).get("aria-label") == 'a "<b>\\x1b'
 
 

@@ -161,7 +161,7 @@ def test_errors_of_each_target(run_dir: Path) -> None:
 def test_a_section_that_fails_says_so_and_the_others_are_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "_throughput", lambda history: 1 / 0)
+    monkeypatch.setattr(charts, "_ceiling", lambda history, title: 1 / 0)
     events = [{"event": "test", "scores": {"forecaster": 3}}]
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)

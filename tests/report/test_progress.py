@@ -141,13 +141,6 @@ def test_the_end_names_report_and_tensorboard(events: list[Any]) -> None:
     assert "next: tensorboard --logdir 'runs/a b/tensorboard'\n" in text
 
 
-def test_the_parts_of_the_time_are_shown_and_add_up(events: list[Any]) -> None:
-    spent = {"setup": 3.0, "evaluations": 2.0, "report": 1.5}
-    text = plain({**events[-1], "train_s": 114.2, "spent_s": spent, "elapsed_s": 121.3})
-    parts = "setup 3.0 s (2 %), steps 114.2 s, evaluations 2.0 s, report 1.5 s, other 0.6 s"
-    assert f"time: 2:01 total, {parts}\n" in text
-
-
 def test_what_is_wrong_with_the_model_is_said_at_the_end(events: list[Any], terminal: Any) -> None:
     errors = {"measure": "mae", "forecaster": 2.0, "naive": 3.0, "seasonal_naive": 1.5}
     end = {**events[-1], "still_improving": True, "test_error": errors}

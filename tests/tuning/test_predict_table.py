@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.cli.predict_table import rows
+from fastlstm.cli.predict import table_rows as rows
 from fastlstm.errors import UsageError
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig

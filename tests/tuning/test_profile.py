@@ -18,10 +18,10 @@ from torch.autograd import DeviceType
 
 import fastlstm
 from fastlstm.cli import profile as cli
+from fastlstm.cli.command import parse
 from fastlstm.cli.main import main
-from fastlstm.cli.profile_rows import gain_text, rows
-from fastlstm.cli.source_of_run import with_source_of_run
-from fastlstm.cli.train_command import train_command
+from fastlstm.cli.profile import gain_text, rows
+from fastlstm.cli.training import TrainingRun, with_source_of_run
 from fastlstm.errors import CommandError, StorageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
@@ -92,13 +92,18 @@ def test_a_slow_loader_is_the_first_verdict(monkeypatch, text, tmp_path):
     assert sum(found.phases.values()) == pytest.approx(1.0, abs=0.05)
 
 
+def described(argv: list[str]) -> TrainingRun:
+    """Returns the run that a command line describes; its text need not exist."""
+    return TrainingRun(argv, parse(cli.COMMAND, argv), TrainConfig(), set(), False)
+
+
 def test_commands_keep_what_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["book.txt", "--batch-size", "8", "--measure", "5s", "--threads", "1"]
-    command = train_command(cli.COMMAND, cli._OWN, argv, {"threads": 2})
+    command = described(argv).train_command({"threads": 2})
     assert command == "fastlstm train book.txt --batch-size 8 --threads 2 --out runs/book"
     Path("runs/book").mkdir(parents=True)
-    assert train_command(cli.COMMAND, cli._OWN, argv, {"threads": 2}).endswith("--out runs/book-2")
+    assert described(argv).train_command({"threads": 2}).endswith("--out runs/book-2")
 
 
 def test_gains_are_said_with_their_interval():
@@ -399,7 +404,7 @@ def test_the_output_of_a_wide_vocabulary_is_tried_narrower(tmp_path):
 
 def test_printed_commands_read_the_same_sources_and_switches():
     def command(*argv: str) -> str:
-        return train_command(cli.COMMAND, cli._OWN, list(argv), {"threads": 2})
+        return described(list(argv)).train_command({"threads": 2})
 
     assert command("--residual=yes", "a.txt").split()[2:5] == ["a.txt", "--residual", "--threads"]
     assert "--no-residual" in command("a.txt", "--residual=off")
@@ -410,7 +415,7 @@ def test_printed_commands_read_the_same_sources_and_switches():
 def test_a_printed_command_has_the_learning_rate_that_was_recommended():
     for options in ({"learning_rate": 0.025}, {"optimizer": "muon", "learning_rate": 0.01}):
         argv = ["a.txt", "--learning-rate", "0.1", "--optimizer=adamw"]
-        words = train_command(cli.COMMAND, cli._OWN, argv, options).split()
+        words = described(argv).train_command(options).split()
         assert words.count("--learning-rate") == 1
         assert words[words.index("--learning-rate") + 1] == str(options["learning_rate"])
 
@@ -673,7 +678,7 @@ def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypat
         (["book.txt"], ["runs/book", "runs/book-2", "tuning/book"]),
         (["book.txt", "--out=x y"], ["x y", "x y-2", "x y-3"]),
     ):
-        commands = cli._commands(found, cli.COMMAND, argv, fastlstm.TrainConfig(), {})
+        commands = cli._commands(found, described(argv), {})
         assert [shlex.split(command)[-1] for command in commands.values()] == folders
 
 

@@ -1,16 +1,20 @@
-"""The arguments of a verb, from which `--help` and docs/cli.md are made.
+"""The arguments of a verb: declared, described in `--help` and docs/cli.md, read from argv.
 
-Those of `fastlstm train` are the fields of `TrainConfig`, with the sentences of its docstring.
+The arguments of `fastlstm train` are the fields of `TrainConfig` with the sentences of its
+docstring. Dashes and underscores in flags are the same; an unknown flag names the nearest one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fastlstm.errors import UsageError, nearest_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,9 +22,10 @@ if TYPE_CHECKING:
 HELP_WIDTH = 80
 _FLAG_COLUMN = 26
 _TEXT_VALUES = {
-    "out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME", "split": "A/B/C",
-    "valid": "FILE", "test": "FILE",
-}  # fmt: skip
+    **{"out": "RUN", "config": "FILE", "cache_dir": "DIR", "budget": "TIME"},
+    **{"split": "A/B/C", "valid": "FILE", "test": "FILE"},
+}
+_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
@@ -29,25 +34,27 @@ class Option:
 
     Attributes:
         name: with underscores; the flag is the same with dashes.
+        help: one sentence without the default.
         type: annotation of the value, such as ``int | None``.
         default: value when the flag is absent; None is not shown.
-        help: one sentence without the default.
         group: heading it is listed under.
+        value: name of the value in help; by default it depends on the type.
         is_repeatable: may be given several times; the value is a list.
         is_list: may be given several times; the values are joined by commas.
         is_switch: takes no value; present means true.
-        value: name of the value in help; by default it depends on the type.
+        is_required: must be given; shown in the usage line.
     """
 
     name: str
-    type: Any
-    default: Any
     help: str
+    type: Any = str
+    default: Any = None
     group: str = "options"
+    value: str = ""
     is_repeatable: bool = False
     is_list: bool = False
     is_switch: bool = False
-    value: str = ""
+    is_required: bool = False
 
     @property
     def flag(self) -> str:
@@ -55,16 +62,18 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
     @property
-    def is_bool(self) -> bool:
-        """True for on/off options, which also have a ``--no-`` form unless they are switches."""
-        return self.type is bool
-
-    @property
     def usage(self) -> str:
         """The flag with its value: ``--rnn-size N``, ``--[no-]layer-norm``."""
         if self.is_switch:
             return self.flag
-        return f"--[no-]{self.flag[2:]}" if self.is_bool else f"{self.flag} {value_name(self)}"
+        if self.type is bool:
+            return f"--[no-]{self.flag[2:]}"
+        kind = unwrap_optional(self.type)
+        names = {int: "N", float: "X", bool: "{true,false}"}
+        name = self.value or _TEXT_VALUES.get(self.name, names.get(kind, "TEXT"))
+        if get_origin(kind) is Literal:
+            name = "{" + ",".join(map(str, get_args(kind))) + "}"
+        return f"{self.flag} {name}"
 
     @property
     def described(self) -> str:
@@ -72,8 +81,13 @@ class Option:
         text = self.help + ("; may be repeated" if self.is_repeatable else "")
         if self.is_switch or self.default is None or self.default in ("", [], ()):
             return text
-        shown = {True: "on", False: "off"}[self.default] if self.is_bool else self.default
+        shown = {True: "on", False: "off"}[self.default] if self.type is bool else self.default
         return f"{text} [{shown}]"
+
+
+def switch(name: str, text: str, group: str = "options") -> Option:
+    """Returns an option without a value."""
+    return Option(name, text, bool, False, group, is_switch=True)
 
 
 @dataclass(frozen=True)
@@ -102,26 +116,22 @@ class Command:
         summary: one sentence.
         positionals: arguments without a flag, in order.
         options: flags, in the order help lists them.
-        required: names of required options, shown in the usage line.
         examples: complete command lines.
         other: last line of the help text, about another use of the verb.
-        subject: what it is about, where a verb has several commands; shown in docs/cli.md.
     """
 
     verb: str
     summary: str
     positionals: tuple[Positional, ...]
     options: tuple[Option, ...]
-    required: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
     other: str = ""
-    subject: str = ""
 
     @property
     def usage(self) -> str:
         """One line: ``fastlstm train SOURCE [SOURCE ...] --out RUN [options]``."""
         parts = ["fastlstm", self.verb, *(argument.usage for argument in self.positionals)]
-        parts += [option.usage for option in self.options if option.name in self.required]
+        parts += [option.usage for option in self.options if option.is_required]
         return " ".join([*parts, "[options]"])
 
     def groups(self) -> list[tuple[str, list[Option]]]:
@@ -137,15 +147,6 @@ def unwrap_optional(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         return next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
-
-
-def value_name(option: Option) -> str:
-    """Returns the placeholder for a value: ``N``, ``X``, ``TEXT`` or ``{char,byte,bpe}``."""
-    kind = unwrap_optional(option.type)
-    if get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, get_args(kind))) + "}"
-    by_type = {int: "N", float: "X", str: _TEXT_VALUES.get(option.name, "TEXT")}
-    return option.value or by_type.get(kind, "")
 
 
 def expected(annotation: Any) -> str:
@@ -173,23 +174,24 @@ def attribute_help(cls: type) -> dict[str, str]:
     return sentences
 
 
-def options_from_dataclass(cls: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:
+def options_from_dataclass(cls: type, groups: Mapping[str, str]) -> tuple[Option, ...]:
     """Returns one Option per field, ordered by `groups` (heading -> field names).
 
     Raises:
         KeyError: a field without a sentence or without a group.
     """
-    hints = get_type_hints(cls)
-    sentences = attribute_help(cls)
+    hints, sentences = get_type_hints(cls), attribute_help(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    grouped = [(heading, name) for heading, names in groups.items() for name in names]
-    missing = set(fields) ^ {name for _, name in grouped}
-    if missing:
+    grouped = [(heading, name) for heading, names in groups.items() for name in names.split()]
+    if missing := set(fields) ^ {name for _, name in grouped}:
         raise KeyError(f"{cls.__name__} and its help groups differ in {sorted(missing)}")
     return tuple(
-        Option(name, hints[name], fields[name].default, sentences[name].rstrip("."), heading)
+        Option(name, sentences[name].rstrip("."), hints[name], fields[name].default, heading)
         for heading, name in grouped
     )
+
+
+# help --------------------------------------------------------------------------------------------
 
 
 def help_text(command: Command) -> str:
@@ -220,3 +222,182 @@ def _entry(left: str, text: str) -> list[str]:
     fits = len(head) <= _FLAG_COLUMN - 2
     lines = [head.ljust(_FLAG_COLUMN) + body.pop(0)] if fits else [head]
     return lines + [" " * _FLAG_COLUMN + line for line in body]
+
+
+# argv --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The values of a command line: of the options that were set, each in its own type."""
+
+    command: Command
+    positionals: list[str]
+    values: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """The value, or the default of the option."""
+        if name in self.values:
+            return self.values[name]
+        return next(option.default for option in self.command.options if option.name == name)
+
+    def given(self, options: Sequence[Option]) -> dict[str, Any]:
+        """The values that the command line gives to some options."""
+        names = {option.name for option in options}
+        return {name: value for name, value in self.values.items() if name in names}
+
+
+@dataclass
+class Arguments:
+    """A command line split into its parts, values still as text: of a switch "true" or "false".
+
+    Behind ``--help`` nothing is read.
+    """
+
+    positionals: list[str] = field(default_factory=list)
+    options: list[tuple[Option, str]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    is_help: bool = False
+
+
+class HelpRequested(Exception):
+    """``--help`` or ``-h`` was used; `command` is the one to describe."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__()
+        self.command = command
+
+
+class UnknownFlagError(UsageError):
+    """A flag that the command does not have; `flag` is its normal form."""
+
+    def __init__(self, command: Command, flag: str) -> None:
+        hint = nearest_hint(flag, [*_flags(command.options), "--help"])
+        super().__init__(f"unknown flag '{flag}'{hint}")
+        self.flag = flag
+
+
+def parse(command: Command, argv: Sequence[str]) -> Parsed:
+    """Reads the arguments of one verb.
+
+    Raises:
+        HelpRequested: help was asked for.
+        UsageError: an unknown flag, a missing or superfluous argument, a value of the wrong type.
+    """
+    arguments = split_arguments(command.options, argv)
+    if arguments.is_help:
+        raise HelpRequested(command)
+    for flag in arguments.unknown:
+        raise UnknownFlagError(command, flag)
+    _check_positionals(command, arguments.positionals)
+    present = {option.name for option, value in arguments.options if value}
+    for option in command.options:
+        if option.is_required and option.name not in present:
+            raise UsageError(f"{option.flag} is missing; usage: {command.usage}")
+    values: dict[str, Any] = {}
+    for option, text in arguments.options:
+        try:
+            value = typed(text, option.type)
+        except ValueError:
+            message = f"{option.flag} is {text!r}, expected {expected(option.type)}"
+            raise UsageError(message) from None
+        if option.is_repeatable:
+            value = [*values.get(option.name, ()), value]
+        elif option.is_list and values.get(option.name) and value:
+            value = f"{values[option.name]},{value}"
+        values[option.name] = value
+    return Parsed(command, arguments.positionals, values)
+
+
+def typed(value: Any, annotation: Any) -> Any:
+    """Returns a value in the type of an annotation.
+
+    Args:
+        value: a text of the command line, or what YAML made of one.
+        annotation: int, float, bool, str, or a Literal of texts, each perhaps ``| None``; a float
+            may be ``| tuple[float, float]``: two numbers with a comma.
+
+    Raises:
+        ValueError: the value is none of that type.
+    """
+    kind = unwrap_optional(annotation)
+    if value in (None, "null") and NoneType in get_args(annotation):
+        return None
+    if kind is str:
+        if isinstance(value, list):  # names in YAML
+            return ",".join(map(str, value))
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(value)
+        return str(value)
+    text = str(value)
+    if kind is int:
+        return int(text)
+    if kind is float:
+        limit = 2 if any(get_origin(part) is tuple for part in get_args(annotation)) else 1
+        parts = value if isinstance(value, list) else text.split(",")
+        numbers = tuple(float(str(part)) for part in parts)
+        if not all(map(math.isfinite, numbers)) or not 1 <= len(numbers) <= limit:
+            raise ValueError(value)
+        return numbers if len(numbers) > 1 else numbers[0]
+    choices = _BOOLS if kind is bool else {choice: choice for choice in get_args(kind)}
+    key = text.lower() if kind is bool else text
+    if key not in choices:
+        raise ValueError(value)
+    return choices[key]
+
+
+def split_arguments(options: Sequence[Option], argv: Sequence[str]) -> Arguments:
+    """Splits a command line into positionals and options.
+
+    Raises:
+        UsageError: a flag with a value it does not take, or without one it needs.
+    """
+    by_flag = _flags(options)
+    arguments = Arguments()
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        if token == "--":
+            arguments.positionals += rest
+            break
+        if token in ("-h", "--help"):
+            arguments.is_help = True
+            break
+        if not token.startswith("-") or token == "-":
+            arguments.positionals.append(token)
+            continue
+        flag, has_value, value = token.partition("=")
+        flag = flag.replace("_", "-")
+        if flag not in by_flag:
+            arguments.unknown.append(flag)
+            continue
+        option, fixed = by_flag[flag]
+        if has_value and fixed == "false":
+            raise UsageError(f"{flag} takes no value, got {value!r}")
+        if not has_value and fixed is None:
+            if not rest or rest[0].partition("=")[0].replace("_", "-") in by_flag:
+                raise UsageError(f"{option.flag} needs a value: {option.usage}")
+            value = rest.pop(0)
+        arguments.options.append((option, value if has_value or fixed is None else fixed))
+    return arguments
+
+
+def _flags(options: Sequence[Option]) -> dict[str, tuple[Option, str | None]]:
+    """Flag -> (option, value it stands for when none is written)."""
+    flags: dict[str, tuple[Option, str | None]] = {}
+    for option in options:
+        flags[option.flag] = (option, "true" if option.type is bool else None)
+        if option.type is bool and not option.is_switch:
+            flags["--no-" + option.flag[2:]] = (option, "false")
+    return flags
+
+
+def _check_positionals(command: Command, values: list[str]) -> None:
+    known = command.positionals
+    needed = [argument for argument in known if not argument.is_optional]
+    if len(values) < len(needed):
+        argument = needed[len(values)]
+        raise UsageError(f"{argument.name} is missing: {argument.help}; usage: {command.usage}")
+    if not any(argument.is_many for argument in known) and len(values) > len(known):
+        extra = values[len(known)]
+        raise UsageError(f"unexpected argument {extra!r}; usage: {command.usage}")

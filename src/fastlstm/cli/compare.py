@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.options import json_option
+from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.output import print_json, table, write_page
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import clock
@@ -17,22 +15,15 @@ from fastlstm.report.terminal import clock
 if TYPE_CHECKING:
     from fastlstm.monitor.comparison import RunComparison
 
+_AT = Literal["seconds", "chars"]
 COMMAND = Command(
     verb="compare",
     summary="Show runs side by side, at equal seconds or characters, and what differs.",
     positionals=(Positional("RUN", "a run directory", is_many=True),),
     options=(
-        Option(
-            "at", Literal["seconds", "chars"], "seconds", "what is equal where quality is compared"
-        ),
-        Option(
-            "html",
-            str | None,
-            None,
-            "write table, curves and differences to a file as well",
-            value="FILE",
-        ),
-        json_option("one JSON object, with both"),
+        Option("at", "what is equal where quality is compared", _AT, "seconds"),
+        Option("html", "write table, curves and differences to a file as well", value="FILE"),
+        switch("json", "print one JSON object, with both"),
     ),
     examples=(
         "fastlstm compare runs/small runs/large",
@@ -62,19 +53,24 @@ def run(argv: list[str]) -> int:
 def text(result: RunComparison, at: str) -> str:
     """Returns a table of the runs, one of their differences, and the notes."""
     limit = result.at[at]
-    point = "none in common" if limit is None else _point(limit, at)
-    heads = ["run", "state", "best", f"at {point}", "time", "units/s", "ceiling"]
-    rows = [heads]
+    point = "none in common"
+    if limit is not None:
+        point = clock(limit) if at == "seconds" else f"{limit:,.0f} chars"
+    rows = [["run", "state", "best", f"at {point}", "time", "units/s", "ceiling"]]
     for one in result.runs:
-        share = one.last.get("ceiling_share")
-        rate = one.rate
+        share, rate = one.last.get("ceiling_share"), one.rate
+        quality = [_shown(figure, "{:.4f}") for figure in (one.best, result.figure(one, at))]
+        shares = _shown(None if share is None else 100 * share, "{:.0f}%")
         rows.append(
             [
-                str(one.path), one.state, _figure(one.best), _figure(result.figure(one, at)),
-                clock(one.seconds), "-" if rate is None else f"{rate:,.0f}",
-                "-" if share is None else f"{100 * share:.0f}%",
+                str(one.path),
+                one.state,
+                *quality,
+                clock(one.seconds),
+                _shown(rate, "{:,.0f}"),
+                shares,
             ]
-        )  # fmt: skip
+        )
     labels = dict.fromkeys(run.measure.label for run in result.runs)
     parts = [table(rows), f"best: lowest validation figure ({', '.join(labels)}); lower is better"]
     if result.differences:
@@ -85,12 +81,8 @@ def text(result: RunComparison, at: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _point(limit: float, at: str) -> str:
-    return clock(limit) if at == "seconds" else f"{limit:,.0f} chars"
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def _value(value: Any) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.command import (
+    Command,
+    Option,
+    Positional,
+    options_from_dataclass,
+    parse,
+    switch,
+)
 from fastlstm.cli.inputs import refuse_runs, require_run, require_tables, warn_of_table
-from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import given_options
 from fastlstm.cli.output import print_json, print_result
-from fastlstm.cli.parser import parse
-from fastlstm.cli.train import Shown
+from fastlstm.cli.train import observed
+from fastlstm.cli.training import command_for
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.errors import EXIT_OK, QualityError
 from fastlstm.report.compression import compression_rows
@@ -26,24 +31,18 @@ _GROUPS = {
     "machine": "device precision threads",
     "output": "eval_every checkpoint_every keep_checkpoints log_every tensorboard",
 }
-_ALL = options_from_dataclass(CompressConfig, {name: t.split() for name, t in _GROUPS.items()})
+_ALL = options_from_dataclass(CompressConfig, _GROUPS)
+_RESUME = "continue from the newest checkpoint in NEW; start anew without one"
 
 
 def _options(data: str, not_of: tuple[str, ...]) -> tuple[Option, ...]:
     return (
-        Option("out", str, None, "run directory to write", "run", value="NEW"),
-        Option("data", str | None, None, f"{data}; default is RUN's own", "run", value="SRC"),
-        Option(
-            "resume", bool, False,
-            "continue from the newest checkpoint in NEW; start anew without one", "run",
-            is_switch=True,
-        ),
-        Option(
-            "json", bool, False, "print one JSON object per event, then the report", "run",
-            is_switch=True,
-        ),
+        Option("out", "run directory to write", group="run", value="NEW", is_required=True),
+        Option("data", f"{data}; default is RUN's own", group="run", value="SRC"),
+        switch("resume", _RESUME, "run"),
+        switch("json", "print one JSON object per event, then the report", "run"),
         *(option for option in _ALL if option.name not in not_of),
-    )  # fmt: skip
+    )
 
 
 COMMAND = Command(
@@ -51,7 +50,6 @@ COMMAND = Command(
     summary="Make a trained text model smaller and faster, and measure what that costs.",
     positionals=(Positional("RUN", "the run to compress, or one of its checkpoints"),),
     options=_options("text to train and measure on", OF_FORECASTERS),
-    required=("out",),
     examples=(
         "fastlstm compress runs/book --out runs/book8 --to int8",
         "fastlstm compress runs/book --out runs/half --prune 0.5 --structured units",
@@ -65,7 +63,6 @@ TABLE_COMMAND = Command(
     summary="Make a trained forecaster smaller and faster, and measure what that costs.",
     positionals=(Positional("RUN", "the run to compress"),),
     options=_options("table to train and measure on", OF_TEXTS),
-    required=("out",),
     examples=(
         "fastlstm compress runs/etth1 --out runs/etth1-8 --to int8 --data ETTh1.csv",
         "fastlstm compress runs/etth1 --out runs/small --hidden-size 32 --budget 2m",
@@ -79,7 +76,7 @@ def run(argv: list[str]) -> int:
     command = command_for(argv, COMMAND, TABLE_COMMAND)
     parsed = parse(command, argv)
     (path,), data, use_json = parsed.positionals, parsed["data"], parsed["json"]
-    given = given_options(parsed, _ALL)
+    given = parsed.given(_ALL)
     config = built(CompressConfig, given, "command line")
     require_run(path)
     if data is not None and command is COMMAND:
@@ -87,22 +84,13 @@ def run(argv: list[str]) -> int:
         warn_of_table(data)
     elif data is not None:
         require_tables([data])
-
-    from fastlstm.report.progress import default_output
-    from fastlstm.training.signals import StopFlag
-
-    # The flag is up before torch is loaded: a signal in those seconds must not be lost.
-    with (
-        StopFlag() as stop,
-        default_output(use_json=use_json) as output,
-        Shown(output, use_json) as shown,
-    ):
+    with observed(use_json) as (stop, show):
         from fastlstm.compression.compress import compress
 
         try:
             report = compress(
                 path, out=parsed["out"], data=data, resume=parsed["resume"], config=config,
-                observers=[shown], stop=stop, given=given, started=started,
+                observers=[show], stop=stop, given=given, started=started,
             )  # fmt: skip
         except QualityError as error:
             _show(error.report, use_json)

@@ -8,19 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import expected
-from fastlstm.cli.parser import typed
+from fastlstm.cli.command import expected, typed
 from fastlstm.errors import ConfigError, FormatError, kind_of_value, nearest_hint
 from fastlstm.runs.run_directory import FORECASTER, TEXT_RUN
 from fastlstm.system.fields import built
-from fastlstm.system.storage import write_file
 from fastlstm.text.config import require_format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from fastlstm.cli.command import Option
-    from fastlstm.cli.parser import Parsed
+    from fastlstm.cli.command import Option, Parsed
     from fastlstm.system.fields import ConfigT
 
 MAX_CONFIG_BYTES = 1 << 16
@@ -140,14 +137,3 @@ def _yaml(text: str, path: Path) -> Any:
         raise ConfigError(
             f"--config {path}: not YAML; write lines such as 'rnn_size: 512'"
         ) from None
-
-
-def write_config_file(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes options for `--config`."""
-    import yaml
-
-    plain = {
-        name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-        for name, value in values.items()
-    }
-    write_file(path, yaml.safe_dump(plain, sort_keys=True).encode())

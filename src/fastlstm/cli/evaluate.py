@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Option, Parsed, Positional, parse, switch
 from fastlstm.cli.inputs import (
     one_or_many,
     open_forecaster,
@@ -15,10 +15,9 @@ from fastlstm.cli.inputs import (
     require_run,
     warn_of_table,
 )
-from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import READ_OPTIONS, device_option, json_option
+from fastlstm.cli.options import JSON, READ_OPTIONS, device_option
 from fastlstm.cli.output import print_result, say
-from fastlstm.cli.parser import Parsed, parse
+from fastlstm.cli.training import command_for
 from fastlstm.errors import EXIT_OK, DataError, counted
 from fastlstm.report.terminal import short_count
 from fastlstm.text.config import PARTS
@@ -29,11 +28,16 @@ if TYPE_CHECKING:
     from fastlstm.text.evaluation import Evaluation
     from fastlstm.text.lm import LM
 
-Split = Literal["train", "valid", "test"]
-UnknownPolicy = Literal["count", "refuse"]
-
 _LANES = 16
-
+_SPLIT = "split of {}, divided as in training"
+_WINDOW = "score windows of N tokens, each from a zero state, as for stateless models"
+_PARALLEL = (
+    "parts of the text scored in parallel; 1 is exact and slower; default is 16, on a GPU 256"
+)
+_UNKNOWN = (
+    "characters outside the vocabulary of RUN: count leaves them out of context and score and"
+    " reports how many there are; refuse makes them an error"
+)
 COMMAND = Command(
     verb="evaluate",
     summary="Measure bits per character and byte, and perplexity, on a text.",
@@ -42,30 +46,13 @@ COMMAND = Command(
         Positional("TEXT", "a text in any form that train takes as SOURCE"),
     ),
     options=(
-        Option("split", Split | None, None, "only this split of TEXT, divided as in training"),
-        Option(
-            "zero_state_window",
-            int | None,
-            None,
-            "score windows of N tokens, each from a zero state, as for stateless models",
-        ),
-        Option(
-            "lanes",
-            int | None,
-            None,
-            "parts of the text scored in parallel; 1 is exact and slower; default is 16, on a GPU"
-            " 256",
-        ),
-        Option("max_tokens", int | None, None, "score at most N tokens"),
-        Option(
-            "unknown",
-            UnknownPolicy,
-            "count",
-            "characters outside the vocabulary of RUN: count leaves them out of context and score"
-            " and reports how many there are; refuse makes them an error",
-        ),
+        Option("split", f"only this {_SPLIT.format('TEXT')}", Literal["train", "valid", "test"]),
+        Option("zero_state_window", _WINDOW, int),
+        Option("lanes", _PARALLEL, int),
+        Option("max_tokens", "score at most N tokens", int),
+        Option("unknown", _UNKNOWN, Literal["count", "refuse"], "count"),
         device_option("auto is a GPU where there is one"),
-        json_option(),
+        JSON,
     ),
     examples=(
         "fastlstm evaluate runs/book other.txt",
@@ -81,12 +68,12 @@ TABLE_COMMAND = Command(
         Positional("DATA", "a table in any form that train takes", is_many=True),
     ),
     options=(
-        Option("split", Literal["valid", "test"], "test", "split of DATA, divided as in training"),
-        Option("stride", int, 1, "rows between forecast origins"),
-        Option("season", int | None, None, "period of the seasonal naive forecast, in steps"),
-        Option("scaled", bool, False, "errors in deviations of the training rows", is_switch=True),
+        Option("split", _SPLIT.format("DATA"), Literal["valid", "test"], "test"),
+        Option("stride", "rows between forecast origins", int, 1),
+        Option("season", "period of the seasonal naive forecast, in steps", int),
+        switch("scaled", "errors in deviations of the training rows"),
         device_option("auto is a GPU for 64 windows or more"),
-        json_option(),
+        JSON,
         *READ_OPTIONS,
     ),
     examples=("fastlstm evaluate runs/etth1 ETTh1.csv --scaled",),

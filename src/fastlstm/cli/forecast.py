@@ -5,14 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.inputs import (
-    one_or_many,
-    open_forecaster,
-    refuse_swapped,
-)
+from fastlstm.cli.command import Command, Option, Positional, parse
+from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, counted
 from fastlstm.report.picture import form_of
 from fastlstm.system.object_store import is_url
@@ -23,7 +18,8 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".parquet", ".csv", ".arrow")
 """Of the files that forecasts are written to: forecast_file.SUFFIXES, without loading pyarrow."""
-
+_OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
+_FUTURE = "a table with the future covariates of the steps to forecast"
 COMMAND = Command(
     verb="forecast",
     summary="Forecast the next steps of every series of a table: the horizon RUN has.",
@@ -32,24 +28,10 @@ COMMAND = Command(
         Positional("DATA", "the past of the series, in any form that train takes", is_many=True),
     ),
     options=(
-        Option(
-            "out",
-            str | None,
-            None,
-            "a .parquet, .csv or .arrow file; default is CSV on standard output",
-            value="FILE",
-        ),
-        Option("quantiles", str | None, None, "comma-separated levels, such as 0.1,0.5,0.9"),
-        Option(
-            "future",
-            str | None,
-            None,
-            "a table with the future covariates of the steps to forecast",
-            value="FILE",
-        ),
-        Option(
-            "plot", str | None, None, "also draw the forecasts: a .svg or .png file", value="FILE"
-        ),
+        Option("out", _OUT, value="FILE"),
+        Option("quantiles", "comma-separated levels, such as 0.1,0.5,0.9"),
+        Option("future", _FUTURE, value="FILE"),
+        Option("plot", "also draw the forecasts: a .svg or .png file", value="FILE"),
         device_option("auto is a GPU for 64 windows or more"),
         *READ_OPTIONS,
     ),

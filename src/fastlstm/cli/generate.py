@@ -7,11 +7,10 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.inputs import open_model
-from fastlstm.cli.options import device_option, given_options, json_option
+from fastlstm.cli.options import device_option
 from fastlstm.cli.output import print_json, say
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, DataError, PromptError, counted
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import is_terminal, short_count, style_for
@@ -21,44 +20,40 @@ if TYPE_CHECKING:
 
     from fastlstm.text.lm import LM
 
-Weights = Literal["fp32", "bf16", "int8", "int4"]
 FLUSH_EVERY_S = 0.05
 """Text is flushed this often: smooth to read, and cheap with a fast model."""
-
-
-def _sampling(name: str, kind: Any, default: Any, text: str) -> Option:
-    return Option(name, kind, default, text, "sampling", is_repeatable=name == "stop")
-
-
-SAMPLING_OPTIONS = (
-    _sampling("temperature", float, 1.0, "lower is more predictable; 0 takes the likeliest token"),
-    _sampling("top_k", int, 0, "sample from the K likeliest tokens; 0 from all"),
-    _sampling("top_p", float, 1.0, "sample from the likeliest tokens with this joint probability"),
-    _sampling("repetition_penalty", float, 1.0, "above 1 makes recent tokens less likely"),
-    _sampling("stop", str, (), "stop before this text"),
-    _sampling("seed", int, None, "makes the text reproducible"),
-    _sampling("min_p", float, 0.0, "drop tokens below this share of the likeliest one"),
-    _sampling("frequency_penalty", float, 0.0, "subtracted from the logit per use of a token"),
-    _sampling("presence_penalty", float, 0.0, "subtracted from the logit of a token used before"),
+REPORT_TOKENS = 100_000
+"""Weights are measured on at most this many tokens."""
+_SAMPLING: tuple[tuple[str, str, Any, Any], ...] = (
+    ("temperature", "lower is more predictable; 0 takes the likeliest token", float, 1.0),
+    ("top_k", "sample from the K likeliest tokens; 0 from all", int, 0),
+    ("top_p", "sample from the likeliest tokens with this joint probability", float, 1.0),
+    ("repetition_penalty", "above 1 makes recent tokens less likely", float, 1.0),
+    ("stop", "stop before this text", str, ()),
+    ("seed", "makes the text reproducible", int, None),
+    ("min_p", "drop tokens below this share of the likeliest one", float, 0.0),
+    ("frequency_penalty", "subtracted from the logit per use of a token", float, 0.0),
+    ("presence_penalty", "subtracted from the logit of a token used before", float, 0.0),
 )
-WEIGHTS_OPTION = Option(
-    "weights",
-    Weights | None,
-    None,
-    "number format of the weights (default: the run's own); bf16, int8 and int4 are"
-    " compared with fp32 on the validation split of the run: size, speed, bits/char",
+_SAMPLING_OPTIONS = tuple(
+    Option(*facts, "sampling", is_repeatable=facts[0] == "stop") for facts in _SAMPLING
 )
 COMMAND = Command(
     verb="generate",
     summary="Generate text with a trained model, printed as it is generated.",
     positionals=(Positional("RUN", "a run directory or one of its checkpoints"),),
     options=(
-        Option("prompt", str, "", "text to continue; '-' reads it from stdin"),
-        Option("length", int, 500, "tokens to generate; with a char vocabulary, characters"),
-        json_option("JSON lines: pieces of text, then totals"),
+        Option("prompt", "text to continue; '-' reads it from stdin", str, ""),
+        Option("length", "tokens to generate; with a char vocabulary, characters", int, 500),
+        switch("json", "print JSON lines: pieces of text, then totals"),
         device_option("auto is the faster one, for one text the CPU until both were measured"),
-        *SAMPLING_OPTIONS,
-        WEIGHTS_OPTION,
+        *_SAMPLING_OPTIONS,
+        Option(
+            "weights",
+            "number format of the weights (default: the run's own); bf16, int8 and int4 are"
+            " compared with fp32 on the validation split of the run: size, speed, bits/char",
+            Literal["fp32", "bf16", "int8", "int4"],
+        ),
     ),
     examples=(
         "fastlstm generate runs/book --prompt 'Well, Prince' --temperature 0.8",
@@ -66,14 +61,11 @@ COMMAND = Command(
     ),
 )
 
-REPORT_TOKENS = 100_000
-"""Weights are measured on at most this many tokens."""
-
 
 def run(argv: list[str]) -> int:
     """Streams text to standard output and the speed to standard error; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    settings = given_options(parsed, SAMPLING_OPTIONS)
+    settings = parsed.given(_SAMPLING_OPTIONS)
     if "stop" in settings:
         settings["stop"] = tuple(settings["stop"])
     length, weights, use_json = parsed["length"], parsed["weights"], parsed["json"]

@@ -4,60 +4,43 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.options import json_option
+from fastlstm.cli.command import Command, Option, Positional, parse, switch
+from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK
+from fastlstm.report.lines import labelled
 from fastlstm.text.data.sources import open_source
 
-Answer = Literal["last", "state", "mean", "max"]
-
+_MODEL = (
+    ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, or a state_dict of torch"
+    " (.safetensors, .pt)"
+)
+_HELP = {
+    "text": "of a text model: the text it was trained on, whose characters in the order of Unicode"
+    " are its vocabulary",
+    "vocab": "or a JSON file: a list of them, an object from character to number or back, or"
+    " tokenizer.json of a run",
+    "activation": "of a state_dict with several linear layers: the function between them, such as"
+    " relu, or linear",
+    "answer": "of a sequence model whose LSTM writes at every step: what its last layers read, the"
+    " output of the last step, the last state of each way, the mean or the maximum",
+    "classes": "the outputs are scores of classes before a softmax; of a text model: a classifier"
+    " of the next token, without a vocabulary",
+}
 COMMAND = Command(
     verb="import",
     summary="Read a model of Keras, torch or ONNX and write it as a run.",
-    positionals=(
-        Positional(
-            "MODEL",
-            ".keras, .h5 of Keras 1, 2 or 3, .onnx with LSTM operators, or a state_dict of torch"
-            " (.safetensors, .pt)",
-        ),
-    ),
+    positionals=(Positional("MODEL", _MODEL),),
     options=(
-        Option("out", str, None, "run directory to write; it must hold no run yet"),
-        Option(
-            "text", str | None, None,
-            "of a text model: the text it was trained on, whose characters in the order of Unicode"
-            " are its vocabulary",
-            value="FILE",
-        ),
-        Option("chars", str | None, None, "or its characters, in the order of their numbers"),
-        Option(
-            "vocab", str | None, None,
-            "or a JSON file: a list of them, an object from character to number or back, or"
-            " tokenizer.json of a run",
-            value="FILE",
-        ),
-        Option(
-            "activation", str | None, None,
-            "of a state_dict with several linear layers: the function between them, such as relu,"
-            " or linear",
-            value="NAME",
-        ),
-        Option(
-            "answer", Answer | None, None,
-            "of a sequence model whose LSTM writes at every step: what its last layers read, the"
-            " output of the last step, the last state of each way, the mean or the maximum",
-        ),
-        Option(
-            "classes", bool, False,
-            "the outputs are scores of classes before a softmax; of a text model: a classifier of"
-            " the next token, without a vocabulary",
-            is_switch=True,
-        ),
-        json_option(),
+        Option("out", "run directory to write; it must hold no run yet", is_required=True),
+        Option("text", _HELP["text"], value="FILE"),
+        Option("chars", "or its characters, in the order of their numbers"),
+        Option("vocab", _HELP["vocab"], value="FILE"),
+        Option("activation", _HELP["activation"], value="NAME"),
+        Option("answer", _HELP["answer"], Literal["last", "state", "mean", "max"]),
+        switch("classes", _HELP["classes"]),
+        JSON,
     ),
-    required=("out",),
     examples=(
         "fastlstm import model.keras --text book.txt --out runs/book",
         "fastlstm import weather.h5 --out runs/weather",
@@ -67,7 +50,7 @@ COMMAND = Command(
     other="Then, with a text: fastlstm generate, evaluate, train --start, compress,\n"
     "export, serve. Other models: fastlstm export, and SequenceRegressor or\n"
     "SequenceClassifier in Python.",
-)  # fmt: skip
+)
 
 
 def run(argv: list[str]) -> int:
@@ -79,24 +62,17 @@ def run(argv: list[str]) -> int:
 
     from fastlstm.exchange.import_run import import_run
 
-    imported = import_run(
-        path,
-        **{name: parsed[name] for name in ("out", "text", "chars", "vocab")},
-        **{name: parsed[name] for name in ("activation", "answer", "classes")},
-    )
+    names = ("out", "text", "chars", "vocab", "activation", "answer", "classes")
+    imported = import_run(path, **{name: parsed[name] for name in names})
     facts = {
-        "model": path,
-        "made_by": imported.made_by,
-        "run": str(imported.path),
-        "kind": imported.kind,
-        "opened_by": imported.opened_by,
-        "notes": list(imported.notes),
+        **{"model": path, "made_by": imported.made_by, "run": str(imported.path)},
+        **{"kind": imported.kind, "opened_by": imported.opened_by, "notes": list(imported.notes)},
     }
     rows = [
         ("model", f"{path}, {imported.made_by}"),
         ("run", f"{imported.path}, {imported.kind}"),
         ("open", f"fastlstm.{imported.opened_by}.load({str(imported.path)!r})"),
-        *(("note" if k == 0 else "", note) for k, note in enumerate(imported.notes)),
+        *labelled("note", facts["notes"]),
     ]
     print_result(facts, rows, parsed["json"])
     return EXIT_OK

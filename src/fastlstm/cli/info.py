@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Positional
+from fastlstm.cli.command import Command, Positional, parse
 from fastlstm.cli.inputs import require_run
-from fastlstm.cli.options import json_option
+from fastlstm.cli.options import JSON
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_FAILED, EXIT_OK, CorruptFileError, counted
 from fastlstm.report.events import number
 from fastlstm.report.lines import (
@@ -37,7 +36,7 @@ COMMAND = Command(
     verb="info",
     summary="Show a run and check its files; without RUN, show this machine and its kernels.",
     positionals=(Positional("RUN", "a run directory or a checkpoint", is_optional=True),),
-    options=(json_option(),),
+    options=(JSON,),
     examples=("fastlstm info", "fastlstm info runs/book"),
 )
 
@@ -59,27 +58,25 @@ def _run_facts(name: str) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.runs.run_directory import RunDirectory, kind_of_run
 
     directory = RunDirectory(path)
-    facts: dict[str, Any] = {"run": name}
-    rows: list[Row] = [("run", name)]
+    model: dict[str, Any] = {}
+    rows: list[Row] = []
     damage: list[str] = []
     try:
         kinds = {"forecaster": _forecaster, "sequence": _sequence_model}
-        model, model_rows = kinds.get(kind_of_run(path) or "", _text_model)(path)
-        facts |= model
-        rows += model_rows
+        model, rows = kinds.get(kind_of_run(path) or "", _text_model)(path)
     except CorruptFileError as error:
         damage.append(str(error))
     damage += [str(error) for error in directory.verify() if str(error) not in damage]
-    history = read_history(directory.metrics_path)
+    trained, shown = _history_facts(read_history(directory.metrics_path), model.get("compression"))
     checkpoints = [item.name for item in directory.checkpoints()]
-    facts |= {**_history_facts(history), "checkpoints": checkpoints, "damage": damage}
-    rows += [
-        *_history_rows(history, facts.get("compression")),
+    return {"run": name, **model, **trained, "checkpoints": checkpoints, "damage": damage}, [
+        ("run", name),
+        *rows,
+        *shown,
         ("checkpoints", ", ".join(checkpoints) or "none"),
         *(("damage", text) for text in damage),
         *([] if damage else [("files", "all match their recorded SHA-256")]),
     ]
-    return facts, rows
 
 
 def _forecaster(path: Path) -> tuple[dict[str, Any], list[Row]]:
@@ -103,15 +100,13 @@ def _sequence_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
 
     stored = read_sequence_model(path)
     answers, facts = stored.answers, _stored_facts(stored)
-    what = counted(len(answers), "number")
-    if answers.kind == "labels":
-        what = f"one of {len(answers)} classes"
+    is_class = answers.kind == "labels"
+    what = f"one of {len(answers)} classes" if is_class else counted(len(answers), "number")
     rows = [("answers", f"{what} for each sequence")]
     if layers := facts["model"].get("stack", {}).get("layers"):  # of another framework
         kinds = [layer.get("function", layer["kind"].removesuffix("Layer")) for layer in layers]
         rows.append(("layers", ", ".join(kinds)))
-    rows += _model_rows(facts)
-    return {"kind": "sequence", "answers": answers.kind, **facts}, rows
+    return {"kind": "sequence", "answers": answers.kind, **facts}, [*rows, *_model_rows(facts)]
 
 
 def _stored_facts(stored: StoredForecaster | StoredSequenceModel) -> dict[str, Any]:
@@ -126,17 +121,13 @@ def _text_model(path: Path) -> tuple[dict[str, Any], list[Row]]:
     from fastlstm.text.files import load_language_model
 
     loaded = load_language_model(path)
-    tokenizer, data = loaded.tokenizer, loaded.config.get("data")
+    tokenizer, config = loaded.tokenizer, loaded.config
+    data = config.get("data")
     facts = {
-        "files": str(loaded.path),
-        "model": loaded.model.config.to_dict(),
-        "train": loaded.config.get("train"),
-        "data": data,
-        "compression": loaded.config.get("compression"),
-        "num_parameters": loaded.model.num_parameters,
-        "vocab": tokenizer.kind,
-        "vocab_size": tokenizer.vocab_size,
-        "note": loaded.note,
+        **{"files": str(loaded.path), "model": loaded.model.config.to_dict()},
+        **{"train": config.get("train"), "data": data, "compression": config.get("compression")},
+        **{"num_parameters": loaded.model.num_parameters, "note": loaded.note},
+        **{"vocab": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
     }
     rows = [
         *_model_rows(facts),
@@ -169,14 +160,15 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
     return [("compressed", f"from {about['source']['path']:.200}"), ("", stored)]
 
 
-def _history_facts(history: History) -> dict[str, Any]:
-    best, end = history.best or {}, history.end or {}
+def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], list[Row]]:
+    """Returns how training went; its best evaluation where it is that of the model."""
+    best, end, unit, measure = history.best, history.end or {}, history.unit, history.measure
     last = history.steps[-1] if history.steps else {}
-    return {
-        f"best_{history.measure.key}": best.get(history.measure.key),
-        "best_step": best.get("step"),
+    facts = {
+        f"best_{measure.key}": (best or {}).get(measure.key),
+        "best_step": (best or {}).get("step"),
         "step": _whole("step", end, last),
-        "unit": history.unit,
+        "unit": unit,
         "units": _whole("units", end, last),
         "units_per_s": history.rate,
         "ceiling_share": ceiling_share(history.start, history.rate),
@@ -184,30 +176,25 @@ def _history_facts(history: History) -> dict[str, Any]:
         "end": end.get("reason"),
         "kernels": history.start.get("kernels"),
     }
-
-
-def _whole(key: str, *events: Event) -> int | None:
-    """Returns a count from the first event that has it: the file may hold anything."""
-    counts = (number(event, key) for event in events)
-    return next((int(count) for count in counts if count is not None), None)
-
-
-def _history_rows(history: History, compression: Any) -> list[Row]:
-    """Returns how training went; its best evaluation where it is that of the model."""
-    facts, unit = _history_facts(history), history.unit
     rows: list[Row] = []
     is_trained = not isinstance(compression, dict) or compression.get("is_trained") is not False
-    if history.best is not None and is_trained:
-        text = f"{history.best[history.measure.key]:.4f} validation {history.measure.label}"
+    if best is not None and is_trained:
+        text = f"{best[measure.key]:.4f} validation {measure.label}"
         rows.append(("best", f"{text} at step {facts['best_step']:,}"))
     if facts["step"] is not None:
         amount = [count_of(facts, "step", "step"), count_of(facts, "units", unit.removesuffix("s"))]
         time = "" if history.elapsed_s is None else f" in {clock(history.elapsed_s)}"
         rate = history.rate
         speed = "" if rate is None else f"{short_count(rate)} {unit}/s in training steps"
-        rows.append(("trained", joined([joined(amount) + time, speed])))
+        rows.append(("trained", joined(joined(*amount) + time, speed)))
         rows.append(("ended", str(facts["end"] or "not recorded: still running, or killed")))
-    return rows + labelled("kernels", facts["kernels"])
+    return facts, rows + labelled("kernels", facts["kernels"])
+
+
+def _whole(key: str, *events: Event) -> int | None:
+    """Returns a count from the first event that has it: the file may hold anything."""
+    counts = (number(event, key) for event in events)
+    return next((int(count) for count in counts if count is not None), None)
 
 
 def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
@@ -231,19 +218,17 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         "kernels": kernels,
         **gpu_facts,
     }
-    caches = [
-        f"{name} {short_bytes(size)}"
-        for name, size in (("L1d", cpu.l1d_bytes), ("L2", cpu.l2_bytes), ("L3", cpu.l3_bytes))
-        if size
-    ]
-    quota = hardware.quota()
+    sizes = {"L1d": cpu.l1d_bytes, "L2": cpu.l2_bytes, "L3": cpu.l3_bytes}
+    caches = [f"{name} {short_bytes(size)}" for name, size in sizes.items() if size]
+    quota, refusal = hardware.quota(), hardware.gpu_refusal()
     limit = "" if quota is None else f", of a CPU quota of {quota:.3g}"
+    none = "none usable by torch" + ("" if refusal in (None, *hardware.NO_GPU) else f": {refusal}")
     rows = [
         ("cpu", cpu.model),
         ("instructions", cpu.isa),
         ("cores", f"{cpu.cores} for this process{limit}, {counted(threads, 'thread')} by default"),
         ("caches", ", ".join(caches) or "unknown"),
-        ("gpu", gpu.name if gpu is not None else _no_gpu_text()),
+        ("gpu", gpu.name if gpu is not None else none),
     ]
     for dtype, value in ceilings.items():
         how = value.gemm_by
@@ -253,13 +238,6 @@ def _machine_facts() -> tuple[dict[str, Any], list[Row]]:
         rows.append((f"ceiling {dtype}", f"{speed}, copy {value.copy_gb_s:.1f} GB/s"))
     rows += [(f"peak {isa}", f"{si(1e9 * gflops)}FLOP/s") for isa, gflops in peaks.items()]
     return facts, rows + labelled("lstm", kernels) + gpu_rows
-
-
-def _no_gpu_text() -> str:
-    from fastlstm.system.hardware import NO_GPU, gpu_refusal
-
-    refusal = gpu_refusal()
-    return "none usable by torch" + ("" if refusal in (None, *NO_GPU) else f": {refusal}")
 
 
 def _gpu_facts() -> tuple[dict[str, Any], list[Row]]:

@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastlstm.cli.options import READ_OPTIONS, given_options
+from fastlstm.cli.options import READ_OPTIONS
 from fastlstm.cli.output import say
 from fastlstm.errors import DataError, UsageError
 from fastlstm.runs import find_run
@@ -19,19 +19,16 @@ from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import hint_of_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
-    from fastlstm.cli.parser import Parsed
+    from fastlstm.cli.command import Parsed
     from fastlstm.forecast.forecaster import Forecaster
     from fastlstm.system.fields import Device
     from fastlstm.text.lm import LM
 
 
 def require_run(path: str, wanted: Kind | None = None) -> None:
-    """Checks that a run or a checkpoint is there; see `find_run.require_run`.
-
-    For a file the error shows how to train on it: a table is trained on as a table.
-    """
+    """Checks as `find_run.require_run`; for a file the error shows how to train on it."""
     if os.path.isfile(path):
         wanted = "forecaster" if kind_of_source(path) in ("csv", "binary table") else "text"
     find_run.require_run(path, wanted)
@@ -43,13 +40,7 @@ def one_or_many(sources: list[str]) -> str | list[str]:
 
 
 def open_model(path: str, weights: str | None = None, device: Device = "auto") -> LM:
-    """Loads the model of a run or checkpoint; a note about the choice of files is printed.
-
-    `weights` and `device` are those of `LM.load`.
-
-    Raises:
-        FastLSTMError: as `fastlstm.text.files.load_language_model`.
-    """
+    """Loads the model of a run or checkpoint as `LM.load`; prints a note about its files."""
     require_run(path, "text")
     check_device(device)
 
@@ -63,13 +54,7 @@ def open_model(path: str, weights: str | None = None, device: Device = "auto") -
 
 
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
-    """Loads the forecaster RUN of a verb, which reads tables as its options say.
-
-    A note about the format of its weights is printed.
-
-    Args:
-        parsed: with RUN first, and `READ_OPTIONS`.
-        tables: checked to be tables.
+    """Loads the forecaster RUN of a verb with `READ_OPTIONS`; prints a note about its weights.
 
     Raises:
         FastLSTMError: RUN is no forecaster, or one of `tables` no table.
@@ -80,8 +65,7 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
     from fastlstm.forecast.forecaster import Forecaster
 
-    reading = given_options(parsed, READ_OPTIONS)
-    model = Forecaster.load(path, device=parsed["device"], **reading)
+    model = Forecaster.load(path, device=parsed["device"], **parsed.given(READ_OPTIONS))
     compression = model.stored_.compression
     if compression is not None and compression.note:
         say(f"note: {compression.note}")
@@ -89,23 +73,19 @@ def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:
 
 
 def refuse_runs(sources: Sequence[str]) -> None:
-    """Refuses a run as a source: its files would be read as texts or tables.
-
-    Raises:
-        DataError: a source is a run.
-    """
+    """Raises DataError for a run as a source: its files would be read as texts or tables."""
     for source in sources:
-        if os.path.isdir(source) and kind_of_run(source) is not None:
+        if _is_run(source):
             raise DataError(f"{source} is a run, expected a text or a table")
 
 
-def refuse_swapped(verb: str, path: str, sources: Sequence[str]) -> None:
-    """Checks that the run comes before the data.
+def _is_run(path: str) -> bool:
+    return os.path.isdir(path) and kind_of_run(path) is not None
 
-    Raises:
-        UsageError: a file comes where the run is expected, and a run among the data.
-    """
-    runs = [name for name in sources if os.path.isdir(name) and kind_of_run(name) is not None]
+
+def refuse_swapped(verb: str, path: str, sources: Sequence[str]) -> None:
+    """Raises UsageError for a file where the run is expected, and a run among the data."""
+    runs = [name for name in sources if _is_run(name)]
     if runs and os.path.isfile(path):
         raise UsageError(f"{path} is a file; the run comes first: fastlstm {verb} {runs[0]} {path}")
 
@@ -117,11 +97,7 @@ def warn_of_table(source: str) -> None:
 
 
 def require_tables(sources: Sequence[str]) -> None:
-    """Checks that the sources of a verb for tables exist and are not texts.
-
-    Raises:
-        DataError: one is not.
-    """
+    """Raises DataError for a source of a verb for tables that is missing, or a text."""
     refuse_runs(sources)
     for source in sources:
         path = os.path.expanduser(source)
@@ -130,16 +106,3 @@ def require_tables(sources: Sequence[str]) -> None:
             raise DataError(f"there is no file {source or repr('')}{hint_of_file(Path(path))}")
         if kind_of_source(source) == "text":
             raise DataError(f"{source} is a text, expected a table: CSV, Parquet, Arrow or .npy")
-
-
-def require_horizon(names: Collection[str], sources: Sequence[str]) -> None:
-    """Checks that the horizon of a forecaster is among the options that were given.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if "horizon" not in names:
-        raise UsageError(
-            "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
-            f" of {', '.join(sources)}"
-        )

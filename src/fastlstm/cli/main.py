@@ -12,19 +12,15 @@ import errno
 import importlib
 import keyword
 import os
-import secrets
 import signal
 import sys
-import tempfile
 import time
-import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fastlstm.cli.command import Command, help_text
+from fastlstm.cli.command import Command, HelpRequested, UnknownFlagError, help_text
 from fastlstm.cli.output import say
-from fastlstm.cli.parser import HelpRequested, UnknownFlagError
 from fastlstm.distributed.launch import end_if_over, end_process, is_started_by_torchrun
 from fastlstm.errors import (
     EXIT_FAILED,
@@ -77,7 +73,9 @@ def console() -> NoReturn:
     A signal while the interpreter exits must not replace the exit code. Ignored signals stay
     ignored until the end, Python's own handlers do not.
     """
-    _open_closed_streams()
+    for name in ("stdout", "stderr"):  # closed by `>&-`: so that no file gets their number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
     if (parent := environment.take_parent()) is not None:
         die_with_parent(parent)
     end_if_over()
@@ -91,7 +89,10 @@ def console() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code; nothing is raised."""
-    _tolerate_encoding()
+    # A terminal that cannot show a character gets a question mark, not a traceback.
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        with contextlib.suppress(OSError, ValueError):
+            reconfigure(errors="replace")
     code = _run(list(sys.argv[1:] if argv is None else argv))
     error = _stdout_error()
     return code if error is None else _refused(error, code)
@@ -100,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            # One line; Python would add a path and a line of source.
+            warnings.showwarning = lambda message, *_: say(f"warning: {message}")
             return _dispatch(arguments)
     except FastLSTMError as error:
         # A stop is not an error: its message says what is saved and how to continue.
@@ -132,10 +134,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise UsageError(f"'{verb}' runs in one process; only train runs under torchrun")
     if verb not in VERBS:
         kind = "flag" if verb.startswith("-") else "command"
-        known = [*VERBS, "--help", "--version"]
-        raise UsageError(
-            f"unknown {kind} '{verb}'{nearest_hint(verb, known)}; commands: {', '.join(VERBS)}"
-        )
+        hint = nearest_hint(verb, [*VERBS, "--help", "--version"])
+        raise UsageError(f"unknown {kind} '{verb}'{hint}; commands: {', '.join(VERBS)}")
     run: Callable[[list[str]], int] = module_of(verb).run
     try:
         return run(rest)
@@ -143,7 +143,8 @@ def _dispatch(arguments: list[str]) -> int:
         sys.stdout.write(help_text(asked.command))
         return EXIT_OK
     except UnknownFlagError as error:
-        others = [other for other in VERBS if other != verb and _has_flag(other, error.flag)]
+        flags = {other: {o.flag for c in commands(other) for o in c.options} for other in VERBS}
+        others = [other for other in VERBS if other != verb and error.flag in flags[other]]
         place = f"it is an option of {', '.join(others)}; " if others else ""
         raise UsageError(f"{error}; {place}see fastlstm {verb} --help") from None
 
@@ -157,10 +158,6 @@ def commands(verb: str) -> list[Command]:
     """Returns the commands of a verb: one, or one for texts and one for tables."""
     module = module_of(verb)
     return [getattr(module, n) for n in ("COMMAND", "TABLE_COMMAND") if hasattr(module, n)]
-
-
-def _has_flag(verb: str, flag: str) -> bool:
-    return any(option.flag == flag for command in commands(verb) for option in command.options)
 
 
 def overview() -> str:
@@ -183,30 +180,9 @@ fastlstm COMMAND --help lists the options of a command.
 def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
+    with contextlib.suppress(PackageNotFoundError):
         return version("fastlstm")
-    except PackageNotFoundError:
-        return "(not installed)"
-
-
-def _open_closed_streams() -> None:
-    """Opens standard streams that were closed (`>&-`), so that no file gets their number."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
-
-
-def _tolerate_encoding() -> None:
-    # A terminal that cannot show a character gets a question mark, not a traceback.
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure is not None:
-        with contextlib.suppress(OSError, ValueError):
-            reconfigure(errors="replace")
-
-
-def _show_warning(message: Warning | str, *_: object) -> None:
-    """Shows a warning as one line; Python would add a path and a line of source."""
-    say(f"warning: {message}")
+    return "(not installed)"
 
 
 def _is_said_by_other(error: FastLSTMError) -> bool:
@@ -253,22 +229,25 @@ def _forget_stdout() -> None:
 
 
 def _internal_error(error: Exception, arguments: list[str]) -> int:
+    import traceback
+
     head = f"internal error: {type(error).__name__}: {error}".removesuffix(": ")
-    redacted_words(arguments)
+    words = redacted_words(arguments)  # hides what the traceback may have too
+    trace = redacted("".join(traceback.format_exception(error)))
     if environment.is_debug():
-        sys.stderr.write(redacted("".join(traceback.format_exception(error))))
+        sys.stderr.write(trace)
         return _fail(head, EXIT_FAILED)
-    log = _write_log(error, arguments)
+    about = f"fastlstm {_version()}, Python {sys.version}"
+    log = _write_log(f"{about}\narguments: {words!r}\n\n{trace}")
     where = f"traceback in {log}" if log else "FASTLSTM_DEBUG=1 shows the traceback"
     return _fail(f"{head} ({where})", EXIT_FAILED)
 
 
-def _write_log(error: Exception, arguments: list[str]) -> Path | None:
+def _write_log(text: str) -> Path | None:
     """Writes a traceback to the cache, or where that fails to the folder of temporary files."""
-    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}.log"
-    words = redacted_words(arguments)  # hides what the traceback may have too
-    text = redacted("".join(traceback.format_exception(error)))
-    text = f"fastlstm {_version()}, Python {sys.version}\narguments: {words!r}\n\n{text}"
+    import tempfile
+
+    name = f"error-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(8).hex()}.log"
     for is_cache in (True, False):
         with contextlib.suppress(FastLSTMError, OSError):
             folder = environment.cache_dir() / "errors" if is_cache else tempfile.gettempdir()

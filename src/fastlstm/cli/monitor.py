@@ -7,9 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from fastlstm.cli.command import Command, Option, Positional
+from fastlstm.cli.command import Command, Option, Positional, parse
 from fastlstm.cli.output import say, write_page
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, counted
 from fastlstm.report.terminal import is_terminal
 
@@ -18,8 +17,8 @@ COMMAND = Command(
     summary="Show all runs below some directories on a page that stays up to date.",
     positionals=(Positional("DIR", "directories with runs at or below them", is_many=True),),
     options=(
-        Option("port", int, 0, "port at 127.0.0.1; 0 takes a free one"),
-        Option("export", str | None, None, "write the page to a file instead", value="FILE"),
+        Option("port", "port at 127.0.0.1; 0 takes a free one", int, 0),
+        Option("export", "write the page to a file instead", value="FILE"),
     ),
     examples=("fastlstm monitor runs", "fastlstm monitor runs --export runs.html"),
     other="The page is for this machine only; nothing is written into the runs.",

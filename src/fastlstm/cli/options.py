@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_origin
+from typing import Literal, get_origin
 
-from fastlstm.cli.command import Option, Positional, options_from_dataclass, unwrap_optional
-from fastlstm.cli.parser import Parsed
+from fastlstm.cli.command import (
+    Option,
+    Positional,
+    options_from_dataclass,
+    switch,
+    unwrap_optional,
+)
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.ops.cell_options import OPTION_NAMES
@@ -37,34 +42,18 @@ _TABLE_GROUPS = {
 }
 
 
-def json_option(shown: str = "one JSON object") -> Option:
-    """Returns the switch that has a verb print JSON."""
-    return Option("json", bool, False, f"print {shown}", is_switch=True)
+JSON = switch("json", "print one JSON object")
+CONFIG = Option("config", "YAML file of the options below, or config.json of a run", group="run")
 
 
 def device_option(auto: str) -> Option:
     """Returns the option that says where a verb computes; `auto` is what auto does."""
-    return Option(
-        "device", Literal["auto", "cpu", "cuda"], "auto", f"cuda is an NVIDIA GPU; {auto}"
-    )
-
-
-def config_option() -> Option:
-    """Returns the file of options of a verb that takes those of train."""
-    return Option(
-        "config", str, None, "YAML file of the options below, or config.json of a run", "run"
-    )
-
-
-def measure_option(what: str) -> Option:
-    """Returns the time that predict measures for; `what` is the length of what it trains."""
-    text = f"{what}; default is a tenth of the budget,\n5s to 2m"
-    return Option("measure", str, None, text, value="TIME")
+    choices = Literal["auto", "cpu", "cuda"]
+    return Option("device", f"cuda is an NVIDIA GPU; {auto}", choices, "auto")
 
 
 def _fields(cls: type, groups: dict[str, str]) -> tuple[Option, ...]:
-    options = options_from_dataclass(cls, {name: text.split() for name, text in groups.items()})
-    return tuple(map(_as_flag, options))
+    return tuple(map(_as_flag, options_from_dataclass(cls, groups)))
 
 
 def _as_flag(option: Option) -> Option:
@@ -85,11 +74,6 @@ TABLES = Positional(
     is_many=True,
 )
 READ_OPTIONS = tuple(option for option in FORECAST_OPTIONS if option.name in READING)
-
-
-def given_options(parsed: Parsed, options: tuple[Option, ...]) -> dict[str, Any]:
-    """Returns the values that a command line gives to some options."""
-    return {o.name: parsed.values[o.name] for o in options if o.name in parsed.values}
 
 
 def levels_of(text: str | None) -> tuple[float, ...]:

@@ -1,44 +1,41 @@
-"""`fastlstm predict SOURCE --budget TIME`: what a training run of a text will end at."""
+"""`fastlstm predict SOURCE --budget TIME`: what a training run will end at."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import one_or_many, refuse_runs
-from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import TEXT_OPTIONS, config_option, json_option, measure_option
+from fastlstm.cli.command import Command, Option, Parsed, Positional
+from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
-from fastlstm.cli.predict_table import TABLE_COMMAND, run_table
-from fastlstm.cli.train_command import train_command
+from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, counted
+from fastlstm.report.lines import labelled
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
-from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.sources import open_source
 from fastlstm.text.quality_law import MOST_LAYERS
 from fastlstm.text.quality_prediction import FEWEST_STEPS
+from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
     from fastlstm.text.quality_prediction import PredictedBits
     from fastlstm.tuning.predict import Prediction
+    from fastlstm.tuning.predict_table import PredictedLoss, TablePrediction
 
+_MEASURE = "{}; default is a tenth of the budget,\n5s to 2m"
+_STEPS = (
+    "length of the short run in steps; default with --steps or\n--epochs is a tenth, at least 120"
+)
 COMMAND = Command(
     verb="predict",
     summary="Predict the quality of a training run from a short run of the same model.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
     options=(
-        config_option(),
-        measure_option("length of the short run"),
-        Option(
-            "measure_steps", int, None, "length of the short run in steps; default with --steps"
-            " or\n--epochs is a tenth, at least 120", value="N",
-        ),
-        Option("target", float, None, "say how long it takes to reach so many bits/char"),
-        json_option("one JSON object"),
+        CONFIG,
+        Option("measure", _MEASURE.format("length of the short run"), value="TIME"),
+        Option("measure_steps", _STEPS, int),
+        Option("target", "say how long it takes to reach so many bits/char", float),
+        JSON,
         *TEXT_OPTIONS,
     ),
     examples=(
@@ -48,51 +45,69 @@ COMMAND = Command(
     ),
     other="The options are those of fastlstm train for a text.\n"
     "For a table of time series: fastlstm predict --horizon N --help",
-)  # fmt: skip
+)
+TABLE_COMMAND = Command(
+    verb="predict",
+    summary="Predict the loss of a forecaster's training run from two short runs of it.",
+    positionals=(Positional("DATA", "the table that the run trains on", is_many=True),),
+    options=(
+        CONFIG,
+        Option("measure", _MEASURE.format("time of the short runs"), value="TIME"),
+        JSON,
+        *FORECAST_OPTIONS,
+    ),
+    examples=("fastlstm predict ETTh1.csv --target OT --horizon 96 --budget 5m",),
+    other="The options are those of fastlstm train for a table.",
+)
+_LITTLE = 0.01
+"""A longer run that gains less than this share is not worth its time."""
 
-_OWN = ("measure", "measure_steps", "target", "json")
-"""Options that train has not."""
 
-
+@ended_like_ctrl_c()
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
-    from fastlstm.training.signals import ended_like_ctrl_c
+    job = read_training(argv, COMMAND, TABLE_COMMAND, _measure_s)
+    parsed, measure_s = job.parsed, job.own
+    if job.is_table:
+        from fastlstm.tuning.predict_table import predict_forecaster
 
-    with ended_like_ctrl_c():
-        return _predict(argv)
+        table = predict_forecaster(job.source, job.config, job.names, measure_s)
+        command = job.train_command(table.fixed)
+        facts, shown = table.to_dict(), table_rows(table, command)
+    else:
+        from fastlstm.tuning.predict import predict_run
 
-
-def _predict(argv: list[str]) -> int:
-    if command_for(argv, COMMAND, TABLE_COMMAND) is TABLE_COMMAND:
-        return run_table(argv)
-    parsed = parse(COMMAND, argv)
-    sources, target = parsed.positionals, parsed["target"]
-    if target is not None and not 0.0 < target < 100.0:
-        raise UsageError(f"--target is {target:g}, expected bits/char above 0, such as 1.6")
-    measure_s = None if parsed["measure"] is None else parse_duration(parsed["measure"], "measure")
-    config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
-    refuse_runs(sources)
-    open_source(sources)  # a misspelt name is an error before torch is loaded
-
-    from fastlstm.tuning.predict import predict_run
-
-    found = predict_run(
-        one_or_many(sources), config, names, measure_s, measure_steps=parsed["measure_steps"]
-    )
-    command = train_command(COMMAND, _OWN, argv, found.fixed)
-    facts = found.to_dict() | {"command": command}
-    if target is not None:
-        facts |= {"target": target, "seconds_to_target": found.measured.seconds_to(target)}
-    print_result(facts, rows(found, command, target), parsed["json"])
+        found = predict_run(
+            job.source, job.config, job.names, measure_s, measure_steps=parsed["measure_steps"]
+        )
+        command, target = job.train_command(found.fixed), parsed["target"]
+        facts, shown = found.to_dict(), rows(found, command, target)
+        if target is not None:
+            facts |= {"target": target, "seconds_to_target": found.measured.seconds_to(target)}
+    print_result(facts | {"command": command}, shown, parsed["json"])
     return EXIT_OK
 
 
+def _measure_s(parsed: Parsed) -> float | None:
+    target = parsed["target"] if parsed.command is COMMAND else None
+    if target is not None and not 0.0 < target < 100.0:
+        raise UsageError(f"--target is {target:g}, expected bits/char above 0, such as 1.6")
+    return None if parsed["measure"] is None else parse_duration(parsed["measure"], "measure")
+
+
 def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
-    """Returns the lines of the result."""
-    law, length = found.measured, found.length(found.steps)
-    times = length.tokens / law.measured.tokens
+    """Returns the lines of the result for a text."""
+    law, length, steps = found.measured, found.length(found.steps), found.measured.measured.steps
     sizes = [f"--{name.replace('_', '-')} {value}" for name, value in found.fixed.items()]
-    shown: list[Row] = [
+    notes = []
+    if steps < FEWEST_STEPS:
+        had = f"the short run had {counted(int(steps), 'step')}"
+        notes.append(f"{had}, fewer than {FEWEST_STEPS}: give a longer --measure")
+    if law.num_layers > MOST_LAYERS:
+        text = f"the law was measured with at most {MOST_LAYERS} layers"
+        notes.append(f"{text}: the interval may be too narrow")
+    times = length.tokens / law.measured.tokens
+    return [
         (
             "prediction",
             f"{bits_text(found.after(found.steps))} after {clock(found.seconds_for(found.steps))}",
@@ -103,23 +118,12 @@ def rows(found: Prediction, command: str, target: float | None) -> list[Row]:
             f"{law.measured_bits:.3f} bits/char after {clock(found.measured_s)}:"
             f" {short_count(law.measured.tokens)} characters, {law.tokens_per_s:,.0f}/s",
         ),
-        *(
-            ("this model" if place == 0 else "", f"{clock(seconds)}: {bits_text(bits)}")
-            for place, (seconds, bits) in enumerate(found.others())
-        ),
+        *labelled("this model", [f"{clock(s)}: {bits_text(bits)}" for s, bits in found.others()]),
+        *([] if target is None else [("target", target_text(found, target))]),
+        *([("chosen", f"by the budget: {' '.join(sizes)}")] if sizes else []),
+        *(("", note) for note in notes),
+        ("command", command),
     ]
-    if target is not None:
-        shown.append(("target", target_text(found, target)))
-    if sizes:
-        shown.append(("chosen", f"by the budget: {' '.join(sizes)}"))
-    if (steps := law.measured.steps) < FEWEST_STEPS:
-        had = f"the short run had {counted(int(steps), 'step')}"
-        shown.append(("", f"{had}, fewer than {FEWEST_STEPS}: give a longer --measure"))
-    if law.num_layers > MOST_LAYERS:
-        text = f"the law was measured with at most {MOST_LAYERS} layers"
-        shown.append(("", f"{text}: the interval may be too narrow"))
-    shown.append(("command", command))
-    return shown
 
 
 def bits_text(bits: PredictedBits) -> str:
@@ -133,3 +137,37 @@ def target_text(found: Prediction, target: float) -> str:
     if seconds is None:
         return f"{target:g} bits/char is out of reach of this model; a larger one may reach it"
     return f"{target:g} bits/char after about {clock(seconds)} with this model"
+
+
+def table_rows(found: TablePrediction, command: str) -> list[Row]:
+    """Returns the lines of the result for a table."""
+    from fastlstm.tuning.predict_table import FEWEST_STEPS
+
+    measured, others = found.measured, found.others()
+    times, half = found.steps / measured.steps, max(1, measured.steps // 2)
+    notes, size = [], found.fixed.get("hidden_size")
+    if measured.half_loss <= measured.loss:
+        notes.append("the longer run was no better: any length ends alike, within the limits")
+    elif others[-1][1].loss > (1.0 - _LITTLE) * others[1][1].loss:
+        notes.append("a longer run gains less than 1 %: more data or other settings may")
+    if measured.steps < FEWEST_STEPS:
+        notes.append(f"fewer than {FEWEST_STEPS} steps say little: give a longer --measure")
+    return [
+        ("prediction", f"{_loss_text(found.after(found.steps))} after {clock(others[1][0])}"),
+        ("", f"{counted(int(found.steps), 'step')}, {times:.3g} times the short run"),
+        (
+            "measured",
+            f"{measured.loss:.4f} validation loss after {counted(measured.steps, 'step')},"
+            f" {measured.half_loss:.4f} after {counted(half, 'step')}: {clock(measured.seconds)} in"
+            " all",
+        ),
+        *labelled("this model", [f"{clock(s)}: {_loss_text(loss)}" for s, loss in others]),
+        *(("", note) for note in notes),
+        *([] if size is None else [("chosen", f"by the budget: --hidden-size {size}")]),
+        ("command", command),
+    ]
+
+
+def _loss_text(loss: PredictedLoss) -> str:
+    """Returns "0.3512 validation loss (0.3401 to 0.3627)"."""
+    return f"{loss.loss:.4f} validation loss ({loss.low:.4f} to {loss.high:.4f})"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option
+from fastlstm.cli.command import Command, Option, parse
 from fastlstm.cli.inputs import one_or_many, require_tables
-from fastlstm.cli.options import TABLE_OPTIONS, TABLES, given_options, json_option
+from fastlstm.cli.options import JSON, TABLE_OPTIONS, TABLES
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
@@ -20,16 +19,15 @@ if TYPE_CHECKING:
     from fastlstm.forecast.data.dataset import SeriesDataset
     from fastlstm.forecast.data.preparation import Progress
 
-Dtype = Literal["auto", "float32", "float16", "int16"]
-
+_DTYPE = Literal["auto", "float32", "float16", "int16"]
 COMMAND = Command(
     verb="prepare",
     summary="Read a table of time series into the cache, check it and describe it.",
     positionals=(TABLES,),
     options=(
         *TABLE_OPTIONS,
-        Option("dtype", Dtype, "auto", "data type of the stored values", "table"),
-        json_option(),
+        Option("dtype", "data type of the stored values", _DTYPE, "auto", "table"),
+        JSON,
     ),
     examples=(
         "fastlstm prepare ETTh1.csv",
@@ -41,7 +39,7 @@ COMMAND = Command(
 def run(argv: list[str]) -> int:
     """Prepares, showing progress on a terminal; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    config = built(ForecastConfig, given_options(parsed, TABLE_OPTIONS), "command line")
+    config = built(ForecastConfig, parsed.given(TABLE_OPTIONS), "command line")
 
     from fastlstm.forecast.data.preparation import prepare
 

@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import one_or_many, require_tables
-from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
+from fastlstm.cli.command import Command, Option, Positional, switch
+from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result, say
-from fastlstm.cli.parser import parse
-from fastlstm.cli.profile_rows import rows
-from fastlstm.cli.source_of_run import with_source_of_run
-from fastlstm.cli.train_command import train_command, train_words
-from fastlstm.errors import EXIT_OK, FastLSTMError, StorageError, UsageError
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
+from fastlstm.errors import EXIT_OK, FastLSTMError, StorageError
+from fastlstm.report.lines import labelled
 from fastlstm.runs.run_directory import TRAINER_FILE
 from fastlstm.system.fields import parse_duration
 from fastlstm.system.storage import finite, write_json
-from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.sources import open_source
+from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fastlstm.report.lines import Row
+    from fastlstm.tuning.op_times import OpTime
     from fastlstm.tuning.profile import Profile
     from fastlstm.tuning.verdicts import Verdict
 
 PROFILE_FILE = "profile.json"
 """In a run directory, what was found about the run."""
-_OWN = ("measure", "no_verify", "ops", "trace", "json")
+_NUM_OPS = 14
+_UNDECIDED = (
+    "undecided: a change may gain more than 5 %; "
+    "give a longer --measure, or repeat on an idle machine"
+)
+_UNKNOWN = "but it changes learning, and what the run ends at is not known: tune finds out"
+_MIN_OTHERS = 0.1
+"""Share of the cores that other processes use from which it is said."""
+_TRACE = "write a trace of three steps as Chrome trace JSON (opens in Perfetto)"
 _PROFILE_OPTIONS = (
-    Option("out", str, None, "run directory that the printed commands name", "run"),
-    config_option(),
-    Option("measure", str, "12s", "time for all measurements", value="TIME"),
-    Option("no_verify", bool, False, "do not run the first recommendation", is_switch=True),
-    Option(
-        "ops",
-        bool,
-        False,
-        "list the operations of a step with their time",
-        is_switch=True,
-    ),
-    Option(
-        "trace",
-        str | None,
-        None,
-        "write a trace of three steps as Chrome trace JSON (opens in Perfetto)",
-        value="FILE",
-    ),
-    json_option("one JSON object"),
+    Option("out", "run directory that the printed commands name", group="run"),
+    CONFIG,
+    Option("measure", "time for all measurements", str, "12s", value="TIME"),
+    switch("no_verify", "do not run the first recommendation"),
+    switch("ops", "list the operations of a step with their time"),
+    Option("trace", _TRACE, value="FILE"),
+    JSON,
 )
 COMMAND = Command(
     verb="profile",
@@ -74,29 +66,15 @@ TABLE_COMMAND = Command(
 )
 
 
+@ended_like_ctrl_c()
 def run(argv: list[str]) -> int:
     """Prints the profile; returns 0."""
-    from fastlstm.training.signals import ended_like_ctrl_c
-
-    with ended_like_ctrl_c():
-        return _profile_training(argv)
-
-
-def _profile_training(argv: list[str]) -> int:
     argv, run_path = with_source_of_run(argv, COMMAND, TABLE_COMMAND)
-    command = command_for(argv, COMMAND, TABLE_COMMAND)
-    parsed = parse(command, argv)
-    sources, seconds = parsed.positionals, parse_duration(parsed["measure"], "measure")
+    job = read_training(
+        argv, COMMAND, TABLE_COMMAND, lambda parsed: parse_duration(parsed["measure"], "measure")
+    )
+    parsed = job.parsed
     trace = None if parsed["trace"] is None else Path(parsed["trace"])
-    config: TrainConfig | ForecastConfig
-    if command is COMMAND:
-        config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
-        open_source(sources)  # a misspelt name is an error before torch is loaded
-    else:
-        config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
-        require_tables(sources)
-        if "horizon" not in names:
-            raise UsageError("--horizon is missing: give the number of rows to forecast")
 
     from fastlstm.tuning.op_times import check_trace
     from fastlstm.tuning.planned_run import chosen_sizes
@@ -105,14 +83,12 @@ def _profile_training(argv: list[str]) -> int:
 
     if trace is not None:
         check_trace(trace)
-    source = one_or_many(sources)
-    profile, options = profile_run(source, config, names, seconds, parsed["ops"], trace)
-    fixed = chosen_sizes(config, options)
-    profile = with_instruction_set(profile, train_words(command, _OWN, argv, fixed))
-    commands = _commands(profile, command, argv, config, fixed)
-    verified = None
+    profile, options = profile_run(job.source, job.config, job.names, job.own, parsed["ops"], trace)
+    fixed = chosen_sizes(job.config, options)
+    profile = with_instruction_set(profile, job.train_words(fixed))
+    commands, verified = _commands(profile, job, fixed), None
     if not parsed["no_verify"] and profile.recommended:
-        verified = _verified(command, argv, fixed, profile.recommended[0], profile.step_share)
+        verified = _verified(job, fixed, profile.recommended[0], profile.step_share)
     verdicts = [{**v.to_dict(), "command": commands.get(v.cause)} for v in profile.verdicts]
     facts = {**profile.to_dict(), "verdicts": verdicts, "verified_gain": verified}
     found = rows(profile, commands, verified)
@@ -127,40 +103,114 @@ def _profile_training(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _commands(
-    profile: Profile, command: Command, argv: list[str], config: TrainConfig | ForecastConfig,
-    fixed: Mapping[str, Any],
-) -> dict[str, str]:  # fmt: skip
+def _commands(profile: Profile, job: TrainingRun, fixed: Mapping[str, Any]) -> dict[str, str]:
     """Returns the commands by cause: of what is recommended, and of what tune is to try."""
     commands = dict[str, str]()
     for v in profile.recommended:
         if v.options or v.command_prefix:
-            words = train_command(
-                command, _OWN, argv, {**fixed, **v.options}, taken=commands.values()
-            )
+            words = job.train_command({**fixed, **v.options}, taken=commands.values())
             commands[v.cause] = v.command_prefix + words
+    budget = job.config.budget or job.config.default_budget
     for v in profile.to_try:
-        tuned = {**fixed, "budget": config.budget or config.default_budget, "axes": v.axis}
-        own = (*_OWN, "steps", "epochs")
-        commands[v.cause] = train_command(
-            command, own, argv, tuned, verb="tune", taken=commands.values()
-        )
+        tuned = {**fixed, "budget": budget, "axes": v.axis}
+        commands[v.cause] = job.train_command(tuned, "tune", commands.values())
     return commands
 
 
 def _verified(
-    command: Command, argv: list[str], fixed: Mapping[str, Any], verdict: Verdict,
-    step_share: float,
-) -> float | None:  # fmt: skip
+    job: TrainingRun, fixed: Mapping[str, Any], verdict: Verdict, step_share: float
+) -> float | None:
     """Returns the gain of the whole run that the steps of the commands themselves show, or None
     where steps do not show it."""
     if not verdict.is_in_steps or not verdict.options:
         return None
     from fastlstm.tuning.verification import measured_gain
 
-    a, b = (train_words(command, _OWN, argv, o) for o in (fixed, {**fixed, **verdict.options}))
+    a, b = (job.train_words(options) for options in (fixed, {**fixed, **verdict.options}))
     try:
         return measured_gain(a, b, step_share)
     except FastLSTMError as error:  # such as of a text from standard input, which is used up
         say(f"note: the first recommendation was not verified: {error}")
         return None
+
+
+def rows(profile: Profile, commands: Mapping[str, str], verified: float | None) -> list[Row]:
+    """Returns the lines of a profile.
+
+    Args:
+        profile: what was found.
+        commands: by cause of the recommended verdicts.
+        verified: the gain that running the first command showed, or None.
+    """
+    shares = sorted(profile.phases.items(), key=lambda item: -item[1])
+    ceiling = profile.ceiling_share
+    of_ceiling = "" if ceiling is None else f", {100 * ceiling:.0f} % of the ceiling"
+    found: list[Row] = [
+        ("speed", f"{profile.units_per_s:,.0f} {profile.unit}/s in steps{of_ceiling}"),
+        *([("ceiling", profile.ceiling_how)] if of_ceiling and profile.ceiling_how else []),
+        *labelled("kernels", list(profile.kernels)),
+        ("time", " · ".join(f"{n.replace('_', ' ')} {100 * s:.0f} %" for n, s in shares)),
+    ]
+    if not profile.recommended:
+        found.append(("verdict", _nothing_sure(profile) + of_ceiling))
+    for place, verdict in enumerate(profile.recommended):
+        found.append((f"{place + 1}. {verdict.cause}", f"{gain_text(verdict)}; {verdict.effect}"))
+        found.append(("", verdict.evidence))
+        if place == 0 and verified is not None:
+            found.append(("", f"verified by running it: {100 * verified:+.0f} %"))
+        if verdict.cause in commands:
+            found.append(("", commands[verdict.cause]))
+    for place, verdict in enumerate(profile.to_try, len(profile.recommended) + 1):
+        found.append((f"{place}. {verdict.cause}", f"{gain_text(verdict)}, {_UNKNOWN}"))
+        found.append(("", f"{100 * verdict.share:.0f} % of the time; {verdict.evidence}"))
+        found.append(("", commands[verdict.cause]))
+    found += [("not advised", _not_advised(v)) for v in profile.verdicts if v.is_mentioned]
+    found += [("not timed", text) for text in profile.not_timed]
+    found += _op_rows(profile.ops)
+    if (others := profile.others) is not None and others > _MIN_OTHERS:
+        used = f"other processes used {100 * others:.0f} % of the cores"
+        found.append(("noise", f"{used}; repeat on an idle machine"))
+    return found
+
+
+def gain_text(verdict: Verdict) -> str:
+    """Returns "+45 % speed (41 to 49 %)", and of what changes learning the time to the quality."""
+    text = f"{100 * verdict.gain:+.0f} % speed"
+    if verdict.low == verdict.high:
+        text = "" if verdict.quality_gain is not None else f"{text}, by accounting"
+    elif not math.isfinite(verdict.high):
+        text = f"{text} (no interval)"
+    else:
+        text = f"{text} ({100 * verdict.low:.0f} to {100 * verdict.high:.0f} %)"
+    if verdict.quality_gain is None or verdict.quality_gain == verdict.gain:
+        return text
+    sooner = f"the same quality {100 * verdict.quality_gain:+.0f} % sooner"
+    return f"{text}, {sooner}" if text else sooner
+
+
+def _nothing_sure(profile: Profile) -> str:
+    if profile.to_try:
+        return "no change is a sure gain"
+    return _UNDECIDED if profile.is_undecided else "nothing above 5 %: this run is healthy"
+
+
+def _not_advised(verdict: Verdict) -> str:
+    if verdict.is_undecided:
+        reason = "its threads waited for cores that other processes had"
+        reason = reason if verdict.is_held_back else "too unsure for a verdict"
+        return f"{verdict.cause}: {gain_text(verdict)}, {reason}"
+    text = f"{verdict.cause}: {100 * verdict.gain:+.0f} % speed, "
+    if verdict.quality_low is not None:
+        return f"{text}but the run is not expected to reach the same quality sooner"
+    return f"{text}but it changes learning, and what the run ends at is not known"
+
+
+def _op_rows(ops: tuple[OpTime, ...]) -> list[Row]:
+    """Returns one line for each of the longest operations of a step."""
+    width = max((len(op.name) for op in ops[:_NUM_OPS]), default=0)
+    found: list[Row] = []
+    for op in ops[:_NUM_OPS]:
+        text = f"{op.name:<{width}} {1e3 * op.seconds:8.2f} ms {100 * op.share:5.1f} %"
+        text += f" {op.calls:6.1f} calls"
+        found.append(("" if found else "a step", text))
+    return found

@@ -5,39 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.config_file import resolve_config
-from fastlstm.cli.inputs import one_or_many, require_horizon, require_tables
-from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
+from fastlstm.cli.command import Command, Option, Parsed, Positional
+from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
-from fastlstm.cli.source_of_run import with_source_of_run
+from fastlstm.cli.training import TrainingRun, read_training, with_source_of_run
 from fastlstm.errors import EXIT_OK, UsageError
-from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import short_count
 from fastlstm.system.fields import parse_latency, parse_rate
-from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.sources import open_source
+from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
     from fastlstm.tuning.scale import Link, Prediction, StepCost, Way
 
+_SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
 _SCALE_OPTIONS = (
-    config_option(),
-    Option("nodes", str, "2,4,8", "numbers of machines, with commas", value="N,N"),
-    Option("link", str, None, "speed of the network of a machine: 1gbit, 100mbit, 125MB/s",
-           value="SPEED"),
-    Option("latency", str, "0.1ms", "time of a message one way", value="TIME"),
-    json_option("one JSON object"),
-)  # fmt: skip
+    CONFIG,
+    Option("nodes", "numbers of machines, with commas", str, "2,4,8", value="N,N"),
+    Option("link", _SPEED, value="SPEED", is_required=True),
+    Option("latency", "time of a message one way", str, "0.1ms", value="TIME"),
+    JSON,
+)
 COMMAND = Command(
     verb="scale",
     summary="Predict time and efficiency of training on several machines like this one.",
     positionals=(Positional("SOURCE", "a run, or what a run trains on", is_many=True),),
     options=(*_SCALE_OPTIONS, *TEXT_OPTIONS),
-    required=("link",),
     examples=(
         "fastlstm scale runs/book --nodes 2,8,64,1000 --link 1gbit",
         "fastlstm scale book.txt --nodes 4 --link 100mbit --latency 25ms",
@@ -50,66 +43,50 @@ TABLE_COMMAND = Command(
     summary="Predict time and efficiency of training a forecaster on several machines.",
     positionals=(Positional("DATA", "the run of a forecaster, or a table", is_many=True),),
     options=(*_SCALE_OPTIONS, *FORECAST_OPTIONS),
-    required=("link",),
     examples=("fastlstm scale ETTh1.csv --horizon 96 --nodes 4 --link 10gbit",),
 )
 _LIST = 8
 
 
+@ended_like_ctrl_c()
 def run(argv: list[str]) -> int:
     """Prints the prediction; returns 0."""
-    from fastlstm.training.signals import ended_like_ctrl_c
-
-    with ended_like_ctrl_c():
-        return _scale(argv)
-
-
-def _scale(argv: list[str]) -> int:
     argv, _ = with_source_of_run(argv, COMMAND, TABLE_COMMAND)
-    command = command_for(argv, COMMAND, TABLE_COMMAND)
-    parsed = parse(command, argv)
-    nodes = parsed_nodes(parsed["nodes"])
-    speed, latency = parse_rate(parsed["link"], "link"), parse_latency(parsed["latency"], "latency")
-    config: Any
-    if command is COMMAND:
-        config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
-        open_source(parsed.positionals)  # a misspelt name is an error before torch is loaded
-    else:
-        config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
-        require_tables(parsed.positionals)
-        require_horizon(names, parsed.positionals)
+    job = read_training(argv, COMMAND, TABLE_COMMAND, _network)
+    parsed, config, (nodes, speed, latency) = job.parsed, job.config, job.own
 
     from fastlstm.tuning.scale import Link, facts, predict_scale
 
     link = Link(speed, latency)
     wire = config.wire if "wire" in parsed.values else None
     every = config.sync_every if "sync_every" in parsed.values else None
-    cost = _measured(parsed.positionals, _alone(config), names)
+    cost = _measured(job)
     found = [predict_scale(cost, number, link, wire, every) for number in nodes]
     print_result(facts(cost, link, found), rows(cost, link, found), parsed["json"])
     return EXIT_OK
 
 
-def _alone(config: Any) -> Any:
-    """Returns the options of the run in one process that divides nothing."""
-    changed: dict[str, Any] = {"sync_every": 1, "wire": "fp32"}
-    if isinstance(config, TrainConfig):
-        changed["pipeline"] = 0
-    return replace(config, **changed)
+def _network(parsed: Parsed) -> tuple[list[int], float, float]:
+    """Returns the numbers of machines, bytes a second, and seconds of a message."""
+    speed, latency = parse_rate(parsed["link"], "link"), parse_latency(parsed["latency"], "latency")
+    return parsed_nodes(parsed["nodes"]), speed, latency
 
 
-def _measured(sources: list[str], config: Any, names: Any) -> StepCost:
-    """Sets the run up as `train` does, in a directory that is removed, and times its steps."""
+def _measured(job: TrainingRun) -> StepCost:
+    """Sets the run up as `train` does, in one process and in a directory that is removed, and
+    times its steps."""
     from fastlstm.forecast.train import train_forecaster
     from fastlstm.tuning.planned_run import plan_run
     from fastlstm.tuning.scale import measured_cost
 
-    costs, source = list[Any](), one_or_many(sources)
-    is_table = isinstance(config, ForecastConfig)
-    start = {"start": train_forecaster} if is_table else {}
-    plan_run(
-        source, config, names, look=lambda trainer: costs.append(measured_cost(trainer)), **start
-    )
+    costs = list[Any]()
+    alone: dict[str, Any] = {"sync_every": 1, "wire": "fp32"}
+    start: dict[str, Any] = {"look": lambda trainer: costs.append(measured_cost(trainer))}
+    if job.is_table:
+        start["start"] = train_forecaster
+    else:
+        alone["pipeline"] = 0
+    plan_run(job.source, replace(job.config, **alone), job.names, **start)
     cost: StepCost = costs[0]
     return cost
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass
+from fastlstm.cli.command import Command, Option, Positional, options_from_dataclass, parse
 from fastlstm.cli.inputs import require_run
 from fastlstm.cli.output import say
-from fastlstm.cli.parser import parse
 from fastlstm.errors import EXIT_OK, ConfigError, MissingExtraError, counted
 from fastlstm.serve.settings import GROUPS, Settings
 from fastlstm.system import environment
@@ -18,16 +17,15 @@ from fastlstm.system.redaction import hide
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastlstm.cli.parser import Parsed
+    from fastlstm.cli.command import Parsed
 
 _MIN_SESSION_KEY = 16
 _NEW_KEY = "make a key with: openssl rand -hex 32"
 
 
-def _key(name: str, text: str, default: Any = None) -> Option:
-    return Option(name, str, default, text, "keys", is_repeatable=default == ())
-
-
+_SETTINGS = options_from_dataclass(Settings, {k: " ".join(v) for k, v in GROUPS.items()})
+_KEY = "key that clients must send; visible to other users of the machine"
+_SESSION_KEY = "a file with the key that signs sessions, valid across restarts"
 COMMAND = Command(
     verb="serve",
     summary="Serve a text model by OpenAI's API, a forecaster by Open Inference Protocol.",
@@ -35,10 +33,10 @@ COMMAND = Command(
         Positional("RUN", "a run directory, one of its checkpoints, or a saved Forecaster"),
     ),
     options=(
-        *options_from_dataclass(Settings, GROUPS),
-        _key("api_key", "key that clients must send; visible to other users of the machine", ()),
-        _key("api_key_file", "a file with one key per line"),
-        _key("session_key_file", "a file with the key that signs sessions, valid across restarts"),
+        *_SETTINGS,
+        Option("api_key", _KEY, str, (), "keys", is_repeatable=True),
+        Option("api_key_file", "a file with one key per line", group="keys"),
+        Option("session_key_file", _SESSION_KEY, group="keys"),
     ),
     examples=(
         "fastlstm serve runs/book",
@@ -50,8 +48,7 @@ COMMAND = Command(
 def run(argv: list[str]) -> int:
     """Serves until SIGTERM or Ctrl-C; returns the exit code."""
     parsed = parse(COMMAND, argv)
-    names = [name for group in GROUPS.values() for name in group]
-    settings = Settings(**{name: parsed[name] for name in names})
+    settings = Settings(**{option.name: parsed[option.name] for option in _SETTINGS})
     keys, session_key = _api_keys(parsed), _session_key(parsed)
     require_run(parsed.positionals[0])
     _serve_function()(parsed.positionals[0], settings, keys, session_key, say)

@@ -6,77 +6,53 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.cli.command import Command, Option, Positional
-from fastlstm.cli.config_file import resolve_config, write_config_file
-from fastlstm.cli.inputs import one_or_many, refuse_runs, require_horizon, require_tables
-from fastlstm.cli.kind import command_for
-from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS, config_option, json_option
+from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
+from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, JSON, TEXT_OPTIONS
 from fastlstm.cli.output import print_result
-from fastlstm.cli.parser import parse
-from fastlstm.cli.train_command import train_command
+from fastlstm.cli.training import read_training
 from fastlstm.errors import EXIT_OK, UsageError, nearest_hint
-from fastlstm.forecast.config import ForecastConfig
 from fastlstm.report.terminal import short_bytes
 from fastlstm.system.fields import parse_amount, parse_duration, parse_latency
-from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.sources import open_source
+from fastlstm.system.storage import write_file
 
 if TYPE_CHECKING:
-    from fastlstm.cli.parser import Parsed
     from fastlstm.report.lines import Row
     from fastlstm.tuning.job import Job
-    from fastlstm.tuning.tune import Search, Tuned
+    from fastlstm.tuning.tune import Tuned
 
-_OWN = ("out", "tune_time", "axes", "max_latency", "max_bytes", "weights", "seeds", "jobs",
-        "resume", "json")  # fmt: skip
 _AXES = "batch,seq-length,size,optimizer,lr,output-rank"
 _TABLE_AXES = "size,batch,lr,dropout,input,patch,normalize"
 _MORE_AXES = "threads,precision"
+_FORMATS = Literal["fp32", "fp16", "int8", "int4"]
 _PROVEN = 1.0
 """Percent from which a gain of the best settings is more than chance (benchmarks/log)."""
 
 
 def _options(axes: str, latency: str, weights: str) -> tuple[Option, ...]:
     """Returns the options of a search."""
+    every = "time of all short runs; default is twice the budget, or 90s if that is longer"
+    within, of = f"time that {latency} may take, such as 1ms", "format of the weights that"
+    size = "size of the weights, such as 500k or 2M"
     return (
-        Option("out", str, None, "directory of the search", "run", value="DIR"),
-        config_option(),
-        Option("resume", bool, False, "continue the search in DIR", "run", is_switch=True),
-        json_option("one JSON object"),
-        Option(
-            "tune_time", str, None,
-            "time of all short runs; default is twice the budget, or 90s if that is longer",
-            "search", value="TIME",
-        ),
-        Option(
-            "axes", str, axes, f"what to tune; {_MORE_AXES} may be added", "search", value="LIST"
-        ),
-        Option("seeds", int, 1, "runs of every trial, with seeds that follow --seed", "search"),
-        Option("jobs", int, 1, "trials at a time; they share the cores", "search"),
-        Option(
-            "max_latency", str, None, f"time that {latency} may take, such as 1ms", "limits",
-            value="TIME",
-        ),
-        Option(
-            "max_bytes", str, None, "size of the weights, such as 500k or 2M", "limits",
-            value="SIZE",
-        ),
-        Option(
-            "weights", Literal["fp32", "fp16", "int8", "int4"], "fp32",
-            f"format of the weights that {weights} for", "limits",
-        ),
-    )  # fmt: skip
+        Option("out", "directory of the search", group="run", value="DIR", is_required=True),
+        CONFIG,
+        switch("resume", "continue the search in DIR", "run"),
+        JSON,
+        Option("tune_time", every, group="search", value="TIME"),
+        Option("axes", f"what to tune; {_MORE_AXES} may be added", str, axes, "search", "LIST"),
+        Option("seeds", "runs of every trial, with seeds that follow --seed", int, 1, "search"),
+        Option("jobs", "trials at a time; they share the cores", int, 1, "search"),
+        Option("max_latency", within, group="limits", value="TIME"),
+        Option("max_bytes", size, group="limits", value="SIZE"),
+        Option("weights", f"{of} {weights} for", _FORMATS, "fp32", "limits"),
+    )
 
 
 COMMAND = Command(
     verb="tune",
     summary="Find the settings with the best result within a budget, by complete short runs.",
     positionals=(Positional("SOURCE", "what the run trains on", is_many=True),),
-    options=(
-        *_options(_AXES, "a token of one stream", "the limits are"),
-        *TEXT_OPTIONS,
-    ),
-    required=("out",),
+    options=(*_options(_AXES, "a token of one stream", "the limits are"), *TEXT_OPTIONS),
     examples=(
         "fastlstm tune book.txt --out tuning/book --budget 5m",
         "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
@@ -92,7 +68,6 @@ TABLE_COMMAND = Command(
         *_options(_TABLE_AXES, "the forecast of one window", "the limit of bytes is"),
         *FORECAST_OPTIONS,
     ),
-    required=("out",),
     examples=(
         "fastlstm tune ETTh1.csv --target OT --horizon 96 --out tuning/etth1 --budget 2m",
         "fastlstm tune ETTh1.csv --horizon 24 --out tuning/etth1 --max-latency 2ms",
@@ -103,28 +78,8 @@ TABLE_COMMAND = Command(
 
 def run(argv: list[str]) -> int:
     """Prints every short run, then the best settings; returns 0."""
-    command = command_for(argv, COMMAND, TABLE_COMMAND)
-    parsed = parse(command, argv)
-    sources = parsed.positionals
-    config: TrainConfig | ForecastConfig
-    if command is COMMAND:
-        config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
-    else:
-        config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
-        require_horizon(names, sources)
-    axes, limits = _axes(parsed["axes"], command), _limits(parsed)
-    time_s = None
-    if parsed["tune_time"] is not None:
-        time_s = parse_duration(parsed["tune_time"], "tune_time")
-    if not 1 <= parsed["seeds"] <= 100:
-        raise UsageError(f"--seeds is {parsed['seeds']}, expected 1 to 100")
-    if not 1 <= parsed["jobs"] <= 100:
-        raise UsageError(f"--jobs is {parsed['jobs']}, expected 1 to 100")
-    if command is COMMAND:
-        refuse_runs(sources)
-        open_source(sources)  # a misspelt name is an error before torch is loaded
-    else:
-        require_tables(sources)
+    job = read_training(argv, COMMAND, TABLE_COMMAND, _own)
+    parsed, config, (axes, limits, time_s) = job.parsed, job.config, job.own
 
     from fastlstm.tuning.size_limits import SizeLimits
     from fastlstm.tuning.tune import Search, job_of, tune_run
@@ -138,20 +93,28 @@ def run(argv: list[str]) -> int:
         if not parsed["json"]:
             print_result({}, [(f"{label:<10}", text)], use_json=False)
 
-    found = tune_run(one_or_many(sources), config, names, search, show)
-    words = train_command(
-        command, _OWN, argv, {"budget": config.budget or config.default_budget, **found.options}
-    )
-    path = _write_config(search, config, names, found)
+    found = tune_run(job.source, config, job.names, search, show)
+    chosen = {"budget": config.budget or config.default_budget, **found.options}
+    words, path = job.train_command(chosen), search.out / "config.yaml"
+    _write_config(path, {name: getattr(config, name) for name in job.names} | chosen)
     facts = {**found.facts, "command": words, "config": str(path)}
     print_result(facts, rows(found, job_of(config), words, path), parsed["json"])
     return EXIT_OK
 
 
-def _axes(text: str, command: Command) -> tuple[str, ...]:
-    shown = f"{_AXES if command is COMMAND else _TABLE_AXES},{_MORE_AXES}"
-    known = shown.split(",")
-    axes = tuple(part.strip() for part in text.split(",") if part.strip())
+def _write_config(path: Path, values: dict[str, Any]) -> None:
+    """Writes options for `fastlstm train --config`."""
+    import yaml
+
+    lists = {k: ",".join(map(str, v)) for k, v in values.items() if isinstance(v, tuple)}
+    write_file(path, yaml.safe_dump({**values, **lists}, sort_keys=True).encode())
+
+
+def _own(parsed: Parsed) -> tuple[tuple[str, ...], dict[str, Any], float | None]:
+    """Returns what to tune, the limits, and the time of the search; raises UsageError."""
+    shown = f"{_AXES if parsed.command is COMMAND else _TABLE_AXES},{_MORE_AXES}"
+    known, time = shown.split(","), parsed["tune_time"]
+    axes = tuple(part.strip() for part in parsed["axes"].split(",") if part.strip())
     for axis in axes:
         if axis not in known:
             raise UsageError(
@@ -159,27 +122,16 @@ def _axes(text: str, command: Command) -> tuple[str, ...]:
             )
     if not axes:
         raise UsageError(f"--axes is empty, expected some of {shown}")
-    return axes
-
-
-def _limits(parsed: Parsed) -> dict[str, Any]:
+    for name in ("seeds", "jobs"):
+        if not 1 <= parsed[name] <= 100:
+            raise UsageError(f"--{name} is {parsed[name]}, expected 1 to 100")
     latency, size = parsed["max_latency"], parsed["max_bytes"]
-    return {
+    limits = {
         "max_latency_s": None if latency is None else parse_latency(latency, "max_latency"),
         "max_bytes": None if size is None else parse_amount("max_bytes", size),
         "weights": parsed["weights"],
     }
-
-
-def _write_config(
-    search: Search, config: TrainConfig | ForecastConfig, names: set[str], found: Tuned
-) -> Path:
-    """Writes config.yaml for `fastlstm train --config`."""
-    path = search.out / "config.yaml"
-    given = {name: getattr(config, name) for name in names}
-    budget = config.budget or config.default_budget
-    write_config_file(path, {**given, "budget": budget, **found.options})
-    return path
+    return axes, limits, None if time is None else parse_duration(time, "tune_time")
 
 
 def rows(found: Tuned, job: Job, command: str, path: Path) -> list[Row]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import MissingExtraError
-from fastlstm.report.drawing import Chart, Curve, draw
+from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, Curve, Panel, draw
 from fastlstm.report.events import number, rank_seconds
-from fastlstm.report.forecast_charts import forecast_charts
 from fastlstm.report.history import History, series
-from fastlstm.report.markup import failure_text
+from fastlstm.report.markup import failure_text, name_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fastlstm.report.events import Event
+
 _LEAST_SHARE = 1.0
 """Percent; a chart whose curves all stay below it is left out."""
+_CALIBRATION = "Calibration of the intervals"
+_MAIN = 80
+"""Percent of the interval that every forecast has."""
+_MAX_LABEL = 24
+"""Characters of an axis label."""
 
 
 def draw_charts(history: History) -> list[Chart]:
@@ -34,80 +41,58 @@ def draw_charts(history: History) -> list[Chart]:
         raise MissingExtraError(
             "charts need matplotlib; install it with: pip install matplotlib"
         ) from error
-    x = ("units", history.unit)
-    by_amount = f"Quality by {history.unit}"
-    makers: list[tuple[str, Callable[[], Chart | None]]] = [
-        *forecast_charts(history),
-        (by_amount, partial(_quality, history, by_amount, *x)),
-        ("Quality by time", partial(_quality, history, "Quality by time", "elapsed_s", "time")),
-        ("Throughput", partial(_throughput, history)),
+    unit, time = history.unit, ("elapsed_s", "time")
+    amount, speed = ("units", unit), f"{unit.capitalize()} trained on per second."
+    steps, norm = partial(_of_steps, history), "Global norm before clipping."
+    makers: list[tuple[str, Callable[[str], Chart | None]]] = [
+        *((_title(e), partial(_forecast, e, k)) for k, e in enumerate(history.forecasts)),
+        (_CALIBRATION, partial(_calibration, history.calibration)),
+        (f"Quality by {unit}", partial(_quality, history, *amount)),
+        ("Quality by time", partial(_quality, history, *time)),
+        ("Throughput", partial(steps, time, "units_per_s", f"{unit}/s", speed)),
         ("Share of the ceiling", partial(_ceiling, history)),
         ("Processes", partial(_processes, history)),
-        ("Learning rate", partial(_learning_rate, history, *x)),
-        ("Gradient norm", partial(_gradient_norm, history, *x)),
+        ("Learning rate", partial(steps, amount, "lr", "learning rate", "Of each step.")),
+        ("Gradient norm", partial(steps, amount, "grad_norm", "norm", norm)),
     ]
     charts = [_made(title, make) for title, make in makers]
     return [chart for chart in charts if chart is not None]
 
 
-def _made(title: str, make: Callable[[], Chart | None]) -> Chart | None:
+def _made(title: str, make: Callable[[str], Chart | None]) -> Chart | None:
     try:
-        return make()
+        return make(title)
     except Exception as error:  # a chart is worth less than the run it is of
         return Chart(title, f"This chart could not be drawn: {failure_text(error)}", "")
 
 
-def _quality(history: History, title: str, x_key: str, x_unit: str) -> Chart | None:
+def _quality(history: History, x_key: str, x_unit: str, title: str) -> Chart | None:
     measure = history.measure
-    steps_x, steps_y = series(history.steps, x_key, measure.key)
-    evals_x, evals_y = series(history.validations, x_key, measure.key)
-    if len(steps_x) < 2 and not evals_x:
+    steps = series(history.steps, x_key, measure.key)
+    evals = series(history.validations, x_key, measure.key)
+    if len(steps[0]) < 2 and not evals[0]:
         return None
     curves = [
-        Curve(steps_x, steps_y, "training", "b"),
-        Curve(evals_x, evals_y, "validation", "a", is_dotted=True),
+        Curve(*steps, "training", "b"),
+        Curve(*evals, "validation", "a", is_dotted=True),
     ]
-    name = f"quality-{x_unit}"
-    svg = draw(curves, title, x_unit, measure.label, may_be_log=True, name=name)
-    return Chart(title, f"{measure.title}; lower is better.", svg)
+    panel = Panel(curves, x_unit, measure.label, may_be_log=True)
+    return draw(panel, title, f"{measure.title}; lower is better.", name=f"quality-{x_unit}")
 
 
-def _throughput(history: History) -> Chart | None:
-    caption = f"{history.unit.capitalize()} trained on per second."
-    axes = ("elapsed_s", "time", "units_per_s", f"{history.unit}/s")
-    return _one_curve(history, "Throughput", caption, *axes, bottom=0.0)
-
-
-def _learning_rate(history: History, x_key: str, x_unit: str) -> Chart | None:
-    axes = (x_key, x_unit, "lr", "learning rate")
-    return _one_curve(history, "Learning rate", "Of each step.", *axes, bottom=0.0)
-
-
-def _gradient_norm(history: History, x_key: str, x_unit: str) -> Chart | None:
-    axes = (x_key, x_unit, "grad_norm", "norm")
-    caption = "Global norm before clipping."
-    return _one_curve(history, "Gradient norm", caption, *axes, may_be_log=True)
-
-
-def _one_curve(
-    history: History,
-    title: str,
-    caption: str,
-    x_key: str,
-    x_unit: str,
-    y_key: str,
-    y_label: str,
-    **axes: Any,
+def _of_steps(
+    history: History, x: tuple[str, str], key: str, label: str, caption: str, title: str
 ) -> Chart | None:
     """Returns a chart of one value of the steps, None with fewer than two points."""
-    x, y = series(history.steps, x_key, y_key)
-    if len(x) < 2:
+    points = series(history.steps, x[0], key)
+    if len(points[0]) < 2:
         return None
-    svg = draw([Curve(x, y, y_label, "a")], title, x_unit, y_label, name=y_key, **axes)
-    return Chart(title, caption, svg)
+    axes: Any = {"may_be_log": True} if key == "grad_norm" else {"bottom": 0.0}
+    panel = Panel([Curve(*points, label, "a")], x[1], label, **axes)
+    return draw(panel, title, caption, name=key)
 
 
-def _processes(history: History) -> Chart | None:
+def _processes(history: History, title: str) -> Chart | None:
     """Returns the passes of the slowest, the median and the fastest process of several."""
     points = [
         {"elapsed_s": event.get("elapsed_s"), "low": min(s), "mid": median(s), "high": max(s)}
@@ -116,40 +101,108 @@ def _processes(history: History) -> Chart | None:
     ]
     if len(points) < 2:
         return None
-    curves = [
-        Curve(*series(points, "elapsed_s", key), label, colour)
-        for key, label, colour in (
-            ("high", "slowest", "a"), ("mid", "median", "muted"), ("low", "fastest", "b"),
-        )
-    ]  # fmt: skip
+    looks = {"high": ("slowest", "a"), "mid": ("median", "muted"), "low": ("fastest", "b")}
+    curves = [Curve(*series(points, "elapsed_s", key), *look) for key, look in looks.items()]
     last = next(s for event in reversed(history.steps) if (s := rank_seconds(event)))
-    svg = draw(curves, "Processes", "time", "seconds a step", bottom=0.0, name="processes")
-    return Chart(
-        "Processes",
-        f"Seconds that the passes of a step take; all wait for the slowest, in the end rank"
-        f" {last.index(max(last))} of {len(last)}.",
-        svg,
+    caption = (
+        "Seconds that the passes of a step take; all wait for the slowest, in the end rank"
+        f" {last.index(max(last))} of {len(last)}."
     )
+    panel = Panel(curves, "time", "seconds a step", bottom=0.0)
+    return draw(panel, title, caption, name="processes")
 
 
-def _ceiling(history: History) -> Chart | None:
+def _ceiling(history: History, title: str) -> Chart | None:
     """Without a known ceiling only the waiting for input is left to show."""
+    looks = {"ceiling_share": ("share of ceiling", "a"), "input_wait_share": ("input wait", "b")}
     curves = []
-    for key, label, colour in (
-        ("ceiling_share", "share of ceiling", "a"),
-        ("input_wait_share", "input wait", "b"),
-    ):
+    for key, look in looks.items():
         x, y = series(history.steps, "elapsed_s", key)
         if len(x) > 1:
-            curves.append(Curve(x, [100 * value for value in y], label, colour))
+            curves.append(Curve(x, [100 * value for value in y], *look))
     if not curves or max(y for curve in curves for y in curve.y) < _LEAST_SHARE:
         return None
-    title, label = "Share of the ceiling", "%"
-    peak = number(history.start, "ceiling_gflops")
+    label, peak = "%", number(history.start, "ceiling_gflops")
     of = f" of {peak:,.0f} GFLOP/s" if peak else ""
     caption = f"Arithmetic done{of} measured; time spent waiting for input."
     if curves[0].label == "input wait":
         title, label = "Input wait", "% of time"
         caption = "Share of the time spent waiting for input."
-    svg = draw(curves, title, "time", label, bottom=0.0, name="ceiling")
-    return Chart(title, caption, svg)
+    return draw(Panel(curves, "time", label, bottom=0.0), title, caption, name="ceiling")
+
+
+# of a forecaster ---------------------------------------------------------------------------------
+
+
+def _title(event: Event) -> str:
+    of = f" of {name_text(event['series'])}" if event.get("series") is not None else ""
+    return f"Forecast of {name_text(event.get('target'))}{of}"
+
+
+def _numbers(event: Event, key: str) -> list[float]:
+    values = event.get(key)
+    is_list = isinstance(values, list) and all(isinstance(v, int | float | None) for v in values)
+    return [float("nan") if v is None else float(v) for v in values or ()] if is_list else []
+
+
+def _forecast(event: Event, place: int, title: str) -> Chart | None:
+    panel = forecast_panel(event)
+    if panel is None:
+        return None
+    zone = f" Times in {name_text(event['time_zone'])}." if event.get("time_zone") else ""
+    interval = "its 80 % interval"
+    if all(band.is_empty for band in panel.bands):
+        interval = "no interval: too few validation values"
+    caption = f"A window of the test set, with {interval}.{zone}"
+    return draw(panel, title, caption, name=f"forecast-{place}", size=SMALL_INCHES)
+
+
+def forecast_panel(event: Event, title: str = "") -> Panel | None:
+    """Returns the past, forecast, intervals and actual values, if any, of an event `forecast`."""
+    past, center, low, high = (_numbers(event, key) for key in ("past", "center", "low", "high"))
+    actual = _numbers(event, "actual") if "actual" in event else [float("nan")] * len(center)
+    if not past or not center or len({len(v) for v in (actual, center, low, high)}) > 1:
+        return None
+    times = _times(event, len(past) + len(center))
+    x: list[Any] = times or list(range(1 - len(past), len(center) + 1))
+    ahead = x[len(past) :]
+    fan = [Band(ahead, low, high, "80 % interval")]
+    for band in event.get("bands") or ():
+        ends = _numbers(band, "low"), _numbers(band, "high")
+        if all(len(end) == len(center) for end in ends):
+            at = 0 if band["level"] > _MAIN else len(fan)
+            fan.insert(at, Band(ahead, *ends, f"{band['level']} %"))
+    known = [*past, *actual] if "actual" in event else past
+    curves = [
+        Curve(x[: len(known)], known, "actual", "muted"),
+        Curve(ahead, center, "forecast", "a"),
+    ]
+    label = name_text(event.get("target"))
+    label = label if len(label) <= _MAX_LABEL else label[:_MAX_LABEL] + "…"
+    unit = "date" if times else "steps from the forecast origin"
+    return Panel(curves, unit, label, fan, title, left=None)
+
+
+def _times(event: Event, count: int) -> list[datetime]:
+    """Returns the times of a forecast's rows; empty where a table has no times."""
+    written = event.get("times")
+    if not isinstance(written, list) or len(written) != count:
+        return []
+    try:
+        return [datetime.fromisoformat(time) for time in written]
+    except (TypeError, ValueError):  # years beyond 9999
+        return []
+
+
+def _calibration(event: Event | None, title: str) -> Chart | None:
+    levels, observed = (_numbers(event or {}, key) for key in ("levels", "observed"))
+    if not levels or len(levels) != len(observed):
+        return None
+    nominal, covered = ([100 * value for value in values] for values in (levels, observed))
+    curves = [
+        Curve([0.0, 100.0], [0.0, 100.0], "ideal", "muted"),
+        Curve(nominal, covered, "observed", "a", is_dotted=True),
+    ]
+    panel = Panel(curves, "nominal coverage, %", "observed coverage, %")
+    caption = "Share of test values inside the interval of each level."
+    return draw(panel, title, caption, name="calibration")

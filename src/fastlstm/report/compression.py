@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
-from fastlstm.report.drawing import Band, Chart, Curve, draw
+from fastlstm.report.drawing import Band, Chart, Curve, Panel, draw
 from fastlstm.report.lines import joined, labelled
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
@@ -25,14 +25,19 @@ _SIZES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 def compression_rows(report: dict[str, Any]) -> list[Row]:
     """Returns the rows that the terminal shows for a report, source -> result."""
     source, result = report["source"], report["result"]
+    zeros = result["num_parameters"] - result["num_nonzero"]
+    share = f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
+    published = "not published: the loss is above the limit"
+    if report["is_published"]:
+        published = f"{result['path']}, model {result['sha256'][:12]}"
     rows = [
         ("source", f"{source['path']}, model {source['sha256'][:12]}"),
-        ("result", _result_text(report)),
+        ("result", published),
         ("methods", ", ".join(report["methods"])),
         (MEASURES.get(report["measure"], report["measure"]), _quality_text(report)),
         *_score_rows(report),
         ("outputs", _outputs_text(report["outputs"])),
-        ("weights", f"{_pair(report, 'num_parameters', short_count)}, {_zeros_text(result)}"),
+        ("weights", f"{_pair(report, 'num_parameters', short_count)}, {share}"),
         ("on disk", _pair(report, "file_bytes", short_bytes)),
         ("in memory", _pair(report, "resident_bytes", short_bytes)),
         *_speed_rows(report),
@@ -42,13 +47,6 @@ def compression_rows(report: dict[str, Any]) -> list[Row]:
         *labelled("notes", report["notes"]),
     ]
     return [(label, text) for label, text in rows if text]
-
-
-def _result_text(report: dict[str, Any]) -> str:
-    result = report["result"]
-    if not report["is_published"]:
-        return "not published: the loss is above the limit"
-    return f"{result['path']}, model {result['sha256'][:12]}"
 
 
 def _quality_text(report: dict[str, Any]) -> str:
@@ -84,21 +82,13 @@ def _outputs_text(outputs: dict[str, Any] | None) -> str:
     errors = f"{outputs['what']} off by {outputs['rms']:.4g} (RMS), {outputs['largest']:.4g} (max)"
     agreement = outputs["agreement"]
     same = "" if agreement is None else f"the likeliest token is the same at {agreement:.2%}"
-    return joined([errors, same], "; ")
+    return joined(errors, same, separator="; ")
 
 
 def _pair(report: dict[str, Any], key: str, form: Any) -> str:
     before, after = report["source"][key], report["result"][key]
-    return f"{form(before)} -> {form(after)}{_ratio(before, after)}"
-
-
-def _ratio(before: float, after: float) -> str:
-    return f" ({100 * after / before:.1f} %)" if before and after != before else ""
-
-
-def _zeros_text(result: dict[str, Any]) -> str:
-    zeros = result["num_parameters"] - result["num_nonzero"]
-    return f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
+    ratio = f" ({100 * after / before:.1f} %)" if before and after != before else ""
+    return f"{form(before)} -> {form(after)}{ratio}"
 
 
 def _speed_rows(report: dict[str, Any]) -> list[Row]:
@@ -119,7 +109,7 @@ def _training_text(training: dict[str, Any] | None) -> str:
     teacher = f"{clock(teacher_s)} of it in the teacher" if teacher_s else ""
     steps = counted(training["steps"], "step")
     ended = [training["reason"]] if training["reason"] != steps else []
-    return joined([*ended, steps, clock(training["seconds"]), teacher])
+    return joined(*ended, steps, clock(training["seconds"]), teacher)
 
 
 def compression_table(report: dict[str, Any]) -> list[list[str]]:
@@ -171,5 +161,6 @@ def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, n
     if change["low"] is not None:
         bands = [Band(x[1:], [change["low"]], [change["high"]], "95 % interval")]
     label, right = f"change of {measure}", 1.1 * max(x) or None
-    svg = draw(curves, title, x_unit, label, name=name, right=right, bands=bands)
-    return Chart(title, f"{measure} of the result less those of the source; lower is better.", svg)
+    panel = Panel(curves, x_unit, label, bands, right=right)
+    caption = f"{measure} of the result less those of the source; lower is better."
+    return draw(panel, title, caption, name=name)

@@ -82,15 +82,11 @@ class Band:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one pair of axes.
+    """Curves over one pair of axes, in front of bands (widest first).
 
     Attributes:
-        curves: what to draw; every point of them is inside.
         x_unit: label below; "time" is of seconds, shown in seconds, minutes or hours; "date" is of
             `datetime`, shown as such.
-        y_label: label at the left.
-        bands: areas behind the curves, widest first.
-        title: above the panel, one of several.
         bottom: lower end of the values shown.
         left: where the x axis begins; None leaves it to the curves.
         right: where it ends; None leaves it to the curves.
@@ -110,32 +106,19 @@ class Panel:
 
 
 def draw(
-    curves: Sequence[Curve],
-    title: str,
-    x_unit: str,
-    y_label: str,
-    *,
-    name: str,
-    **axes: Any,
-) -> str:
-    """Returns the SVG of curves in the colours of a page.
+    panel: Panel, title: str, caption: str, *, name: str, size: tuple[float, float] | None = None
+) -> Chart:
+    """Returns the chart of a panel in the colours of a page.
 
     Args:
-        curves: see `Panel`.
-        title: for readers of screens.
-        x_unit: see `Panel`.
-        y_label: see `Panel`.
+        panel: what to draw.
+        title: heading, also for readers of screens.
+        caption: one sentence.
         name: makes the ids of the SVG unique in a page.
-        axes: other attributes of `Panel`.
+        size: in inches; a chart that has one is small.
     """
-    return draw_panel(Panel(curves, x_unit, y_label, **axes), title, name=name)
-
-
-def draw_panel(
-    panel: Panel, title: str, *, name: str, size: tuple[float, float] = _SIZE_INCHES
-) -> str:
-    """Returns the SVG of a panel in the colours of a page; see `draw`."""
-    return embed(render([panel], size), name, title)
+    svg = embed(render([panel], size or _SIZE_INCHES), name, title)
+    return Chart(title, caption, svg, is_small=size is not None)
 
 
 def render(

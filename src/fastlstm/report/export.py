@@ -73,22 +73,15 @@ def _proof_rows(proof: dict[str, Any]) -> list[Row]:
     if (text := figures.get("text")) is not None:
         own, here, there = text["bits_per_char"].values()
         before = f"{own:.4f} bits/char before, " if abs(here - own) >= 5e-5 else ""
-        rows.append(
-            (
-                "on text",
-                f"{before}{here:.4f} bits/char here, {there:.4f} there; the likeliest token is the"
-                f" same at {text['agreement']:.2%} of {counted(text['num_tokens'], 'token')}",
-            )
-        )
+        same = f"{text['agreement']:.2%} of {counted(text['num_tokens'], 'token')}"
+        bits = f"{before}{here:.4f} bits/char here, {there:.4f} there"
+        rows.append(("on text", f"{bits}; the likeliest token is the same at {same}"))
     if (speeds := figures.get("tokens_per_s")) is not None:
-        here = (
-            f"{short_count(speeds['fastlstm'])} here on one thread" if "fastlstm" in speeds else ""
-        )
-        there = f"{short_count(speeds['target'])} tokens/s there"
-        rows.append(("one stream", joined([there, here])))
+        own = speeds.get("fastlstm")
+        here = "" if own is None else f"{short_count(own)} here on one thread"
+        rows.append(("one stream", joined(f"{short_count(speeds['target'])} tokens/s there", here)))
     for number, pair in figures.get("windows_per_s", {}).items():
-        text = (
-            f"{short_count(pair['target'])} windows/s there, {short_count(pair['fastlstm'])} here"
-        )
-        rows.append((f"{number} at once", f"{text}; one thread"))
+        there, here = short_count(pair["target"]), short_count(pair["fastlstm"])
+        text = f"{there} windows/s there, {here} here; one thread"
+        rows.append((f"{number} at once", text))
     return rows

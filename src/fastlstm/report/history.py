@@ -31,16 +31,8 @@ MAX_EVENTS = 1 << 15
 class History:
     """The events of a run by kind; of a step that was repeated after a resume, the newer one.
 
-    Attributes:
-        starts: one per start of the run, oldest first.
-        steps: progress of training.
-        evals: evaluations.
-        samples: texts written during training.
-        notes: messages, and steps that were skipped.
-        test: errors of a forecaster on the test set, or None.
-        calibration: coverage of its intervals, or None.
-        forecasts: some of its forecasts beside the actual values.
-        end: the last end event, or None while the run continues.
+    `starts` has one per start of the run, oldest first; `notes` messages and skipped steps; `end`
+    is None while the run continues.
     """
 
     starts: list[Event] = field(default_factory=list)
@@ -124,17 +116,14 @@ def read_history(path: Path) -> History:
         elif kind == "end":
             end = event
         elif kind in _KINDS and (kind not in ("step", "eval") or number(event, "step") is not None):
-            if kind == "eval" and (newest := lists["steps"].newest):
-                event = {"units": _units_at(event, newest), **event}
+            if kind == "eval":  # the units at it, from the line of progress before it
+                newest = lists["steps"].newest
+                step, units = number(newest, "step"), number(newest, "units")
+                if step and units is not None:
+                    event = {"units": units * event["step"] / step, **event}
             lists[_KINDS[kind]].add(event, num_bytes)
     events: dict[str, Any] = {name: part.events for name, part in lists.items()}
     return History(**events, **tested, end=end)
-
-
-def _units_at(event: Event, line: Event) -> float | None:
-    """Returns the units trained on at an evaluation, from the line of progress before it."""
-    units, step = number(line, "units"), number(line, "step")
-    return units * event["step"] / step if units is not None and step else None
 
 
 _KINDS = {

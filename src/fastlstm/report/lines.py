@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os.path
 import shlex
+from functools import partial
 
 from fastlstm.errors import counted
 from fastlstm.report.events import (
@@ -15,11 +16,11 @@ from fastlstm.report.events import (
     measure_of,
     metrics_of,
     number,
+    rank_seconds,
     text_of,
     unit_of,
 )
 from fastlstm.report.markup import visible
-from fastlstm.report.processes import processes_text
 from fastlstm.report.terminal import Glyphs, clock, percent, short_bytes, short_count
 from fastlstm.system import hardware
 
@@ -33,13 +34,14 @@ def count_of(event: Event, key: str, noun: str) -> str:
     return "" if value is None else counted(round(value), noun)
 
 
-def joined(parts: list[str], separator: str = ", ") -> str:
+def joined(*parts: str, separator: str = ", ") -> str:
     """Joins the parts that are not empty."""
     return separator.join(part for part in parts if part)
 
 
 _MAX_NAMED = 5
-_COUNTED = "no time column: rows are counted"
+_LISTED_RANKS = 4
+"""Ranks whose seconds are listed one by one."""
 
 
 def _filled(form: str, value: object) -> str:
@@ -64,49 +66,49 @@ def labelled(label: str, lines: object) -> list[Row]:
 
 def header_rows(start: Event, glyphs: Glyphs) -> list[Row]:
     """Returns the rows for the start of a run: data, model, training, machine, kernels, end."""
+    sizes, end = _part_of(start, "num_units"), text_of(start, "end")
+    used, budget = number(start, "resumed_s"), end.removeprefix("budget ")
+    after = "" if used is None else f", after {clock(used)} of wall-clock time"
+    splits = [f"{n:,.0f} {word}" for key, word in SPLITS.items() if (n := number(sizes, key))]
+    columns = [_filled(f"{word} {{}}", text_of(start, role)) for role, word in _ROLES.items()]
     rows = [
         ("run", text_of(start, "run")),
         ("data", _data_text(start)),
-        (unit_of(start), _split_text(start)),
-        ("", _columns_text(start)),
+        (unit_of(start), joined(*splits)),
+        ("", joined(*columns, separator="; ")),
         ("", _order_text(start)),
         *labelled("model", model_lines(start)),
         ("training", _training_text(start, glyphs)),
         ("machine", _machine_text(start)),
-        ("processes", processes_text(start)),
-        ("precision", joined([text_of(start, "precision"), text_of(start, "precision_why")], ": ")),
+        ("processes", _processes_text(start)),
+        ("precision", joined(*map(partial(text_of, start), _PRECISION), separator=": ")),
         *labelled("kernels", start.get("kernels")),
-        ("ends", _end_text(text_of(start, "end"))),
-        ("resumed", _resumed_text(start)),
+        (
+            "ends",
+            _filled("after {}", end)
+            if budget == end
+            else f"after {budget} of wall-clock time, including the report",
+        ),
+        ("resumed", _filled("from step {:,.0f}" + after, number(start, "resumed_from"))),
     ]
     return [(label, text) for label, text in rows if text]
 
 
+_PRECISION = ("precision", "precision_why")
+_ROLES = {
+    **{"target": "target", "past": "past covariates", "future": "future covariates"},
+    "static": "static covariates",
+}
+
+
 def _data_text(start: Event) -> str:
     series, size = number(start, "series") or 1, number(start, "vocab_size")
-    frequency = text_of(start, "frequency")
+    every = _filled("every {}", text_of(start, "frequency").removeprefix("1 "))
     return joined(
-        [
-            text_of(start, "source"),
-            count_of(start, "rows", "row") + (f" of {series:,.0f} series" if series > 1 else ""),
-            _COUNTED if frequency == "rows" else _filled("every {}", frequency.removeprefix("1 ")),
-            text_of(start, "vocab") + _filled(" vocabulary of {:,.0f}", size),
-        ]
-    )
-
-
-def _split_text(start: Event) -> str:
-    sizes = _part_of(start, "num_units")
-    return joined([f"{n:,.0f} {word}" for key, word in SPLITS.items() if (n := number(sizes, key))])
-
-
-def _columns_text(start: Event) -> str:
-    roles = {
-        **{"target": "target", "past": "past covariates", "future": "future covariates"},
-        "static": "static covariates",
-    }
-    return joined(
-        [_filled(word + " {}", text_of(start, role)) for role, word in roles.items()], "; "
+        text_of(start, "source"),
+        count_of(start, "rows", "row") + (f" of {series:,.0f} series" if series > 1 else ""),
+        "no time column: rows are counted" if every == "every rows" else every,
+        text_of(start, "vocab") + _filled(" vocabulary of {:,.0f}", size),
     )
 
 
@@ -132,34 +134,29 @@ def model_lines(start: Event) -> list[str]:
         **{"layer_norm": "layer norm", "output_norm": "output norm", "residual": "residual"},
         "tie_weights": "tied weights",
     }
+    inputs = [_filled("embedding {}", text_of(model, "embed_size"))]
+    if steps := count_of(model, "input_size", "step"):  # the windows of a forecaster
+        patch = text_of(model, "patch") or text_of(model, "segment")
+        inputs = [f"{steps} in, {text_of(model, 'horizon')} out", _filled("patches of {}", patch)]
+    options = [
+        f"{kinds.get(key, '')}{word} {rate:.3g}"
+        for key, word in rates.items()
+        if (rate := number(model, key))
+    ]
     lines = [
-        [
-            *_window_parts(model),
-            joined([layers, _filled("of {}", units)], " "),
+        joined(
+            *inputs,
+            joined(layers, _filled("of {}", units), separator=" "),
             _filled("{} channels", text_of(model, "channels")),
             _filled("output of rank {}", text_of(model, "output_rank")),
-        ],
-        [
+        ),
+        joined(
             count_of(start, "num_parameters", "parameter"),
             "" if flop is None else f"{si(flop)}FLOP per {unit}",
-        ],
-        [
-            f"{kinds.get(key, '')}{word} {rate:.3g}"
-            for key, word in rates.items()
-            if (rate := number(model, key))
-        ]
-        + [word for key, word in switches.items() if model.get(key) is True],
+        ),
+        joined(*options, *(word for key, word in switches.items() if model.get(key) is True)),
     ]
-    return [text for parts in lines if (text := joined(parts))]
-
-
-def _window_parts(model: Event) -> list[str]:
-    """What goes into a model: a forecaster's windows, or the embedding of a text's tokens."""
-    steps = count_of(model, "input_size", "step")
-    if not steps:
-        return [_filled("embedding {}", text_of(model, "embed_size"))]
-    patch = text_of(model, "patch") or text_of(model, "segment")
-    return [f"{steps} in, {text_of(model, 'horizon')} out", _filled("patches of {}", patch)]
+    return [text for text in lines if text]
 
 
 def _training_text(start: Event, glyphs: Glyphs) -> str:
@@ -168,48 +165,32 @@ def _training_text(start: Event, glyphs: Glyphs) -> str:
     size = [count_of(start, "batch_size", noun), count_of(start, "seq_length", "token")]
     size += [f"{accumulate:.0f}"] if accumulate > 1 else []
     return joined(
-        [
-            text_of(start, "optimizer"),
-            _filled("learning rate {:.3g}", number(start, "learning_rate")),
-            _filled("{} per step", joined(size, f" {glyphs.times} ")),
-            _filled("seed {}", text_of(start, "seed")),
-        ]
+        text_of(start, "optimizer"),
+        _filled("learning rate {:.3g}", number(start, "learning_rate")),
+        _filled("{} per step", joined(*size, separator=f" {glyphs.times} ")),
+        _filled("seed {}", text_of(start, "seed")),
     )
 
 
 def _machine_text(start: Event) -> str:
     peak, how = number(start, "ceiling_gflops"), text_of(start, "ceiling_how") or "measured"
+    gpus, gpu = start.get("gpus"), list[str]()
+    if text_of(start, "device") == "cuda":
+        one = gpus[0] if isinstance(gpus, list) and len(gpus) == 1 else None
+        gpu = [text_of(start, "machine"), gpu_state(one) if isinstance(one, dict) else ""]
     return joined(
-        [
-            text_of(start, "device"),
-            *_gpu_texts(start),
-            count_of(start, "threads", "thread"),
-            "" if peak is None else f"ceiling {si(1e9 * peak)}FLOP/s ({how})",
-        ]
+        text_of(start, "device"),
+        *gpu,
+        count_of(start, "threads", "thread"),
+        "" if peak is None else f"ceiling {si(1e9 * peak)}FLOP/s ({how})",
     )
-
-
-def _gpu_texts(start: Event) -> list[str]:
-    """Returns name and state of a GPU as the `start` event tells them; nothing of a CPU."""
-    if text_of(start, "device") != "cuda":
-        return []
-    gpus = start.get("gpus")
-    known = gpus if isinstance(gpus, list) else []
-    is_one = len(known) == 1 and isinstance(known[0], dict)
-    return [text_of(start, "machine"), gpu_state(known[0]) if is_one else ""]
 
 
 def gpu_state(gpu: Event) -> str:
     """Returns power and clock of one of the `gpus` of an event; nothing where it tells nothing."""
-    names = "power_w", "power_limit_w", "clock_mhz"
-    power, limit, clock = (number(gpu, name) for name in names)
-    most = "" if limit is None else f" of {limit:.0f}"
-    return joined(
-        [
-            "" if power is None else f"{power:.0f}{most} W",
-            "" if clock is None else f"{clock:.0f} MHz",
-        ]
-    )
+    most = _filled(" of {:.0f}", number(gpu, "power_limit_w"))
+    power, clock = number(gpu, "power_w"), number(gpu, "clock_mhz")
+    return joined(_filled("{:.0f}" + most + " W", power), _filled("{:.0f} MHz", clock))
 
 
 def si(value: float) -> str:
@@ -218,16 +199,26 @@ def si(value: float) -> str:
     return f"{short[:-1]} {short[-1]}" if short[-1] in "kMGT" else f"{short} "
 
 
-def _end_text(end: str) -> str:
-    if end.startswith("budget "):
-        return f"after {end.removeprefix('budget ')} of wall-clock time, including the report"
-    return _filled("after {}", end)
-
-
-def _resumed_text(start: Event) -> str:
-    step, used = number(start, "resumed_from"), number(start, "resumed_s")
-    after = "" if used is None else f", after {clock(used)} of wall-clock time"
-    return "" if step is None else f"from step {step:,.0f}{after}"
+def _processes_text(start: Event) -> str:
+    """Returns ``2 on 1 machine (gloo), 1 thread each``; empty for one."""
+    about = _part_of(start, "processes")
+    if (num := number(about, "num")) is None:
+        return ""
+    machines, threads = number(about, "machines"), number(about, "threads")
+    every = number(about, "sync_every") or 1
+    stages = start.get("stages")
+    parts = [f"{num:,.0f}"]
+    if num > 1:
+        where = "" if machines is None else f" on {counted(machines, 'machine')}"
+        parts = [f"{num:,.0f}{where}" + (f" ({text_of(about, 'backend')})")]
+        parts += [] if threads is None else [f"{counted(threads, 'thread')} each"]
+    if isinstance(stages, list):
+        parts.append("layers " + " / ".join(map(visible, stages)))
+    elif num > 1 and every > 1:
+        parts.append(f"weights averaged every {every:,.0f} steps")
+    if num > 1 and about.get("wire") == "bf16":
+        parts.append("sent in bf16")
+    return ", ".join(parts)
 
 
 # while it runs -----------------------------------------------------------------------------------
@@ -282,22 +273,30 @@ def prepare_text(event: Event) -> str:
 
 def skip_text(event: Event) -> str:
     """Returns one sentence about a step that was skipped or rolled back."""
-    what = joined([text_of(event, "what"), text_of(event, "tensor")], " in ")
+    what = joined(text_of(event, "what"), text_of(event, "tensor"), separator=" in ")
     text = f"step {number(event, 'step') or 0:,.0f}: {what}"
-    return joined([text, text_of(event, "action")], "; ")
+    return joined(text, text_of(event, "action"), separator="; ")
 
 
 def checkpoint_text(event: Event) -> str:
     """Returns one sentence about a saved checkpoint."""
     size, name = number(event, "bytes"), os.path.basename(text_of(event, "path").rstrip("/"))
     return joined(
-        [
-            f"step {number(event, 'step') or 0:,.0f}",
-            _filled("saved {}", name),
-            "" if size is None else short_bytes(size),
-            _filled("{:.2f} s", number(event, "seconds")),
-        ]
+        f"step {number(event, 'step') or 0:,.0f}",
+        _filled("saved {}", name),
+        "" if size is None else short_bytes(size),
+        _filled("{:.2f} s", number(event, "seconds")),
     )
+
+
+def ranks_text(event: Event) -> str:
+    """Returns how long the passes of a step take on each rank, of many on the fastest and slowest;
+    empty where there is one process."""
+    seconds = rank_seconds(event)
+    if len(seconds) <= _LISTED_RANKS:
+        return "/".join(f"{1e3 * s:.0f}" for s in seconds) + (" ms" if seconds else "")
+    low, high = min(seconds), max(seconds)
+    return f"{1e3 * low:.0f}-{1e3 * high:.0f} ms, slowest {seconds.index(high)}"
 
 
 # the end of a run --------------------------------------------------------------------------------
@@ -411,7 +410,7 @@ def end_rows(end: Event, start: Event) -> list[Row]:
         ],
         "time": ["" if elapsed is None else f"{clock(elapsed)} total", spent_text(end)],
     }
-    return [(label, text) for label, parts in rows.items() if (text := joined(parts))]
+    return [(label, text) for label, parts in rows.items() if (text := joined(*parts))]
 
 
 _SHOWN_AS = {"judging": "testing"}
@@ -428,7 +427,7 @@ def spent_text(end: Event) -> str:
     parts["other"] = max(elapsed - sum(parts.values()), 0.0)
     shown = {_SHOWN_AS.get(name, visible(name)): s for name, s in parts.items() if s >= 0.05}
     share = f" ({100 * parts.get('setup', 0.0) / max(elapsed, 1e-3):.0f} %)"
-    return joined([f"{n} {s:.1f} s{share if n == 'setup' else ''}" for n, s in shown.items()])
+    return joined(*(f"{n} {s:.1f} s{share if n == 'setup' else ''}" for n, s in shown.items()))
 
 
 _NO_USE = "do not rely on this model"

@@ -8,7 +8,7 @@ written at any time, also from a half-written metrics.jsonl. All text of the run
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +62,19 @@ def page(run_dir: Path, history: History) -> str:
     """Returns the HTML of a report."""
     name = run_dir.resolve().name
     compression = (history.end or {}).get("compression") or _loaded(run_dir / "compression.json")
-    sections: list[tuple[str, Callable[[], str]]] = [
-        ("Run", lambda: _head(name, history, bool(compression))),
-        ("Numbers", lambda: _numbers(history)),
-        ("Test set", lambda: _test(history)),
-        ("Compression", lambda: _compression(compression)),
-        ("Charts", lambda: _charts(history)),
-        ("Samples", lambda: _samples(history)),
-        ("Evaluations", lambda: _evaluations(history)),
-        ("Setup", lambda: _setup(history)),
-        ("Settings", lambda: _settings(_config(run_dir), history)),
-        ("Notes", lambda: _notes(history)),
-    ]
-    made = [_made(title, make) for title, make in sections]
+    sections: dict[str, Callable[[], str]] = {
+        "Run": lambda: _head(name, history, bool(compression)),
+        "Numbers": lambda: _numbers(history),
+        "Test set": lambda: _test(history.test or {}),
+        "Compression": lambda: _compression(compression),
+        "Charts": lambda: _charts(history),
+        "Samples": lambda: _samples(history),
+        "Evaluations": lambda: _evaluations(history),
+        "Setup": lambda: _setup(history),
+        "Settings": lambda: _settings(_loaded(run_dir / "config.json"), history),
+        "Notes": lambda: _notes(history),
+    }
+    made = [_made(title, make) for title, make in sections.items()]
     body = "\n".join(section for section in made if section)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -87,11 +87,15 @@ def page(run_dir: Path, history: History) -> str:
 
 
 def _made(title: str, make: Callable[[], str]) -> str:
+    """Returns a section below its heading; an empty one has none."""
     try:
-        return make()
+        body = make()
     except Exception as error:  # one broken section must not cost the page
-        text = to_html(f"This section could not be written: {failure_text(error)}")
-        return f'<h2>{title}</h2>\n<p class="quiet">{text}</p>'
+        body = _note(f"This section could not be written: {failure_text(error)}")
+    else:
+        if title in ("Run", "Numbers") or body.startswith("<h2>"):  # with headings of their own
+            return body
+    return f"<h2>{title}</h2>\n{body}" if body else ""
 
 
 def _head(name: str, history: History, is_compressed: bool) -> str:
@@ -100,13 +104,13 @@ def _head(name: str, history: History, is_compressed: bool) -> str:
     lead = [
         text_of(start, "source"),
         "" if parameters is None else counted(parameters, "parameter"),
-        joined([text_of(start, "device"), text_of(start, "precision")]),
+        joined(text_of(start, "device"), text_of(start, "precision")),
     ]
     state = _state(history) if history.start or not is_compressed else ""
     kind = "compressed" if is_compressed else "training"
     return (
         f'<p class="eyebrow">fastlstm {kind} run</p>\n<h1>{to_html(name)}</h1>\n'
-        f'<p class="lead">{to_html(clipped(joined(lead, " · "), MAX_TEXT))}</p>\n{state}'
+        f'<p class="lead">{to_html(clipped(joined(*lead, separator=" · "), MAX_TEXT))}</p>\n{state}'
     )
 
 
@@ -145,16 +149,14 @@ def _numbers(history: History) -> str:
     return f'<div class="numbers">{"".join(cells)}</div>' if cells else ""
 
 
-def _test(history: History) -> str:
+def _test(test: Event) -> str:
     """Errors of a forecaster beside those of naive forecasts."""
-    test = history.test or {}
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
     names = list(dict.fromkeys(key for errors in scores.values() for key in errors))
     rows = [
-        [forecast_name(name_text(who), test)]
-        + [figure_text(errors, name, score_form(name)) for name in names]
+        [forecast_name(name_text(who), test), *_figures(errors, names)]
         for who, errors in scores.items()
     ]
     best = list(scores).index("forecaster") if "forecaster" in scores else None
@@ -163,9 +165,12 @@ def _test(history: History) -> str:
         " Lower errors are better; rel_mae 0.8: the error is 20 % below naive's. A coverage should"
         " be close to its level: 0.8 for coverage_80."
     )
-    heads = ["", *(name_text(name) for name in names)]
-    table = _table(heads, rows, best)
-    return f"<h2>Test set</h2>\n{_note(note)}\n{table}{_targets(test)}{_series(test)}"
+    table = _table(["", *map(name_text, names)], rows, best)
+    return f"{_note(note)}\n{table}{_targets(test)}{_series(test)}"
+
+
+def _figures(event: Event, names: Sequence[str]) -> list[str]:
+    return [figure_text(event, name, score_form(name)) for name in names]
 
 
 def _targets(test: Event) -> str:
@@ -175,17 +180,14 @@ def _targets(test: Event) -> str:
         return ""
     figures = ("num_values", "mse", "mae", "seasonal_naive_mae")
     rows = [
-        [name_text(event["target"])]
-        + [figure_text(event, name, score_form(name)) for name in figures]
+        [name_text(event["target"]), *_figures(event, figures)]
         + [figure_text(part, "mae", ".4g") for part in event["by_step"]]
         for event in targets
     ]
     heads = ["target", *(name.replace("seasonal_naive", "seasonal naive") for name in figures)]
     heads += [_steps_text(part) for part in targets[0]["by_step"]]
-    note = _note(
-        "Each target in its own unit; the columns on the right are the MAE by steps ahead."
-    )
-    return f"\n<h3>By target</h3>\n{note}\n{_table(heads, rows)}"
+    note = "Each target in its own unit; the columns on the right are the MAE by steps ahead."
+    return f"\n<h3>By target</h3>\n{_note(note)}\n{_table(heads, rows)}"
 
 
 def _series(test: Event) -> str:
@@ -195,18 +197,20 @@ def _series(test: Event) -> str:
         return ""
     figures = ("num_values", "mae", "seasonal_naive_mae")
     rows = [
-        [name_text(str(row["series"])), name_text(row["target"])]
-        + [figure_text(row, name, score_form(name)) for name in figures]
-        + [figure_text(row, "ratio", ".2f")]
+        [
+            *map(name_text, (row["series"], row["target"])),
+            *_figures(row, figures),
+            figure_text(row, "ratio", ".2f"),
+        ]
         for row in series["worst"]
     ]
     heads = ["series", "target", "num_values", "mae", "seasonal naive_mae", "mae / naive"]
-    note = _note(
+    note = (
         f"{series['num_worse']:,} of {series['num_compared']:,} are forecast worse than by the"
         f" seasonal naive forecast (mae / naive above 1: 0.8 is an error 20 % below it). The"
         f" {len(rows)} with the largest ratio:"
     )
-    return f"\n<h3>By series</h3>\n{note}\n{_table(heads, rows)}"
+    return f"\n<h3>By series</h3>\n{_note(note)}\n{_table(heads, rows)}"
 
 
 def _steps_text(part: Event) -> str:
@@ -218,17 +222,12 @@ def _compression(report: Any) -> str:
     """What a compressed run's source was, and what the compression cost and brought."""
     if not isinstance(report, dict) or not report:
         return ""
-    heads = ["", "source", "result", "result / source"]
-    table = _table(heads, compression_table(report))
+    table = _table(["", "source", "result", "result / source"], compression_table(report))
     rows = dict(compression_rows(report))
-    told = [
-        f"{label}: {rows[label]}"
-        for label in ("source", "result", "methods", "outputs")
-        if label in rows
-    ]
-    lines = "\n".join(_note(text) for text in told)
+    told = ("source", "result", "methods", "outputs")
+    lines = "\n".join(_note(f"{label}: {rows[label]}") for label in told if label in rows)
     charts = "".join(map(_figure, compression_charts(report)))
-    return f'<h2>Compression</h2>\n{lines}\n{table}\n<div class="charts">{charts}</div>'
+    return f'{lines}\n{table}\n<div class="charts">{charts}</div>'
 
 
 def _note(text: str) -> str:
@@ -276,7 +275,7 @@ def _charts(history: History) -> str:
     try:
         charts = draw_charts(history)
     except MissingExtraError as error:
-        return f'<h2>Charts</h2>\n<p class="quiet">{to_html(error)}</p>'
+        return _note(str(error))
     if not charts:
         return ""
     small, large = (
@@ -299,7 +298,7 @@ def _samples(history: History) -> str:
     older = "".join(shown[OPEN_SAMPLES:])
     count = len(shown) - OPEN_SAMPLES
     fold = f"<details><summary>{count} earlier samples</summary>{older}</details>" if older else ""
-    return f"<h2>Samples</h2>\n{''.join(shown[:OPEN_SAMPLES])}{fold}"
+    return f"{''.join(shown[:OPEN_SAMPLES])}{fold}"
 
 
 def _sample(event: Event) -> str:
@@ -314,36 +313,23 @@ def _evaluations(history: History) -> str:
     shown = metrics_of(history.evals)
     best = history.best
     place = next((n for n, event in enumerate(history.evals) if event is best), None)
+    forms = {key: ".4g" if key == "perplexity" else ".4f" for key in shown}
     rows = []
     for event in history.evals:
         split, elapsed = str(event.get("split", "valid")), number(event, "elapsed_s")
-        rows.append(
-            [
-                f"{event['step']:,.0f}",
-                SPLITS.get(split, split),
-                *(
-                    figure_text(event, key, ".4g" if key == "perplexity" else ".4f")
-                    for key in shown
-                ),
-                "" if elapsed is None else " ".join(_duration(elapsed)),
-                "best" if event is best else "",
-            ]
-        )
+        figures = [figure_text(event, key, form) for key, form in forms.items()]
+        time = "" if elapsed is None else " ".join(_duration(elapsed))
+        mark = "best" if event is best else ""
+        rows.append([f"{event['step']:,.0f}", SPLITS.get(split, split), *figures, time, mark])
     heads = ["step", "split", *shown.values(), "time", ""]
-    return f"<h2>Evaluations</h2>\n{_table(heads, rows, place)}"
+    return _table(heads, rows, place)
 
 
 def _setup(history: History) -> str:
     """What the terminal showed at the start of the run."""
     rows = header_rows(history.start, Glyphs()) if history.start else []
     lines = "".join(to_html(clipped(f"{label:<12}{text}", MAX_TEXT)) + "\n" for label, text in rows)
-    return f"<h2>Setup</h2>\n<pre>{lines}</pre>" if rows else ""
-
-
-def _config(run_dir: Path) -> dict[str, Any]:
-    loaded = _loaded(run_dir / "config.json")
-    train = loaded.get("train") if isinstance(loaded, dict) else None
-    return train if isinstance(train, dict) else {}
+    return f"<pre>{lines}</pre>" if rows else ""
 
 
 def _loaded(path: Path) -> Any:
@@ -357,16 +343,17 @@ def _loaded(path: Path) -> Any:
 _CHOSEN = ("vocab", "batch_size", "seq_length", "optimizer", "learning_rate", "dropout", "seed")
 
 
-def _settings(config: dict[str, Any], history: History) -> str:
+def _settings(config: Any, history: History) -> str:
     """The configuration; what it left open is taken from the start of the run."""
-    values = config or dict.fromkeys(_CHOSEN)
+    train = config.get("train") if isinstance(config, dict) else None
+    values = train if train and isinstance(train, dict) else dict.fromkeys(_CHOSEN)
     start = history.start
     rows = "".join(
         f"<div><dt>{to_html(name)}</dt><dd>{to_html(clipped(_setting(value), MAX_TEXT))}</dd></div>"
         for name, own in values.items()
         if (value := start.get(name) if own in (None, []) else own) not in (None, [])
     )
-    return f"<h2>Settings</h2>\n<dl>{rows}</dl>" if rows else ""
+    return f"<dl>{rows}</dl>" if rows else ""
 
 
 def _setting(value: Any) -> str:
@@ -388,4 +375,4 @@ def _notes(history: History) -> str:
         text = skip_text(event) if is_skip else str(event.get("text") or "")
         rows.append(f"<li{kind}>{to_html(clipped(text, MAX_TEXT))}</li>")
     once = dict.fromkeys(rows)  # a resumed run repeats its notes
-    return f"<h2>Notes</h2>\n<ul>{''.join(once)}</ul>" if once else ""
+    return f"<ul>{''.join(once)}</ul>" if once else ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from fastlstm.errors import ConfigError
 from fastlstm.report import drawing
+from fastlstm.report.charts import forecast_panel
 from fastlstm.report.drawing import SMALL_INCHES, Panel, embed
-from fastlstm.report.forecast_charts import forecast_panel
 from fastlstm.report.markup import name_text
 from fastlstm.system.storage import write_file
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from fastlstm.estimator import show_warning
 from fastlstm.report import lines as words
 from fastlstm.report.events import number, text_of, unit_of
-from fastlstm.report.processes import ranks_text
 from fastlstm.report.terminal import (
     Style,
     cell_width,
@@ -154,11 +153,11 @@ class PlainOutput(Output):
         for line in lines:
             self.write(line + "\n")
 
-    def _print_seldom(self, kind: str, line: str) -> None:
-        now = time.monotonic()
-        if now - self._shown_s.get(kind, -math.inf) >= SHOWN_EVERY_S:
+    def _under_way(self, kind: str, done: float | None, total: float | None, text: str) -> None:
+        now, is_over = time.monotonic(), kind == "progress" and done == total
+        if not is_over and now - self._shown_s.get(kind, -math.inf) >= SHOWN_EVERY_S:
             self._shown_s[kind] = now
-            self._print(line)
+            self._print(text)
 
     def _on_message(self, event: Event) -> None:
         self._note(text_of(event, "text"), event.get("level") == "warning")
@@ -182,11 +181,12 @@ class PlainOutput(Output):
         self._commands(words.next_commands(event, self.start))
 
     def _on_prepare(self, event: Event) -> None:
-        self._print_seldom("prepare", words.prepare_text(event))
+        done, total = number(event, "done_bytes"), number(event, "total_bytes")
+        self._under_way("prepare", done, total, words.prepare_text(event))
 
     def _on_progress(self, event: Event) -> None:
-        if event.get("done") != event.get("total"):
-            self._print_seldom("progress", words.progress_text(event))
+        done, total = number(event, "done"), number(event, "total")
+        self._under_way("progress", done, total, words.progress_text(event))
 
     def _on_step(self, event: Event) -> None:
         elapsed = number(event, "elapsed_s")
@@ -197,7 +197,7 @@ class PlainOutput(Output):
 
     def _on_eval(self, event: Event) -> None:
         best = "best so far" if event.get("is_best") else ""
-        self._print("evaluation: " + words.joined([*words.eval_parts(event), best]))
+        self._print("evaluation: " + words.joined(*words.eval_parts(event), best))
 
     def _on_outlook(self, event: Event) -> None:
         self._note(words.outlook_text(event), False)
@@ -260,20 +260,10 @@ class LiveOutput(PlainOutput):
         erase = "\r\x1b[2K" if self._live else ""
         self.write(erase + "".join(line + "\n" for line in lines) + self._live)
 
-    def _on_prepare(self, event: Event) -> None:
-        done, total = number(event, "done_bytes"), number(event, "total_bytes")
-        self._draw_share(done, total, words.prepare_text(event))
-
-    def _on_progress(self, event: Event) -> None:
-        done, total = number(event, "done"), number(event, "total")
-        if done == total:
-            self._draw("")
-        else:
-            self._draw_share(done, total, words.progress_text(event))
-
-    def _draw_share(self, done: float | None, total: float | None, text: str) -> None:
+    def _under_way(self, kind: str, done: float | None, total: float | None, text: str) -> None:
         bar = self._bar(done / total, 20) + "  " if done is not None and total else ""
-        self._draw(bar + clip(text, columns() - 22))
+        is_over = kind == "progress" and done == total
+        self._draw("" if is_over else bar + clip(text, columns() - 22))
 
     def _on_step(self, event: Event) -> None:
         parts = step_parts(event, unit_of(self.start))
@@ -377,7 +367,7 @@ def step_parts(event: Event, unit: str) -> list[Part]:
         for key, form, long, short, rank, width in table
         if (value := number(event, key)) is not None
     ]
-    if text := ranks_text(event):
+    if text := words.ranks_text(event):
         parts.append(Part(text, "ranks {}", "ranks {}", 6))
     return parts
 

@@ -95,15 +95,7 @@ def _char_width(char: str) -> int:
 
 def clip(text: str, width: int) -> str:
     """Returns at most `width` columns of `text`, the end replaced by an ellipsis."""
-    if cell_width(text) <= width:
-        return text
-    chars, used = [], 0
-    for char in text:
-        used += _char_width(char)
-        if used > width - 3:
-            break
-        chars.append(char)
-    return "".join(chars) + "..."
+    return text if cell_width(text) <= width else _chop(text, width - 3)[0] + "..."
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -129,14 +121,14 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _chop(word: str, width: int) -> list[str]:
-    pieces, piece, used = [], "", 0
+    pieces, used = [""], 0
     for char in word:
         if used + _char_width(char) > width:
-            pieces.append(piece)
-            piece, used = "", 0
-        piece += char
+            pieces.append("")
+            used = 0
+        pieces[-1] += char
         used += _char_width(char)
-    return [*pieces, piece]
+    return pieces
 
 
 def short_count(value: float) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fastlstm.cli.options import TABLE_OPTIONS, given_options
-from fastlstm.cli.parser import parse
+from fastlstm.cli.command import parse
+from fastlstm.cli.options import TABLE_OPTIONS
 from fastlstm.cli.prepare import COMMAND
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
@@ -150,7 +150,7 @@ CASES: dict[str, tuple[list[str], str, int]] = {
 
 def parsed(options: str) -> dict[str, Any]:
     """The values of options as a shell and the command line read them."""
-    return given_options(parse(COMMAND, ["a.csv", *shlex.split(options)]), TABLE_OPTIONS)
+    return parse(COMMAND, ["a.csv", *shlex.split(options)]).given(TABLE_OPTIONS)
 
 
 @pytest.fixture

@@ -1,0 +1,304 @@
+"""The training run that a command line describes, of a text or of a table.
+
+`train`, `tune`, `predict`, `profile` and `scale` read it the same way; `evaluate` and `compress`
+tell by their run what they are about.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastlstm.cli.command import (
+    Arguments,
+    Command,
+    Parsed,
+    UnknownFlagError,
+    parse,
+    split_arguments,
+    typed,
+)
+from fastlstm.cli.config_file import config_keys, resolve_config
+from fastlstm.cli.inputs import one_or_many, refuse_runs, require_tables
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
+from fastlstm.distributed.launch import is_started_by_torchrun
+from fastlstm.errors import ConfigError, FastLSTMError, UsageError, nearest_hint
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.report.history import read_history
+from fastlstm.runs.run_directory import kind_of_run
+from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
+from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
+from fastlstm.text.data.corpora import BUILT_IN
+from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
+from fastlstm.text.data.sources import open_source
+
+_FOLDERS = {"train": "runs", "tune": "tuning"}
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a command line is to train.
+
+    Attributes:
+        argv: words behind the verb.
+        parsed: the same, read.
+        config: the configuration: defaults, then the file of --config, then flags.
+        names: fields of it that were set.
+        is_table: a forecaster is trained on a table, not a language model on a text.
+        own: what the verb made of its own options.
+    """
+
+    argv: list[str]
+    parsed: Parsed
+    config: Any
+    names: set[str]
+    is_table: bool
+    own: Any = None
+
+    @property
+    def source(self) -> str | list[str]:
+        """The source, or several as a list."""
+        return one_or_many(self.parsed.positionals)
+
+    def train_words(self, options: Mapping[str, Any]) -> list[str]:
+        """Returns the words of `fastlstm train` for this run, without --out.
+
+        Args:
+            options: to set instead of what the command line says.
+        """
+        arguments = split_arguments(self.parsed.command.options, self.argv)
+        fields = FORECAST_OPTIONS if self.is_table else TEXT_OPTIONS
+        known = {"config", *(option.name for option in fields)} - set(options)
+        if "budget" in options:  # one end of a run excludes the others
+            known -= {"steps", "epochs"}
+        # A name that begins with a dash would be a flag; "-" is standard input.
+        words = [f"./{w}" if w.startswith("-") and w != "-" else w for w in arguments.positionals]
+        for option, value in arguments.options:
+            if option.name not in known:
+                continue
+            if option.type is bool:
+                words.append(option.flag if typed(value, bool) else f"--no-{option.flag[2:]}")
+            else:
+                words += [option.flag, value]
+        for name, value in options.items():
+            shown = f"{value:g}" if type(value) is float else f"{value}"
+            words += [f"--{name.replace('_', '-')}", shown]
+        return words
+
+    def train_command(
+        self, options: Mapping[str, Any], verb: str = "train", taken: Collection[str] = ()
+    ) -> str:
+        """Returns the command that trains, or tunes, with other options.
+
+        Its directory does not exist yet, and none of the commands in `taken` makes it.
+        """
+        own = self.parsed.command.verb
+        given = self.parsed.values.get("out") if own != "tune" else None
+        name = Path(self.parsed.positionals[0]).name.split(".")[0] or "run"
+        first = given or f"{_FOLDERS[verb]}/{name}"
+        places = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
+        others = {shlex.split(text)[-1] for text in taken}
+        out = next(place for place in places if not (os.path.exists(place) or place in others))
+        return shlex.join(["fastlstm", verb, *self.train_words(options), "--out", out])
+
+
+def read_training(
+    argv: list[str], text: Command, table: Command, read_own: Callable[[Parsed], Any]
+) -> TrainingRun:
+    """Reads the command line of a verb that trains, and checks that its sources are there.
+
+    Args:
+        argv: words behind the verb.
+        text: the command of the verb for texts.
+        table: the one for tables.
+        read_own: reads and checks the options that only this verb has.
+
+    Raises:
+        FastLSTMError: bad usage; nothing was loaded.
+    """
+    command = command_for(argv, text, table)
+    parsed = parse(command, argv)
+    own, sources = read_own(parsed), parsed.positionals
+    if command is table:
+        config, names = resolve_config(parsed, FORECAST_OPTIONS, ForecastConfig)
+        require_tables(sources)
+        is_started = command.verb == "train" and kind_of_run(parsed["out"]) == "forecaster"
+        if "horizon" not in names and not is_started:
+            raise UsageError(
+                "--horizon is missing: give --horizon N to train a forecaster of the next N rows"
+                f" of {', '.join(sources)}"
+            )
+        return TrainingRun(argv, parsed, config, names, True, own)
+    text_config, names = resolve_config(parsed, TEXT_OPTIONS, TrainConfig)
+    refuse_runs([*sources, *filter(None, (getattr(text_config, part) for part in PARTS))])
+    if not is_started_by_torchrun():  # there rank 0 says what another machine has not
+        open_source(sources)  # a misspelt name is an error before torch is loaded
+    return TrainingRun(argv, parsed, text_config, names, False, own)
+
+
+# text or table -----------------------------------------------------------------------------------
+
+
+def command_for(argv: Sequence[str], text: Command, table: Command) -> Command:
+    """Returns the command that a command line is meant for.
+
+    It is the one for tables if an option is only for tables (`--horizon`, `--target` …), if the run
+    or the configuration is a forecaster's, or if a file can only be a table (Parquet, Arrow …).
+
+    Raises:
+        UsageError: the source and the options contradict each other, or both are possible.
+    """
+    arguments = _split_for_both(argv, text, table)
+    try:
+        if text.verb in ("evaluate", "compress"):
+            runs = arguments.positionals[:1]
+            is_table = bool(runs) and kind_of_run(runs[0]) == "forecaster"
+        else:
+            is_table = _trains_on_table(arguments, text, table)
+    except UsageError:
+        for flag in arguments.unknown:
+            raise UnknownFlagError(table, flag) from None
+        raise
+    command = table if is_table else text
+    if not arguments.is_help and (arguments.positionals or text.verb == "train"):
+        known = {option.name: option.flag for option in command.options}
+        for option, _ in arguments.options:
+            if option.name not in known:
+                what = "a forecaster" if is_table else "a text"
+                hint = nearest_hint(option.flag, known.values(), cutoff=1)
+                raise UsageError(f"{option.flag} is not an option for {what}; leave it out{hint}")
+    return command
+
+
+def _split_for_both(argv: Sequence[str], text: Command, table: Command) -> Arguments:
+    # Options of one name are of one form, a switch or with a value, in both.
+    merged = {option.name: option for option in (*table.options, *text.options)}
+    return split_arguments(tuple(merged.values()), argv)
+
+
+def _trains_on_table(arguments: Arguments, text: Command, table: Command) -> bool:
+    """Returns whether a forecaster is to be trained; raises UsageError if that is unclear."""
+    only_tables = {o.name for o in table.options} - {o.name for o in text.options}
+    values = {option.name: value for option, value in arguments.options}
+    shown_as = {option.name: option.flag for option, _ in arguments.options}
+    if not arguments.is_help and "config" in values:
+        path = values["config"]
+        shown_as |= {key: f"'{key}' in {path}" for key in sorted(config_keys(Path(path)))}
+    of_tables = {name: shown for name, shown in shown_as.items() if name in only_tables}
+    if "as_text" in values:
+        for shown in of_tables.values():
+            raise UsageError(
+                f"--as-text trains a text model and {shown} is for a forecaster; give one of them"
+            )
+        return False
+    if arguments.is_help:
+        return bool(of_tables)
+    run = kind_of_run(values["out"]) if "out" in values else None
+    kinds = {source: kind_of_source(source) for source in arguments.positionals}
+    if of_tables or run == "forecaster":
+        _refuse_texts(kinds, of_tables, [option.flag for option in text.options])
+        return True
+    if run == "text":
+        return False
+    _refuse_unclear(kinds, any(option.name == "as_text" for option in text.options))
+    return "binary table" in kinds.values()
+
+
+def _refuse_texts(
+    kinds: dict[str, SourceKind], of_tables: dict[str, str], text_flags: Sequence[str]
+) -> None:
+    why, cure = "the run in --out is a forecaster", "give another --out"
+    if of_tables:
+        name, shown = next(iter(of_tables.items()))
+        reason = f" ({WHY_NOT_OF_TEXTS[name]})" if name in WHY_NOT_OF_TEXTS else ""
+        why = f"{shown} is for a table{reason}"
+        cure = f"leave out {shown}{nearest_hint(name, text_flags, cutoff=1)}"
+    for source, kind in kinds.items():
+        if kind == "text":
+            raise UsageError(
+                f"{source} is a text and {why}: to train a text model on it, {cure}; to train a"
+                " forecaster, name a table (CSV, Parquet, Arrow, .npy) instead"
+            )
+
+
+def _refuse_unclear(kinds: dict[str, SourceKind], has_as_text: bool) -> None:
+    """Refuses sources that may be a table or a text, and says how to train on either."""
+    as_text = ", or --as-text to train a text model on its characters" if has_as_text else ""
+    for source, kind in kinds.items():
+        if kind == "csv":
+            raise UsageError(
+                f"{source} is a table: give --horizon N to train a forecaster of its next N"
+                f" rows{as_text}"
+            )
+        if kind == "mixed":
+            tables, texts = files_of(source)
+            files = as_text.replace("characters", "files")
+            raise UsageError(
+                f"{source} mixes tables ({few(tables)}) and texts ({few(texts)}): give --horizon"
+                f" N to train a forecaster on its tables{files}; or name the files of one kind"
+            )
+    if len({kind == "binary table" for kind in kinds.values() if kind != "unknown"}) > 1:
+        table = next(s for s, kind in kinds.items() if kind == "binary table")
+        text = next(s for s, kind in kinds.items() if kind == "text")
+        raise UsageError(f"{table} is a table and {text} is a text; train on one kind at a time")
+
+
+# a run in place of its source ---------------------------------------------------------------------
+
+
+def with_source_of_run(
+    argv: list[str], text: Command, table: Command
+) -> tuple[list[str], Path | None]:
+    """Returns a command line with the source and options of a run in place of the run, and the
+    run's path; the same command line where it names no run."""
+    arguments = _split_for_both(argv, text, table)
+    runs = [word for word in arguments.positionals if os.path.isdir(word) and kind_of_run(word)]
+    if not runs:
+        return argv, None
+    if len(arguments.positionals) > 1:
+        raise UsageError("give one run, or sources to train on, not both")
+    path = Path(runs[0])
+    words = [*arguments.unknown, *(["--help"] if arguments.is_help else [])]
+    words += [f"{option.flag}={value}" for option, value in arguments.options]
+    return [*_sources_of(path, text.verb), "--config", str(path / "config.json"), *words], path
+
+
+def _sources_of(path: Path, verb: str) -> list[str]:
+    """Returns what a run was trained on.
+
+    Raises:
+        ConfigError: its files do not say so, or it is not there.
+    """
+    kind = kind_of_run(path)
+    if kind == "sequence":
+        raise ConfigError(f"{path} is a sequence model, expected a run of a text or a table")
+    try:
+        if kind == "text":
+            config = json.loads(read_bytes(path / "config.json", MAX_JSON_BYTES))
+            name = config["data"]["source"]
+        else:
+            name = read_history(path / "metrics.jsonl").start["source"]
+    except (FastLSTMError, ValueError, KeyError, TypeError, RecursionError):
+        name = None
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"the files of {path} do not say what it was trained on")
+    for sources in [[name]] if kind == "text" else [[name], name.split(", ")]:
+        if all(map(_is_there, sources)):
+            return sources
+    instead = shlex.join(["fastlstm", verb, "--config", str(path / "config.json")])
+    raise ConfigError(
+        f"{path} was trained on {name}, which is not here; name what it was trained on:"
+        f" {instead} SOURCE"
+    )
+
+
+def _is_there(source: str) -> bool:
+    place = os.path.expanduser(source)
+    return source in BUILT_IN or os.path.exists(place) or bool(glob.glob(place, recursive=True))
