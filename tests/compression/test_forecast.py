@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,9 @@ import torch
 from pyarrow import parquet as pq
 
 import fastlstm
-from compression_report import REPORT
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
-from fastlstm.compression import (
-    forecast,
-    forecast_figures,
-    forecast_measuring,
-    forecast_session,
-)
+from fastlstm.compression import forecast, forecast_figures
 from fastlstm.compression.pruning import prunable, zero_counts
 from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import (
@@ -458,13 +451,6 @@ def test_the_table_of_a_compressed_run_may_be_moved(folder: Path, tmp_path: Path
     assert set(own.scores) == {"valid", "test"}
 
 
-def test_the_better_of_two_is_chosen_by_windows_that_both_were_scored_on() -> None:
-    lost = dataclasses.replace(REPORT, change=None)
-    assert forecast_session._difference(lost) == math.inf
-    cut = dataclasses.replace(REPORT.result, quality=0.0)  # of other windows than the source
-    assert forecast_session._difference(dataclasses.replace(REPORT, result=cut)) == 0.01
-
-
 class StopAt:
     """A stop flag that is set at the n-th question."""
 
@@ -539,8 +525,8 @@ def test_what_lost_too_much_is_not_published(
         kept.append(mae)
         return kept[0]
 
-    monkeypatch.setattr(forecast_measuring, "block_errors", worse)
-    monkeypatch.setattr(forecast_measuring, "PARTS", {"valid": "validation"})
+    monkeypatch.setattr(forecast, "block_errors", worse)
+    monkeypatch.setattr(forecast, "PARTS", {"valid": "validation"})
     run, out = source(folder), tmp_path / "small"
     options: dict[str, Any] = {"to": "int4", "max_loss": 0.04}
     if trains:

@@ -16,9 +16,9 @@ import safetensors.numpy
 import fastlstm
 from compression_source import text_of
 from fastlstm.cli.main import main
-from fastlstm.compression import text_model
+from fastlstm.compression import text
 from fastlstm.compression.report import CompressReport
-from fastlstm.compression.text_model import TextModel
+from fastlstm.compression.text import TextModel
 from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
@@ -35,6 +35,7 @@ from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.text import weight_report
 from fastlstm.text.config import COMPRESSED_VERSION
+from fastlstm.text.decoder import make_decoder
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes
 from fastlstm.text.weight_report import score
 from fastlstm.training.callbacks import Callback
@@ -100,9 +101,10 @@ def test_figures_of_rounding(
     text = fastlstm.LM.load(source).read(trained / "book.txt")
     valid = text.split("90/5/5").valid
     data = (tmp_path / "out/model.safetensors").read_bytes()
-    before = TextModel.of_run(stored, source)
-    after = TextModel.of_file(data, tmp_path / "out", stored.model_config, "int8")
-    want = [score(model.decoder, stored.tokenizer, valid)[0] for model in (before, after)]
+    result = TextModel.of_file(data, tmp_path / "out", stored.model_config, "int8")
+    source_decoder = make_decoder(stored.weights, stored.model_config, "fp32")
+    decoders = source_decoder, result.decoder
+    want = [score(decoder, stored.tokenizer, valid)[0] for decoder in decoders]
     assert [report.source.quality, report.result.quality] == pytest.approx(want, rel=1e-12)
     events = [json.loads(line) for line in (source / "metrics.jsonl").read_text().splitlines()]
     own = next(event for event in events if event["event"] == "end")["best_bits_per_char"]
@@ -489,8 +491,8 @@ def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
             seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
             self.tokens = round((seconds[0] - seconds[1]) / 4, 6)  # of two models beside the source
 
-    for limit in (64, text_model.MAX_SCORED):
-        monkeypatch.setattr(text_model, "MAX_SCORED", limit)
+    for limit in (64, text.MAX_SCORED):
+        monkeypatch.setattr(text, "MAX_SCORED", limit)
         reserve = Reserve()
         report = compressed(f"out{limit}", to="fp16", steps=1, callbacks=[reserve])
         assert report.change is not None

@@ -17,7 +17,6 @@ from fastlstm.compression.text_teacher import (
     ReadingTeacher,
     RememberingTeacher,
     Teaching,
-    TextTeacher,
     open_teacher,
 )
 from fastlstm.errors import Stopped
@@ -46,11 +45,11 @@ def make_loader(config: TrainConfig = CONFIG) -> TextLoader:
     return TextLoader(open_batches(config, IDS))
 
 
-def make_teacher(loader: TextLoader, precision: str = "fp32") -> TextTeacher:
+def make_teacher(loader: TextLoader, precision: str = "fp32") -> ReadingTeacher:
     return open_teacher(make_teaching(), precision, loader)
 
 
-def logits(teacher: TextTeacher) -> Tensor:
+def logits(teacher: ReadingTeacher) -> Tensor:
     return teacher.output(WHOLE).logits(WHOLE, torch.float32)
 
 

@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.compression.report import Change, ModelFigures, OutputErrors
+from fastlstm.compression.report import (
+    Change,
+    ModelFigures,
+    OutputErrors,
+    speeds_in_turns,
+)
 from fastlstm.compression.statistics import MIN_BLOCKS, bootstrap_interval
 from fastlstm.errors import DataError
 from fastlstm.forecast.calibration import quantiles_of
@@ -33,7 +38,7 @@ PARTS = {"valid": "validation", "test": "test"}
 _BLOCK, _NUM_BLOCKS = 64, 32
 """Windows of a block, which follow each other in time; blocks of a part."""
 _COMPARED = 256
-_SPEED_S, _ROUNDS = 0.15, 5
+_SPEED_S = 0.15
 
 
 def measure_of(stored: StoredForecaster) -> str:
@@ -60,15 +65,8 @@ class BlockErrors:
     num_values: NDArray[np.float64]
     means: Mapping[str, NDArray[np.float64]]
 
-    def first(self, count: int) -> BlockErrors:
-        """Returns the errors of the first blocks."""
-        return self._taken(slice(count))
-
-    def in_order(self) -> BlockErrors:
-        """Returns the errors in the order of the table: by series, then by time."""
-        return self._taken(np.argsort(self.first_rows))
-
-    def _taken(self, which: Any) -> BlockErrors:
+    def taken(self, which: Any) -> BlockErrors:
+        """Returns the errors of some blocks."""
         means = {name: values[which] for name, values in self.means.items()}
         counts = self.num_windows[which], self.num_values[which]
         return BlockErrors(self.first_rows[which], *counts, means)
@@ -141,29 +139,18 @@ def change_of(
 ) -> Change:
     """Returns how a measure changed, with a bootstrap interval.
 
-    What is drawn are neighbouring blocks that begin at least a horizon before the next ones:
-    windows nearer than that forecast the same values.
-
-    Args:
-        before: of the source.
-        after: of the result, for the same windows.
-        measure: its name.
-        table: name of what was measured on.
-        horizon: h, steps of a forecast.
+    What is drawn are neighbouring blocks that begin at least a horizon (steps of a forecast) before
+    the next ones: windows nearer than that forecast the same values.
     """
-    before, after = before.in_order(), after.in_order()
+    before, after = (own.taken(np.argsort(own.first_rows)) for own in (before, after))
     counts = before.num_values
     sums = (after.means[measure] - before.means[measure]) * counts
     distance = np.median(np.diff(before.first_rows)) if len(sums) > 1 else horizon
     low, high = bootstrap_interval(sums, counts, block=math.ceil(horizon / max(distance, 1)))
-    difference = after.mean(measure) - before.mean(measure)
     return Change(
-        difference=difference,
-        low=low,
-        high=high,
-        num_scored=int(before.num_windows.sum()),
-        scored_on=table,
-    )
+        difference=after.mean(measure) - before.mean(measure), low=low, high=high,
+        num_scored=int(before.num_windows.sum()), scored_on=table,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -193,25 +180,14 @@ def speeds(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
     Networks of the same sizes run the same products: one of them is measured.
     """
     sizes = [dataclasses.replace(stored.network.config, dropout=0.0) for stored in models]
-    if all(one == sizes[0] for one in sizes):
-        return _measured(models[:1]) * len(models)
-    return _measured(models)
+    is_same = all(one == sizes[0] for one in sizes)
+    runners = [WindowForecaster(stored, "") for stored in (models[:1] if is_same else models)]
+    return speeds_in_turns(runners, BATCHES, _speed) * (len(models) if is_same else 1)
 
 
 def speed_of(stored: StoredForecaster, batch: int) -> float:
     """Returns the windows a second of a forecaster with `batch` windows at once."""
-    runner = WindowForecaster(stored, "")
-    return max(_speed(runner, batch) for _ in range(_ROUNDS))
-
-
-def _measured(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
-    runners = [WindowForecaster(stored, "") for stored in models]
-    best: list[dict[int, float]] = [dict.fromkeys(BATCHES, 0.0) for _ in models]
-    for batch in BATCHES:
-        for _ in range(_ROUNDS):
-            for runner, rates in zip(runners, best, strict=True):
-                rates[batch] = max(rates[batch], _speed(runner, batch))
-    return best
+    return speeds_in_turns([WindowForecaster(stored, "")], [batch], _speed)[0][batch]
 
 
 def _speed(runner: WindowForecaster, batch: int) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression.distillation import FeatureMatch, Output, distillation_loss
-from fastlstm.compression.text_teacher import Teaching, TextTeacher, open_teacher
+from fastlstm.compression.text_teacher import ReadingTeacher, Teaching, open_teacher
 from fastlstm.runs.events import Event
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.model import State
@@ -49,7 +49,7 @@ class CompressedTextTask(TextTask):
         super().__post_init__()
         self._nats: list[Tensor] = []
         self._num_nats = 1
-        self.teacher: TextTeacher | None = None
+        self.teacher: ReadingTeacher | None = None
         if self.teaching is not None:
             self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
 
@@ -119,5 +119,4 @@ class CompressedTextTask(TextTask):
         return self.report_s + self.num_results * (MEASURING_S + 2 * unit_s * self.num_scored)
 
     def finish(self, trainer: Trainer) -> Event:
-        with trainer.progress.counted("measuring"):
-            return self.conclude(trainer)
+        return self.conclude(trainer)

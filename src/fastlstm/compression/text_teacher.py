@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -28,13 +27,9 @@ _CHUNK = 1024
 
 
 class Teaching(NamedTuple):
-    """How a student learns from a teacher.
+    """How a student learns from a teacher, a model in evaluation mode on the student's device.
 
-    Attributes:
-        model: the teacher, in evaluation mode on the student's device.
-        temperature: divides the logits of both.
-        alpha: share of the teacher in the loss.
-        needs_features: whether the student's features are compared with the teacher's.
+    `temperature` divides the logits of both, `alpha` is the teacher's share in the loss.
     """
 
     model: LanguageModel
@@ -43,8 +38,8 @@ class Teaching(NamedTuple):
     needs_features: bool = False
 
 
-class TextTeacher(ABC):
-    """What a teacher predicts for the batches of a training, without gradients.
+class ReadingTeacher:
+    """What a teacher predicts for the batches of a training: it reads each, its state carried.
 
     A step is `read`, `output` of each part of the lanes once, `advance`; one that is tried again
     begins with `read`.
@@ -53,22 +48,29 @@ class TextTeacher(ABC):
         seconds: spent in it.
     """
 
-    def __init__(self, teaching: Teaching, precision: str) -> None:
+    def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
         self._model, self._precision, self.seconds = teaching.model, precision, 0.0
         self._device = teaching.model.output.bias.device
+        self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
+        self._x, self._ends = torch.empty(0), list[State]()
 
-    @abstractmethod
     def read(self, batch: Batch, parts: Sequence[slice]) -> None:
         """Makes `output` that of a batch, which is read in parts where memory is short."""
+        self._x, self._ends = batch.x.to(self._device), []
+        self._start = reset_state(self._state, batch.reset)
 
-    @abstractmethod
     def output(self, part: slice) -> Logits | Output:
         """Returns the predictions of some lanes, N = T B rows in the order `(T, B)`."""
+        with self._reading():
+            features, end = self._model.features(self._x[:, part], lanes_of(self._start, part))
+        self._ends.append(end)
+        return Output(features.flatten(0, 1), self._model.output_weight, self._model.output.bias)
 
-    def advance(self) -> None:  # noqa: B027
+    def advance(self) -> None:
         """Ends the batch: the next one is read from the state after it."""
+        self._state = joined(self._ends)
 
-    def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:  # noqa: B027
+    def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
         """Makes up for what was read before the position of the loader.
 
         Args:
@@ -80,12 +82,14 @@ class TextTeacher(ABC):
             Stopped: the loader was asked to stop.
         """
 
-    def reset_state(self) -> None:  # noqa: B027
+    def reset_state(self) -> None:
         """Reads the next batch from zero state."""
+        for tensor in self._state:
+            tensor.zero_()
 
     def carried(self) -> dict[str, Tensor]:
         """Returns the tensors that a checkpoint holds."""
-        return {}
+        return dict(zip(("teacher_h", "teacher_c"), self._state, strict=True))
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -97,36 +101,7 @@ class TextTeacher(ABC):
             self.seconds += time.perf_counter() - started
 
 
-class ReadingTeacher(TextTeacher):
-    """Reads every batch, with its state carried as the student's is."""
-
-    def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
-        super().__init__(teaching, precision)
-        self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
-        self._x, self._ends = torch.empty(0), list[State]()
-
-    def read(self, batch: Batch, parts: Sequence[slice]) -> None:
-        self._x, self._ends = batch.x.to(self._device), []
-        self._start = reset_state(self._state, batch.reset)
-
-    def output(self, part: slice) -> Logits | Output:
-        with self._reading():
-            features, end = self._model.features(self._x[:, part], lanes_of(self._start, part))
-        self._ends.append(end)
-        return Output(features.flatten(0, 1), self._model.output_weight, self._model.output.bias)
-
-    def advance(self) -> None:
-        self._state = joined(self._ends)
-
-    def reset_state(self) -> None:
-        for tensor in self._state:
-            tensor.zero_()
-
-    def carried(self) -> dict[str, Tensor]:
-        return dict(zip(("teacher_h", "teacher_c"), self._state, strict=True))
-
-
-class RememberingTeacher(TextTeacher):
+class RememberingTeacher(ReadingTeacher):
     """Reads the batches of the first epoch, and keeps the logits of the text for the epochs after.
 
     A resumed training reads that epoch again, as far as it came: checkpoints hold nothing of it.
@@ -134,9 +109,8 @@ class RememberingTeacher(TextTeacher):
     """
 
     def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:
-        super().__init__(teaching, precision)
+        super().__init__(teaching, precision, loader.num_lanes)
         self._ids, self._num_batches, self._num_read = loader.ids, loader.steps_per_epoch, 0
-        self._state = self._model.initial_state(loader.num_lanes, device=self._device)
         size = len(self._ids), self._model.config.vocab_size
         self._logits = torch.empty(size, dtype=torch.float16)
         self._positions = torch.empty(0, dtype=torch.int64)
@@ -149,6 +123,15 @@ class RememberingTeacher(TextTeacher):
 
     def output(self, part: slice) -> Logits | Output:
         return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
+
+    def advance(self) -> None:
+        """Does nothing: `read` moves on."""
+
+    def reset_state(self) -> None:
+        """Does nothing: the first epoch is read once."""
+
+    def carried(self) -> dict[str, Tensor]:
+        return {}
 
     def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
         position = loader.state_dict()
@@ -196,7 +179,7 @@ class RememberingTeacher(TextTeacher):
         return end
 
 
-def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> TextTeacher:
+def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> ReadingTeacher:
     """Returns a teacher that keeps the text's logits where that is possible, or one that reads."""
     num_bytes = 2 * len(loader.ids) * teaching.model.config.vocab_size
     if loader.is_in_order and not teaching.needs_features and num_bytes <= MAX_KEPT_BYTES:
