@@ -17,7 +17,8 @@ from pyarrow import parquet as pq
 import fastlstm
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
-from fastlstm.compression import forecast, forecast_figures
+from fastlstm.compression import forecast
+from fastlstm.compression.forecast import block_errors
 from fastlstm.compression.pruning import prunable, zero_counts
 from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import (
@@ -67,7 +68,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast_figures, "_SPEED_S", 0.0)
+    monkeypatch.setattr(forecast, "_SPEED_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -513,7 +514,7 @@ def test_what_lost_too_much_is_not_published(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     def worse(stored: Any, *args: Any) -> Any:
-        errors = forecast_figures.block_errors(stored, *args)
+        errors = block_errors(stored, *args)
         share = 1.0 if stored.compression is None else 1.05
         return dataclasses.replace(
             errors, means={**errors.means, "mae": share * first_of(errors.means["mae"])}
@@ -724,18 +725,18 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         sizes = stored.network.config
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
         rows = np.array_split(index.rows(), 10)
-        errors = forecast_figures.block_errors(stored, inputs, rows)
+        errors = forecast.block_errors(stored, inputs, rows)
         expected = model.backtest(frame=folder / f"{kind}.parquet", scaled=True)["forecaster"]
         for name, value in errors.means_of_all().items():
             assert value == pytest.approx(expected[name], rel=1e-5), name
         assert errors.num_values.sum() == expected["num_values"]
         assert "crps" in errors.means or kind == "everything"
-        change = forecast_figures.change_of(errors, errors, "mae", "table", 1)
+        change = forecast.change_of(errors, errors, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == (0, 0, 0)
         shifted = dataclasses.replace(
             errors, means={**errors.means, "mae": errors.means["mae"] + 1}
         )
-        change = forecast_figures.change_of(errors, shifted, "mae", "table", 1)
+        change = forecast.change_of(errors, shifted, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
 
 
@@ -745,17 +746,17 @@ def test_intervals_are_of_neighbouring_blocks_as_long_as_a_horizon() -> None:
     order = np.argsort(np.arange(64) * 0.618 % 1)  # as `blocks_of` lists them
     counts = np.arange(64, 128.0)
 
-    def errors(mae: Any) -> forecast_figures.BlockErrors:
-        return forecast_figures.BlockErrors(
+    def errors(mae: Any) -> forecast.BlockErrors:
+        return forecast.BlockErrors(
             firsts[order], np.full(64, 64), counts[order], {"mae": mae[order]}
         )
 
     before, after = errors(np.zeros(64)), errors(walk)
     for horizon, together in ((1, 1), (50, 1), (51, 2), (300, 6)):
-        change = forecast_figures.change_of(before, after, "mae", "table", horizon)
+        change = forecast.change_of(before, after, "mae", "table", horizon)
         expected = bootstrap_interval(walk * counts, counts, together)
         assert (change.low, change.high) == pytest.approx(expected)
-    change = forecast_figures.change_of(before, after, "mae", "table", 330)  # 9 times 7 of them
+    change = forecast.change_of(before, after, "mae", "table", 330)  # 9 times 7 of them
     assert (change.low, change.high) == (None, None)
     assert change.difference == pytest.approx(walk @ counts / counts.sum())
 

@@ -63,6 +63,19 @@ def compression_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "config.json").read_text())["compression"])
 
 
+class StopAfter:
+    """A stop that is set after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self.name = steps, "test"
+
+    def __call__(self) -> bool:
+        return self.left <= 0
+
+    def observe(self, event: dict[str, Any]) -> None:
+        self.left -= event["event"] == "step"
+
+
 # rounding ----------------------------------------------------------------------------------------
 
 
@@ -273,16 +286,6 @@ def test_training_that_is_worse_than_rounding(
     assert "validation bits/char at step" not in shown
 
 
-def stop_after(steps: int) -> tuple[Callable[[Any], None], Callable[[], bool]]:
-    """Returns an observer and what is polled to stop: True once so many steps are taken."""
-    seen = [0]
-
-    def observe(event: Any) -> None:
-        seen[0] = max(seen[0], event.get("step", 0))
-
-    return observe, lambda: seen[0] >= steps
-
-
 def test_a_pruned_model_learns_from_its_source_wherever_that_lies(
     source: Path, compressed: Compress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,9 +294,9 @@ def test_a_pruned_model_learns_from_its_source_wherever_that_lies(
         "prune": 0.5, "steps": 6, "log_every": 1, "threads": 1, "precision": "fp32",
         "tensorboard": False,
     }  # fmt: skip
-    observe, stop = stop_after(3)
+    stop = StopAfter(3)
     with pytest.raises(Stopped):
-        fastlstm.compress("source", out="out", **fields, observers=[observe], stop=stop)
+        fastlstm.compress("source", out="out", **fields, observers=[stop.observe], stop=stop)
     monkeypatch.chdir(tmp_path / "out")
     report = fastlstm.compress("../source", out="../out", **fields, resume=True, observers=())
     assert report.methods == ["50 % of the weights pruned", "distilled from ../source"]
@@ -309,9 +312,9 @@ def test_another_teacher_at_a_resume_is_refused(
 ) -> None:
     shutil.copytree(source, tmp_path / "teacher")
     fields: dict[str, Any] = {"distil": str(tmp_path / "teacher"), "log_every": 1, "steps": 6}
-    observe, stop = stop_after(3)
+    stop = StopAfter(3)
     with pytest.raises(Stopped):
-        compressed(**fields, observers=[observe], stop=stop)
+        compressed(**fields, observers=[stop.observe], stop=stop)
     shutil.rmtree(tmp_path / "teacher")
     fastlstm.train(
         trained / "book.txt", out=tmp_path / "teacher", steps=1, rnn_size=32, embed_size=16,
@@ -500,19 +503,6 @@ def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
 
 
 # continuing --------------------------------------------------------------------------------------
-
-
-class StopAfter:
-    """A stop that is set after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left, self.name = steps, "test"
-
-    def __call__(self) -> bool:
-        return self.left <= 0
-
-    def observe(self, event: dict[str, Any]) -> None:
-        self.left -= event["event"] == "step"
 
 
 EVERYTHING = {"to": "int8", "prune": 0.5, "match_hidden": 0.5, "steps": 8, "log_every": 1}

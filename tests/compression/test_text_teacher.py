@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastlstm.compression import text_teacher
+from fastlstm.compression import text_training
 from fastlstm.compression.distillation import Logits, Output
-from fastlstm.compression.text_teacher import (
+from fastlstm.compression.text_training import (
     ReadingTeacher,
     RememberingTeacher,
     Teaching,
@@ -144,7 +144,7 @@ def test_windows_features_and_long_texts_are_read_every_time(
     matching = open_teacher(make_teaching(needs_features=True), "fp32", make_loader())
     assert isinstance(matching, ReadingTeacher)
     for limit, kind in ((1000 * 20 * 2, RememberingTeacher), (1000 * 20 * 2 - 1, ReadingTeacher)):
-        monkeypatch.setattr(text_teacher, "MAX_KEPT_BYTES", limit)
+        monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", limit)
         assert isinstance(make_teacher(make_loader()), kind)
 
 

@@ -136,20 +136,13 @@ class CompressedForecastTask(ForecastTask):
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
-    """Returns how far forecasts are from a teacher's, one number per value.
+    """Returns how far forecasts are from a teacher's, one number per value, shape ``(…)``.
 
     Of a point it is the output's own loss, with the teacher's point as the target. Of quantiles it
     is the mean absolute difference per level. Of a distribution it is its cross-entropy with the
     teacher's, which is the Kullback-Leibler divergence plus a constant, estimated from 4 random
     values of the teacher's: there is no closed form for Student's t and the negative binomial.
-
-    Args:
-        output: of both.
-        parameters: of the student, shape ``(…, num_parameters)``.
-        answers: parameters of the teacher, same shape.
-
-    Returns:
-        Shape ``(…)``.
+    `parameters` are the student's, `answers` the teacher's, shape ``(…, num_parameters)``.
     """
     if isinstance(output, Quantiles):
         return (parameters - answers).abs().mean(-1)

@@ -32,9 +32,8 @@ zeros in that of 65 characters cost 0.02 bits/char and save 2 % (benchmarks/log)
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the matrices of a model that are pruned, by name.
 
-    These are the matrices of its LSTMs and linear layers, and the output matrix of a language model
-    where it is a large one, tied to the embedding or not; the projection before one of low rank is
-    small. An embedding that is not tied is only looked up.
+    These are the matrices of its LSTMs and linear layers, and a large output matrix of a language
+    model, tied to the embedding or not. The projection before an output of low rank is small.
     """
     found = dict[int, int]()  # weights by id
     for module in model.modules():

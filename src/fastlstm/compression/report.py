@@ -185,12 +185,9 @@ class CompressReport:
 def speeds_in_turns(
     sides: Sequence[SideT], counts: Sequence[int], speed: Callable[[SideT, int], float]
 ) -> list[dict[int, float]]:
-    """Returns the speeds of each side by count: the medians of 3 rounds, in which they take turns.
+    """Returns each side's speeds by count of streams or windows at once.
 
-    Args:
-        sides: what is measured.
-        counts: streams or windows at once.
-        speed: measures one side with one count.
+    They are the medians of 3 rounds, in which the sides take turns; `speed` measures one of them.
     """
     medians = [dict[int, float]() for _ in sides]
     for count in counts:
@@ -208,14 +205,7 @@ def notes_of_speed(timer: CpuTimer) -> list[str]:
 
 
 def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:
-    """Returns what was pruned, in words.
-
-    Args:
-        share: that was asked for. Of hidden units the text has what was removed: a multiple of 16
-            stays.
-        structured: of what: none, blocks or units.
-        units: hidden units of a layer before and after.
-    """
+    """Returns what was pruned, in words; `units` are those of a layer before and after."""
     if structured == "units":
         before, after = units
         removed = f"{100 * (1 - after / before):.4g} % of the hidden units pruned"

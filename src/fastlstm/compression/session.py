@@ -59,7 +59,7 @@ class Source(ABC):
         sha256: of its file of weights.
         before: `compression` of its config.json; empty of an ordinary run.
         learning_rate: peak rate that its run was trained with; None if unknown.
-        facts: what config.json of a result says of it, beside path, hash and rate.
+        facts: what config.json of a result says of it, beside path and hash.
         own_facts: what `compression` of a result says beside what every kind says.
     """
 
@@ -318,7 +318,6 @@ class Session:
             "source": {
                 "path": str(self.run),
                 "model_sha256": source.sha256,
-                "learning_rate": source.peak_rate,
                 **source.facts,
             },
             "teacher": self.teacher,

@@ -152,7 +152,8 @@ class TextSource(Source):
         self.sha256, self.before = record.sha256, stored.config.get("compression", {})
         self.learning_rate = stored.config.get("train", {}).get("learning_rate")
         names = ("rnn_size", "num_layers", "embed_size")
-        self.facts = {name: getattr(self.sizes, name) for name in names}
+        sizes = {name: getattr(self.sizes, name) for name in names}
+        self.facts = {"learning_rate": self.peak_rate, **sizes}
         if (rank := session.config.output_rank) is not None:
             check_output_rank(self.sizes, rank)
 

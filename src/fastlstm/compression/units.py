@@ -22,13 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Part(NamedTuple):
-    """Where a weight belongs to hidden units.
-
-    Attributes:
-        name: of the parameter.
-        axis: of the parameter along which units follow each other.
-        starts: where the first unit stands; the four gates are four places.
-    """
+    """A parameter whose `axis` has hidden units, from each of `starts` on (four of four gates)."""
 
     name: str
     axis: int
@@ -126,10 +120,6 @@ def num_units(config: Config) -> int:
 def smaller_size(size: int, share: float) -> int:
     """Returns how many of `size` units stay: the nearest multiple of 16, 16 at least.
 
-    Args:
-        size: units of a layer.
-        share: of them to remove, in [0, 1).
-
     Raises:
         ConfigError: none would be removed.
     """
@@ -174,10 +164,7 @@ def smaller(
 
     Where the other units change nothing it computes the same, unless normalisation counts them.
 
-    Args:
-        weights: of the model, by name.
-        config: of the model.
-        keep: of every group of `unit_groups` the units that stay, ascending; as many of each.
+    `keep` has the units of every group of `unit_groups` that stay, ascending; as many of each.
 
     Raises:
         ConfigError: with residual connections the units would be as many as the embedding is wide,
@@ -215,10 +202,7 @@ def without_units(
 ) -> tuple[dict[str, Tensor], ConfigT]:
     """Returns a model without a share of its hidden units, the least important ones.
 
-    Args:
-        weights: of the model, by name.
-        config: of the model.
-        share: of the units of every layer to remove; a multiple of 16 stays, see `smaller_size`.
+    A multiple of 16 units stays in every layer, see `smaller_size`.
 
     Raises:
         ConfigError: a share that removes no unit, or see `smaller`.
