@@ -34,7 +34,7 @@ _KINDS_OF_CHARTS = set[Any]()
 """That were made in this process; see `pytest_runtest_setup`."""
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "mkldnn_rnn_layer")
 _SHORT_MEASUREMENTS = {
-    "compression.forecast_figures": {"_SPEED_S": 0.0},
+    "compression.forecast": {"_SPEED_S": 0.0},
     "exchange.forecast_graph": {"_SPEED_S": 0.01},
     "exchange.text_source": {"_SPEED_S": 0.01},
     "system.ceilings": {"_MEASURE_S": 0.0, "_COPY_BYTES": 32 << 20, "_QUIET_SHARE": 0.0},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,10 @@ import torch
 from pyarrow import parquet as pq
 
 import fastlstm
-from compression_report import REPORT
 from fastlstm import Forecaster
 from fastlstm.cli.main import main
-from fastlstm.compression import (
-    forecast,
-    forecast_figures,
-    forecast_measuring,
-    forecast_session,
-)
+from fastlstm.compression import forecast
+from fastlstm.compression.forecast import block_errors
 from fastlstm.compression.pruning import prunable, zero_counts
 from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.errors import (
@@ -74,7 +68,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast_figures, "_SPEED_S", 0.0)
+    monkeypatch.setattr(forecast, "_SPEED_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -458,13 +452,6 @@ def test_the_table_of_a_compressed_run_may_be_moved(folder: Path, tmp_path: Path
     assert set(own.scores) == {"valid", "test"}
 
 
-def test_the_better_of_two_is_chosen_by_windows_that_both_were_scored_on() -> None:
-    lost = dataclasses.replace(REPORT, change=None)
-    assert forecast_session._difference(lost) == math.inf
-    cut = dataclasses.replace(REPORT.result, quality=0.0)  # of other windows than the source
-    assert forecast_session._difference(dataclasses.replace(REPORT, result=cut)) == 0.01
-
-
 class StopAt:
     """A stop flag that is set at the n-th question."""
 
@@ -527,7 +514,7 @@ def test_what_lost_too_much_is_not_published(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     def worse(stored: Any, *args: Any) -> Any:
-        errors = forecast_figures.block_errors(stored, *args)
+        errors = block_errors(stored, *args)
         share = 1.0 if stored.compression is None else 1.05
         return dataclasses.replace(
             errors, means={**errors.means, "mae": share * first_of(errors.means["mae"])}
@@ -539,8 +526,8 @@ def test_what_lost_too_much_is_not_published(
         kept.append(mae)
         return kept[0]
 
-    monkeypatch.setattr(forecast_measuring, "block_errors", worse)
-    monkeypatch.setattr(forecast_measuring, "PARTS", {"valid": "validation"})
+    monkeypatch.setattr(forecast, "block_errors", worse)
+    monkeypatch.setattr(forecast, "PARTS", {"valid": "validation"})
     run, out = source(folder), tmp_path / "small"
     options: dict[str, Any] = {"to": "int4", "max_loss": 0.04}
     if trains:
@@ -738,18 +725,18 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         sizes = stored.network.config
         index = split.windows(dataset.table, "test", sizes.input_size, sizes.horizon)
         rows = np.array_split(index.rows(), 10)
-        errors = forecast_figures.block_errors(stored, inputs, rows)
+        errors = forecast.block_errors(stored, inputs, rows)
         expected = model.backtest(frame=folder / f"{kind}.parquet", scaled=True)["forecaster"]
         for name, value in errors.means_of_all().items():
             assert value == pytest.approx(expected[name], rel=1e-5), name
         assert errors.num_values.sum() == expected["num_values"]
         assert "crps" in errors.means or kind == "everything"
-        change = forecast_figures.change_of(errors, errors, "mae", "table", 1)
+        change = forecast.change_of(errors, errors, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == (0, 0, 0)
         shifted = dataclasses.replace(
             errors, means={**errors.means, "mae": errors.means["mae"] + 1}
         )
-        change = forecast_figures.change_of(errors, shifted, "mae", "table", 1)
+        change = forecast.change_of(errors, shifted, "mae", "table", 1)
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
 
 
@@ -759,17 +746,17 @@ def test_intervals_are_of_neighbouring_blocks_as_long_as_a_horizon() -> None:
     order = np.argsort(np.arange(64) * 0.618 % 1)  # as `blocks_of` lists them
     counts = np.arange(64, 128.0)
 
-    def errors(mae: Any) -> forecast_figures.BlockErrors:
-        return forecast_figures.BlockErrors(
+    def errors(mae: Any) -> forecast.BlockErrors:
+        return forecast.BlockErrors(
             firsts[order], np.full(64, 64), counts[order], {"mae": mae[order]}
         )
 
     before, after = errors(np.zeros(64)), errors(walk)
     for horizon, together in ((1, 1), (50, 1), (51, 2), (300, 6)):
-        change = forecast_figures.change_of(before, after, "mae", "table", horizon)
+        change = forecast.change_of(before, after, "mae", "table", horizon)
         expected = bootstrap_interval(walk * counts, counts, together)
         assert (change.low, change.high) == pytest.approx(expected)
-    change = forecast_figures.change_of(before, after, "mae", "table", 330)  # 9 times 7 of them
+    change = forecast.change_of(before, after, "mae", "table", 330)  # 9 times 7 of them
     assert (change.low, change.high) == (None, None)
     assert change.difference == pytest.approx(walk @ counts / counts.sum())
 

@@ -97,7 +97,7 @@ def task_of(alpha: float, *, streams: bool = False, **sizes: Any) -> CompressedF
     inputs: Any = SimpleNamespace(prepare=lambda values, _: (values, None))
     loader = SimpleNamespace(share=Share())
     args: Any = config, student, inputs, loader, range(3), torch.device("cpu"), None
-    hooks: Any = {"finished": None, "approve": None, "measuring_s": 1.0}
+    hooks: Any = {"finished": None, "about": dict, "measuring_s": 1.0}
     return CompressedForecastTask(*args, teacher=teacher, alpha=alpha, **hooks)
 
 

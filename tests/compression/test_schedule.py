@@ -12,36 +12,28 @@ from fastlstm.errors import ConfigError
 
 
 def polynomial_decay(
-    step: int, initial: float, final: float, begin: int, end: int, power: float, every: int
+    step: int, final: float, begin: int, end: int, power: float, every: int
 ) -> tuple[bool, float]:
     """`PolynomialDecay.__call__` of tensorflow-model-optimization 0.8.1, in plain numbers."""
     is_in_range = step >= begin and (step <= end or end < 0)
     is_turn = (step - begin) % every == 0
     p = min(1.0, max(0.0, (step - begin) / (end - begin)))
-    return is_in_range and is_turn, (initial - final) * (1 - p) ** power + final
+    return is_in_range and is_turn, -final * (1 - p) ** power + final
 
 
 @pytest.mark.parametrize(
-    ("initial", "final", "begin", "end", "power", "every"),
-    [
-        (0.0, 0.9, 0, 100, 3, 10),
-        (0.5, 0.8, 7, 63, 3, 1),
-        (0.0, 0.75, 10, 95, 2.5, 20),
-        (0.8, 0.2, 3, 40, 1, 7),
-        (0.0, 0.999, 1, 2, 3, 100),
-    ],
+    ("final", "begin", "end", "power", "every"),
+    [(0.9, 0, 100, 3, 10), (0.8, 7, 63, 3, 1), (0.75, 10, 95, 2.5, 20), (0.999, 1, 2, 3, 100)],
 )
 def test_every_step_is_that_of_polynomial_decay(
-    initial: float, final: float, begin: int, end: int, power: float, every: int
+    final: float, begin: int, end: int, power: float, every: int
 ) -> None:
-    schedule = PruningSchedule(
-        initial=initial, final=final, begin=begin, end=end, power=power, every=every
-    )
+    schedule = PruningSchedule(final=final, begin=begin, end=end, power=power, every=every)
     for step in range(end + 50):
-        is_due, sparsity = polynomial_decay(step, initial, final, begin, end, power, every)
+        is_due, sparsity = polynomial_decay(step, final, begin, end, power, every)
         assert schedule.is_due(step, step) == is_due, step
         assert schedule.sparsity(step) == pytest.approx(sparsity, abs=1e-12), step
-    assert schedule.sparsity(begin) == initial
+    assert schedule.sparsity(begin) == 0.0
     assert schedule.sparsity(end) == final
 
 
@@ -78,8 +70,7 @@ def test_shares_of_a_budget_make_masks_every_so_many_steps() -> None:
         ({"begin": -1, "end": 5}, "0 <= begin"),
         ({"begin": 0.5, "end": 1.5}, "shares up to 1.0"),
         ({"begin": 0.5, "end": math.nan}, "begin <= end"),
-        ({"final": 1.0}, r"final 1.0, expected shares in \[0, 1\)"),
-        ({"initial": -0.1}, "initial is -0.1"),
+        ({"final": 1.0}, r"final is 1.0, expected a share in \[0, 1\)"),
         ({"power": 0.0}, "power is 0.0"),
         ({"every": 0}, "every 0"),
     ],

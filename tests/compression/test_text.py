@@ -16,9 +16,9 @@ import safetensors.numpy
 import fastlstm
 from compression_source import text_of
 from fastlstm.cli.main import main
-from fastlstm.compression import text_model
+from fastlstm.compression import text
 from fastlstm.compression.report import CompressReport
-from fastlstm.compression.text_model import TextModel
+from fastlstm.compression.text import TextModel
 from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
@@ -35,6 +35,7 @@ from fastlstm.runs.weight_formats import as_floats, decode_weights, rounded
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.text import weight_report
 from fastlstm.text.config import COMPRESSED_VERSION
+from fastlstm.text.decoder import make_decoder
 from fastlstm.text.stored_model import load_stored_model, parameter_shapes
 from fastlstm.text.weight_report import score
 from fastlstm.training.callbacks import Callback
@@ -60,6 +61,19 @@ def load_config(run: Path) -> Any:
 
 def compression_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "config.json").read_text())["compression"])
+
+
+class StopAfter:
+    """A stop that is set after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self.name = steps, "test"
+
+    def __call__(self) -> bool:
+        return self.left <= 0
+
+    def observe(self, event: dict[str, Any]) -> None:
+        self.left -= event["event"] == "step"
 
 
 # rounding ----------------------------------------------------------------------------------------
@@ -100,9 +114,10 @@ def test_figures_of_rounding(
     text = fastlstm.LM.load(source).read(trained / "book.txt")
     valid = text.split("90/5/5").valid
     data = (tmp_path / "out/model.safetensors").read_bytes()
-    before = TextModel.of_run(stored, source)
-    after = TextModel.of_file(data, tmp_path / "out", stored.model_config, "int8")
-    want = [score(model.decoder, stored.tokenizer, valid)[0] for model in (before, after)]
+    result = TextModel.of_file(data, tmp_path / "out", stored.model_config, "int8")
+    source_decoder = make_decoder(stored.weights, stored.model_config, "fp32")
+    decoders = source_decoder, result.decoder
+    want = [score(decoder, stored.tokenizer, valid)[0] for decoder in decoders]
     assert [report.source.quality, report.result.quality] == pytest.approx(want, rel=1e-12)
     events = [json.loads(line) for line in (source / "metrics.jsonl").read_text().splitlines()]
     own = next(event for event in events if event["event"] == "end")["best_bits_per_char"]
@@ -271,16 +286,6 @@ def test_training_that_is_worse_than_rounding(
     assert "validation bits/char at step" not in shown
 
 
-def stop_after(steps: int) -> tuple[Callable[[Any], None], Callable[[], bool]]:
-    """Returns an observer and what is polled to stop: True once so many steps are taken."""
-    seen = [0]
-
-    def observe(event: Any) -> None:
-        seen[0] = max(seen[0], event.get("step", 0))
-
-    return observe, lambda: seen[0] >= steps
-
-
 def test_a_pruned_model_learns_from_its_source_wherever_that_lies(
     source: Path, compressed: Compress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,9 +294,9 @@ def test_a_pruned_model_learns_from_its_source_wherever_that_lies(
         "prune": 0.5, "steps": 6, "log_every": 1, "threads": 1, "precision": "fp32",
         "tensorboard": False,
     }  # fmt: skip
-    observe, stop = stop_after(3)
+    stop = StopAfter(3)
     with pytest.raises(Stopped):
-        fastlstm.compress("source", out="out", **fields, observers=[observe], stop=stop)
+        fastlstm.compress("source", out="out", **fields, observers=[stop.observe], stop=stop)
     monkeypatch.chdir(tmp_path / "out")
     report = fastlstm.compress("../source", out="../out", **fields, resume=True, observers=())
     assert report.methods == ["50 % of the weights pruned", "distilled from ../source"]
@@ -307,9 +312,9 @@ def test_another_teacher_at_a_resume_is_refused(
 ) -> None:
     shutil.copytree(source, tmp_path / "teacher")
     fields: dict[str, Any] = {"distil": str(tmp_path / "teacher"), "log_every": 1, "steps": 6}
-    observe, stop = stop_after(3)
+    stop = StopAfter(3)
     with pytest.raises(Stopped):
-        compressed(**fields, observers=[observe], stop=stop)
+        compressed(**fields, observers=[stop.observe], stop=stop)
     shutil.rmtree(tmp_path / "teacher")
     fastlstm.train(
         trained / "book.txt", out=tmp_path / "teacher", steps=1, rnn_size=32, embed_size=16,
@@ -489,8 +494,8 @@ def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
             seconds = [trainer.task.finish_s(unit_s) for unit_s in (1.0, 0.0)]
             self.tokens = round((seconds[0] - seconds[1]) / 4, 6)  # of two models beside the source
 
-    for limit in (64, text_model.MAX_SCORED):
-        monkeypatch.setattr(text_model, "MAX_SCORED", limit)
+    for limit in (64, text.MAX_SCORED):
+        monkeypatch.setattr(text, "MAX_SCORED", limit)
         reserve = Reserve()
         report = compressed(f"out{limit}", to="fp16", steps=1, callbacks=[reserve])
         assert report.change is not None
@@ -498,19 +503,6 @@ def test_of_a_budget_so_many_tokens_are_reserved_as_are_scored(
 
 
 # continuing --------------------------------------------------------------------------------------
-
-
-class StopAfter:
-    """A stop that is set after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left, self.name = steps, "test"
-
-    def __call__(self) -> bool:
-        return self.left <= 0
-
-    def observe(self, event: dict[str, Any]) -> None:
-        self.left -= event["event"] == "step"
 
 
 EVERYTHING = {"to": "int8", "prune": 0.5, "match_hidden": 0.5, "steps": 8, "log_every": 1}

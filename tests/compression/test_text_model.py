@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 import torch
 
-from fastlstm.compression import text_model
-from fastlstm.compression.text_model import (
+from fastlstm.compression import text
+from fastlstm.compression.text import (
     TextModel,
     compare_quality,
     compare_speed,
@@ -81,7 +81,7 @@ def test_a_constant_in_all_logits_changes_nothing() -> None:
 
 
 def test_long_texts_are_scored_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_model, "MAX_SCORED", 1000)
+    monkeypatch.setattr(text, "MAX_SCORED", 1000)
     model = in_format(weights_of(), "fp32")
     change = compare_quality(model, model, TOKENIZER, IDS, "a text")[1]
     assert change.num_scored == 1000
@@ -94,7 +94,7 @@ def test_cells_that_only_torch_has() -> None:
     model = in_format(weights_of(config), "int8", config)
     with pytest.warns(UserWarning, match="text is written on torch"):
         assert model.decoder.isa == "torch"
-    assert max_scored(config) == text_model.MAX_SCORED // 50
+    assert max_scored(config) == text.MAX_SCORED // 50
     change = compare_quality(model, model, TOKENIZER, IDS[:200], "a text")[1]
     assert change.difference == 0.0
     assert missing_features(model) == [

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression.distillation import FeatureMatch
-from fastlstm.compression.text_task import MEASURING_S, CompressedTextTask
-from fastlstm.compression.text_teacher import Teaching
+from fastlstm.compression.text_training import MEASURING_S, CompressedTextTask, Teaching
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer

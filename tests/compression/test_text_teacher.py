@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastlstm.compression import text_teacher
+from fastlstm.compression import text_training
 from fastlstm.compression.distillation import Logits, Output
-from fastlstm.compression.text_teacher import (
+from fastlstm.compression.text_training import (
     ReadingTeacher,
     RememberingTeacher,
     Teaching,
-    TextTeacher,
     open_teacher,
 )
 from fastlstm.errors import Stopped
@@ -46,11 +45,11 @@ def make_loader(config: TrainConfig = CONFIG) -> TextLoader:
     return TextLoader(open_batches(config, IDS))
 
 
-def make_teacher(loader: TextLoader, precision: str = "fp32") -> TextTeacher:
+def make_teacher(loader: TextLoader, precision: str = "fp32") -> ReadingTeacher:
     return open_teacher(make_teaching(), precision, loader)
 
 
-def logits(teacher: TextTeacher) -> Tensor:
+def logits(teacher: ReadingTeacher) -> Tensor:
     return teacher.output(WHOLE).logits(WHOLE, torch.float32)
 
 
@@ -145,7 +144,7 @@ def test_windows_features_and_long_texts_are_read_every_time(
     matching = open_teacher(make_teaching(needs_features=True), "fp32", make_loader())
     assert isinstance(matching, ReadingTeacher)
     for limit, kind in ((1000 * 20 * 2, RememberingTeacher), (1000 * 20 * 2 - 1, ReadingTeacher)):
-        monkeypatch.setattr(text_teacher, "MAX_KEPT_BYTES", limit)
+        monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", limit)
         assert isinstance(make_teacher(make_loader()), kind)
 
 

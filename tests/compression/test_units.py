@@ -15,8 +15,6 @@ from fastlstm.compression.units import (
     num_units,
     smaller,
     smaller_size,
-    squares,
-    taylor,
     unit_groups,
     without_units,
 )
@@ -25,8 +23,6 @@ from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel
-from fastlstm.training.task import even_parts
-from next_token_task import NextTokenTask
 
 TEXTS: dict[str, dict[str, Any]] = {
     "one layer": {"num_layers": 1},
@@ -222,7 +218,7 @@ def test_a_share_that_removes_no_unit_is_refused(size: int, share: float) -> Non
 def test_importance_is_the_norm_of_all_that_belongs_to_a_unit() -> None:
     config = text_config(num_layers=2, layer_norm=True, output_norm=True)
     weights = model_of(config).state_dict()
-    scores = importance(squares(weights), config)
+    scores = importance(weights, config)
     assert [tuple(score.shape) for score in scores] == [(32,), (32,)]
     for k, reader in ((0, "layers.1.weight_ih_l0"), (1, "output.weight")):
         for unit in (0, 5, 31):
@@ -265,25 +261,3 @@ def test_unimportant_units_go() -> None:
     expected = outputs(model)
     weights, small = without_units(model.state_dict(), config, 0.5)
     torch.testing.assert_close(outputs(loaded(weights, small)), expected, rtol=0.0, atol=1e-4)
-
-
-def test_taylor_is_the_change_of_the_loss_that_a_weight_makes() -> None:
-    task = NextTokenTask()
-    model, batches = task.model, [task.loader.next() for _ in range(3)]
-    losses = (next(task.losses(batch, even_parts(task.num_rows(batch), 1))) for batch in batches)
-    values = taylor(model, losses)
-    assert all(p.grad is None for p in model.parameters())
-    expected = torch.zeros_like(model.output.weight)
-    for batch in batches:
-        task.reset_state()
-        model.zero_grad()
-        next(task.losses(batch, even_parts(task.num_rows(batch), 1))).backward()
-        expected += (model.output.weight * model.output.weight.grad).abs().detach()
-    torch.testing.assert_close(values["output.weight"], expected)
-    assert values.keys() == dict(model.named_parameters()).keys()
-    scores = importance(values, model.config)
-    assert all((score > 0).all() for score in scores)
-    keep = most_important(scores, 16)
-    assert not torch.equal(
-        keep[0], most_important(importance(squares(model.state_dict()), model.config), 16)[0]
-    )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.compression.forecast_result import with_rounded_weights
+from fastlstm.compression.forecast import with_rounded_weights
 from fastlstm.compression.pruning import mask_of, prunable
 from fastlstm.errors import CorruptFileError, FormatError, NonFiniteError
 from fastlstm.forecast.files import forecaster_files, read_forecaster

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastlstm.cli.main import main
-from fastlstm.compression.text_model import compressed_files
+from fastlstm.compression.text import compressed_files
 from fastlstm.errors import CorruptFileError, FormatError
 from fastlstm.runs.manifest import MANIFEST
 from fastlstm.runs.run_directory import RunDirectory

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fastlstm.compression.job import Job
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.compression.report import CompressReport
+from fastlstm.compression.session import Session
 from fastlstm.errors import (
     ConfigError,
     FormatError,
@@ -96,17 +96,17 @@ def compress(
             stop = stack.enter_context(StopFlag())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        job = Job(
+        session = Session(
             run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
             resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
         )  # fmt: skip
         if is_text:
-            from fastlstm.compression.text import compress_text
+            from fastlstm.compression.text import TextSource
 
-            return compress_text(job)
-        from fastlstm.compression.forecast import compress_forecaster
+            return session.compress(TextSource)
+        from fastlstm.compression.forecast import ForecastSource
 
-        return compress_forecaster(job)
+        return session.compress(ForecastSource)
 
 
 def _refuse_same(run: Path, out: Path) -> None:

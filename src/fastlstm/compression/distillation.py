@@ -18,13 +18,7 @@ from fastlstm.ops.call import torchs_dtype
 
 
 class Output(NamedTuple):
-    """An output layer with its input.
-
-    Attributes:
-        features: `(N, H)`.
-        weight: `(V, H)`.
-        bias: `(V,)`.
-    """
+    """An output layer, weight `(V, H)` and bias `(V,)`, with its input, features `(N, H)`."""
 
     features: Tensor
     weight: Tensor
@@ -37,11 +31,7 @@ class Output(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """What an output layer has computed.
-
-    Attributes:
-        values: `(N, V)`.
-    """
+    """What an output layer has computed, `(N, V)`."""
 
     values: Tensor
 
@@ -130,10 +120,7 @@ def _chunk(
 class FeatureMatch(nn.Module):
     """The mean squared distance of a student's features to a teacher's, through a projection.
 
-    Args:
-        student_size: width of the student's features.
-        teacher_size: width of the teacher's.
-        weight: of this distance in the loss of a row.
+    `weight` is this distance's weight in the loss of a row; the sizes are widths of features.
     """
 
     def __init__(self, student_size: int, teacher_size: int, weight: float) -> None:

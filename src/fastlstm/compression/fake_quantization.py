@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def fake_quantized(weight: Tensor, weight_format: WeightFormat) -> Tensor:
-    """Returns what a file of this format gives back for a weight, in float32.
+    """Returns what a file of this format gives back for a float32 weight, in float32.
 
-    It is `runs.weight_formats.rounded`, bit for bit, on any device.
-
-    Args:
-        weight: float32; matrices are rounded in every format, other weights in fp16 only.
-        weight_format: "fp32", "fp16", "int8" (a scale per row) or "int4" (a scale per 64 values).
+    It is `runs.weight_formats.rounded`, bit for bit, on any device. Matrices are rounded in every
+    format, other weights in fp16 only.
     """
     if weight_format == "fp16":
         return weight.half().float()

@@ -1,124 +1,643 @@
-"""Compressing a forecaster: `compress_forecaster`."""
+"""A forecaster that is compressed: read, rounded, trained, measured beside its result, written."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from contextlib import suppress
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastlstm.compression.forecast_figures import speed_of
-from fastlstm.compression.forecast_measuring import Measuring
-from fastlstm.compression.forecast_result import (
-    compression_of,
-    described,
-    has_own_intervals,
-    is_own_table,
-    start_of,
-    with_rounded_weights,
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastlstm.compression.forecast_task import CompressedForecastTask, read_teacher
+from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, Way
+from fastlstm.compression.options import ENDS, TRAINING, CompressConfig
+from fastlstm.compression.report import (
+    Change,
+    CompressReport,
+    ModelFigures,
+    OutputErrors,
+    TrainingFigures,
+    notes_of_speed,
+    speeds_in_turns,
 )
-from fastlstm.compression.forecast_session import ForecastCompression
-from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt
-from fastlstm.compression.job import Job
-from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.report import CompressReport, quality_error
-from fastlstm.errors import ConfigError, DataError, FastLSTMError
-from fastlstm.forecast.calibration import calibrate
+from fastlstm.compression.session import Result, Session, Source
+from fastlstm.compression.statistics import MIN_BLOCKS, bootstrap_interval
+from fastlstm.compression.units import without_units
+from fastlstm.errors import ConfigError, DataError
+from fastlstm.forecast.calibration import Calibration, calibrate, quantiles_of
+from fastlstm.forecast.closing import MIN_CALIBRATED
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.dataset import SeriesDataset
+from fastlstm.forecast.data.error_measures import QuantileScores
 from fastlstm.forecast.data.preparation import prepare
-from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.data.scaled_windows import ScaledWindows
+from fastlstm.forecast.data.splits import Split, split_table
+from fastlstm.forecast.data.window_index import WindowIndex, spread_out
+from fastlstm.forecast.evaluation import INTERVALS
 from fastlstm.forecast.files import MODEL_FILE, StoredForecaster, forecaster_files, read_forecaster
+from fastlstm.forecast.model.config import ForecasterConfig
+from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
 from fastlstm.forecast.table_schema import apply_schema
-from fastlstm.forecast.train import source_text
+from fastlstm.forecast.train import source_text, train_forecaster
+from fastlstm.forecast.untrained import fitted_scaler
+from fastlstm.forecast.weights_file import Compression
+from fastlstm.forecast.window_forecaster import WindowForecaster
+from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
-from fastlstm.report.page import write_report
+from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.resuming import checkpoint_to_resume
-from fastlstm.training.session import locked_run
+from fastlstm.runs.weight_formats import quantize, rounded
+from fastlstm.system.measurements import CpuTimer
+from fastlstm.training.trainer import Trainer
 
-_OF_TEXTS = {"temperature": 2.0, "match_hidden": 0.0}
-
-
-def compress_forecaster(job: Job) -> CompressReport:
-    """Rounds a forecaster, or trains a smaller one, and measures it beside its source."""
-    for name in _OF_TEXTS:
-        if name in job.given:
-            raise ConfigError(
-                f"`{name}` is about tokens and hidden states, a forecaster learns forecasts; leave"
-                " it out"
-            )
-    source = read_forecaster(job.run)
-    table, why_not = _table_of(job, source)
-    is_resumed = job.resume and bool(RunDirectory(job.out).checkpoints())
-    if not is_resumed:
-        before = None if source.compression is None else source.compression.about
-        job.config.require_more_zeros(before)
-        job = job.with_goal_reached(
-            WAYS_OF_FORECASTERS, lambda config: _attempt(job, source, config), "windows"
-        )
-        job.config.require_teacher(job.config.is_taught)
-    is_trained = is_resumed or job.config.trains
-    if not is_trained:
-        job.config.require_work()
-    elif table is None:
-        raise DataError(f"{why_not}; give the table as `data`")
-    if is_trained:
-        return ForecastCompression(job, source, table).run()
-    return _round(job, source, table, why_not)
+BATCHES = (1, 256)
+"""Windows at once in a measurement of speed: one, and what `forecast` and `serve` run at most."""
+PARTS = {"valid": "validation", "test": "test"}
+_BLOCK, _NUM_BLOCKS = 64, 32
+"""Windows of a block, which follow each other in time; blocks of a part."""
+_COMPARED = 256
+_SPEED_S = 0.15
+_BUDGET = "5m"
+_RATE = 0.5
+"""Of the peak learning rate of the run that a chain of compressions began with, for training that
+continues from its weights."""
+_SHARE = 0.04
+"""Of a budget, for the errors of each part, before training and after."""
+_MEASURING_S = 3.0
+"""Kept of a budget for measuring speed, beside the errors."""
 
 
-def _attempt(job: Job, source: StoredForecaster, config: CompressConfig) -> Attempt:
-    """Prunes and rounds the source's weights without training, and measures what comes out."""
-    small = start_of(config, source, compression_of(job, config, source, None))
-    result = with_rounded_weights(small)
-    num_bytes = len(forecaster_files(result)[MODEL_FILE])
-    return Attempt(num_bytes, speed_of(result, config.streams) if config.target else None)
+class ForecastSource(Source):
+    """A forecaster, its table, and the errors that a result is compared with.
 
+    Attributes:
+        stored: the forecaster; for another table than its own it is calibrated on that one.
+        table: to train and measure on; None for the reason `why_not`.
+        why_not: why errors are not measured.
+    """
 
-def _table_of(job: Job, source: StoredForecaster) -> tuple[Any, str]:
-    """Returns the table to train and measure on, and why there is none."""
-    if job.data is not None:
-        return job.data, ""
-    about = {} if source.compression is None else source.compression.about
-    recorded = read_history(RunDirectory(job.run).metrics_path).start.get("source")
-    name = str(recorded or about.get("data") or "")
-    paths = name.split(", ")
-    if not name:
-        return None, f"{job.run} does not say what it was trained on"
-    if not all(Path(path).is_file() for path in paths):
-        return None, f"the table of {job.run}, {name:.200}, is not there any more"
-    return paths if len(paths) > 1 else paths[0], ""
+    unit = "windows"
 
-
-def _round(job: Job, source: StoredForecaster, table: Any, why_not: str) -> CompressReport:
-    with locked_run(job.out) as run:
-        assert run is not None
-        checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
-        compression = compression_of(job, job.config, source, table)
-        result = with_rounded_weights(dataclasses.replace(source, compression=compression))
-        measuring = Measuring(job.run, job.config, source)
-        measuring.notes += job.notes
-        is_own = has_own_intervals(source)
-        if table is None:
-            measuring.why_not = why_not
-            measuring.notes.append("the intervals are those of the source, not calibrated anew")
-        else:
-            dataset = prepare(table, source.config, like=source.schema.timeline)
-            inputs = apply_schema(dataset, source)
-            split = split_table(dataset.table, dataset.frequency, source.config.split)
-            is_of_table = is_own_table(dataset, split, source)
-            valid = measuring.begin(
-                split, inputs, source_text(table), is_own=is_of_table, is_trained=False
-            )
-            if valid is not None:
-                is_own = is_of_table
-                result = dataclasses.replace(
-                    result, calibration=calibrate(result.network, inputs, valid)
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        for name in ("temperature", "match_hidden"):
+            if name in session.given:
+                raise ConfigError(
+                    f"`{name}` is about tokens and hidden states, a forecaster learns forecasts;"
+                    " leave it out"
                 )
-        result = described(result, has_own_intervals=is_own)
-        report, files = measuring.report(result, job.out, None)
-        if not report.is_published:
-            raise quality_error(report, is_trained=False)
-        run.publish(files)
-        with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
-            write_report(run.path)
-    return report
+        self.stored = stored = read_forecaster(session.run)
+        record = read_manifest(session.run).files[MODEL_FILE]
+        self.sizes: ForecasterConfig = stored.network.config
+        self.sha256, self.learning_rate = record.sha256, stored.config.learning_rate
+        self.before = {} if stored.compression is None else stored.compression.about
+        about = {"model_bytes": record.size, "learning_rate": self.peak_rate}
+        self.facts = {**about, "model": dataclasses.asdict(self.sizes)}
+        self.table, self.why_not = self._find_table()
+        self._name = "" if self.table is None else source_text(self.table)
+        self.own_facts = {"data": self._name or None}
+        self._teacher: StoredForecaster | None = None
+        self._is_own = False
+        self._notes: list[str] = []
+        self._scored, self._blocks = "", dict[str, list[Any]]()
+        self._before: dict[str, BlockErrors] = {}
+        self._inputs: ScaledWindows | None = None
+        self._valid: WindowIndex | None = None
+        self._limit_s: float | None = None
+
+    def _find_table(self) -> tuple[Any, str]:
+        """Returns the table to train and measure on, and why there is none."""
+        run = self.session.run
+        if self.session.data is not None:
+            return self.session.data, ""
+        recorded = read_history(RunDirectory(run).metrics_path).start.get("source")
+        name = str(recorded or self.before.get("data") or "")
+        paths = name.split(", ")
+        if not name:
+            return None, f"{run} does not say what it was trained on"
+        if not all(Path(path).is_file() for path in paths):
+            return None, f"the table of {run}, {name:.200}, is not there any more"
+        return paths if len(paths) > 1 else paths[0], ""
+
+    def ways(self) -> tuple[Way, ...]:
+        return WAYS_OF_FORECASTERS
+
+    def attempt(self, config: CompressConfig) -> Attempt:
+        result = with_rounded_weights(self._start(config))
+        num_bytes = len(forecaster_files(result)[MODEL_FILE])
+        return Attempt(num_bytes, speed_of(result, config.streams) if config.target else None)
+
+    def open_teacher(self) -> dict[str, str] | None:
+        path = self.session.config.distil
+        if path is None:
+            self._teacher = self.stored if self.session.config.is_taught else None
+            return None
+        self._teacher = read_teacher(path, self.stored)
+        sha256 = read_manifest(Path(path)).files[MODEL_FILE].sha256
+        return {"path": path, "model_sha256": sha256}
+
+    def student_text(self, sizes: ForecasterConfig) -> str:
+        new, old = (f"{s.num_layers} x {s.hidden_size}" for s in (sizes, self.sizes))
+        return f"{new} hidden units instead of {old}"
+
+    # results --------------------------------------------------------------------------------------
+
+    def _start(self, config: CompressConfig) -> StoredForecaster:
+        """Returns the forecaster that is trained: RUN's, without some units, or a new one."""
+        source, sizes, network = self.stored, self.sizes, copy.deepcopy(self.stored.network)
+        buffers = dict(network.named_buffers())
+        weights = dict[str, torch.Tensor](network.named_parameters())
+        names = ("hidden_size", "num_layers", "dropout")
+        changes: dict[str, Any] = {
+            name: value for name in names if (value := getattr(config, name)) is not None
+        }
+        if config.prune is not None or config.is_new_student:
+            changes.setdefault("dropout", 0.0)  # fewer weights and the teacher are enough
+        if config.prune is not None and config.structured == "units":
+            weights, smaller = without_units(weights, sizes, config.prune)
+            changes["hidden_size"] = smaller.hidden_size
+        if changes:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(config.seed)
+                network = ForecastNetwork(dataclasses.replace(sizes, **changes))
+            linear = {name: buffers[name] for name in LINEAR if name in buffers}
+            own = linear if config.is_new_student else {**buffers, **weights}
+            network.load_state_dict(own, strict=not config.is_new_student)
+            if config.is_new_student and sizes.linear:
+                network.zero_head()
+        resolved, given = (dataclasses.replace(c, **changes) for c in (source.config, source.given))
+        compression = Compression(self.session.about(config))
+        return dataclasses.replace(
+            source, config=resolved, given=given, network=network, compression=compression
+        )
+
+    def _plain(self) -> StoredForecaster:
+        """Returns RUN's weights, rounded to the nearest."""
+        compression = Compression(self.session.about())
+        return with_rounded_weights(dataclasses.replace(self.stored, compression=compression))
+
+    def rounded(self) -> Result:
+        result, source = self._plain(), self.stored
+        is_own = has_own_intervals(source)
+        if self.table is None:
+            self._notes.append("the intervals are those of the source, not calibrated anew")
+            return result_of(result, has_own_intervals=is_own)
+        dataset = prepare(self.table, source.config, like=source.schema.timeline)
+        inputs = apply_schema(dataset, source)
+        split = split_table(dataset.table, dataset.frequency, source.config.split)
+        is_of_table = is_own_table(dataset, split, source)
+        self._begin(split, inputs, is_own=is_of_table, is_trained=False)
+        if self._valid is not None:
+            is_own = is_of_table
+            calibration = calibrate(result.network, inputs, self._valid)
+            result = dataclasses.replace(result, calibration=calibration)
+        return result_of(result, has_own_intervals=is_own)
+
+    # training -------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        if self.table is None:
+            raise DataError(f"{self.why_not}; give the table as `data`")
+        session, start = self.session, self._start(self.session.config)
+        options = self._options(start)
+        train_forecaster(
+            self.table, options, out=session.out, resume=session.resume,
+            given=[n for n in TRAINING if n in session.given and hasattr(options, n)],
+            observers=session.observers, callbacks=session.all_callbacks(),
+            stop=session.stop, start=start, make_task=self._make_task, needs_steps=False,
+            began=session.started,
+        )  # fmt: skip
+
+    def _options(self, start: StoredForecaster) -> ForecastConfig:
+        """Returns the options of the training."""
+        config = self.session.config
+        fields = {field.name for field in dataclasses.fields(ForecastConfig)} - {"dropout"}
+        values = config.training_options(fields)
+        if all(values[name] is None for name in ENDS):
+            values["budget"] = _BUDGET
+        if "precision" not in self.session.given:
+            del values["precision"]  # of a forecaster it is not chosen by measuring
+        if config.learning_rate is None:
+            peak = None if config.is_new_student else self.peak_rate
+            values["learning_rate"] = None if peak is None else _RATE * peak
+        return dataclasses.replace(start.given, **values)
+
+    def _make_task(self, *args: Any) -> CompressedForecastTask:
+        *_, inputs, _, _, _, closing = args
+        closing.approve = self._approve
+        self._is_own = is_own_table(closing.dataset, closing.split, self.stored)
+        teacher = None if self._teacher is None else copy.deepcopy(self._teacher.network)
+        seconds = self._begin(
+            closing.split, inputs, is_own=self._is_own, is_trained=True, budget_s=closing.budget_s
+        )
+        return CompressedForecastTask(
+            *args, teacher=teacher, alpha=self.session.config.alpha, finished=self._finished,
+            about=self.session.end_event, measuring_s=seconds,
+        )  # fmt: skip
+
+    def _finished(self, stored: StoredForecaster) -> StoredForecaster:
+        """Returns the trained forecaster as it is to be stored."""
+        return described(with_rounded_weights(stored), has_own_intervals=self._is_own)
+
+    def _approve(
+        self, stored: StoredForecaster, trainer: Trainer
+    ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
+        """Measures the results; returns the one to publish with the report, if any."""
+        best = self.session.conclude(trainer, self._results(stored))
+        return None if best is None else (best.model, self.session.report_files())
+
+    def _results(self, stored: StoredForecaster) -> Iterator[Result]:
+        """Yields the forecasters that may be published, the trained one first."""
+        yield result_of(stored)
+        if self.session.config.needs_no_training:
+            assert self._inputs is not None
+            assert self._valid is not None
+            plain = self._plain()
+            calibration = _calibrated(plain, self._inputs, self._valid, self._limit_s)
+            plain = dataclasses.replace(plain, calibration=calibration)
+            yield result_of(plain, has_own_intervals=self._is_own, is_trained=False)
+
+    # measuring ------------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        split: Split,
+        inputs: ScaledWindows,
+        *,
+        is_own: bool,
+        is_trained: bool,
+        budget_s: float | None = None,
+    ) -> float:
+        """Measures the errors of the source, on windows that favour neither side.
+
+        The intervals of a result are calibrated on the validation part; the source's are for its
+        own table. For another the source is calibrated there, too, and the test part alone is
+        scored; a result that is only rounded keeps the intervals of the source where one part has
+        no windows: then there are no validation windows to calibrate on.
+
+        Args:
+            split: of the table.
+            inputs: its windows.
+            is_own: the source was trained and calibrated on it.
+            is_trained: the result is trained on it, and calibrated by that.
+            budget_s: of the training, or None.
+
+        Returns:
+            About the seconds that measuring the results takes.
+
+        Raises:
+            DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
+        """
+        started, config, sizes = time.perf_counter(), self.session.config, self.sizes
+        self._inputs = inputs
+        self._limit_s = limit_s = None if budget_s is None else _SHARE * budget_s
+        blocks = {
+            part: found for part in PARTS if (found := blocks_of(split, inputs, self.stored, part))
+        }
+        has_both = len(blocks) == len(PARTS)
+        if is_own or is_trained or has_both or not blocks:
+            self._valid = split.windows(inputs.table, "valid", sizes.input_size, sizes.horizon)
+        if not is_own:
+            if self.stored.network.output.is_calibrated:
+                self._notes.append(self._note_on_intervals(list(blocks)))
+            if self._valid is not None:
+                calibration = _calibrated(self.stored, inputs, self._valid, limit_s)
+                self.stored = dataclasses.replace(self.stored, calibration=calibration)
+            if has_both:
+                del blocks["valid"]
+        for part, rows in blocks.items():
+            errors = block_errors(self.stored, inputs, rows, limit_s)
+            if errors.num_values.sum():  # else all values are missing
+                self._before[part] = errors
+                self._blocks[part] = rows[: len(errors.num_values)]
+        self._scored = next(iter(blocks))
+        if self._scored not in self._blocks:
+            name = f"the {PARTS[self._scored]} part of {self._name}"
+            self.why_not = f"{name} has no value of the targets"
+            if config.max_loss is not None:
+                raise DataError(
+                    f"`max_loss` cannot be checked: {self.why_not}; give another `data` or leave"
+                    " out `max_loss`"
+                )
+        seconds = _MEASURING_S + time.perf_counter() - started
+        if config.needs_no_training:  # and RUN's weights, rounded to the nearest
+            seconds += seconds + (limit_s or 0.0)
+        return seconds
+
+    def _note_on_intervals(self, parts: list[str]) -> str:
+        """Returns how the intervals are calibrated for a table that is not the source's own."""
+        table = self._name
+        if len(parts) == len(PARTS):
+            return (
+                "the intervals of source and result are calibrated on the validation part of"
+                f" {table} and scored on its test part"
+            )
+        if self._valid is not None:
+            return (
+                f"{table} has no test part: the intervals of source and result are calibrated and"
+                " scored on its validation part, where they look better than on later rows"
+            )
+        return (
+            "the intervals are those of the source, not calibrated anew: they are scored on the"
+            f" {PARTS[parts[0]]} part of {table}, the only one with windows"
+        )
+
+    def _note_on_start(self) -> list[str]:
+        config, compression = self.session.config, self.stored.compression
+        is_used = not config.is_new_student or config.distil is None
+        if compression is None or compression.weights == "fp32" or not is_used:
+            return []
+        role, run = "teacher's" if config.is_new_student else "start", self.session.run
+        return [f"{run} is stored as {compression.weights}: its rounded weights are the {role}"]
+
+    def measured(
+        self, result: Result, methods: list[str], training: TrainingFigures | None
+    ) -> CompressReport:
+        session, source, measure = self.session, self.stored, measure_of(self.stored)
+        model: StoredForecaster = result.model
+        source_file = RunDirectory(session.run).read_published([MODEL_FILE])[1][MODEL_FILE]
+        with CpuTimer(threads=1) as timer:
+            speed = speeds([source, model])
+        sides = [
+            figures_of(source, str(session.run), source_file, speed[0]),
+            figures_of(model, str(session.out), result.files[MODEL_FILE], speed[1]),
+        ]
+        before, after = dict[str, BlockErrors](), dict[str, BlockErrors]()
+        change = outputs = None
+        if self._inputs is not None and self._scored in self._blocks:
+            for part, rows in self._blocks.items():
+                after[part] = block_errors(model, self._inputs, rows, self._limit_s)
+                before[part] = self._before[part].taken(slice(len(after[part].num_values)))
+            scored_on = f"the {PARTS[self._scored]} part of {self._name}"
+            errors = before[self._scored], after[self._scored]
+            change = change_of(*errors, measure, scored_on, self.sizes.horizon)
+            sides = [
+                dataclasses.replace(side, quality=own.mean(measure))
+                for side, own in zip(sides, errors, strict=True)
+            ]
+            outputs = output_errors(source, model, self._inputs, self._blocks[self._scored])
+        scores = {
+            part: {"source": before[part].means_of_all(), "result": after[part].means_of_all()}
+            for part in after
+        }  # fmt: skip
+        note = None if model.compression is None else model.compression.note
+        notes = [*self._note_on_start(), *session.notes, *self._notes, *([note] if note else [])]
+        return CompressReport(
+            kind="forecaster", path=str(session.out), methods=methods,
+            source=sides[0], result=sides[1], measure=measure, change=change,
+            not_measured=self.why_not or None, outputs=outputs, speed_unit="windows", lacks=[],
+            training=training, max_loss=session.config.max_loss, is_published=True,
+            notes=[*notes, *notes_of_speed(timer)], scores=scores,
+        )  # fmt: skip
+
+
+def result_of(stored: StoredForecaster, **facts: bool) -> Result:
+    """Returns a result; `facts` are added to its `compression`."""
+    stored = described(stored, **facts)
+    return Result(stored, stored.network.config, forecaster_files(stored))
+
+
+def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
+    """Returns a forecaster with the weights that its file will give back.
+
+    Raises:
+        ConfigError: a weight is too large for the format.
+    """
+    assert stored.compression is not None
+    to, network = stored.compression.weights, copy.deepcopy(stored.network).cpu().eval()
+    weights: dict[str, Any] = {n: p.detach().numpy() for n, p in network.named_parameters()}
+    matrices = {}
+    if to in ("int8", "int4"):
+        matrices = {name: quantize(w, to) for name, w in weights.items() if w.ndim == 2}
+    floats = rounded({**weights, **matrices}, to)
+    network.load_state_dict({n: torch.from_numpy(w) for n, w in floats.items()}, strict=False)
+    compression = dataclasses.replace(stored.compression, matrices=matrices)
+    return dataclasses.replace(stored, network=network, compression=compression)
+
+
+def is_own_table(dataset: SeriesDataset, split: Split, source: StoredForecaster) -> bool:
+    """Returns whether a table's training rows give the scale of a source.
+
+    False where the source's intervals are of another table.
+    """
+    if not has_own_intervals(source):
+        return False
+    own, other = source.scaler, fitted_scaler(source.config, dataset, split)
+    return np.array_equal(own.mean, other.mean) and np.array_equal(own.std, other.std)
+
+
+def has_own_intervals(stored: StoredForecaster) -> bool:
+    """Returns whether a forecaster is calibrated on the table that it scales by."""
+    return stored.compression is None or bool(stored.compression.about.get("has_own_intervals"))
+
+
+def described(stored: StoredForecaster, **facts: bool) -> StoredForecaster:
+    """Returns a compressed forecaster whose config.json says more of its compression."""
+    assert stored.compression is not None
+    about = {**stored.compression.about, **facts}
+    compression = dataclasses.replace(stored.compression, about=about)
+    return dataclasses.replace(stored, compression=compression)
+
+
+def _calibrated(
+    source: StoredForecaster, inputs: ScaledWindows, valid: WindowIndex, limit_s: float | None
+) -> Calibration:
+    """Returns a calibration of a forecaster; after `limit_s` it leaves windows out."""
+    started = time.perf_counter()
+
+    def has_time(done: int) -> bool:
+        return time.perf_counter() - started < (limit_s or 0.0) or done < MIN_CALIBRATED
+
+    should_continue = None if limit_s is None else has_time
+    return calibrate(source.network, inputs, valid, should_continue=should_continue)
+
+
+def measure_of(stored: StoredForecaster) -> str:
+    """Returns the error that forecasters are compared by: of what they are trained for."""
+    if stored.config.output != "point":
+        return "crps"
+    return "mse" if stored.config.loss == "mse" else "mae"
+
+
+@dataclass(frozen=True)
+class BlockErrors:
+    """Errors of consecutive windows, block by block, in deviations of the training rows.
+
+    Attributes:
+        first_rows: of each block's first window, shape ``(blocks,)``.
+        num_windows: of each block, shape ``(blocks,)``.
+        num_values: present target values of each block, shape ``(blocks,)``.
+        means: of each block by name, ``(blocks,)``: mse, mae, coverage_80, coverage_95, and crps
+            unless the output is a point.
+    """
+
+    first_rows: NDArray[np.int64]
+    num_windows: NDArray[np.int64]
+    num_values: NDArray[np.float64]
+    means: Mapping[str, NDArray[np.float64]]
+
+    def taken(self, which: Any) -> BlockErrors:
+        """Returns the errors of some blocks."""
+        means = {name: values[which] for name, values in self.means.items()}
+        counts = self.num_windows[which], self.num_values[which]
+        return BlockErrors(self.first_rows[which], *counts, means)
+
+    def mean(self, name: str) -> float:
+        """Returns a measure over all values."""
+        return float(self.means[name] @ self.num_values / self.num_values.sum())
+
+    def means_of_all(self) -> dict[str, float]:
+        """Returns every measure over all values."""
+        return {name: self.mean(name) for name in self.means}
+
+
+def blocks_of(
+    split: Split, inputs: ScaledWindows, stored: StoredForecaster, part: str
+) -> list[NDArray[np.int64]]:
+    """Returns first rows of windows of a part, in blocks that are spread evenly over it.
+
+    The beginning of the list is spread evenly, too. It is empty where the part has no window.
+    """
+    sizes = stored.network.config
+    try:
+        index = split.windows(inputs.table, part, sizes.input_size, sizes.horizon)
+    except DataError:
+        return []
+    rows = index.rows(len(index))
+    count = min(_NUM_BLOCKS, max(1, len(rows) // _BLOCK))
+    firsts = np.linspace(0, max(0, len(rows) - _BLOCK), count).astype(np.int64)
+    return [rows[first : first + _BLOCK] for first in spread_out(firsts).tolist()]
+
+
+@torch.no_grad()
+def block_errors(
+    stored: StoredForecaster,
+    inputs: ScaledWindows,
+    blocks: Sequence[NDArray[np.int64]],
+    limit_s: float | None = None,
+) -> BlockErrors:
+    """Returns the errors of a forecaster; from `limit_s` seconds on it leaves blocks out."""
+    network, started = stored.network, time.perf_counter()
+    L, C = network.config.input_size, network.config.num_targets
+    has_crps, means = stored.config.output != "point", list[dict[str, float]]()
+    num_values: list[int] = []
+    for number, rows in enumerate(blocks):
+        is_late = limit_s is not None and time.perf_counter() - started > limit_s
+        if is_late and number >= MIN_BLOCKS:
+            break
+        values, statics = next(inputs.read(rows, network.config, len(rows)))
+        parameters, target = network(values, statics), values[:, L:, :C].numpy()
+        places = inputs.places(inputs.table.segments.of_rows(rows))
+        wide = stored.calibration.width(values, network.config, places)
+        scores = QuantileScores((), INTERVALS, has_crps)
+        quantiles = quantiles_of(
+            network.output, parameters, wide, stored.calibration, scores.levels
+        )
+        scores.add(quantiles.numpy(), target)
+        error = np.abs(network.output.center(parameters).numpy().astype(np.float64) - target)
+        count = max(scores.num_values, 1)
+        errors = {"mse": np.nansum(error**2) / count, "mae": np.nansum(error) / count}
+        num_values.append(scores.num_values)
+        means.append({**errors, **scores.result()})
+    columns = {name: np.array([one[name] for one in means]) for name in means[0]}
+    first_rows = np.array([rows[0] for rows in blocks[: len(means)]])
+    num_windows = np.array([len(rows) for rows in blocks[: len(means)]])
+    return BlockErrors(first_rows, num_windows, np.array(num_values, np.float64), columns)
+
+
+def change_of(
+    before: BlockErrors, after: BlockErrors, measure: str, table: str, horizon: int
+) -> Change:
+    """Returns how a measure changed, with a bootstrap interval.
+
+    What is drawn are neighbouring blocks that begin at least a horizon (steps of a forecast) before
+    the next ones: windows nearer than that forecast the same values.
+    """
+    before, after = (own.taken(np.argsort(own.first_rows)) for own in (before, after))
+    counts = before.num_values
+    sums = (after.means[measure] - before.means[measure]) * counts
+    distance = np.median(np.diff(before.first_rows)) if len(sums) > 1 else horizon
+    low, high = bootstrap_interval(sums, counts, block=math.ceil(horizon / max(distance, 1)))
+    return Change(
+        difference=after.mean(measure) - before.mean(measure), low=low, high=high,
+        num_scored=int(before.num_windows.sum()), scored_on=table,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def output_errors(
+    source: StoredForecaster,
+    result: StoredForecaster,
+    inputs: ScaledWindows,
+    blocks: Sequence[NDArray[np.int64]],
+) -> OutputErrors:
+    """Returns how far the forecasts moved, in deviations of the training rows."""
+    sizes, distances, compared = source.network.config, [], 0
+    for rows in blocks[: _COMPARED // _BLOCK]:
+        values, statics = next(inputs.read(rows, sizes, len(rows)))
+        answers = [s.network.output.center(s.network(values, statics)) for s in (source, result)]
+        distances.append((answers[1] - answers[0]).double().flatten())
+        compared += len(rows)
+    all_of = torch.cat(distances)
+    return OutputErrors(
+        what="forecasts", largest=float(all_of.abs().max()),
+        rms=float(all_of.square().mean().sqrt()), num_compared=compared,
+    )  # fmt: skip
+
+
+def speeds(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
+    """Returns windows per second of each forecaster by windows at once, measured in turns.
+
+    Networks of the same sizes run the same products: one of them is measured.
+    """
+    sizes = [dataclasses.replace(stored.network.config, dropout=0.0) for stored in models]
+    is_same = all(one == sizes[0] for one in sizes)
+    runners = [WindowForecaster(stored, "") for stored in (models[:1] if is_same else models)]
+    return speeds_in_turns(runners, BATCHES, _speed) * (len(models) if is_same else 1)
+
+
+def speed_of(stored: StoredForecaster, batch: int) -> float:
+    """Returns the windows a second of a forecaster with `batch` windows at once."""
+    return speeds_in_turns([WindowForecaster(stored, "")], [batch], _speed)[0][batch]
+
+
+def _speed(runner: WindowForecaster, batch: int) -> float:
+    past = np.zeros((batch, runner.input_size, len(runner.past.names)), runner.dtype)
+    past += [
+        runner.typical(name) if name in runner.past.numbers else 0 for name in runner.past.names
+    ]
+    future = past[:, : runner.horizon, len(runner.past.names) - len(runner.future.names) :]
+    if runner.horizon > runner.input_size:
+        future = np.repeat(future[:, :1], runner.horizon, 1)
+    statics = np.zeros((batch, len(runner.static.names)), runner.dtype)
+    args = [part if part.shape[-1] else None for part in (future, statics)]
+    count, started = 0, time.perf_counter()
+    while (taken_s := time.perf_counter() - started) < _SPEED_S or count == 0:
+        runner.run(past, *args).values()
+        count += batch
+    return count / taken_s
+
+
+def figures_of(
+    stored: StoredForecaster, path: str, model_file: bytes, speed: dict[int, float]
+) -> ModelFigures:
+    """Returns the figures of a forecaster whose file of weights is `model_file`."""
+    network, config = stored.network.eval(), stored.network.config
+    parameters = list(network.parameters())
+    steps = config.input_size // config.patch
+    kernel = str(explain(network, T=steps, B=BATCHES[-1] * network.num_channels)[0])
+    number = sum(p.numel() for p in parameters)
+    return ModelFigures(
+        path=path, sha256=hashlib.sha256(model_file).hexdigest(),
+        weights="fp32" if stored.compression is None else stored.compression.weights,
+        num_parameters=number, num_nonzero=sum(int(p.count_nonzero()) for p in parameters),
+        file_bytes=len(model_file), resident_bytes=4 * number, kernel=kernel, speed=speed,
+    )  # fmt: skip

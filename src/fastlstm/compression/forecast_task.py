@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fastlstm.errors import ConfigError
 from fastlstm.forecast.data.chunk_loader import ChunkBatch
 from fastlstm.forecast.data.window_loader import WindowBatch
-from fastlstm.forecast.files import StoredForecaster
+from fastlstm.forecast.files import StoredForecaster, read_forecaster
 from fastlstm.forecast.model.network import ForecastNetwork, RecurrentState
 from fastlstm.forecast.model.outputs import NegativeBinomial, Output, Quantiles, StudentT
 from fastlstm.forecast.task import (
@@ -26,10 +28,13 @@ from fastlstm.runs.events import Event
 from fastlstm.training.precision import autocast
 from fastlstm.training.trainer import Trainer
 
-Approval = tuple[Event, tuple[StoredForecaster, Mapping[str, bytes]] | None]
-
 _NUM_SAMPLES = 4
 _TEACHER = "teacher."
+_SIZES = (
+    *("input_size", "horizon", "num_targets", "num_past", "num_future", "categories"),
+    *("num_static", "static_categories", "has_missing", "output", "stateful"),
+)
+"""Of student and teacher they are equal."""
 
 
 class CompressedForecastTask(ForecastTask):
@@ -39,11 +44,9 @@ class CompressedForecastTask(ForecastTask):
         *args: of `ForecastTask`.
         teacher: a network that takes the same windows; its forecasts are learnt too. Or None.
         alpha: share of the teacher in the loss.
-        finished: returns what is published, of the forecaster with the best weights.
-        approve: called with what is finished, the trainer and the seconds spent in the teacher;
-            returns what the `end` event holds of it, and the forecaster to publish with further
-            files, None where nothing is published.
-        measuring_s: kept of a budget for `approve`.
+        finished: returns what is calibrated and published, of the forecaster with the best weights.
+        about: returns what the `end` event holds of the compression.
+        measuring_s: kept of a budget for `Closing.approve`.
 
     Attributes:
         teacher_s: seconds spent in the teacher.
@@ -57,12 +60,12 @@ class CompressedForecastTask(ForecastTask):
         teacher: ForecastNetwork | None,
         alpha: float,
         finished: Callable[[StoredForecaster], StoredForecaster],
-        approve: Callable[[StoredForecaster, Trainer, float], Approval],
+        about: Callable[[], Event],
         measuring_s: float,
     ) -> None:
         super().__init__(*args)
         self._teacher = None if teacher is None else teacher.to(self._device).eval()
-        self._alpha, self._finished, self._approve = alpha, finished, approve
+        self._alpha, self._finished, self._about = alpha, finished, about
         self._measuring_s = measuring_s
         self._teacher_state: RecurrentState | None = None
         self._start_state: RecurrentState | None = None
@@ -128,36 +131,18 @@ class CompressedForecastTask(ForecastTask):
 
     def finish(self, trainer: Trainer) -> Event:
         self.model.cpu()
-        closing = self.closing
-        closing.stored = self._finished(closing.stored)
-        about: Event = {}
-
-        def approve(
-            stored: StoredForecaster,
-        ) -> tuple[StoredForecaster, Mapping[str, bytes]] | None:
-            event, approved = self._approve(stored, trainer, self.teacher_s)
-            about.update(event)
-            return approved
-
-        closing.approve = approve
-        return {**closing.finish(trainer), **about}
+        self.closing.stored = self._finished(self.closing.stored)
+        return {**self.closing.finish(trainer), **self._about()}
 
 
 def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
-    """Returns how far forecasts are from a teacher's, one number per value.
+    """Returns how far forecasts are from a teacher's, one number per value, shape ``(…)``.
 
     Of a point it is the output's own loss, with the teacher's point as the target. Of quantiles it
     is the mean absolute difference per level. Of a distribution it is its cross-entropy with the
     teacher's, which is the Kullback-Leibler divergence plus a constant, estimated from 4 random
     values of the teacher's: there is no closed form for Student's t and the negative binomial.
-
-    Args:
-        output: of both.
-        parameters: of the student, shape ``(…, num_parameters)``.
-        answers: parameters of the teacher, same shape.
-
-    Returns:
-        Shape ``(…)``.
+    `parameters` are the student's, `answers` the teacher's, shape ``(…, num_parameters)``.
     """
     if isinstance(output, Quantiles):
         return (parameters - answers).abs().mean(-1)
@@ -165,3 +150,39 @@ def distance(output: Output, parameters: Tensor, answers: Tensor) -> Tensor:
         values = output.samples(answers, _NUM_SAMPLES)
         return output.loss(parameters[..., None, :], values).mean(-1)
     return output.loss(parameters, answers[..., 0])
+
+
+def read_teacher(path: str, student: StoredForecaster) -> StoredForecaster:
+    """Reads a teacher for a student.
+
+    Raises:
+        ConfigError: it forecasts other steps, from other columns or of another table.
+        FastLSTMError: as `read_forecaster`.
+    """
+    teacher = read_forecaster(path)
+    own, other = student.network.config, teacher.network.config
+    names = [*_SIZES, *(("patch",) if own.stateful else ())]
+    pairs = [(name, getattr(other, name), getattr(own, name)) for name in names]
+    pairs += [
+        ("columns", teacher.schema.columns, student.schema.columns),
+        ("static columns", teacher.config.static, student.config.static),
+        ("categories", teacher.schema.categories, student.schema.categories),
+        ("frequency", str(teacher.schema.frequency), str(student.schema.frequency)),
+    ]
+    for name, theirs, ours in pairs:
+        if theirs != ours:
+            raise _unfit(path, f"has {name} {theirs!s:.60} and the student {ours!s:.60}")
+    for which in ("mean", "std"):
+        if not np.array_equal(getattr(teacher.scaler, which), getattr(student.scaler, which)):
+            raise _unfit(path, "was trained on another table: it scales the columns differently")
+    theirs, ours = (s.series and s.series.to_json() for s in (teacher, student))
+    if theirs != ours:
+        raise _unfit(path, "was trained on other series: it scales them differently")
+    return teacher
+
+
+def _unfit(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"`distil={path!r}`: the teacher {why}; a teacher reads the same windows and forecasts the"
+        " same steps, leave it out or name another"
+    )

@@ -71,9 +71,7 @@ WAYS_OF_FORECASTERS = (
 def ways_of_text(output_width: int | None) -> tuple[Way, ...]:
     """Returns the ways to compress a text model, from the mildest to the strongest.
 
-    Args:
-        output_width: what the output matrix reads, where that matrix is a large part of the model
-            and can be given a rank; else None.
+    A large output matrix, which reads `output_width` values, may be given a rank; else it is None.
     """
     ways = list(WAYS_OF_TEXTS)
     if output_width is None:
@@ -97,14 +95,9 @@ def chosen(
     unit: str,
     say: Callable[[str], None],
 ) -> CompressConfig:
-    """Returns the options with the first way that reaches the goal.
+    """Returns the options with the first way that reaches the goal, `target` and `max_bytes`.
 
-    Args:
-        config: its `target` and `max_bytes` are the goal.
-        ways: to try, in this order.
-        attempt: tries the options of a way.
-        unit: of speed, such as "characters".
-        say: called with a line about each attempt.
+    `say` is called with a line about each attempt; `unit` is what a speed counts.
 
     Raises:
         ConfigError: none of them reaches it; the message holds the best figures.
@@ -121,22 +114,18 @@ def chosen(
         attempts.append((way, found))
         is_fast = speed is None or (found.speed is not None and found.speed >= speed)
         is_small = limit is None or found.num_bytes <= limit
-        is_good = is_fast and is_small
-        say(f"goal: {way}: {_figures(found, unit)}, {'chosen' if is_good else 'not enough'}")
-        if is_good:
+        size = f"{found.num_bytes:,} bytes"
+        figures = size if found.speed is None else f"{size}, {found.speed:,.0f} {unit}/s"
+        say(f"goal: {way}: {figures}, {'chosen' if is_fast and is_small else 'not enough'}")
+        if is_fast and is_small:
             return own
     raise _unreachable(config, attempts, unit)
-
-
-def _figures(attempt: Attempt, unit: str) -> str:
-    size = f"{attempt.num_bytes:,} bytes"
-    return size if attempt.speed is None else f"{size}, {attempt.speed:,.0f} {unit}/s"
 
 
 def _unreachable(
     config: CompressConfig, attempts: Sequence[tuple[Way, Attempt]], unit: str
 ) -> ConfigError:
-    goal = {name: getattr(config, name) for name in ("target", "max_bytes")}
+    goal = {"target": config.target, "max_bytes": config.max_bytes}
     asked = [f"`{name}={value!r}`" for name, value in goal.items() if value is not None]
     text = f"{' and '.join(asked)} cannot be reached with this model here"
     if attempts:

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastlstm.compression.pruning import OUTPUT_SHARE
 from fastlstm.errors import ConfigError
-from fastlstm.runs.weight_formats import QuantizedMatrix
+from fastlstm.runs.weight_formats import as_floats
 from fastlstm.text.config import ModelConfig
 
 OUTPUT, PROJECTION = "output.weight", "projection.weight"
@@ -34,11 +33,10 @@ def check_output_rank(config: ModelConfig, rank: int) -> None:
 
 
 def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | None:
-    """Returns what the output matrix reads, where a rank would shrink a model by much.
+    """Returns the columns of the output matrix, where a rank would shrink a model by much.
 
-    Returns:
-        Its columns; None where it is tied, has a rank, is no more than a tenth of the weights, or
-        has fewer than two rows a column.
+    None where it is tied, has a rank, is at most a tenth of the weights, or has fewer than two rows
+    a column.
     """
     if config.tie_weights or config.output_rank:
         return None
@@ -65,16 +63,13 @@ def with_output_rank(
         ConfigError: tied weights, or a rank that is not smaller.
     """
     check_output_rank(config, rank)
-    whole = _float64(weights[OUTPUT])
+    names = (OUTPUT, PROJECTION) if config.output_rank else (OUTPUT,)
+    floats = as_floats({name: weights[name] for name in names})
+    whole = np.asarray(floats[OUTPUT], np.float64)
     if config.output_rank:
-        whole = whole @ _float64(weights[PROJECTION])
+        whole = whole @ np.asarray(floats[PROJECTION], np.float64)
     u, s, vt = np.linalg.svd(whole, full_matrices=False)
     root = np.sqrt(s[:rank])
     factors = {OUTPUT: u[:, :rank] * root, PROJECTION: root[:, None] * vt[:rank]}
-    floats = {name: np.ascontiguousarray(w, np.float32) for name, w in factors.items()}
-    return {**weights, **floats}, dataclasses.replace(config, output_rank=rank)
-
-
-def _float64(weight: NDArray[Any] | QuantizedMatrix) -> NDArray[np.float64]:
-    values = weight.dequantized() if isinstance(weight, QuantizedMatrix) else weight
-    return np.asarray(values, np.float64)
+    small = {name: np.ascontiguousarray(w, np.float32) for name, w in factors.items()}
+    return {**weights, **small}, dataclasses.replace(config, output_rank=rank)

@@ -31,6 +31,9 @@ TRAINING = (
     *("keep_checkpoints", "log_every", "tensorboard"),
 )
 """Options that are passed on to training; None leaves the source's, or what training chooses."""
+ENDS = ("budget", "steps", "epochs")
+_OPEN = (*ENDS, "eval_every", "checkpoint_every", "log_every", "threads")
+"""Options of training that are never the source's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +252,12 @@ class CompressConfig:
 
     @property
     def _has_end(self) -> bool:
-        return any(value is not None for value in (self.budget, self.steps, self.epochs))
+        return any(getattr(self, name) is not None for name in ENDS)
+
+    def training_options(self, names: Collection[str]) -> dict[str, Any]:
+        """Returns the options of training among these names that are not the source's."""
+        own = {name: getattr(self, name) for name in TRAINING if name in names}
+        return {n: value for n, value in own.items() if value is not None or n in _OPEN}
 
     def pruning_schedule(self) -> PruningSchedule:
         """Returns when weights are pruned; raises ConfigError where that makes no sense."""

@@ -32,9 +32,8 @@ zeros in that of 65 characters cost 0.02 bits/char and save 2 % (benchmarks/log)
 def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the matrices of a model that are pruned, by name.
 
-    These are the matrices of its LSTMs and linear layers, and the output matrix of a language model
-    where it is a large one, tied to the embedding or not; the projection before one of low rank is
-    small. An embedding that is not tied is only looked up.
+    These are the matrices of its LSTMs and linear layers, and a large output matrix of a language
+    model, tied to the embedding or not. The projection before an output of low rank is small.
     """
     found = dict[int, int]()  # weights by id
     for module in model.modules():
@@ -118,7 +117,33 @@ def _lowest(scores: Tensor, count: int) -> Tensor:
     return is_low
 
 
-class Pruning(Callback):
+class _Zeros(Callback):
+    """Keeps masked weights zero: after every update, and their gradients before clipping.
+
+    Attributes:
+        masks: by name of the parameter, bool, True where a weight is zero.
+    """
+
+    def __init__(self, structured: Zeros) -> None:
+        self._structured = structured
+        self._matrices: dict[str, nn.Parameter] = {}
+        self.masks: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def on_gradients(self, trainer: Trainer) -> None:
+        for name, mask in self.masks.items():
+            if (gradient := self._matrices[name].grad) is not None:
+                gradient.masked_fill_(mask.to(gradient.device), 0.0)
+
+    @torch.no_grad()
+    def on_update(self, trainer: Trainer) -> None:
+        for name, mask in self.masks.items():
+            parameter = self._matrices[name]
+            self.masks[name] = mask = mask.to(parameter.device)  # a restored one is on the CPU
+            parameter.masked_fill_(mask, 0.0)
+
+
+class Pruning(_Zeros):
     """Sets the weights of the smallest magnitude to zero, more and more of them.
 
     After every step the masked weights are zero, in the averaged weights too. So are their
@@ -141,10 +166,8 @@ class Pruning(Callback):
     """
 
     def __init__(self, schedule: PruningSchedule, structured: Zeros = "none") -> None:
-        self._schedule, self._structured = schedule, structured
-        self._matrices: dict[str, nn.Parameter] = {}
-        self._is_started = False
-        self.masks: dict[str, Tensor] = {}
+        super().__init__(structured)
+        self._schedule, self._is_started = schedule, False
         self.sparsity, self.is_over = 0.0, False
 
     def on_begin(self, trainer: Trainer) -> None:
@@ -168,12 +191,6 @@ class Pruning(Callback):
         trainer.say("info", text)
 
     @torch.no_grad()
-    def on_gradients(self, trainer: Trainer) -> None:
-        for name, mask in self.masks.items():
-            if (gradient := self._matrices[name].grad) is not None:
-                gradient.masked_fill_(mask.to(gradient.device), 0.0)
-
-    @torch.no_grad()
     def on_update(self, trainer: Trainer) -> None:
         step = trainer.progress.step + 1  # this one is counted after it
         if not self.is_over:
@@ -181,10 +198,7 @@ class Pruning(Callback):
             self.is_over = at >= self._schedule.end
             if self.is_over or self._schedule.is_due(step, at):
                 self._make_masks(trainer, self._schedule.sparsity(at))
-        for name, mask in self.masks.items():
-            parameter = self._matrices[name]
-            self.masks[name] = mask = mask.to(parameter.device)  # a restored one is on the CPU
-            parameter.masked_fill_(mask, 0.0)
+        super().on_update(trainer)
 
     def _make_masks(self, trainer: Trainer, sparsity: float) -> None:
         self.sparsity = sparsity
@@ -220,35 +234,17 @@ class Pruning(Callback):
         self.masks = {name: mask for name, mask in state.items() if isinstance(mask, Tensor)}
 
 
-class HeldZeros(Callback):
-    """Keeps the zeros of a pruned model while it is trained on: single weights, or blocks.
-
-    Args:
-        structured: how the model was pruned.
-    """
-
-    def __init__(self, structured: Zeros) -> None:
-        self._structured = structured
-        self._zeros: dict[nn.Parameter, Tensor] = {}
+class HeldZeros(_Zeros):
+    """Keeps the zeros of a pruned model while it is trained on: single weights, or blocks."""
 
     @torch.no_grad()
     def on_begin(self, trainer: Trainer) -> None:
-        for name, parameter in prunable(trainer.model).items():
+        self._matrices = prunable(trainer.model)
+        for name, parameter in self._matrices.items():
             is_zero = parameter == 0
             if self._structured == "blocks":
                 gates = num_gates(name, len(parameter))
                 is_zero_block = _block_norms(parameter, gates) == 0
                 share = int(is_zero_block.sum()) / is_zero_block.numel()
                 is_zero = mask_of(parameter, share, "blocks", gates)
-            self._zeros[parameter] = is_zero
-
-    @torch.no_grad()
-    def on_gradients(self, trainer: Trainer) -> None:
-        for parameter, is_zero in self._zeros.items():
-            if parameter.grad is not None:
-                parameter.grad.masked_fill_(is_zero, 0.0)
-
-    @torch.no_grad()
-    def on_update(self, trainer: Trainer) -> None:
-        for parameter, is_zero in self._zeros.items():
-            parameter.masked_fill_(is_zero, 0.0)
+            self.masks[name] = is_zero

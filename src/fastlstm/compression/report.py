@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeVar
 
-from fastlstm.errors import ConfigError, DataError, QualityError
+import numpy as np
+
+from fastlstm.errors import DataError, QualityError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.system.storage import encode_json
 
-if TYPE_CHECKING:
-    from fastlstm.training.trainer import Trainer
+SideT = TypeVar("SideT")
 
 REPORT_FILE = "compression.json"
+_ROUNDS = 3
 _QUIET_SHARE = 0.9
 """Of the time of one thread: less CPU time than this, and others had the cores."""
 
@@ -104,14 +107,6 @@ class TrainingFigures:
     teacher_s: float
     reason: str
 
-    @staticmethod
-    def of(trainer: Trainer, teacher_s: float) -> TrainingFigures:
-        """Returns those of a run at its end."""
-        return TrainingFigures(
-            steps=trainer.progress.step, seconds=trainer.elapsed_s(), teacher_s=teacher_s,
-            reason=trainer.reason,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompressReport:
@@ -187,6 +182,21 @@ class CompressReport:
         return dataclasses.asdict(self)
 
 
+def speeds_in_turns(
+    sides: Sequence[SideT], counts: Sequence[int], speed: Callable[[SideT, int], float]
+) -> list[dict[int, float]]:
+    """Returns each side's speeds by count of streams or windows at once.
+
+    They are the medians of 3 rounds, in which the sides take turns; `speed` measures one of them.
+    """
+    medians = [dict[int, float]() for _ in sides]
+    for count in counts:
+        rounds = [[speed(side, count) for side in sides] for _ in range(_ROUNDS)]
+        for own, taken in zip(medians, zip(*rounds, strict=True), strict=True):
+            own[count] = float(np.median(taken))
+    return medians
+
+
 def notes_of_speed(timer: CpuTimer) -> list[str]:
     """Returns what is noted of speeds that were measured within a timer of one thread."""
     if not timer.was_busy(_QUIET_SHARE):
@@ -195,14 +205,7 @@ def notes_of_speed(timer: CpuTimer) -> list[str]:
 
 
 def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:
-    """Returns what was pruned, in words.
-
-    Args:
-        share: that was asked for. Of hidden units the text has what was removed: a multiple of 16
-            stays.
-        structured: of what: none, blocks or units.
-        units: hidden units of a layer before and after.
-    """
+    """Returns what was pruned, in words; `units` are those of a layer before and after."""
     if structured == "units":
         before, after = units
         removed = f"{100 * (1 - after / before):.4g} % of the hidden units pruned"
@@ -243,11 +246,3 @@ def quality_error(report: CompressReport, *, is_trained: bool) -> QualityError:
     error = QualityError(text)
     error.report = report.to_dict()
     return error
-
-
-def unfinished_error() -> ConfigError:
-    """Returns the error for a training that ended before its weights were what is to be stored."""
-    return ConfigError(
-        "training ended before the weights were pruned and rounded, so there is no compressed"
-        " model; give `resume=True` and more `budget` or `steps`"
-    )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class PruningSchedule:
     """How many weights are zero at each time of a run.
 
-    The sparsity is ``final + (initial - final) * (1 - (t - begin) / (end - begin)) ** power`` from
-    `begin` to `end`. Masks are made anew where ``(step - begin) % every == 0``, and once it ends.
+    The sparsity is ``final * (1 - (1 - (t - begin) / (end - begin)) ** power)`` from `begin` to
+    `end`. Masks are made anew where ``(step - begin) % every == 0``, and once it ends.
 
     `begin` and `end` are both numbers of steps done (int), or both shares of the run (float). Of a
     run whose number of steps is known, shares become steps when it starts first. Of one that ends
@@ -25,7 +25,6 @@ class PruningSchedule:
 
     Attributes:
         final: share of the weights, or blocks, that are zero from `end` on.
-        initial: share of them at `begin`.
         begin: when pruning begins.
         end: when it is over.
         power: exponent; 3 prunes fast first, and slowly at the end.
@@ -42,7 +41,6 @@ class PruningSchedule:
     """
 
     final: float
-    initial: float = 0.0
     begin: float = 0.02
     end: float = 0.4
     power: float = 3.0
@@ -59,10 +57,8 @@ class PruningSchedule:
                 f"begin is {self.begin!r} and end {self.end!r}, expected 0 <= begin <= end, and"
                 " shares up to 1.0"
             )
-        if not (0 <= self.initial < 1 and 0 <= self.final < 1):
-            raise ConfigError(
-                f"initial is {self.initial!r} and final {self.final!r}, expected shares in [0, 1)"
-            )
+        if not 0 <= self.final < 1:
+            raise ConfigError(f"final is {self.final!r}, expected a share in [0, 1)")
         if self.power <= 0 or self.every < 1:
             raise ConfigError(
                 f"power is {self.power!r} and every {self.every!r}, expected a positive exponent"
@@ -100,7 +96,7 @@ class PruningSchedule:
         span = self.end - self.begin
         done = min(max((at - self.begin) / span, 0.0), 1.0) if span else float(at >= self.end)
         left: float = (1.0 - done) ** self.power
-        return self.final + (self.initial - self.final) * left
+        return self.final - self.final * left
 
     def is_due(self, step: int, at: float) -> bool:
         """Returns whether masks are made anew after `step` steps, at `at`."""

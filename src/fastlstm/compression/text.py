@@ -1,151 +1,428 @@
-"""Compressing a text model: by rounding its weights here, by training in `text_session.py`."""
+"""A text model that is compressed: read, rounded, measured beside its result, written."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from fastlstm.compression.goal import Attempt, ways_of_text
-from fastlstm.compression.job import Job
+from fastlstm.compression.goal import Attempt, Way, ways_of_text
 from fastlstm.compression.low_rank import check_output_rank, output_to_shrink, with_output_rank
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.pruning import pruned
-from fastlstm.compression.report import CompressReport, quality_error
-from fastlstm.compression.text_model import (
-    TextModel,
-    compressed_files,
-    encode_model,
-    files_of,
-    load_text_model,
+from fastlstm.compression.report import (
+    Change,
+    CompressReport,
+    ModelFigures,
+    OutputErrors,
+    TrainingFigures,
+    notes_of_speed,
+    speeds_in_turns,
 )
-from fastlstm.compression.text_result import (
-    compression_of,
-    measured,
-    name_of_text,
-    notes_of,
-    publish,
-)
-from fastlstm.compression.text_rounding import rounded_model
-from fastlstm.compression.text_session import CompressionSession
+from fastlstm.compression.session import Result, Session, Source
+from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.compression.units import without_units
-from fastlstm.errors import DataError, FastLSTMError
-from fastlstm.report.page import write_report
-from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.weight_formats import as_floats
-from fastlstm.text.files import build_model
+from fastlstm.errors import DataError, FormatError, NonFiniteError
+from fastlstm.runs.weight_formats import (
+    QuantizedMatrix,
+    as_floats,
+    block_grid,
+    decode_weights,
+    encode_weights,
+    may_be_blocks,
+    num_gates,
+)
+from fastlstm.system import hardware
+from fastlstm.system.measurements import CpuTimer
+from fastlstm.system.storage import encode_json
+from fastlstm.text.config import COMPRESSED_VERSION, ModelConfig
+from fastlstm.text.decoder import Decoder, default_format, make_decoder, native_refusal
+from fastlstm.text.files import LoadedModel, build_model, load_language_model
 from fastlstm.text.held_out import part_of, read_text, validation_ids
-from fastlstm.text.stored_model import StoredModel
+from fastlstm.text.stored_model import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    load_stored_model,
+    parameter_shapes,
+    weights_record,
+)
 from fastlstm.text.task import tokens_per_char
-from fastlstm.text.weight_report import writing_speed
-from fastlstm.training.resuming import checkpoint_to_resume
-from fastlstm.training.session import locked_run
+from fastlstm.text.weight_report import score_tokens, writing_speed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fastlstm.text.data.tokenizer import Tokenizer
 
-def compress_text(job: Job) -> CompressReport:
-    """Rounds a text model, or trains a smaller one, and measures it beside its source."""
-    stored, source = load_text_model(job.run)
-    if (rank := job.config.output_rank) is not None:
-        check_output_rank(source.config, rank)
-    with locked_run(job.out) as run:
-        assert run is not None
-        is_resumed = job.resume and bool(run.checkpoints())
-        if not is_resumed:
-            job.config.require_more_zeros(stored.config.get("compression"))
-            has_speed = job.config.target is not None
-            chars_per_token = _chars_per_token(job, stored) if has_speed else 1.0
-            job = job.with_goal_reached(
-                ways_of_text(output_to_shrink(source.weights, source.config)),
-                lambda config: _attempt(source, config, chars_per_token),
-                "characters",
+Weights = Mapping[str, "NDArray[np.float32] | QuantizedMatrix"]
+
+STREAMS = (1, 64)
+MAX_SCORED = 1_000_000
+"""Tokens that quality is measured on at most; on torch, token by token, a fiftieth of it."""
+_LOGIT_TOKENS, _LOGIT_LANES, _LOGIT_STEPS = 4096, 16, 16
+_SPARSE_SHARE = 0.25
+"""A matrix with so many blocks of zeros is stored as the others only."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextModel:
+    """A text model before or after compression.
+
+    Attributes:
+        path: of its run.
+        weights: by name, as its file gives them.
+        config: its sizes and options.
+        weight_format: of its file.
+        sha256: of its file.
+        file_bytes: size of its file.
+    """
+
+    path: str
+    weights: Weights
+    config: ModelConfig
+    weight_format: str
+    sha256: str
+    file_bytes: int
+
+    @staticmethod
+    def of_file(data: bytes, path: Path, config: ModelConfig, weight_format: str) -> TextModel:
+        """Returns the model that a file of weights, `data`, gives back."""
+        weights = decode_weights(data, parameter_shapes(config), weight_format, path / MODEL_FILE)
+        digest = hashlib.sha256(data).hexdigest()
+        return TextModel(str(path), weights, config, weight_format, digest, len(data))
+
+    @cached_property
+    def floats(self) -> dict[str, NDArray[np.float32]]:
+        """The weights as float32."""
+        return as_floats(self.weights)
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The weights as text is written with by default."""
+        weight_format = default_format(self.weight_format, self.config)
+        return make_decoder(self.weights, self.config, weight_format)
+
+    def figures(self, speed: dict[int, float], quality: float | None) -> ModelFigures:
+        """Returns what the report says of it."""
+        values = self.floats.values()
+        return ModelFigures(
+            path=self.path, sha256=self.sha256, weights=self.weight_format,
+            num_parameters=sum(w.size for w in values),
+            num_nonzero=sum(int(np.count_nonzero(w)) for w in values),
+            file_bytes=self.file_bytes, resident_bytes=self.decoder.nbytes,
+            kernel=self.decoder.describe(), speed=speed, quality=quality,
+        )  # fmt: skip
+
+
+class TextSource(Source):
+    """A text model, and what is measured on: `ids`, or none for the reason `about_ids`.
+
+    Attributes:
+        ids: tokens to measure on, or None.
+        about_ids: name of their text, or why there are none.
+        loaded_teacher: on the CPU until training starts; None without one.
+    """
+
+    unit = "characters"
+    ids: NDArray[Any] | None = None
+    about_ids: str = ""
+    loaded_teacher: LoadedModel | None = None
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.stored = stored = load_stored_model(session.run)
+        require_finite(stored.path, stored.weights)
+        self.sizes: ModelConfig = stored.model_config
+        record = weights_record(stored.path)
+        self.model = TextModel(
+            os.fspath(session.run), stored.weights, self.sizes, stored.weight_format,
+            record.sha256, record.size,
+        )  # fmt: skip
+        self.sha256, self.before = record.sha256, stored.config.get("compression", {})
+        self.learning_rate = stored.config.get("train", {}).get("learning_rate")
+        names = ("rnn_size", "num_layers", "embed_size")
+        sizes = {name: getattr(self.sizes, name) for name in names}
+        self.facts = {"learning_rate": self.peak_rate, **sizes}
+        if (rank := session.config.output_rank) is not None:
+            check_output_rank(self.sizes, rank)
+
+    def ways(self) -> tuple[Way, ...]:
+        return ways_of_text(output_to_shrink(self.model.weights, self.sizes))
+
+    def start(self, config: CompressConfig) -> tuple[dict[str, torch.Tensor], ModelConfig]:
+        """Returns the weights that training starts from: without some units, with a lower rank."""
+        weights, sizes = as_floats(self.model.weights), self.sizes
+        tensors = {name: torch.from_numpy(weight.copy()) for name, weight in weights.items()}
+        if config.prune is not None and config.structured == "units":
+            tensors, sizes = without_units(tensors, sizes, config.prune)
+        if config.output_rank is not None and not config.is_new_student:
+            weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+            weights, sizes = with_output_rank(weights, sizes, config.output_rank)
+            tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+        return tensors, sizes
+
+    def attempt(self, config: CompressConfig) -> Attempt:
+        chars_per_token = 1.0 if config.target is None else self._chars_per_token
+        tensors, sizes = self.start(config)
+        weights: Weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+        if config.prune is not None and config.structured == "blocks":
+            tensors = pruned(build_model(as_floats(weights), sizes), config.prune, "blocks")
+            weights = {name: tensor.numpy() for name, tensor in tensors.items()}
+        data = encode_model(weights, config.to)
+        if config.target is None:
+            return Attempt(len(data), None)
+        result = TextModel.of_file(data, self.session.run, sizes, config.to)
+        speed = writing_speed(result.decoder, config.streams) * chars_per_token
+        return Attempt(len(data), speed)
+
+    @cached_property
+    def _chars_per_token(self) -> float:
+        """Characters of a token in the text that is measured on.
+
+        Raises:
+            DataError: there is no text, and tokens are no characters.
+        """
+        if self.stored.tokenizer.kind == "char":
+            return 1.0
+        self._find_text()
+        if self.ids is None:
+            raise DataError(
+                f"`target` counts characters, and the text of {self.session.run} cannot be read:"
+                f" {self.about_ids}; give `data`"
             )
-        if is_resumed or job.config.trains:
-            return CompressionSession(run, job, stored, source).compress()
-        job.config.require_work()
-        return _round(run, job, stored, source)
+        return 1.0 / tokens_per_char(self.ids, self.stored.tokenizer)
+
+    def _find_text(self) -> None:
+        """Sets the tokens to measure on and their name, or why there are none."""
+        config, tokenizer = self.stored.config, self.stored.tokenizer
+        about = config.get("data", {})
+        if self.session.data is not None:
+            text = read_text(config, tokenizer, self.session.data, "count")
+            self.ids, self.about_ids = text.ids, text.source
+            if text.key == about.get("key"):
+                self.ids = part_of(config, text, "valid")
+                self.about_ids = f"the validation part of {text.source}"
+        elif not about.get("source"):
+            self.about_ids = "the run does not say what it was trained on"
+        else:
+            try:
+                self.ids = validation_ids(config, tokenizer)
+                self.about_ids = name_of_text(about)
+            except (DataError, OSError) as error:
+                self.about_ids = f"the run's validation text is unreadable ({error})"
+
+    def open_teacher(self) -> dict[str, str] | None:
+        if not self.session.config.is_taught:
+            return None
+        path = self.session.config.distil or self.session.run
+        self.loaded_teacher = teacher = load_language_model(path)
+        named = teacher.model.named_parameters()
+        require_finite(teacher.path, {name: p.detach().numpy() for name, p in named})
+        if teacher.tokenizer.fingerprint != self.stored.tokenizer.fingerprint:
+            raise FormatError(
+                f"the teacher {path} has another tokenizer than {self.session.run}; their"
+                " predictions cannot be compared: train both on one vocabulary"
+            )
+        return {"path": os.fspath(path), "model_sha256": weights_record(teacher.path).sha256}
+
+    def plain(self, **facts: bool) -> Result:
+        """Returns the source with the rank and the format that are asked for, not trained."""
+        weights, sizes, stored = self.model.weights, self.sizes, self.stored
+        if (rank := self.session.config.output_rank) is not None:
+            weights, sizes = with_output_rank(weights, sizes, rank)
+        files = {
+            CONFIG_FILE: encode_json({**stored.config, "model": sizes.to_dict()}),
+            TOKENIZER_FILE: stored.tokenizer.to_json(),
+            GENERATION_FILE: encode_json(stored.generation),
+        }
+        return self.result(weights, sizes, files, **facts)
+
+    def result(
+        self, weights: Weights, sizes: ModelConfig, files: Mapping[str, bytes], **facts: bool
+    ) -> Result:
+        """Returns a result with these JSON files; `facts` are added to its `compression`."""
+        to = self.session.config.to
+        data = encode_model(weights, to)
+        files = compressed_files(files, {**self.session.about(), **facts})
+        model = TextModel.of_file(data, self.session.out, sizes, to)
+        return Result(model, sizes, {**files, MODEL_FILE: data})
+
+    def rounded(self) -> Result:
+        self._find_text()
+        return self.plain()
+
+    def train(self) -> None:
+        from fastlstm.compression.text_training import train_compressed
+
+        train_compressed(self)
+
+    def notes(self) -> list[str]:
+        """Returns notes on the source."""
+        notes = [] if self.stored.note is None else [self.stored.note]
+        if (to := self.model.weight_format) in ("int8", "int4"):
+            notes.append(f"the source's weights are stored as {to}: it starts there")
+        return notes
+
+    def measured(
+        self, result: Result, methods: list[str], training: TrainingFigures | None
+    ) -> CompressReport:
+        config, tokenizer = self.session.config, self.stored.tokenizer
+        notes, source, model = [*self.session.notes, *self.notes()], self.model, result.model
+        if training is None:
+            less = "loses less when it is trained: give a budget"
+            notes += [f"an output of low rank {less}"] * (config.output_rank is not None)
+            notes += [f"int4 {less}"] * (config.to == "int4")
+        elif config.prune is not None and config.structured == "none":
+            notes.append(
+                "the same speed as without zeros: nothing here multiplies faster for zeros in no"
+                " order"
+            )
+        change, outputs = None, None
+        quality: tuple[float | None, float | None] = None, None
+        per_token, has_text = 1.0, self.ids is not None
+        if self.ids is not None:
+            quality, change, outputs = compare_quality(
+                source, model, tokenizer, self.ids, self.about_ids
+            )
+            per_token = 1.0 / tokens_per_char(self.ids, tokenizer)
+        with CpuTimer(threads=1) as timer:
+            before, after = compare_speed(source, model, per_token)
+        return CompressReport(
+            kind="text", path=model.path, methods=methods,
+            source=source.figures(before, quality[0]), result=model.figures(after, quality[1]),
+            measure="bits_per_char", change=change,
+            not_measured=None if has_text else self.about_ids, outputs=outputs,
+            speed_unit="characters" if has_text or tokenizer.kind == "char" else "tokens",
+            lacks=missing_features(model), training=training, max_loss=config.max_loss,
+            is_published=True, notes=[*notes, *notes_of_speed(timer)],
+        )  # fmt: skip
 
 
-def _chars_per_token(job: Job, stored: StoredModel) -> float:
-    """Returns the characters of a token in the text that is measured on.
+def name_of_text(data: Mapping[str, Any]) -> str:
+    """Returns what a run is validated on, from `data` of its config.json."""
+    if "valid" in data:
+        return str(data["valid"]["source"])
+    return f"the validation part of {data['source']}"
+
+
+def require_finite(path: Path, weights: Weights) -> None:
+    """Raises NonFiniteError where a weight is NaN or Inf; `path` is its run's."""
+    for name, weight in weights.items():
+        values = weight.scales if isinstance(weight, QuantizedMatrix) else weight
+        if not np.isfinite(values).all():
+            raise NonFiniteError(
+                f"{path}: '{name}' holds NaN or Inf; use an earlier checkpoint or another run"
+            )
+
+
+def encode_model(weights: Weights, weight_format: str) -> bytes:
+    """Returns model.safetensors; matrices with many blocks of zeros are stored block-sparse."""
+    sparse = [] if weight_format == "int4" else [n for n, w in weights.items() if _is_sparse(n, w)]
+    return encode_weights(weights, weight_format, sparse)
+
+
+def _is_sparse(name: str, weight: NDArray[np.float32] | QuantizedMatrix) -> bool:
+    values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
+    if not may_be_blocks(values):
+        return False
+    is_zero = ~block_grid(values, num_gates(name, len(values))).any(axis=(2, 3))
+    return bool(is_zero.mean() >= _SPARSE_SHARE)
+
+
+def compressed_files(
+    files: Mapping[str, bytes], compression: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Returns the JSON files of a model with `compression` in its config.json."""
+    config = {**json.loads(files[CONFIG_FILE]), "format_version": COMPRESSED_VERSION}
+    return {**files, CONFIG_FILE: encode_json({**config, "compression": dict(compression)})}
+
+
+def max_scored(*models: ModelConfig) -> int:
+    """Returns how many tokens the quality of models is measured on at most."""
+    is_native = all(native_refusal(model) is None for model in models)
+    return MAX_SCORED if is_native else MAX_SCORED // 50
+
+
+def compare_quality(
+    source: TextModel, result: TextModel, tokenizer: Tokenizer, ids: NDArray[Any], scored_on: str
+) -> tuple[tuple[float, float], Change, OutputErrors]:
+    """Scores the same tokens with both models, each by the kernels that would serve it.
+
+    Returns:
+        Bits per character before and after, their difference, and the logits' differences.
 
     Raises:
-        DataError: there is no text, and tokens are no characters.
+        DataError: fewer than 2 tokens.
+        NonFiniteError: weights are damaged.
     """
-    if stored.tokenizer.kind == "char":
-        return 1.0
-    ids, _, why = _ids_to_score(job, stored)
-    if ids is None:
-        raise DataError(
-            f"`target` counts characters, and the text of {job.run} cannot be read: {why}; give"
-            " `data`"
-        )
-    return 1.0 / tokens_per_char(ids, stored.tokenizer)
+    ids = ids[: max_scored(source.config, result.config) + 1]
+    before, after = (score_tokens(model.decoder, ids) for model in (source, result))
+    chars = tokenizer.token_chars[before.targets].astype(np.float64)
+    bits = [scores.nats / math.log(2) for scores in (before, after)]
+    low, high = bootstrap_interval(bits[1] - bits[0], chars)
+    whole = max(float(chars.sum()), 1.0)
+    quality = float(bits[0].sum()) / whole, float(bits[1].sum()) / whole
+    change = Change(
+        difference=quality[1] - quality[0], low=low, high=high,
+        num_scored=len(chars), scored_on=scored_on,
+    )  # fmt: skip
+    agreement = float((before.likeliest == after.likeliest).mean())
+    return quality, change, _logit_errors(source, result, ids, agreement)
 
 
-def _attempt(source: TextModel, config: CompressConfig, chars_per_token: float) -> Attempt:
-    """Prunes and rounds the source's weights without training, and measures what comes out."""
-    weights, sizes = as_floats(source.weights), source.config
-    if config.prune is not None and config.structured == "units":
-        tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
-        tensors, sizes = without_units(tensors, sizes, config.prune)
-        weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-    if config.output_rank is not None:
-        weights, sizes = with_output_rank(weights, sizes, config.output_rank)
-    if config.prune is not None and config.structured == "blocks":
-        tensors = pruned(build_model(weights, sizes), config.prune, "blocks")
-        weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-    data = encode_model(weights, config.to)
-    if config.target is None:
-        return Attempt(len(data), None)
-    result = TextModel.of_file(data, Path(source.path), sizes, config.to)
-    speed = writing_speed(result.decoder, config.streams) * chars_per_token
-    return Attempt(len(data), speed)
+@torch.no_grad()
+def _logit_errors(
+    source: TextModel, result: TextModel, ids: NDArray[Any], agreement: float
+) -> OutputErrors:
+    """Compares logits, each row less its mean, in float32 with the stored weights."""
+    lanes = min(_LOGIT_LANES, max(1, len(ids) // 64))
+    steps = min(_LOGIT_TOKENS, len(ids)) // lanes
+    tokens = torch.from_numpy(np.asarray(ids[: lanes * steps], np.int64).reshape(lanes, steps).T)
+    models = [build_model(model.floats, model.config).eval() for model in (source, result)]
+    states = [model.initial_state(lanes) for model in models]
+    largest = total = 0.0
+    for start in range(0, steps, _LOGIT_STEPS):
+        part, outputs = tokens[start : start + _LOGIT_STEPS].contiguous(), []
+        for k, model in enumerate(models):
+            logits, states[k] = model(part, states[k])
+            outputs.append(logits - logits.mean(2, keepdim=True))
+        difference = outputs[1] - outputs[0]
+        largest = max(largest, float(difference.abs().max()))
+        total += float(difference.double().square().sum())
+    count = lanes * steps
+    return OutputErrors(
+        what="logits", largest=largest, rms=math.sqrt(total / (count * source.config.vocab_size)),
+        num_compared=count, agreement=agreement,
+    )  # fmt: skip
 
 
-def _round(run: RunDirectory, job: Job, stored: StoredModel, source: TextModel) -> CompressReport:
-    """Stores the weights with an output of low rank, or in another format, without training."""
-    checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run that is there
-    notes = notes_of(job, stored, source)
-    if job.config.output_rank is not None:
-        notes.append("an output of low rank loses less when it is trained: give a budget")
-    if job.config.to == "int4":
-        notes.append("int4 loses less when it is trained: give a budget")
-    model = rounded_model(source, job.config)
-    result = model.loaded(run.path)
-    ids, scored_on, why = _ids_to_score(job, stored)
-    about_ids = scored_on or why
-    report = measured(job.config, stored, source, result, ids, about_ids, model.methods, notes)
-    if not report.is_published:
-        raise quality_error(report, is_trained=False)
-    files = compressed_files(
-        files_of(stored, model.config), compression_of(job, job.config, source, None, stored.config)
+def compare_speed(
+    source: TextModel, result: TextModel, chars_per_token: float
+) -> list[dict[int, float]]:
+    """Returns the characters a second that both write, by number of streams."""
+    return speeds_in_turns(
+        (source, result),
+        STREAMS,
+        lambda model, n: writing_speed(model.decoder, n) * chars_per_token,
     )
-    publish(run, files, model.data, report)
-    with suppress(FastLSTMError):  # the model is there; a page about it is not worth an error
-        write_report(run.path)
-    return report
 
 
-def _ids_to_score(
-    job: Job, stored: StoredModel
-) -> tuple[NDArray[Any] | None, str | None, str | None]:
-    """Returns the tokens to measure on and their name, or why there are none."""
-    config, tokenizer = stored.config, stored.tokenizer
-    if job.data is not None:
-        text = read_text(config, tokenizer, job.data, "count")
-        if text.key == config.get("data", {}).get("key"):
-            return part_of(config, text, "valid"), f"the validation part of {text.source}", None
-        return text.ids, text.source, None
-    name = config.get("data", {}).get("source")
-    if not name:
-        return None, None, "the run does not say what it was trained on"
-    try:
-        ids = validation_ids(config, tokenizer)
-    except (DataError, OSError) as error:
-        return None, None, f"the run's validation text is unreadable ({error})"
-    return ids, name_of_text(config["data"]), None
+def missing_features(model: TextModel) -> list[str]:
+    """Returns what this CPU lacks for the fastest kernels of a model's format."""
+    why = native_refusal(model.config)
+    if why is not None:
+        return [f"{why}: text is written on torch, in fp32"]
+    if model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features:
+        return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"]
+    return []

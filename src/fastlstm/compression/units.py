@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastlstm.errors import ConfigError
 from fastlstm.forecast.model.config import ForecasterConfig
@@ -22,13 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 class Part(NamedTuple):
-    """Where a weight belongs to hidden units.
-
-    Attributes:
-        name: of the parameter.
-        axis: of the parameter along which units follow each other.
-        starts: where the first unit stands; the four gates are four places.
-    """
+    """A parameter whose `axis` has hidden units, from each of `starts` on (four of four gates)."""
 
     name: str
     axis: int
@@ -126,10 +120,6 @@ def num_units(config: Config) -> int:
 def smaller_size(size: int, share: float) -> int:
     """Returns how many of `size` units stay: the nearest multiple of 16, 16 at least.
 
-    Args:
-        size: units of a layer.
-        share: of them to remove, in [0, 1).
-
     Raises:
         ConfigError: none would be removed.
     """
@@ -142,43 +132,8 @@ def smaller_size(size: int, share: float) -> int:
     return left
 
 
-def removed_share(size: int, share: float) -> float:
-    """Returns which share of `size` units is removed where `share` is asked for."""
-    return 1.0 - smaller_size(size, share) / size
-
-
-def squares(weights: Weights) -> dict[str, Tensor]:
-    """Returns the squares of all weights: summed over a unit, the square of its group's norm."""
-    return {name: weight.detach().square() for name, weight in weights.items()}
-
-
-def taylor(model: nn.Module, losses: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Returns ``|weight * gradient|`` of all weights, summed over the losses of some batches.
-
-    That is about how much the loss changes when the weight becomes zero (first order).
-
-    Source:
-        Molchanov et al. 2019, "Importance estimation for neural network pruning", section 3.1;
-        here the sum of magnitudes over a group.
-    """
-    named = dict(model.named_parameters())
-    totals = {name: torch.zeros_like(p) for name, p in named.items()}
-    for loss in losses:
-        model.zero_grad()
-        loss.backward()
-        for name, p in named.items():
-            if p.grad is not None:
-                totals[name] += (p.detach() * p.grad).abs()
-    model.zero_grad()
-    return totals
-
-
-def importance(values: Weights, config: Config) -> list[Tensor]:
-    """Returns how much each hidden unit counts: the sum of `values` over what belongs to it.
-
-    Args:
-        values: of every weight, such as `squares` or `taylor`.
-        config: of the model.
+def importance(weights: Weights, config: Config) -> list[Tensor]:
+    """Returns how much each hidden unit counts: the squared norm of all that belongs to it.
 
     Returns:
         Of every group of `unit_groups` the sums, `(H,)` float64.
@@ -187,7 +142,7 @@ def importance(values: Weights, config: Config) -> list[Tensor]:
     for group in unit_groups(config):
         score = torch.zeros(H, dtype=torch.float64)
         for name, axis, starts in group:
-            value = values[name].double().cpu()
+            value = weights[name].detach().square().double().cpu()
             sums = value if value.dim() == 1 else value.sum(1 - axis)
             for start in starts:
                 score += sums[start : start + H]
@@ -209,10 +164,7 @@ def smaller(
 
     Where the other units change nothing it computes the same, unless normalisation counts them.
 
-    Args:
-        weights: of the model, by name.
-        config: of the model.
-        keep: of every group of `unit_groups` the units that stay, ascending; as many of each.
+    `keep` has the units of every group of `unit_groups` that stay, ascending; as many of each.
 
     Raises:
         ConfigError: with residual connections the units would be as many as the embedding is wide,
@@ -246,18 +198,14 @@ def _sizes(config: Config, size: int) -> dict[str, int]:
 
 
 def without_units(
-    weights: Weights, config: ConfigT, share: float, values: Weights | None = None
+    weights: Weights, config: ConfigT, share: float
 ) -> tuple[dict[str, Tensor], ConfigT]:
     """Returns a model without a share of its hidden units, the least important ones.
 
-    Args:
-        weights: of the model, by name.
-        config: of the model.
-        share: of the units of every layer to remove; a multiple of 16 stays, see `smaller_size`.
-        values: what importance is the sum of; default `squares`.
+    A multiple of 16 units stays in every layer, see `smaller_size`.
 
     Raises:
         ConfigError: a share that removes no unit, or see `smaller`.
     """
-    scores = importance(squares(weights) if values is None else values, config)
-    return smaller(weights, config, most_important(scores, smaller_size(num_units(config), share)))
+    count = smaller_size(num_units(config), share)
+    return smaller(weights, config, most_important(importance(weights, config), count))

@@ -50,8 +50,8 @@ class Closing:
         valid: validation windows.
         budget_s: of the whole run, or None.
         is_averaged: the forecast is averaged with the linear path's, if that has a smaller loss.
-        approve: called with the forecaster that is about to be published; returns the one that is,
-            and further files to publish with it, or None, which refuses.
+        approve: called with the forecaster that is about to be published, and the trainer; returns
+            the one that is, and further files to publish with it, or None, which refuses.
     """
 
     session: RunSession
@@ -62,9 +62,9 @@ class Closing:
     valid: WindowIndex
     budget_s: float | None
     is_averaged: bool = False
-    approve: Callable[[StoredForecaster], tuple[StoredForecaster, Mapping[str, bytes]] | None] = (
-        lambda stored: (stored, {})
-    )
+    approve: Callable[
+        [StoredForecaster, Trainer], tuple[StoredForecaster, Mapping[str, bytes]] | None
+    ] = lambda stored, trainer: (stored, {})
 
     def __post_init__(self) -> None:
         sizes, has_run = self.stored.network.config, self.session.run is not None
@@ -114,7 +114,7 @@ class Closing:
         self.stored = dataclasses.replace(self.stored, network=network, calibration=calibration)
         if missing := self.stored.unsupported((0.025, 0.1, 0.9, 0.975)):
             trainer.say("info", missing)
-        if self.session.run is None or (approved := self.approve(self.stored)) is None:
+        if self.session.run is None or (approved := self.approve(self.stored, trainer)) is None:
             return {}
         self.stored, more = approved
         with trainer.progress.counted("saving"):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from compression_job import make_job
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.text_model import load_text_model
-from fastlstm.compression.text_recipe import training_options
+from fastlstm.compression.session import Session
+from fastlstm.compression.text import TextSource
+from fastlstm.compression.text_training import training_options
 from fastlstm.text.config import TrainConfig
 
 UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
@@ -19,13 +19,13 @@ UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
 
 def options_of(trained: Path, data: Any = None, **fields: Any) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options that the source was trained with, and those of its compression."""
-    stored, source = load_text_model(trained / "source")
-    config = CompressConfig(**fields)
-    start = source.config
-    if config.structured == "units":
-        start = dataclasses.replace(start, rnn_size=16)
-    job = make_job(trained / "source", trained / "out", config, data=data)
-    return TrainConfig(**stored.config["train"]), training_options(job, config, stored, start)
+    session = Session(
+        run=trained / "source", out=trained / "out", data=data, config=CompressConfig(**fields),
+        given=frozenset(), resume=False, observers=[], callbacks=(), stop=None, started=0.0,
+    )  # fmt: skip
+    source = TextSource(session)
+    options = training_options(source, source.start(session.config)[1])
+    return TrainConfig(**source.stored.config["train"]), options
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,371 @@
+"""One compression: goal, training or rounding, measurement, publication.
+
+`Source` is what differs between texts (`text.py`) and tables (`forecast.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from fastlstm.compression.fake_quantization import FakeQuantization
+from fastlstm.compression.goal import Attempt, Way, chosen
+from fastlstm.compression.options import COMPRESS_MAY_CHANGE, STUDENT_SIZES, CompressConfig
+from fastlstm.compression.pruning import HeldZeros, Pruning
+from fastlstm.compression.report import (
+    REPORT_FILE,
+    CompressReport,
+    TrainingFigures,
+    pruning_method,
+    quality_error,
+)
+from fastlstm.compression.units import Config, num_units, smaller_size
+from fastlstm.errors import ConfigError, FastLSTMError, FormatError
+from fastlstm.report.page import write_report
+from fastlstm.runs.compression_record import checked_compression
+from fastlstm.runs.events import Event, Observer
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.fields import built
+from fastlstm.training.callbacks import Callback
+from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
+from fastlstm.training.session import locked_run
+from fastlstm.training.trainer import Trainer
+
+NEW_ROUNDING_BEGIN = 0.6
+"""Share of the run from which a new student is rounded; a trained model is from the start."""
+
+
+class Result(NamedTuple):
+    """A compressed model, of the type that its `Source` measures, and the files of its run."""
+
+    model: Any
+    sizes: Config
+    files: Mapping[str, bytes]
+
+
+class Source(ABC):
+    """The model that is compressed: how its kind is read, trained and measured.
+
+    Attributes:
+        unit: what a speed counts.
+        sizes: of the model.
+        sha256: of its file of weights.
+        before: `compression` of its config.json; empty of an ordinary run.
+        learning_rate: peak rate that its run was trained with; None if unknown.
+        facts: what config.json of a result says of it, beside path and hash.
+        own_facts: what `compression` of a result says beside what every kind says.
+    """
+
+    unit: ClassVar[str]
+    sizes: Config
+    sha256: str
+    before: Mapping[str, Any]
+    learning_rate: float | None
+    facts: Mapping[str, Any]
+    own_facts: Mapping[str, Any] = {}
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def peak_rate(self) -> float | None:
+        """The peak learning rate of the run that a chain of compressions began with.
+
+        A student begins a chain of its own.
+        """
+        own, options = self.learning_rate, self.before.get("options", {})
+        if any(options.get(name) is not None for name in STUDENT_SIZES):
+            return own
+        rate: float | None = self.before.get("source", {}).get("learning_rate", own)
+        return rate
+
+    @abstractmethod
+    def ways(self) -> Sequence[Way]:
+        """Returns the ways to compress, from the mildest to the strongest."""
+
+    @abstractmethod
+    def attempt(self, config: CompressConfig) -> Attempt:
+        """Prunes and rounds the weights without training, and measures the result."""
+
+    @abstractmethod
+    def open_teacher(self) -> dict[str, str] | None:
+        """Opens the teacher, if any; returns path and hash of one that config.json names."""
+
+    @abstractmethod
+    def rounded(self) -> Result:
+        """Returns the weights rounded to the nearest, without training."""
+
+    @abstractmethod
+    def train(self) -> None:
+        """Trains; calls `Session.conclude` with the results."""
+
+    @abstractmethod
+    def measured(
+        self, result: Result, methods: list[str], training: TrainingFigures | None
+    ) -> CompressReport:
+        """Measures a result beside the source."""
+
+    def student_text(self, sizes: Any) -> str:
+        """Describes a new student of these sizes."""
+        return "a new model"
+
+
+@dataclass(eq=False, kw_only=True)
+class Session:
+    """One call of `compress`, checked.
+
+    Attributes:
+        run: the source's directory, or one of its checkpoints.
+        out: the run directory to write.
+        data: what to train and measure on, or None: the source's own.
+        config: the options; of a resumed compression those of its first start.
+        given: names of the options that were set.
+        resume: continue where `out` holds a checkpoint.
+        observers: called with every event.
+        callbacks: of the user's.
+        stop: polled.
+        started: `time.perf_counter()` from which a budget counts.
+        notes: on the goal, for the report.
+        report: of the best result; None before it is measured.
+        teacher: path and hash of the teacher that config.json names.
+    """
+
+    run: Path
+    out: Path
+    data: Any
+    config: CompressConfig
+    given: frozenset[str]
+    resume: bool
+    observers: list[Observer]
+    callbacks: Sequence[Callback]
+    stop: Callable[[], bool] | None
+    started: float
+    notes: list[str] = field(default_factory=list, init=False)
+    report: CompressReport | None = field(default=None, init=False)
+    teacher: dict[str, str] | None = field(default=None, init=False)
+    source: Source = field(init=False)
+
+    def compress(self, make_source: Callable[[Session], Source]) -> CompressReport:
+        """Rounds a model, or trains a smaller one, and measures it beside its source."""
+        source = self.source = make_source(self)
+        if is_resumed := self.resume and bool(RunDirectory(self.out).checkpoints()):
+            first = self._first_start()
+        else:
+            self.config.require_more_zeros(source.before)
+            self._reach_goal()
+            self.config.require_teacher(self.config.is_taught)
+        if not (is_resumed or self.config.trains):
+            self.config.require_work()
+            return self._round()
+        self.teacher = source.open_teacher()
+        if is_resumed:
+            self._require_same_teacher(first)
+        source.train()
+        if self.report is None:
+            raise ConfigError(
+                "training ended before the weights were pruned and rounded, so there is no"
+                " compressed model; give `resume=True` and more `budget` or `steps`"
+            )
+        if not self.report.is_published:
+            raise quality_error(self.report, is_trained=True)
+        return self.report
+
+    def _first_start(self) -> Mapping[str, Any]:
+        """Takes the options of the compression that is resumed; returns its record.
+
+        Raises:
+            ConfigError: an option differs that must not change.
+            FormatError: it was started from another model, or by another command.
+        """
+        checkpoint = RunDirectory(self.out).intact_checkpoint()
+        if checkpoint is None:
+            return {}
+        data = RunDirectory(checkpoint).read_published(["config.json"])[1]["config.json"]
+        about = json.loads(data).get("compression")
+        if not isinstance(about, dict):
+            raise FormatError(
+                f"'{self.out}' was started by train, not by compress; give another `out`"
+            )
+        try:
+            checked_compression(about)
+        except ValueError as error:
+            raise FormatError(f"{checkpoint / 'config.json'}: {error}") from None
+        if about["source"]["model_sha256"] != self.source.sha256:
+            raise FormatError(
+                f"'{self.out}' was started from another model ({about['source']['path']}), or"
+                f" {self.run} has changed since; give another `out`"
+            )
+        first = built(CompressConfig, about["options"], "config.json")
+        self.config = resumed_config(self.config, self.given, first, first, COMPRESS_MAY_CHANGE)
+        return about
+
+    def _require_same_teacher(self, first: Mapping[str, Any]) -> None:
+        before, now = first.get("teacher"), self.teacher or {}
+        if before is not None and before.get("model_sha256") != now.get("model_sha256"):
+            raise FormatError(
+                f"'{self.out}' was started with another teacher, or {before.get('path')} has"
+                " changed since; give another `out`"
+            )
+
+    def _reach_goal(self) -> None:
+        """Chooses the method that reaches the goal; what was tried is emitted, and noted."""
+        if not self.config.has_goal:
+            return
+        self.config.refuse_method()
+
+        def say(text: str) -> None:
+            self.notes.append(text)
+            for observer in self.observers:
+                observer({"event": "message", "level": "info", "text": text})
+
+        source = self.source
+        self.config = chosen(self.config, source.ways(), source.attempt, source.unit, say)
+
+    def _round(self) -> CompressReport:
+        with locked_run(self.out) as run:
+            assert run is not None
+            checkpoint_to_resume(run, False, lambda level, text: None)  # refuses a run
+            result = self.source.rounded()
+            self.report = report = self._measured(result, None, is_trained=False)
+            if not report.is_published:
+                raise quality_error(report, is_trained=False)
+            run.publish({**result.files, **self.report_files()})
+            with suppress(FastLSTMError):  # the model is there; a page is not worth an error
+                write_report(run.path)
+        return report
+
+    def conclude(self, trainer: Trainer, results: Iterable[Result]) -> Result | None:
+        """Measures the results of training; returns the one to publish, or None.
+
+        Args:
+            trainer: at its end.
+            results: the trained one first; the second one is RUN's weights rounded to the nearest.
+        """
+        if trainer.progress.best_step < 0:
+            return None
+        training = TrainingFigures(
+            steps=trainer.progress.step,
+            seconds=trainer.elapsed_s(),
+            teacher_s=trainer.task.teacher_s,  # type: ignore[attr-defined]
+            reason=trainer.reason,
+        )
+        reports: list[tuple[CompressReport, Result]] = []
+        with trainer.progress.counted("measuring"):
+            for result in results:
+                report = self._measured(result, training, is_trained=not reports)
+                reports.append((report, result))
+        self.report, best = min(reports, key=lambda pair: difference(pair[0]))
+        if self.report.is_published and self.report is not reports[0][0]:
+            text = "training lost more than the same without training, which is"
+            trainer.say("warning", f"{text} published instead")
+        return best if self.report.is_published else None
+
+    def end_event(self) -> Event:
+        """Returns what the `end` event of training holds."""
+        return {} if self.report is None else {"compression": self.report.to_dict()}
+
+    def report_files(self) -> dict[str, bytes]:
+        """Returns the report as the file that is published with a model."""
+        return {} if self.report is None else {REPORT_FILE: self.report.to_json()}
+
+    def _measured(
+        self, result: Result, training: TrainingFigures | None, *, is_trained: bool
+    ) -> CompressReport:
+        methods = self._methods(result, is_trained=is_trained)
+        return self.source.measured(result, methods, training).checked()
+
+    def _methods(self, result: Result, *, is_trained: bool) -> list[str]:
+        """Returns what was done, in order."""
+        config, methods = self.config, list[str]()
+        before, after = self.source.sizes, result.sizes
+        if config.prune is not None:
+            units = num_units(before), num_units(after)
+            methods.append(pruning_method(config.prune, config.structured, units))
+        if config.output_rank is not None and not config.is_new_student:
+            rank, width = getattr(after, "output_rank", None), getattr(before, "output_width", None)
+            methods.append(f"output of rank {rank} instead of {width}")
+        if config.is_taught and is_trained:
+            new = f", {self.source.student_text(after)}" if config.is_new_student else ""
+            methods.append(f"distilled from {config.distil or self.run}{new}")
+        if config.to != "fp32":
+            how = "trained with its rounding" if is_trained else "rounded to the nearest"
+            methods.append(f"{config.to}, {how}")
+        if config.trains and not is_trained:
+            methods[-1] += ", which lost less than training for it"
+        return methods or ["trained on"]
+
+    def about(self, config: CompressConfig | None = None) -> dict[str, Any]:
+        """Returns `compression` of the result's config.json, by default of `self.config`."""
+        config, source = config or self.config, self.source
+        share, structured = config.prune, None if config.prune is None else config.structured
+        if share is not None and structured == "units":
+            units = num_units(source.sizes)
+            share = 1.0 - smaller_size(units, share) / units
+        if structured is None and not config.is_new_student:  # zeros of the source stay
+            share, structured = source.before.get("prune"), source.before.get("structured")
+        return {
+            "weights": config.to,
+            "prune": share,
+            "structured": structured,
+            "options": dataclasses.asdict(config),
+            "source": {
+                "path": str(self.run),
+                "model_sha256": source.sha256,
+                **source.facts,
+            },
+            "teacher": self.teacher,
+            **source.own_facts,
+        }
+
+    def all_callbacks(self) -> list[Callback]:
+        """Returns the callbacks of training: they prune, then round; then those of the user.
+
+        Rounding begins where pruning is over. A source that was pruned keeps its zeros.
+        """
+        config, callbacks = self.config, list[Callback]()
+        rounding_begin = NEW_ROUNDING_BEGIN if config.is_new_student else 0.0
+        zeros: Any = self.source.before.get("structured")
+        is_zero = zeros in ("none", "blocks") and not config.is_new_student
+        if is_zero and config.structured != "units":
+            callbacks.append(HeldZeros(zeros))
+        if config.prune is not None and config.structured != "units":
+            schedule = config.pruning_schedule()
+            callbacks.append(Pruning(schedule, config.structured))
+            rounding_begin = schedule.end
+        if config.to != "fp32":
+            callbacks.append(FakeQuantization(config.to, rounding_begin))
+        if config.is_taught:
+            callbacks.append(TeacherTime())
+        return [*callbacks, *self.callbacks]
+
+
+class TeacherTime(Callback):
+    """Keeps `teacher_s` of a task, the seconds spent in the teacher, over all starts of a run."""
+
+    def __init__(self) -> None:
+        self._earlier_s = 0.0
+        self._task: Any = None
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._task = trainer.task
+        self._task.teacher_s += self._earlier_s  # catching up is in it
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._task.teacher_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._earlier_s = float(state["seconds"])
+        if not math.isfinite(self._earlier_s):
+            raise ValueError("the teacher's seconds are not finite")
+
+
+def difference(report: CompressReport) -> float:
+    """Returns how much a result lost, on what it and the source were both scored on."""
+    return math.inf if report.change is None else report.change.difference

@@ -1,0 +1,470 @@
+"""Training a text model that is compressed: on with it, or a new one with it as the teacher."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastlstm.compression.distillation import FeatureMatch, Logits, Output, distillation_loss
+from fastlstm.compression.options import TRAINING, CompressConfig
+from fastlstm.compression.session import Result
+from fastlstm.compression.text import (
+    TextSource,
+    compressed_files,
+    max_scored,
+    name_of_text,
+)
+from fastlstm.errors import DataError
+from fastlstm.runs.events import Event
+from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.system.fields import built
+from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
+from fastlstm.text.data.lanes import Batch
+from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.sources import Source as Documents
+from fastlstm.text.data.sources import open_source
+from fastlstm.text.data.text import UnknownPolicy
+from fastlstm.text.held_out import RunText
+from fastlstm.text.model import LanguageModel, State, reset_state
+from fastlstm.text.stored_model import CONFIG_FILE, MATCHER
+from fastlstm.text.task import FinalTest, TextTask
+from fastlstm.text.train import TEXT_MAY_CHANGE, TextSession, stored_configs
+from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.precision import autocast
+from fastlstm.training.session import locked_run
+from fastlstm.training.task import Watch, even_parts
+from fastlstm.training.trainer import Trainer
+
+MEASURING_S = 4.0
+"""Kept of a budget for measuring speed and loading, beside scoring both models."""
+MAX_KEPT_BYTES = 2**30
+"""Of logits that are kept: those of 5 million characters, where 100 differ."""
+_LARGEST = 65_504.0
+"""In float16."""
+_CHUNK = 1024
+"""Tokens that are read at once where no batch holds them."""
+_OF_MACHINE = ("memory_limit_gb", "strict_kernels")
+
+
+def train_compressed(source: TextSource) -> None:
+    """Trains, measures and publishes."""
+    session = source.session
+    with locked_run(session.out) as run:
+        assert run is not None
+        own = _Training(run, source)
+        options = training_options(source, own.start_sizes)
+        names = session.given & set(TRAINING)
+        with own.start(options, names, session.resume, stored_configs, TEXT_MAY_CHANGE) as start:
+            if source.loaded_teacher is not None:
+                source.loaded_teacher.model.to(start.device).requires_grad_(False)
+            own.notes += source.notes()
+            own.train(_open_text(source), start, session.all_callbacks())
+
+
+class _Training(TextSession):
+    """One start of a compression that trains."""
+
+    unknown: UnknownPolicy = "count"
+    needs_steps = False  # with a larger max_loss there is only publishing left
+
+    def __init__(self, run: RunDirectory, source: TextSource) -> None:
+        session = source.session
+        super().__init__(run, list(session.observers), session.stop, session.started)
+        self._source, self._session, self._config = source, session, session.config
+        self._teacher, self.tokenizer = source.loaded_teacher, source.stored.tokenizer
+        self._start_weights, self.start_sizes = source.start(self._config)
+
+    def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
+        if self._config.is_new_student:
+            super().set_weights(model, texts, config)
+        else:
+            model.load_state_dict(self._start_weights, strict=False)  # tied: one is stored
+        if self._config.match_hidden and self._teacher is not None:
+            torch.default_generator.manual_seed(config.seed)
+            widths = model.config.output_width, self._teacher.model_config.output_width
+            model.add_module(MATCHER, FeatureMatch(*widths, self._config.match_hidden))
+            model.to(model.output.bias.device)
+
+    def model_files(
+        self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
+    ) -> dict[str, bytes]:
+        """Returns the JSON files for checkpoints, whose weights are fp32."""
+        files = super().model_files(model, config, texts, first)
+        return compressed_files(files, {**self._session.about(), "weights": "fp32"})
+
+    def make_task(self, **parts: Any) -> TextTask:
+        teaching = None
+        if self._teacher is not None:
+            config = self._config
+            teaching = Teaching(
+                self._teacher.model, config.temperature, config.alpha,
+                needs_features=config.match_hidden > 0,
+            )  # fmt: skip
+        models = self._source.sizes, parts["model"].config
+        return CompressedTextTask(
+            **parts, teaching=teaching, conclude=self._conclude,
+            num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
+            watch=self.watch("reading the text again with the teacher", "tokens"),
+            num_results=2 if self._config.needs_no_training else 1,
+        )  # fmt: skip
+
+    def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
+        """Returns None: source and result are compared on the validation text."""
+        return None
+
+    def _conclude(self, trainer: Trainer) -> Event:
+        """Measures the best weights beside the source, and publishes them if they are good."""
+        task, session = trainer.task, self._session
+        assert isinstance(task, CompressedTextTask)
+        self._source.ids = task.valid_ids
+        self._source.about_ids = name_of_text(json.loads(task.model_files[CONFIG_FILE])["data"])
+        best = session.conclude(trainer, self._results(trainer, task))
+        if best is not None:
+            assert self.run is not None
+            self.run.publish({**best.files, **session.report_files()})
+        return session.end_event()
+
+    def _results(self, trainer: Trainer, task: CompressedTextTask) -> Iterator[Result]:
+        """Yields the models that may be published: the trained one first."""
+        weights = {
+            name: weight.detach().float().cpu().numpy()
+            for name, weight in trainer.best.weights.items()
+            if not name.startswith(f"{MATCHER}.")
+        }
+        yield self._source.result(weights, task.model.config, task.model_files, is_trained=True)
+        if self._config.needs_no_training:
+            yield self._source.plain(is_trained=False)
+
+
+def _open_text(source: TextSource) -> Documents:
+    """Returns what is trained on; raises DataError where the source's text is gone."""
+    session = source.session
+    if session.data is not None:
+        return open_source(session.data)
+    name = source.stored.config.get("data", {}).get("source")
+    if not name:
+        raise DataError(
+            f"{session.run} does not say what it was trained on; give the text as `data`"
+        )
+    try:
+        return open_source(name)
+    except DataError as error:
+        raise DataError(
+            f"the text of {session.run} cannot be read ({error}); give it as `data`"
+        ) from None
+
+
+def training_options(source: TextSource, start: ModelConfig) -> TrainConfig:
+    """Returns the options of training: the source's, with those of a compression.
+
+    Args:
+        source: with the options of its session.
+        start: sizes of the model that training starts from.
+    """
+    config, stored = source.session.config, source.stored.config
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    values = {n: v for n, v in stored.get("train", {}).items() if n in fields}
+    values |= {n: v for n, v in dataclasses.asdict(start).items() if n != "vocab_size"}
+    values |= {name: getattr(TrainConfig, name) for name in ("ema", *_OF_MACHINE)}
+    values |= config.training_options(TRAINING)
+    is_less = config.is_new_student or (config.prune, config.output_rank) != (None, None)
+    if is_less and config.dropout is None:
+        values["dropout"] = 0.0  # fewer weights and the teacher are enough against overfitting
+    if config.learning_rate is None:
+        rate = source.peak_rate
+        rate = DEFAULT_LEARNING_RATE[values.get("optimizer", "muon")] if rate is None else rate
+        values["learning_rate"] = None if config.is_new_student else _rate_share(config) * rate
+    sizes = {n: getattr(config, n) for n in ("rnn_size", "embed_size", "num_layers", "output_rank")}
+    values |= {name: size for name, size in sizes.items() if size is not None}
+    if start.tie_weights and sizes["embed_size"] is None:
+        values["embed_size"] = None  # as wide as the hidden units
+    if source.session.data is not None:
+        values |= dict.fromkeys(PARTS)
+    return built(TrainConfig, values, "config.json")
+
+
+def _rate_share(config: CompressConfig) -> float:
+    """Returns the share of the source's peak learning rate for training on (benchmarks/log)."""
+    if config.prune is not None:
+        kept = 1.0 - config.prune  # what a step of Muon moves a masked matrix by is its root
+        return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
+    return 0.3 if config.to == "fp32" or config.output_rank is not None else 0.05
+
+
+@dataclass(eq=False)
+class CompressedTextTask(TextTask):
+    """A language model that learns from a teacher, or only to live with pruning and rounding.
+
+    Attributes:
+        teaching: the teacher, or None.
+        watch: of a resumed training, called while the teacher reads again what it had read.
+        conclude: measures and publishes the best weights; returns what the `end` event holds.
+        num_results: how many models it measures beside the source.
+        num_scored: tokens that `conclude` scores with the source and with the result.
+    """
+
+    publishes_at_once = False
+
+    teaching: Teaching | None = field(kw_only=True)
+    watch: Watch | None = field(default=None, kw_only=True)
+    conclude: Callable[[Trainer], Event] = field(kw_only=True)
+    num_results: int = field(default=1, kw_only=True)
+    num_scored: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._nats: list[Tensor] = []
+        self._num_nats = 1
+        self.teacher: ReadingTeacher | None = None
+        if self.teaching is not None:
+            self.teacher = open_teacher(self.teaching, self.config.precision, self.loader)
+
+    def losses(
+        self, batch: Batch, parts: Sequence[slice], count: float | None = None
+    ) -> Iterator[Tensor]:
+        if self.teacher is None:
+            yield from super().losses(batch, parts, count)
+            return
+        self._nats, self._num_nats = [], batch.y.numel()
+        self.teacher.read(batch, parts)
+        yield from super().losses(batch, parts, count)
+        self.teacher.advance()
+
+    def graph_inputs(self, batch: Batch) -> list[Tensor] | None:
+        return None if self.teacher is not None else super().graph_inputs(batch)
+
+    def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
+        if self.teaching is None or self.teacher is None:
+            return super().part_loss(x, y, state, part)
+        taught = self.teacher.output(part)
+        features, new_state = self.model.features(x[:, part], state)
+        loss, nats = distillation_loss(
+            Output(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
+            taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
+        )  # fmt: skip
+        self._nats.append(nats)
+        match = getattr(self.model, MATCHER, None)
+        if isinstance(match, FeatureMatch):
+            assert isinstance(taught, Output)
+            loss = loss + match(features.flatten(0, 1), taught.features)
+        return loss, new_state
+
+    @property
+    def teacher_s(self) -> float:
+        """Seconds spent in the teacher, in all starts of the run."""
+        return 0.0 if self.teacher is None else self.teacher.seconds
+
+    @teacher_s.setter
+    def teacher_s(self, seconds: float) -> None:
+        assert self.teacher is not None
+        self.teacher.seconds = seconds
+
+    def step_metrics(self, loss: float) -> Event:
+        """Returns bits per character of the text alone, whatever else is in the loss."""
+        if self._nats:
+            loss = float(torch.stack(self._nats).sum()) / self._num_nats
+        return super().step_metrics(loss)
+
+    def reset_state(self) -> None:
+        super().reset_state()
+        if self.teacher is not None:
+            self.teacher.reset_state()
+
+    def carried(self) -> dict[str, Tensor]:
+        return super().carried() | ({} if self.teacher is None else self.teacher.carried())
+
+    def restore_carried(self, carried: Mapping[str, Tensor]) -> None:
+        super().restore_carried(carried)
+        if self.teacher is not None:
+            self.teacher.catch_up(self.loader, self.config.accumulate, self.watch)
+
+    def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
+        """Does nothing: what `conclude` has measured is published."""
+
+    def finish_s(self, unit_s: float) -> float:
+        return self.report_s + self.num_results * (MEASURING_S + 2 * unit_s * self.num_scored)
+
+    def finish(self, trainer: Trainer) -> Event:
+        return self.conclude(trainer)
+
+
+class Teaching(NamedTuple):
+    """How a student learns from a teacher, a model in evaluation mode on the student's device.
+
+    `temperature` divides the logits of both, `alpha` is the teacher's share in the loss.
+    """
+
+    model: LanguageModel
+    temperature: float
+    alpha: float
+    needs_features: bool = False
+
+
+class ReadingTeacher:
+    """What a teacher predicts for the batches of a training: it reads each, its state carried.
+
+    A step is `read`, `output` of each part of the lanes once, `advance`; one that is tried again
+    begins with `read`.
+
+    Attributes:
+        seconds: spent in it.
+    """
+
+    def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
+        self._model, self._precision, self.seconds = teaching.model, precision, 0.0
+        self._device = teaching.model.output.bias.device
+        self._state = self._start = self._model.initial_state(num_lanes, device=self._device)
+        self._x, self._ends = torch.empty(0), list[State]()
+
+    def read(self, batch: Batch, parts: Sequence[slice]) -> None:
+        """Makes `output` that of a batch, which is read in parts where memory is short."""
+        self._x, self._ends = batch.x.to(self._device), []
+        self._start = reset_state(self._state, batch.reset)
+
+    def output(self, part: slice) -> Logits | Output:
+        """Returns the predictions of some lanes, N = T B rows in the order `(T, B)`."""
+        with self._reading():
+            features, end = self._model.features(self._x[:, part], lanes_of(self._start, part))
+        self._ends.append(end)
+        return Output(features.flatten(0, 1), self._model.output_weight, self._model.output.bias)
+
+    def advance(self) -> None:
+        """Ends the batch: the next one is read from the state after it."""
+        self._state = joined(self._ends)
+
+    def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
+        """Makes up for what was read before the position of the loader.
+
+        Args:
+            loader: of a resumed training.
+            num_parts: in which batches were read.
+            watch: called with the tokens read so far and in all.
+
+        Raises:
+            Stopped: the loader was asked to stop.
+        """
+
+    def reset_state(self) -> None:
+        """Reads the next batch from zero state."""
+        for tensor in self._state:
+            tensor.zero_()
+
+    def carried(self) -> dict[str, Tensor]:
+        """Returns the tensors that a checkpoint holds."""
+        return dict(zip(("teacher_h", "teacher_c"), self._state, strict=True))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            with torch.no_grad(), autocast(self._precision, self._device):
+                yield
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+class RememberingTeacher(ReadingTeacher):
+    """Reads the batches of the first epoch, and keeps the logits of the text for the epochs after.
+
+    A resumed training reads that epoch again, as far as it came: checkpoints hold nothing of it.
+    The logits are in the memory of the CPU, as float16.
+    """
+
+    def __init__(self, teaching: Teaching, precision: str, loader: TextLoader) -> None:
+        super().__init__(teaching, precision, loader.num_lanes)
+        self._ids, self._num_batches, self._num_read = loader.ids, loader.steps_per_epoch, 0
+        size = len(self._ids), self._model.config.vocab_size
+        self._logits = torch.empty(size, dtype=torch.float16)
+        self._positions = torch.empty(0, dtype=torch.int64)
+
+    def read(self, batch: Batch, parts: Sequence[slice]) -> None:
+        if batch.epoch == 0 and batch.index == self._num_read:
+            with self._reading():
+                self._read_next(batch, parts)
+        self._positions = batch.positions()
+
+    def output(self, part: slice) -> Logits | Output:
+        return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
+
+    def advance(self) -> None:
+        """Does nothing: `read` moves on."""
+
+    def reset_state(self) -> None:
+        """Does nothing: the first epoch is read once."""
+
+    def carried(self) -> dict[str, Tensor]:
+        return {}
+
+    def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
+        position = loader.state_dict()
+        needed = position["index"] if position["epoch"] == 0 else self._num_batches
+        if self._num_read >= needed:
+            return
+        for batch in loader.first_epoch():
+            if batch.index == needed:
+                break
+            if batch.index == self._num_read:
+                parts = even_parts(len(batch.reset), num_parts)
+                with self._reading():
+                    self._read_next(batch, parts)
+            if watch is not None:
+                size = batch.x.numel()
+                watch((batch.index + 1) * size, needed * size)
+
+    def _read_next(self, batch: Batch, parts: Sequence[slice]) -> None:
+        """Reads the next batch of the first epoch; with the first and last what is around them."""
+        positions, ends = batch.positions(), list[State]()
+        if batch.index == 0:
+            self._read_rest(range(int(positions[0, 0])), self._model.initial_state(1))
+        start = reset_state(self._state, batch.reset)
+        for part in parts:
+            ends.append(self._read_tokens(positions[:, part], lanes_of(start, part)))
+        end = joined(ends)
+        if batch.index + 1 == self._num_batches:
+            rest = range(int(positions[-1, -1]) + 1, len(self._ids))
+            self._read_rest(rest, lanes_of(end, slice(-1, None)))
+        self._state, self._num_read = end, self._num_read + 1
+
+    def _read_rest(self, positions: range, state: State) -> None:
+        """Reads tokens that no batch of the first epoch holds."""
+        for rows in torch.tensor(positions, dtype=torch.int64).unsqueeze(1).split(_CHUNK):
+            if len(rows):
+                state = self._read_tokens(rows, state)
+
+    def _read_tokens(self, positions: Tensor, state: State) -> State:
+        """Keeps the logits of some tokens, `(T, B)`; returns the state after them."""
+        tokens = torch.from_numpy(self._ids[positions.numpy()].astype(np.int64)).to(self._device)
+        h, c = (tensor.to(self._device) for tensor in state)
+        features, end = self._model.features(tokens, (h, c))
+        logits = self._model.logits(features).float().clamp_(-_LARGEST, _LARGEST)
+        self._logits[positions] = logits.half().cpu()
+        return end
+
+
+def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> ReadingTeacher:
+    """Returns a teacher that keeps the text's logits where that is possible, or one that reads."""
+    num_bytes = 2 * len(loader.ids) * teaching.model.config.vocab_size
+    if loader.is_in_order and not teaching.needs_features and num_bytes <= MAX_KEPT_BYTES:
+        return RememberingTeacher(teaching, precision, loader)
+    return ReadingTeacher(teaching, precision, loader.num_lanes)
+
+
+def lanes_of(state: State, part: slice) -> State:
+    """Returns the state `(L, B, H)` of some lanes."""
+    return state[0][:, part].contiguous(), state[1][:, part].contiguous()
+
+
+def joined(states: Sequence[State]) -> State:
+    """Returns the state of lanes whose parts are given in order, in float32."""
+    h, c = (torch.cat([state[k].float() for state in states], dim=1) for k in range(2))
+    return h, c
