@@ -19,7 +19,7 @@ from fastlstm.exchange.keras_layers import (
     output_shape,
     read_layer,
 )
-from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
+from fastlstm.exchange.model_file import Hdf5, json_of, read_hdf5, read_keras_archive
 from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 _MODELS = ("Sequential", "Functional", "Model")
@@ -30,14 +30,16 @@ _ROOTS = ("layers", "_layer_checkpoint_dependencies")
 """Group of the layers in model.weights.h5: of Keras 3 and late Keras 2, of Keras 2.12."""
 
 
-def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
+def read_archive(data: bytes, path: Path) -> LayerStack:
     """Returns the layers of a `.keras` file."""
-    version = str(archive.metadata.get("keras_version", "3"))
-    return _stack_of(archive.config, version, ArchiveWeights(archive.weights), path)
+    config, metadata, weights = read_keras_archive(data, path)
+    version = str(metadata.get("keras_version", "3"))
+    return _stack_of(config, version, ArchiveWeights(weights), path)
 
 
-def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
+def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
     """Returns the layers of an `.h5` file; raises what `read_archive` does."""
+    file = read_hdf5(data, path)
     root = file.attributes.get("", {})
     described = root.get("model_config")
     if not isinstance(described, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastlstm.errors import ConfigError
+from fastlstm.errors import MissingExtraError
 from fastlstm.exchange.graph import Graph
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.sequence.layer_stack import LayerStack
 
 Arrays = Mapping[str, NDArray[Any]]
 Network = TypeVar("Network", bound=nn.Module)
@@ -42,12 +42,6 @@ class Source:
     def graph(self) -> Graph:
         """Returns the model as a graph."""
         raise NotImplementedError
-
-    def stack(self) -> LayerStack:
-        """Returns the model as a sequence of layers; raises ConfigError where it is none."""
-        raise ConfigError(
-            f"Keras files hold text models, and this is a {self.kind}; export it to onnx"
-        )
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random inputs of several shapes, by the names of the graph's inputs."""
@@ -89,6 +83,18 @@ def rounded_network(
         for name, array in as_floats(weights).items():
             named[name].copy_(torch.from_numpy(array))
     return copied, weights
+
+
+def needed(module: str, target: str) -> Any:
+    """Returns a module that writes or runs the files of a target."""
+    package, extra = module.partition(".")[0], {"saved-model": "tensorflow"}.get(target, target)
+    try:
+        import_module(package)
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(
+            f"--to {target} needs {package}: pip install 'fastlstm[{extra}]'"
+        ) from None
 
 
 def largest_error(expected: Arrays, got: Arrays) -> float:

@@ -1,4 +1,4 @@
-"""A text model to export: its graph and layers, its own network, scores in both runtimes."""
+"""A text model to export: its graph, its own network, scores in both runtimes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.errors import DataError, counted
 from fastlstm.exchange.graph import Graph, GraphBuilder
 from fastlstm.exchange.source import Arrays, Source, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.sequence.layer_stack import (
-    CellWeights,
-    Dense,
-    Embedding,
-    Layer,
-    LayerNorm,
-    LayerStack,
-    LSTMLayer,
-)
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
@@ -66,7 +57,7 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
         y, h_k, c_k = g.lstm(x, *states, [direction], options)
         if config.output_norm:
             y = g.layer_norm(y, f"norms.{k}.weight", f"norms.{k}.bias", NORM_EPSILON)
-        x = g.binary("add", x, y) if config.residual and x.shape == y.shape else y
+        x = x + y if config.residual and x.shape == y.shape else y
         hs.append(h_k)
         cs.append(c_k)
     if config.output_rank:
@@ -77,37 +68,6 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
     g.output("h_out", g.concat(hs, 0))
     g.output("c_out", g.concat(cs, 0))
     return g.graph
-
-
-def text_stack(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LayerStack:
-    """Describes a text model as layers: tokens in, logits out, from the zero state.
-
-    A tied embedding appears twice, as two matrices.
-    """
-    options = CellOptions.of(config)
-    if config.residual or options.layer_norm or options.zoneout != (0.0, 0.0):
-        name = "residual" if config.residual else "layer_norm" if options.layer_norm else "zoneout"
-        raise ConfigError(f"Keras has no layer for `{name}`; export to another target")
-    layers: list[Layer] = [Embedding("embedding", weights["embedding.weight"])]
-    for k in range(config.num_layers):
-        own = {name: weights[f"layers.{k}.{name}_l0"] for name in _PARAMETERS}
-        bias = own["bias_ih"] + own["bias_hh"]
-        cell = CellWeights(own["weight_ih"], own["weight_hh"], bias)
-        layers.append(
-            LSTMLayer(
-                f"lstm_{k}", cell, activation=options.activation,
-                recurrent_activation=options.recurrent_activation,
-            )
-        )  # fmt: skip
-        if config.output_norm:
-            scale, shift = weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]
-            layers.append(LayerNorm(f"norm_{k}", scale, shift, NORM_EPSILON))
-    if config.output_rank:
-        first = weights["projection.weight"]
-        layers.append(Dense("projection", first, np.zeros(len(first), np.float32)))
-    output = weights["embedding.weight" if config.tie_weights else "output.weight"]
-    layers.append(Dense("output", output, weights["output.bias"]))
-    return LayerStack(tuple(layers), "fastlstm")
 
 
 SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
@@ -134,9 +94,6 @@ class TextSource(Source):
         graph = text_graph(self._weights, self._stored.model_config, is_step=self.is_step)
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
-
-    def stack(self) -> LayerStack:
-        return text_stack(as_floats(self._weights), self._stored.model_config)
 
     def unrounded(self) -> TextSource | None:
         if self.weight_format in ("fp32", self._stored.weight_format):
