@@ -388,8 +388,8 @@ def _proof(source: Source, target: Target, directory: Path, files: dict[str, byt
         exact = compare(source, target.exact_runner(path), limits["fp32"])
         _refuse_wrong(exact)
     limit = limits[source.weight_format]
-    if any(node.kind == "lstm" and node.attributes["options"].layer_norm
-           for node in source.graph().nodes):  # fmt: skip
+    lstms = [node for node in source.graph().nodes if node.kind == "lstm"]
+    if any(node.attributes["options"].layer_norm for node in lstms):
         limit = max(limit, LAYER_NORM_LIMIT)
     proof = prove(source, target.runner(path), limit)
     _refuse_wrong(proof)
@@ -424,11 +424,9 @@ def prove(source: Source, runner: Runner, limit: float) -> Proof:
 
 def compare(source: Source, runner: Runner, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use."""
-    errors = []
-    compared: dict[str, bool] = {}
-    models: tuple[Source | Runner, ...] = (source, runner)
+    errors, compared = [], dict[str, bool]()
     for inputs in source.cases():
-        expected, got = (source.in_units(model.run(inputs)) for model in models)
+        expected, got = source.in_units(source.run(inputs)), source.in_units(runner.run(inputs))
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         due = expected if source.has_state else {name: expected[name] for name in got}
         errors.append({"shapes": shapes, "error": largest_error(due, got)})
@@ -448,10 +446,8 @@ def _rounding(own: Source, source: Source) -> dict[str, float]:
             is_number = np.isfinite(value) & np.isfinite(after[name])
             moved.append(differences(value, after[name])[is_number])
     values = np.concatenate(moved).astype(np.float64)
-    return {
-        "max_error": float(values.max(initial=0.0)),
-        "rms_error": float(np.sqrt(np.mean(values**2))),
-    }
+    rms = float(np.sqrt(np.mean(values**2)))
+    return {"max_error": float(values.max(initial=0.0)), "rms_error": rms}
 
 
 @contextmanager

@@ -223,43 +223,42 @@ class _Forecaster:
             for name in ("past", "future", "statics")
         )
         self._rows = "B" if K == 1 else f"B*{K}"
-        directions = 2 if self._config.bidirectional else 1
-        self._stack = LSTMStack(
-            "lstm.", self._config.hidden_size, self._config.num_layers, directions
-        )
+        self._add_inputs()
+
+    def _add_inputs(self) -> None:
+        g, config = self._g, self._config
+        L, h, F, S = config.input_size, config.horizon, config.num_future, config.num_static
+        self._raw = g.input("past", ("B", L, config.num_targets + config.num_past + F))
+        self._ahead = g.input("future", ("B", h, F)) if F else None
+        self._static = None
+        if S:
+            values = scaled(g, g.input("static", ("B", S)), *self._stored.static_scale.T)
+            features = self._static_features.of(values)
+            self._static = g.linear(features, "static.weight", "static.bias")
 
     def graph(self, levels: Sequence[float]) -> Graph:
         """Returns the graph."""
-        g, config, scaler = self._g, self._config, self._stored.scaler
-        L, h, C, S = config.input_size, config.horizon, config.num_targets, config.num_static
-        columns = C + config.num_past + config.num_future
-        raw = g.input("past", ("B", L, columns))
-        ahead = g.input("future", ("B", h, config.num_future)) if config.num_future else None
-        raw_static = g.input("static", ("B", S)) if S else None
-        past = scaled(g, raw, scaler.mean, scaler.std)
+        g, config, C = self._g, self._config, self._config.num_targets
+        past = self._scaled(self._raw, 0)
         targets = Columns(*(g.slice(part, -1, 0, C) for part in past))
-        covariates = Columns(*(g.slice(part, -1, C, columns) for part in past))
-        unit = None
+        unit, features, queries = None, None, self._queries()
         if self._stored.series is not None:  # a window does not say of which series it is
-            targets, unit = self._of_windows(g.slice(raw, -1, 0, C))
-        static = None
-        if raw_static is not None:
-            values = scaled(g, raw_static, *self._stored.static_scale.T)
-            static = g.linear(self._static_features.of(values), "static.weight", "static.bias")
-        features = self._past_features.of(covariates) if self._past_features.width else None
-        queries = self._queries(raw, ahead, static)
+            targets, unit = self._of_windows(g.slice(self._raw, -1, 0, C))
+        if self._past_features.width:
+            covariates = (g.slice(part, -1, C, int(self._raw.shape[2])) for part in past)
+            features = self._past_features.of(Columns(*covariates))
         if config.stateful:
             at = patch_levels(g, config, targets)
         else:
             at = window_level(g, config, self._network.output.counts, targets)
         is_there = targets.is_there if config.has_missing else None
-        state, last = self._read(at.inputs, is_there, features, static, None)
-        linear = self._linear(at.inputs, ahead) if config.linear else None
+        state, last = self._read(at.inputs, is_there, features)
+        linear = self._linear(at.inputs) if config.linear else None
         if config.decoder == "autoregressive":
-            decoded = self._autoregressive(queries, state, raw, ahead, static, linear)
+            decoded = self._autoregressive(queries, state, linear)
         else:
             decoded = self._decode(queries, *self._states(state, last))
-        decoded = g.slice(decoded, 1, 0, h)
+        decoded = g.slice(decoded, 1, 0, config.horizon)
         if linear is not None:
             decoded = self._moved(decoded, linear)
         self._add_outputs(decoded, at, targets, levels, unit)
@@ -277,13 +276,17 @@ class _Forecaster:
         std = g.binary("maximum", g.unary("sqrt", variance), level * CONSTANT)
         return plain._replace(values=offsets / std), (mean, std)
 
+    def _scaled(self, raw: Value, first: int) -> Columns:
+        """Returns columns in units of their deviation, from the first of them on."""
+        scaler, last = self._stored.scaler, first + int(raw.shape[-1])
+        return scaled(self._g, raw, scaler.mean[first:last], scaler.std[first:last])
+
     def _read(
         self,
         targets: Value,
         is_there: Value | None,
         features: Value | None,
-        static: Value | None,
-        state: State | None,
+        state: State | None = None,
     ) -> tuple[State, Value]:
         """Runs the LSTM over patches of normalised targets `(B, steps, C)`; returns its state and
         the last step's output `(1, B * channels, D * H)`."""
@@ -306,31 +309,35 @@ class _Forecaster:
             shared = shared * np.ones((K, 1), np.float32)
             x = g.concat([x, g.reshape(shared, (n, rows, width))], -1)
         x = g.unary("relu", g.linear(x, "embed.weight", "embed.bias"))
-        if static is not None:
+        if self._static is not None:
             d = config.embed_size
-            whole = g.reshape(x, (n, "B", K, d)) + g.reshape(static, ("B", 1, d))
+            whole = g.reshape(x, (n, "B", K, d)) + g.reshape(self._static, ("B", 1, d))
             x = g.reshape(whole, (n, rows, d))
-        y, state = lstm_layers(g, x, self._stack, state)
+        D = 2 if config.bidirectional else 1
+        stack = LSTMStack("lstm.", config.hidden_size, config.num_layers, D)
+        y, state = lstm_layers(g, x, stack, state)
         return state, g.slice(y, 0, n - 1, n)
 
-    def _linear(self, targets: Value, ahead: Value | None) -> Value:
+    def _linear(self, targets: Value) -> Value:
         """Returns the linear forecast `(B, h, C)` of normalised targets `(B, L, C)` and future
-        covariates `(B, h, F)`."""
+        covariates."""
         g, network = self._g, self._network
         share = network.linear_share
         for name in LINEAR[:2]:
             g.graph.weights[name] = (share * getattr(network, name)).cpu().numpy()
         own = g.linear(g.transpose(targets, (0, 2, 1)), "linear_weight", "linear_bias")
         own = g.transpose(own, (0, 2, 1))
-        if ahead is not None and network.future.num_numbers:
-            features = self._future_features.of(self._scaled_ahead(ahead))
-            for place, weight in enumerate((share * network.linear_future).T.cpu().numpy()):
-                own = own + g.slice(features, -1, place, place + 1) * weight[:, None]
+        if network.future.num_numbers:
+            numbers = g.slice(self._future(), -1, 0, network.future.num_numbers)
+            weight = (share * network.linear_future).cpu().numpy()
+            own = own + g.reduce("sum", numbers * weight, -1)
         return own
 
-    def _scaled_ahead(self, ahead: Value) -> Columns:
-        first, scaler = self._config.num_targets + self._config.num_past, self._stored.scaler
-        return scaled(self._g, ahead, scaler.mean[first:], scaler.std[first:])
+    def _future(self) -> Value:
+        """Returns the features of future covariates, `(B, h, width)`."""
+        assert self._ahead is not None
+        first = self._config.num_targets + self._config.num_past
+        return self._future_features.of(self._scaled(self._ahead, first))
 
     def _states(self, state: State, last: Value) -> tuple[Value, Value]:
         """Returns what is decoded from, h and c `(B * channels, H)`."""
@@ -346,7 +353,7 @@ class _Forecaster:
             both.append(one)
         return both[0], both[1]
 
-    def _queries(self, raw: Value, ahead: Value | None, static: Value | None) -> Value:
+    def _queries(self) -> Value:
         """Returns the query of every future patch, `(m, 1 or B, channels, d)`."""
         g, config, m = self._g, self._config, self._network.num_patches
         position, channel = (
@@ -355,16 +362,15 @@ class _Forecaster:
         places = [np.repeat(position[:, None], len(channel), 1), np.repeat(channel[None], m, 0)]
         queries = g.constant(np.concatenate(places, -1)[:, None])  # (m, 1, channels, d)
         s, h, d = config.patch, config.horizon, config.embed_size
-        if ahead is not None:
-            width = self._future_features.width
-            parts = [self._future_features.of(self._scaled_ahead(ahead))]
+        if self._ahead is not None:
+            width, parts = self._future_features.width, [self._future()]
             if m * s > h:
-                parts.append(repeated(g, raw, np.zeros((m * s - h, width))))
+                parts.append(repeated(g, self._raw, np.zeros((m * s - h, width))))
             patches = g.reshape(g.concat(parts, 1), ("B", m, s * width))
             known = g.linear(g.transpose(patches, (1, 0, 2)), "known.weight", "known.bias")
             queries = queries + g.reshape(known, (m, "B", 1, d))
-        if static is not None:
-            queries = queries + g.reshape(static, (1, "B", 1, d))
+        if self._static is not None:
+            queries = queries + g.reshape(self._static, (1, "B", 1, d))
         return queries
 
     def _decode(self, queries: Value, hidden: Value, cell: Value) -> Value:
@@ -382,18 +388,10 @@ class _Forecaster:
         decoded = g.reshape(decoded, (m, "B", K, s, C // K * each))
         return g.reshape(g.transpose(decoded, (1, 0, 3, 2, 4)), ("B", m * s, C, each))
 
-    def _autoregressive(
-        self,
-        queries: Value,
-        state: State,
-        raw: Value,
-        ahead: Value | None,
-        static: Value | None,
-        linear: Value | None,
-    ) -> Value:
+    def _autoregressive(self, queries: Value, state: State, linear: Value | None) -> Value:
         """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next."""
         g, s = self._g, self._config.patch
-        features = self._known_features(raw, ahead) if self._past_features.width else None
+        features = self._known_features() if self._past_features.width else None
         decoded: list[Value] = []
         for k in range(self._network.num_patches):
             if k:
@@ -401,21 +399,18 @@ class _Forecaster:
                 if linear is not None:
                     own = own + g.slice(linear, 1, (k - 1) * s, k * s)
                 rows = None if features is None else g.slice(features, 1, (k - 1) * s, k * s)
-                state, _ = self._read(own, None, rows, static, state)
+                state, _ = self._read(own, None, rows, state)
             query = g.slice(queries, 0, k, k + 1)
             decoded.append(self._decode(query, *self._states(state, queries)))
         return g.concat(decoded, 1)
 
-    def _known_features(self, raw: Value, ahead: Value | None) -> Value:
+    def _known_features(self) -> Value:
         """Returns features of the horizon's covariates, past ones missing, `(B, h, width)`."""
-        g, config = self._g, self._config
-        C, h = config.num_targets, config.horizon
-        parts = [] if ahead is None else [ahead]
+        config, parts = self._config, [] if self._ahead is None else [self._ahead]
         if config.num_past:
-            unknown = np.full((h, config.num_past), math.nan)
-            parts.insert(0, repeated(g, raw, unknown))
-        scaler = self._stored.scaler
-        values = scaled(g, g.concat(parts, -1), scaler.mean[C:], scaler.std[C:])
+            unknown = np.full((config.horizon, config.num_past), math.nan)
+            parts.insert(0, repeated(self._g, self._raw, unknown))
+        values = self._scaled(self._g.concat(parts, -1), config.num_targets)
         return self._past_features.of(values)
 
     # outputs in the table's units

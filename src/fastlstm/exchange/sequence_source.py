@@ -30,19 +30,10 @@ from fastlstm.exchange.graph import (
 from fastlstm.exchange.source import Arrays, Source, rounded_network
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.ops.cell_options import CellOptions
+from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
 from fastlstm.sequence.files import StoredSequenceModel
-from fastlstm.sequence.layer_stack import (
-    Dense,
-    Dropout,
-    Embedding,
-    Function,
-    Layer,
-    LayerNorm,
-    LSTMLayer,
-    Steps,
-)
 from fastlstm.sequence.model import NetworkConfig
 from fastlstm.sequence.stack_module import StackNetwork
 
@@ -185,7 +176,7 @@ def _stack_outputs(g: GraphBuilder, network: StackNetwork, T: Size) -> Value:
     else:
         x = g.transpose(g.input("values", ("B", T, config.num_columns)), (1, 0, 2))
     lengths = g.input("lengths", ("B",), "int32")
-    before: Layer | None = None
+    before: ls.Layer | None = None
     for k, layer in enumerate(network.stack.layers):
         x = _added(g, f"model.layers.{k}.", layer, before, x, lengths)
         before = layer
@@ -200,22 +191,22 @@ def _mean_of_steps(g: GraphBuilder, y: Value, lengths: Value) -> Value:
 
 
 def _added(
-    g: GraphBuilder, prefix: str, layer: Layer, before: Layer | None, x: Value, lengths: Value
+    g: GraphBuilder, prefix: str, layer: ls.Layer, before: ls.Layer | None, x: Value, lengths: Value
 ) -> Value:
     match layer:
-        case Embedding(masks_zero=False):
+        case ls.Embedding(masks_zero=False):
             return g.gather(f"{prefix}weight", x)
-        case LSTMLayer(reverses=False):
+        case ls.LSTMLayer(reverses=False):
             return _lstm(g, f"{prefix}lstm.", layer, x, lengths)
-        case Dense():
+        case ls.Dense():
             return g.linear(x, f"{prefix}weight", f"{prefix}bias")
-        case LayerNorm():
+        case ls.LayerNorm():
             return g.layer_norm(x, f"{prefix}weight", f"{prefix}bias", layer.epsilon)
-        case Function() if layer.function in FUNCTIONS:
+        case ls.Function() if layer.function in FUNCTIONS:
             return function(g, layer.function, x)
-        case Dropout():
+        case ls.Dropout():
             return x
-        case Steps(part="mean") if isinstance(before, LSTMLayer):
+        case ls.Steps(part="mean") if isinstance(before, ls.LSTMLayer):
             return _mean_of_steps(g, x, lengths)
     raise ConfigError(
         f"the layer '{layer.name}' ({type(layer).__name__}) of this imported model is not exported:"
@@ -223,7 +214,7 @@ def _added(
     )
 
 
-def _lstm(g: GraphBuilder, prefix: str, layer: LSTMLayer, x: Value, lengths: Value) -> Value:
+def _lstm(g: GraphBuilder, prefix: str, layer: ls.LSTMLayer, x: Value, lengths: Value) -> Value:
     H, D = layer.hidden_size, 1 if layer.backward is None else 2
     options = CellOptions(
         activation=layer.activation, recurrent_activation=layer.recurrent_activation

@@ -104,13 +104,10 @@ def largest_error(expected: Arrays, got: Arrays) -> float:
     """
     if not expected or not expected.keys() <= got.keys():
         return float("nan")
-    return float(np.max([_difference(value, got[name]) for name, value in expected.items()]))
-
-
-def _difference(expected: NDArray[Any], got: NDArray[Any]) -> float:
-    if expected.shape != got.shape:
+    pairs = [(value, got[name]) for name, value in expected.items()]
+    if any(value.shape != other.shape for value, other in pairs):
         return float("nan")
-    return float(differences(expected, got).max(initial=0.0))
+    return float(np.max([differences(*pair).max(initial=0.0) for pair in pairs]))
 
 
 def differences(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:

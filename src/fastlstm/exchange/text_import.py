@@ -2,7 +2,7 @@
 
 Its file does not hold the vocabulary, which is given and checked. A model of characters knows them
 by numbers; ours are in the order of Unicode, so the rows of its embedding and of its output are put
-into that order: `Vocabulary.ids`. Layers of several widths get one width: `_EqualLayers`.
+into that order: `Vocabulary.ids`. Layers of several widths get one width: `_equal_layers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,7 @@ from fastlstm.errors import (
     kind_of_value,
 )
 from fastlstm.exchange.text_source import NORM_EPSILON
-from fastlstm.sequence.layer_stack import (
-    CellWeights,
-    Dense,
-    Dropout,
-    Embedding,
-    Layer,
-    LayerNorm,
-    LayerStack,
-    LSTMLayer,
-    Weights,
-)
+from fastlstm.sequence import layer_stack as ls
 from fastlstm.system.fields import check_values
 from fastlstm.system.storage import encode_json, parse_json, read_bytes
 from fastlstm.text.config import ModelConfig
@@ -69,22 +59,22 @@ class Vocabulary:
     unused: tuple[int, ...] = ()
 
 
-def tokens_of(stack: LayerStack) -> int | None:
+def tokens_of(stack: ls.LayerStack) -> int | None:
     """Returns the tokens of a text model, None of a model that reads other values.
 
     One without an embedding reads one-hot vectors: it ends in a softmax as wide as its input.
     """
     layers = stack.logits.layers
     first, last = layers[0], layers[-1]
-    width = len(last.weight) if isinstance(last, Dense) else 0
-    if isinstance(first, Embedding):
+    width = len(last.weight) if isinstance(last, ls.Dense) else 0
+    if isinstance(first, ls.Embedding):
         return width if width == len(first.weight) else None
-    is_one_hot = isinstance(first, LSTMLayer) and first.input_size == width and width > 1
+    is_one_hot = isinstance(first, ls.LSTMLayer) and first.input_size == width and width > 1
     return width if is_one_hot and stack.ends_in_softmax else None
 
 
 def text_files(
-    stack: LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
+    stack: ls.LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
 ) -> tuple[dict[str, bytes], list[str]]:
     """Returns the files of a text run, and what the user should know."""
     lstms, norms, dense = text_parts(stack)
@@ -92,7 +82,7 @@ def text_files(
     cells, output = _equal_layers(lstms, dense[0].weight)
     H = cells[0].weight_hh.shape[1]
     first = stack.layers[0]
-    embed_size = first.weight.shape[1] if isinstance(first, Embedding) else lstms[0].input_size
+    embed_size = first.weight.shape[1] if isinstance(first, ls.Embedding) else lstms[0].input_size
     try:
         config = ModelConfig(
             vocab_size=V, embed_size=embed_size, rnn_size=H, num_layers=len(lstms),
@@ -103,7 +93,7 @@ def text_files(
         check_values(config, MODEL_BOUNDS)
     except ConfigError as error:
         raise FormatError(*error.args) from None
-    if not isinstance(first, Embedding):
+    if not isinstance(first, ls.Embedding):
         own_bytes = sum(layer.forward.weight_ih.nbytes for layer in lstms)
         if 4 * V * embed_size > 16 * own_bytes + _SPARE_BYTES:
             raise FormatError(
@@ -111,8 +101,8 @@ def text_files(
                 " be many times the model"
             )
         notes.append("one-hot input: the embedding is the identity matrix")
-    table = first.weight if isinstance(first, Embedding) else np.eye(embed_size, dtype=np.float32)
-    tensors: dict[str, Weights] = {"embedding.weight": table[vocabulary.ids]}
+    table = first.weight if isinstance(first, ls.Embedding) else np.eye(embed_size)
+    tensors: dict[str, ls.Weights] = {"embedding.weight": table[vocabulary.ids]}
     for k, cell in enumerate(cells):
         own = {"weight_ih": cell.weight_ih, "weight_hh": cell.weight_hh, "bias_ih": cell.bias}
         own["bias_hh"] = np.zeros_like(cell.bias)
@@ -133,18 +123,20 @@ def text_files(
     return {**files, CONFIG_FILE: encode_json(written), MODEL_FILE: weights}, notes
 
 
-def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
+def text_parts(
+    stack: ls.LayerStack,
+) -> tuple[list[ls.LSTMLayer], list[ls.LayerNorm], list[ls.Dense]]:
     """Returns the LSTM layers, the norms behind them, the one or two matrices of the output."""
-    layers = [layer for layer in stack.logits.layers if not isinstance(layer, Dropout)]
-    if isinstance(layers[0], Embedding):
+    layers = [layer for layer in stack.logits.layers if not isinstance(layer, ls.Dropout)]
+    if isinstance(layers[0], ls.Embedding):
         layers = layers[1:]
-    is_body = [isinstance(layer, LSTMLayer | LayerNorm) for layer in layers]
+    is_body = [isinstance(layer, ls.LSTMLayer | ls.LayerNorm) for layer in layers]
     num = (*is_body, False).index(False)
-    lstms = [layer for layer in layers[:num] if isinstance(layer, LSTMLayer)]
-    norms = [layer for layer in layers[:num] if isinstance(layer, LayerNorm)]
-    _check_norms(layers[:num], lstms, norms)
-    dense = [layer for layer in layers[num:] if isinstance(layer, Dense)]
-    others = [layer for layer in layers[num:] if not isinstance(layer, Dense)]
+    lstms = [layer for layer in layers[:num] if isinstance(layer, ls.LSTMLayer)]
+    norms = [layer for layer in layers[:num] if isinstance(layer, ls.LayerNorm)]
+    _check_norms(layers[:num])
+    dense = [layer for layer in layers[num:] if isinstance(layer, ls.Dense)]
+    others = [layer for layer in layers[num:] if not isinstance(layer, ls.Dense)]
     if not lstms or not dense or others or len(dense) > 2:
         wrong = (others or dense[2:] or layers)[0]
         raise FormatError(
@@ -170,22 +162,20 @@ def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], lis
     return lstms, norms, dense
 
 
-def _check_norms(body: Sequence[Layer], lstms: list[LSTMLayer], norms: list[LayerNorm]) -> None:
+def _check_norms(body: list[ls.Layer]) -> None:
     """Raises FormatError where norms are not one behind each LSTM layer, as those of a run."""
-    behind = [type(layer) for layer in body] == [LSTMLayer, LayerNorm] * len(lstms)
-    is_one_width = len({layer.hidden_size for layer in lstms}) == 1
-    if norms and not (
-        behind
-        and is_one_width
-        and all(math.isclose(n.epsilon, NORM_EPSILON, rel_tol=1e-6) for n in norms)
-    ):
+    norms = [layer for layer in body if isinstance(layer, ls.LayerNorm)]
+    behind = [type(layer) for layer in body] == [ls.LSTMLayer, ls.LayerNorm] * len(norms)
+    is_one_width = len({la.hidden_size for la in body if isinstance(la, ls.LSTMLayer)}) == 1
+    is_ours = all(math.isclose(norm.epsilon, NORM_EPSILON, rel_tol=1e-6) for norm in norms)
+    if norms and not (behind and is_one_width and is_ours):
         raise FormatError(
             f"the layer '{norms[0].name}' has no place in a text run: it has none, or one behind"
             f" each LSTM layer, of one width and with the epsilon {NORM_EPSILON:g}"
         )
 
 
-def _notes(stack: LayerStack, lstms: list[LSTMLayer], vocabulary: Vocabulary) -> list[str]:
+def _notes(stack: ls.LayerStack, lstms: list[ls.LSTMLayer], vocabulary: Vocabulary) -> list[str]:
     notes, sizes = list[str](), [layer.hidden_size for layer in lstms]
     if min(sizes) < max(sizes):
         notes.append(
@@ -208,9 +198,9 @@ def _notes(stack: LayerStack, lstms: list[LSTMLayer], vocabulary: Vocabulary) ->
             f"{counted(len(vocabulary.unused), 'token')} of the model stand for no character and"
             f" are left out (number {few}): probabilities are over the others"
         )
-    if any(isinstance(layer, Embedding) and layer.masks_zero for layer in stack.layers):
+    if any(isinstance(layer, ls.Embedding) and layer.masks_zero for layer in stack.layers):
         notes.append("mask_zero: a text has no padding, token 0 is read like any other")
-    rates = [f"{layer.rate:g}" for layer in stack.layers if isinstance(layer, Dropout)]
+    rates = [f"{layer.rate:g}" for layer in stack.layers if isinstance(layer, ls.Dropout)]
     if rates:
         notes.append(f"dropout {', '.join(rates)} acted in training only: not imported")
     return notes
@@ -229,7 +219,9 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
 # layers of one width ------------------------------------------------------------------------------
 
 
-def _equal_layers(layers: list[LSTMLayer], head: Weights) -> tuple[list[CellWeights], Weights]:
+def _equal_layers(
+    layers: list[ls.LSTMLayer], head: ls.Weights
+) -> tuple[list[ls.CellWeights], ls.Weights]:
     """Returns the cells of all layers, as wide as the widest, and the weights `(K, ·)` on the last.
 
     Units that a narrower layer lacks have weights of zero: their state is never read.
@@ -251,11 +243,11 @@ def _equal_layers(layers: list[LSTMLayer], head: Weights) -> tuple[list[CellWeig
             _padded(weight.reshape(4, layer.hidden_size, -1), (4, H, columns)).reshape(4 * H, -1)
             for weight, columns in weights
         )
-        cells.append(CellWeights(ih, hh, bias[:, 0]))
+        cells.append(ls.CellWeights(ih, hh, bias[:, 0]))
     return cells, _padded(head, (len(head), H))
 
 
-def _padded(weight: Weights, shape: tuple[int, ...]) -> Weights:
+def _padded(weight: ls.Weights, shape: tuple[int, ...]) -> ls.Weights:
     """Returns weights with zeros behind them along every axis."""
     sizes = zip(weight.shape, shape, strict=True)
     return np.pad(weight, [(0, size - own) for own, size in sizes])
