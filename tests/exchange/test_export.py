@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import fastlstm
 from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
+from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.text_source import TextSource
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.data.text import prepare_text
@@ -221,8 +221,8 @@ def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
     """Has a weight, or a scale, of every file that is written changed."""
     target = export_module.TARGETS[to]
 
-    def corrupted(source: Any) -> dict[str, bytes]:
-        own = source._weights[name]
+    def corrupted(graph: Graph) -> dict[str, bytes]:
+        own = graph.weights[name]
         if isinstance(own, QuantizedMatrix):
             scales = own.scales.copy()
             scales[3] *= 1.1
@@ -230,9 +230,8 @@ def _corrupt(monkeypatch: pytest.MonkeyPatch, to: str, name: str) -> None:
         else:
             changed = own.copy()
             changed.flat[5] += 0.01
-        bad = copy.copy(source)
-        bad._weights = {**source._weights, name: changed}
-        return target.write(bad)
+        bad = {**graph.weights, name: changed}
+        return target.write(dataclasses.replace(graph, weights=bad))
 
     monkeypatch.setitem(export_module.TARGETS, to, dataclasses.replace(target, write=corrupted))
 
@@ -277,7 +276,7 @@ def test_a_file_that_changes_on_disk_is_found_before_a_runtime_reads_it(
     write, target = export_module.storage.write_file, export_module.TARGETS[to]
     data = b"x" * 1000
     plain = dataclasses.replace(
-        target, write=lambda source: {target.model: data},
+        target, write=lambda graph: {target.model: data},
         runner=None, exact_runner=None,  # either would be a TypeError
     )  # fmt: skip
     monkeypatch.setitem(export_module.TARGETS, to, plain)

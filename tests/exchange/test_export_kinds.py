@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
@@ -19,6 +18,7 @@ import torch
 import fastlstm
 from fastlstm.errors import ConfigError, ExportError
 from fastlstm.exchange import export as export_module
+from fastlstm.exchange.graph import Graph
 from fastlstm.exchange.sequence_source import SequenceSource
 from fastlstm.report.export import export_rows
 from fastlstm.sequence.files import read_sequence_model
@@ -233,13 +233,11 @@ def test_every_row_of_an_embedding_is_checked(
 ) -> None:
     target = export_module.TARGETS["onnx"]
 
-    def corrupted(source: Any) -> dict[str, bytes]:
-        bad = copy.copy(source)
-        bad._graph = copy.copy(source._graph)
-        table = np.array(source._graph.weights["embedding.weight"])
+    def corrupted(graph: Graph) -> dict[str, bytes]:
+        table = np.array(graph.weights["embedding.weight"])
         table[8] += 1
-        bad._graph.weights = {**source._graph.weights, "embedding.weight": table}
-        return target.write(bad)
+        bad = {**graph.weights, "embedding.weight": table}
+        return target.write(dataclasses.replace(graph, weights=bad))
 
     monkeypatch.setitem(export_module.TARGETS, "onnx", dataclasses.replace(target, write=corrupted))
     example = torch.zeros(2, 3, dtype=torch.long)  # row 0 alone

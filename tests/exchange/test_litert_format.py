@@ -13,8 +13,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError, MissingExtraError
 from fastlstm.exchange.graph import Graph, GraphBuilder
-from fastlstm.exchange.litert_file import ALIGNMENT, SIGNATURE
-from fastlstm.exchange.litert_format import LitertRunner, write_litert
+from fastlstm.exchange.litert_format import ALIGNMENT, SIGNATURE, LitertRunner, write_litert
 from fastlstm.exchange.text_source import text_graph
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
@@ -521,7 +520,7 @@ def test_any_number_of_steps_is_refused():
 
 
 def test_too_many_bytes_are_refused(monkeypatch):
-    monkeypatch.setattr("fastlstm.exchange.litert_file.LARGEST_FILE", 1000)
+    monkeypatch.setattr("fastlstm.exchange.litert_format.LARGEST_FILE", 1000)
     config = model_config()
     with pytest.raises(ConfigError, match=r"bytes of weights are more than a \.tflite file"):
         write_litert(text_graph(text_weights(config), config, is_step=True))

@@ -111,6 +111,6 @@ def test_without_tensorflow(
     with pytest.raises(MissingExtraError) as error:
         fastlstm.export(text_run(), to="saved-model", out=tmp_path / "out")
     saved_model_format._tensorflow.cache_clear()
-    said = "--to saved-model needs TensorFlow: pip install 'fastlstm[tensorflow]'"
+    said = "--to saved-model needs tensorflow: pip install 'fastlstm[tensorflow]'"
     assert str(error.value) == said
     assert not (tmp_path / "out").exists()

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fastlstm.exchange.graph import GraphBuilder, Value
+from fastlstm.forecast.model.categorical import CategoricalFeatures
 from fastlstm.forecast.model.config import ForecasterConfig
 
 
@@ -34,24 +36,24 @@ def scaled(
     high, low = _split(mean)
     for part in (high, low):  # float32 alone would move large columns
         if part.any():
-            values = g.binary("sub", values, g.constant(part))
+            values = values - part
     if (std != 1).any():
-        values = g.binary("div", values, g.constant(std.astype(np.float32)))
+        values = values / std.astype(np.float32)
     if mean.any():
         values = g.where(is_there, values, 0.0)
     return Columns(values, is_there)
 
 
-def unscaled(g: GraphBuilder, values: Value, mean: Any, std: Any) -> Value:
+def unscaled(values: Value, mean: Any, std: Any) -> Value:
     """Returns targets in the table's units; mean and std, arrays or values of the graph, are
     broadcast to them."""
-    if not isinstance(mean, np.ndarray):
-        return g.binary("add", g.binary("mul", values, std), mean)
+    if isinstance(mean, Value):
+        return values * std + mean
     if (std != 1).any():
-        values = g.binary("mul", values, g.constant(std.astype(np.float32)))
+        values = values * std.astype(np.float32)
     for part in reversed(_split(mean)):
         if part.any():
-            values = g.binary("add", values, g.constant(part))
+            values = values + part
     return values
 
 
@@ -61,47 +63,34 @@ def _split(mean: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.f
 
 
 class Features:
-    """`forecast.model.categorical.CategoricalFeatures` in a graph: categorical columns by position
-    and size, float32 embeddings of each, unknown values last; `width` is that of the output."""
+    """`CategoricalFeatures` in a graph; `width` is that of the output."""
 
-    def __init__(
-        self,
-        g: GraphBuilder,
-        name: str,
-        num_columns: int,
-        categories: tuple[tuple[int, int], ...],
-        tables: Sequence[NDArray[np.float32]],
-    ) -> None:
-        self._g, self._categories = g, categories
-        self._names = [f"{name}.embeddings.{k}.trained" for k in range(len(tables))]
-        g.graph.weights.update(zip(self._names, tables, strict=True))
-        self._numbers = sorted(set(range(num_columns)).difference(p for p, _ in categories))
-        self.width = len(self._numbers) + sum(table.shape[1] for table in tables)
+    def __init__(self, g: GraphBuilder, name: str, module: CategoricalFeatures) -> None:
+        self._g, self._module, self.width = g, module, module.width
+        self._names = [f"{name}.embeddings.{k}.trained" for k in range(len(module.categories))]
+        with torch.no_grad():
+            parts = zip(self._names, module.embeddings, module.categories, strict=True)
+            for table, embedding, (_, table_size) in parts:
+                rows = torch.arange(table_size + 1)  # not trained ones have the mean
+                g.graph.weights[table] = embedding(rows).numpy()
 
     def of(self, columns: Columns) -> Value:
         """Returns features `(…, width)` of columns `(…, num_columns)`."""
-        g, values = self._g, columns.values
-        parts = [g.slice(values, -1, first, last) for first, last in _runs(self._numbers)]
-        for (place, size), table in zip(self._categories, self._names, strict=True):
-            one = (g.slice(part, -1, place, place + 1) for part in columns)
-            parts.append(g.gather(table, _codes(g, Columns(*one), size)))
+        g, module = self._g, self._module
+        parts = [g.slice(columns.values, -1, a, b) for a, b in _runs(module.places)]
+        for (place, size), table in zip(module.categories, self._names, strict=True):
+            codes, is_there = (g.slice(part, -1, place, place + 1) for part in columns)
+            is_negative = g.binary("less", codes, 0.0)
+            codes = g.where(is_there, g.binary("minimum", codes, float(size)), float(size))
+            codes = g.where(g.unary("not", is_negative), codes, float(size))
+            parts.append(g.gather(table, g.cast(g.reshape(codes, codes.shape[:-1]), "int32")))
         return g.concat(parts, -1)
-
-
-def _codes(g: GraphBuilder, column: Columns, size: int) -> Value:
-    """Returns numbers of names `(B, …)` int32, `size` for unknown ones."""
-    codes = column.values
-    is_negative = g.binary("less", codes, 0.0)
-    codes = g.where(column.is_there, g.binary("minimum", codes, float(size)), float(size))
-    codes = g.where(g.unary("not", is_negative), codes, float(size))
-    return g.cast(g.reshape(codes, codes.shape[:-1]), "int32")
 
 
 def repeated(g: GraphBuilder, rows: Value, array: Any) -> Value:
     """Returns an array `(k, n)` once for each of the rows `(B, …, …)`: `(B, k, n)`."""
     is_nan = g.unary("is_nan", g.slice(g.slice(rows, 1, 0, 1), 2, 0, 1))
-    none = g.binary("mul", g.cast(is_nan, "float32"), 0.0)
-    return g.binary("add", none, g.constant(np.asarray(array, np.float32)))
+    return g.cast(is_nan, "float32") * 0.0 + np.asarray(array, np.float32)
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
@@ -131,6 +120,14 @@ class Levels(NamedTuple):
     shift: Value | None = None
     scale: Value | None = None
 
+    def restored(self, g: GraphBuilder, value: Value, is_width: bool = False) -> Value:
+        """Returns values `(B, h, C)` or `(B, h, C, ·)` put back; a width is not shifted."""
+        for kind, part in (("mul", self.scale), ("add", None if is_width else self.shift)):
+            if part is not None:
+                rest = (1,) * (len(value.shape) - 3)
+                value = g.binary(kind, value, g.reshape(part, (*part.shape, *rest)))
+        return value
+
 
 def window_level(
     g: GraphBuilder, config: ForecasterConfig, is_counts: bool, targets: Columns
@@ -138,24 +135,19 @@ def window_level(
     """Returns the targets of windows as `ForecastNetwork.forward` normalises them."""
     values, L = targets.values, config.input_size
     if is_counts:
-        mean = present_mean(g, targets)
-        scale = g.binary("add", g.unary("relu", mean), 1.0)
-        return Levels(g.binary("div", values, scale), None, scale)
+        scale = g.unary("relu", present_mean(g, targets)) + 1.0
+        return Levels(values / scale, None, scale)
     if config.normalize == "none":
         return Levels(values)
     if config.normalize == "standard":
-        mean = present_mean(g, targets)
-        offsets = _where_present(g, config, g.binary("sub", values, mean), targets.is_there)
-        square = g.binary("mul", offsets, offsets)
-        variance = present_mean(g, targets._replace(values=square), default=1.0)
-        scale = g.unary("sqrt", g.binary("add", variance, 1e-5))
-        return Levels(g.binary("div", offsets, scale), mean, scale)
+        mean, offsets, variance = moments(g, targets, default=1.0)
+        scale = g.unary("sqrt", variance + 1e-5)
+        return Levels(offsets / scale, mean, scale)
     if config.has_missing:
         last = _pick(g, targets, np.arange(1, L + 1), axis=1)
     else:
         last = g.slice(values, 1, L - 1, L)
-    offsets = _where_present(g, config, g.binary("sub", values, last), targets.is_there)
-    return Levels(offsets, last)
+    return Levels(g.where(targets.is_there, values - last, 0.0), last)
 
 
 def patch_levels(g: GraphBuilder, config: ForecasterConfig, targets: Columns) -> Levels:
@@ -188,26 +180,27 @@ def patch_levels(g: GraphBuilder, config: ForecasterConfig, targets: Columns) ->
             is_none = g.binary("equal", before, 0.0)
             others = g.where(is_none, g.slice(first, 1, 1, n), others)
         level = g.concat([level, others], 1)
-    offsets = g.binary("sub", patches.values, g.reshape(level, ("B", n, 1, C)))
-    offsets = g.reshape(offsets, ("B", L, C))
-    offsets = _where_present(g, config, offsets, targets.is_there)
+    offsets = patches.values - g.reshape(level, ("B", n, 1, C))
+    offsets = g.where(targets.is_there, g.reshape(offsets, ("B", L, C)), 0.0)
     return Levels(offsets, g.slice(last, 1, n - 1, n))
-
-
-def _where_present(
-    g: GraphBuilder, config: ForecasterConfig, values: Value, is_there: Value
-) -> Value:
-    return g.where(is_there, values, 0.0) if config.has_missing else values
 
 
 def present_mean(g: GraphBuilder, targets: Columns, default: float = 0.0) -> Value:
     """Returns the mean over the steps `(B, L, C)` that are there, `(B, 1, C)`."""
     count = g.reduce("sum", g.cast(targets.is_there, "float32"), 1)
-    total = g.reduce("sum", targets.values, 1)
-    mean = g.binary("div", total, g.binary("maximum", count, 1.0))
+    mean = g.reduce("sum", targets.values, 1) / g.binary("maximum", count, 1.0)
     if default:
         mean = g.where(g.binary("less", count, 1.0), g.constant(np.float32(default)), mean)
     return mean
+
+
+def moments(g: GraphBuilder, targets: Columns, default: float = 0.0) -> tuple[Value, Value, Value]:
+    """Returns mean `(B, 1, C)`, offsets from it `(B, L, C)` and variance of the steps that are
+    there; `default` is the variance of none."""
+    mean = present_mean(g, targets)
+    offsets = g.where(targets.is_there, targets.values - mean, 0.0)
+    variance = present_mean(g, targets._replace(values=offsets * offsets), default)
+    return mean, offsets, variance
 
 
 def _pick(g: GraphBuilder, targets: Columns, order: np.ndarray, axis: int) -> Value:
@@ -226,8 +219,7 @@ def _carried(g: GraphBuilder, last: Value, some: Value, n: int) -> tuple[Value, 
     while distance < n:
         shifted = []
         for value in (last, some):
-            start = g.slice(value, 1, 0, distance)
-            none = g.binary("mul", start, 0.0)
+            none = g.slice(value, 1, 0, distance) * 0.0
             shifted.append(g.concat([none, g.slice(value, 1, 0, n - distance)], 1))
         last = g.where(g.binary("equal", some, 0.0), shifted[0], last)
         some = g.binary("maximum", some, shifted[1])

@@ -81,7 +81,7 @@ class Target:
     """
 
     model: str
-    write: Callable[[Source], dict[str, bytes]]
+    write: Callable[[Graph], dict[str, bytes]]
     runner: Callable[[Path], Runner]
     limits: Mapping[str, float]
     has_loops: bool = True
@@ -89,20 +89,19 @@ class Target:
     exact_runner: Callable[[Path], Runner] | None = None
 
 
-def _saved_model(source: Source) -> dict[str, bytes]:
-    return {f"1/{name}": data for name, data in write_saved_model(source.graph()).items()}
+def _saved_model(graph: Graph) -> dict[str, bytes]:
+    return {f"1/{name}": data for name, data in write_saved_model(graph).items()}
 
 
-def _torch(source: Source) -> dict[str, bytes]:
-    graph = source.graph()
+def _torch(graph: Graph) -> dict[str, bytes]:
     files = {"model.pt2": write_torch(graph)}
     if graph.name == TEXT_GRAPH:  # other models have names of their own
         files["model.safetensors"] = state_dict_file(graph)
     return files
 
 
-def _one_file(name: str, write: Callable[[Graph], bytes]) -> Callable[[Source], dict[str, bytes]]:
-    return lambda source: {name: write(source.graph())}
+def _one_file(name: str, write: Callable[[Graph], bytes]) -> Callable[[Graph], dict[str, bytes]]:
+    return lambda graph: {name: write(graph)}
 
 
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
@@ -110,8 +109,8 @@ _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
 """Of int8 the activations are rounded too, by LiteRT's kernels."""
 TARGETS = {
     "keras": Target(
-        "model.keras", lambda source: {"model.keras": write_keras(source.stack())}, KerasRunner,
-        {"fp32": 1e-5}, has_state=False,
+        "model.keras", _one_file("model.keras", write_keras), KerasRunner, {"fp32": 1e-5},
+        has_state=False,
     ),
     "litert": Target(
         "model.tflite", _one_file("model.tflite", write_litert), LitertRunner, _LITERT,
@@ -266,7 +265,8 @@ def _published(name: str, source: Source, to: str, path: Path, check: bool) -> E
     """Writes beside `path`, checks, and gives it that name."""
     target = TARGETS[to]
     with storage.storage_errors(path, "write the export"), staged_directory(path) as staged:
-        files = target.write(source)
+        graph = source.graph()
+        files = target.write(graph)
         num_bytes = (
             sum(map(len, files.values())) if to == "saved-model" else len(files[target.model])
         )
@@ -275,7 +275,7 @@ def _published(name: str, source: Source, to: str, path: Path, check: bool) -> E
             (staged / file).parent.mkdir(parents=True, exist_ok=True)
             storage.write_file(staged / file, data)
         proof = _proof(source, target, staged, files) if check else None
-        inputs, outputs = _signature(source)
+        inputs, outputs = _signature(source, graph)
         report = ExportReport(
             source=name, kind=source.kind, target=to, path=os.fspath(path),
             model=target.model, num_bytes=num_bytes,
@@ -287,9 +287,8 @@ def _published(name: str, source: Source, to: str, path: Path, check: bool) -> E
     return report
 
 
-def _signature(source: Source) -> tuple[list[Value], list[Value]]:
+def _signature(source: Source, graph: Graph) -> tuple[list[Value], list[Value]]:
     """Returns inputs and outputs of the file; a Keras file has tokens and logits, batch first."""
-    graph = source.graph()
     if source.has_state:
         return graph.inputs, graph.outputs
     logits = Value("logits", "float32", ("B", "T", graph.outputs[0].shape[-1]))
@@ -298,6 +297,10 @@ def _signature(source: Source) -> tuple[list[Value], list[Value]]:
 
 def _set_form(source: Source, to: str, step: bool, length: int | None) -> None:
     target = TARGETS[to]
+    if to == "keras" and source.kind != "text":
+        raise ConfigError(
+            f"Keras files hold text models, and this is a {source.kind}; export it to onnx"
+        )
     if length is not None and (source.kind != "sequence" or target.has_loops):
         raise ConfigError(
             f"`length={length!r}` is for sequence models that go to litert; leave it out"
@@ -385,8 +388,8 @@ def _proof(source: Source, target: Target, directory: Path, files: dict[str, byt
         exact = compare(source, target.exact_runner(path), limits["fp32"])
         _refuse_wrong(exact)
     limit = limits[source.weight_format]
-    if any(node.kind == "lstm" and node.attributes["options"].layer_norm
-           for node in source.graph().nodes):  # fmt: skip
+    lstms = [node for node in source.graph().nodes if node.kind == "lstm"]
+    if any(node.attributes["options"].layer_norm for node in lstms):
         limit = max(limit, LAYER_NORM_LIMIT)
     proof = prove(source, target.runner(path), limit)
     _refuse_wrong(proof)
@@ -421,11 +424,9 @@ def prove(source: Source, runner: Runner, limit: float) -> Proof:
 
 def compare(source: Source, runner: Runner, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use."""
-    errors = []
-    compared: dict[str, bool] = {}
-    models: tuple[Source | Runner, ...] = (source, runner)
+    errors, compared = [], dict[str, bool]()
     for inputs in source.cases():
-        expected, got = (source.in_units(model.run(inputs)) for model in models)
+        expected, got = source.in_units(source.run(inputs)), source.in_units(runner.run(inputs))
         shapes = {name: list(array.shape) for name, array in inputs.items()}
         due = expected if source.has_state else {name: expected[name] for name in got}
         errors.append({"shapes": shapes, "error": largest_error(due, got)})
@@ -445,10 +446,8 @@ def _rounding(own: Source, source: Source) -> dict[str, float]:
             is_number = np.isfinite(value) & np.isfinite(after[name])
             moved.append(differences(value, after[name])[is_number])
     values = np.concatenate(moved).astype(np.float64)
-    return {
-        "max_error": float(values.max(initial=0.0)),
-        "rms_error": float(np.sqrt(np.mean(values**2))),
-    }
+    rms = float(np.sqrt(np.mean(values**2)))
+    return {"max_error": float(values.max(initial=0.0)), "rms_error": rms}
 
 
 @contextmanager

@@ -8,8 +8,8 @@ its own, and the written file is checked against the network.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,27 @@ Size = int | str
 
 @dataclass(frozen=True)
 class Value:
-    """An input or a result of an operation."""
+    """An input or a result of an operation; + - * / add an operation to its builder."""
 
     name: str
     dtype: DType
     shape: tuple[Size, ...]
+    builder: ClassVar[GraphBuilder]  # of each value; no field, which a report would hold
+
+    def __add__(self, other: Operand) -> Value:
+        return self.builder.binary("add", self, other)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.builder.binary("sub", self, other)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.builder.binary("mul", self, other)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.builder.binary("div", self, other)
+
+
+Operand = Value | float | NDArray[Any]
 
 
 class Node(NamedTuple):
@@ -79,13 +95,19 @@ class GraphBuilder:
 
     def __init__(self, name: str, weights: dict[str, NDArray[Any] | QuantizedMatrix]) -> None:
         self.graph = Graph(name, dict(weights))
-        self._count = 0
+        self.count = 0
 
     def input(self, name: str, shape: Sequence[Size], dtype: DType = "float32") -> Value:
         """Adds an input."""
-        value = Value(name, dtype, tuple(shape))
+        value = self.bound(Value(name, dtype, tuple(shape)))
         self.graph.inputs.append(value)
         return value
+
+    def bound(self, value: Value) -> Value:
+        """Returns a value whose arithmetic adds operations here."""
+        bound = replace(value)
+        object.__setattr__(bound, "builder", self)
+        return bound
 
     def output(self, name: str, value: Value) -> None:
         """Makes a value a result, under this name."""
@@ -141,9 +163,9 @@ class GraphBuilder:
         """Normalises the last axis."""
         return self._add("layer_norm", (x,), x.shape, weight=weight, bias=bias, eps=eps)
 
-    def binary(self, kind: str, a: Value, b: Value | float) -> Value:
+    def binary(self, kind: str, a: Value, b: Operand) -> Value:
         """Returns add, sub, mul, div, maximum, minimum; of `equal` and `less` bool."""
-        right = b if isinstance(b, Value) else self.constant(self._number(a, b))
+        right = b if isinstance(b, Value) else self.constant(np.asarray(b, a.dtype))
         shape = _broadcast(a.shape, right.shape)
         return self._add(kind, (a, right), shape, "bool" if kind in ("equal", "less") else a.dtype)
 
@@ -155,9 +177,9 @@ class GraphBuilder:
         """Returns `x` in another type; floats are cut to whole numbers."""
         return self._add("cast", (x,), x.shape, dtype, to=dtype)
 
-    def where(self, condition: Value, a: Value, b: Value | float) -> Value:
+    def where(self, condition: Value, a: Value, b: Operand) -> Value:
         """Returns `a` where the condition is True, else `b`."""
-        other = b if isinstance(b, Value) else self.constant(self._number(a, b))
+        other = b if isinstance(b, Value) else self.constant(np.asarray(b, a.dtype))
         shape = _broadcast(_broadcast(condition.shape, a.shape), other.shape)
         return self._add("where", (condition, a, other), shape, a.dtype)
 
@@ -201,6 +223,13 @@ class GraphBuilder:
         shape = [1 if k == axis else size for k, size in enumerate(x.shape)]
         return self._add(kind, (x,), shape, x.dtype, axis=axis)
 
+    def split(self, x: Value, parts: int) -> tuple[Value, ...]:
+        """Returns equal parts along the last axis, of known length."""
+        shape = (*x.shape[:-1], _known(x.shape[-1]) // parts)
+        outputs = tuple(self._new(shape, x.dtype) for _ in range(parts))
+        self.graph.nodes.append(Node("split", (x,), outputs, {}))
+        return outputs
+
     def sort(self, x: Value) -> Value:
         """Returns `x` with its last axis, of known length, in ascending order."""
         return self._add("sort", (x,), x.shape, x.dtype)
@@ -208,16 +237,15 @@ class GraphBuilder:
     def softmax(self, x: Value, axis: int = -1) -> Value:
         """Returns shares along an axis."""
         shares = self.unary("exp", self._below_largest(x, axis))
-        return self.binary("div", shares, self.reduce("sum", shares, axis))
+        return shares / self.reduce("sum", shares, axis)
 
     def log_softmax(self, x: Value, axis: int = -1) -> Value:
         """Returns the logarithm of shares along an axis."""
         below = self._below_largest(x, axis)
-        total = self.reduce("sum", self.unary("exp", below), axis)
-        return self.binary("sub", below, self.unary("log", total))
+        return below - self.unary("log", self.reduce("sum", self.unary("exp", below), axis))
 
     def _below_largest(self, x: Value, axis: int) -> Value:
-        return self.binary("sub", x, self.reduce("max", x, axis))
+        return x - self.reduce("max", x, axis)
 
     def _add(
         self,
@@ -235,12 +263,8 @@ class GraphBuilder:
     def _new(
         self, shape: Sequence[Size], dtype: DType = "float32", name: str | None = None
     ) -> Value:
-        self._count += 1
-        return Value(name or f"value_{self._count}", dtype, tuple(shape))
-
-    @staticmethod
-    def _number(like: Value, number: float) -> NDArray[Any]:
-        return np.asarray(number, like.dtype)
+        self.count += 1
+        return self.bound(Value(name or f"value_{self.count}", dtype, tuple(shape)))
 
 
 class LSTMStack(NamedTuple):
@@ -289,12 +313,35 @@ def _names(stack: LSTMStack, layer: int, suffix: str) -> tuple[str, str, tuple[s
     return w_ih, w_hh, tuple(biases) if stack.has_bias else ()
 
 
+def both_ways(g: GraphBuilder, state: Value) -> Value:
+    """Returns h or c `(D, B, H)` of a layer as `(B, D * H)`."""
+    D, B, H = state.shape
+    return g.reshape(g.transpose(state, (1, 0, 2)), (B, _known(D) * _known(H)))
+
+
 def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
     """Returns zeros of a shape `(D, 1, H)` with the batch of `x` `(T, B, I)`: `(D, B, H)`."""
     first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
     is_nan = g.unary("is_nan", g.slice(first, 2, 0, 1))
-    none = g.binary("mul", g.cast(is_nan, "float32"), 0.0)  # 0 for any number
-    return g.binary("add", none, g.constant(np.zeros(shape, np.float32)))
+    none = g.cast(is_nan, "float32") * 0.0  # 0 for any number
+    return none + np.zeros(shape, np.float32)
+
+
+def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) -> Graph:
+    """Returns the graph with the operations of these kinds made of others, by functions of a
+    builder and of what a node has."""
+    g = GraphBuilder(graph.name, graph.weights)
+    g.graph.inputs, g.graph.outputs, g.graph.metadata = graph.inputs, graph.outputs, graph.metadata
+    g.count = sum(len(node.outputs) for node in graph.nodes)
+    made: dict[str, Value] = {}
+    for node in graph.nodes:
+        inputs = tuple(g.bound(made.get(value.name, value)) for value in node.inputs)
+        if node.kind in kinds:
+            results = kinds[node.kind](g, *inputs, **node.attributes)
+            made |= zip((value.name for value in node.outputs), results, strict=True)
+        else:
+            g.graph.nodes.append(node._replace(inputs=inputs))
+    return g.graph
 
 
 def interpret(
@@ -317,6 +364,44 @@ def reshaped(node: Node, lengths: Any) -> list[Any]:
         size if isinstance(size, int) else lengths[k] if before[k : k + 1] == (size,) else -1
         for k, size in enumerate(after)
     ]
+
+
+# functions ------------------------------------------------------------------------------------
+
+_SELU, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _hard_sigmoid(g: GraphBuilder, x: Value, slope: float) -> Value:
+    return g.binary("minimum", g.binary("maximum", x * slope + 0.5, 0.0), 1.0)
+
+
+def _softsign(g: GraphBuilder, x: Value) -> Value:
+    return x / (g.binary("maximum", x, x * -1.0) + 1.0)
+
+
+def _elu(g: GraphBuilder, x: Value, alpha: float = 1.0, scale: float = 1.0) -> Value:
+    below = g.unary("exp", g.binary("minimum", x, 0.0)) - 1.0
+    return (g.unary("relu", x) + below * alpha) * scale
+
+
+_FUNCTIONS: dict[str, Callable[[GraphBuilder, Value], Value]] = {
+    "linear": lambda g, x: x, "softsign": _softsign, "elu": _elu,
+    "hard_sigmoid": lambda g, x: _hard_sigmoid(g, x, 1 / 6),
+    "hard_sigmoid_0.2": lambda g, x: _hard_sigmoid(g, x, 0.2),
+    "selu": lambda g, x: _elu(g, x, _SELU, _SELU_SCALE),
+    "silu": lambda g, x: x * g.unary("sigmoid", x),
+    "exponential": lambda g, x: g.unary("exp", x),
+    "softmax": GraphBuilder.softmax, "log_softmax": GraphBuilder.log_softmax,
+}  # fmt: skip
+FUNCTIONS = (*_FUNCTIONS, "relu", "tanh", "sigmoid", "softplus")
+
+
+def function(g: GraphBuilder, name: str, x: Value) -> Value:
+    """Returns one of `FUNCTIONS`, or an activation of the cell, of `x`."""
+    return _FUNCTIONS[name](g, x) if name in _FUNCTIONS else g.unary(name, x)
+
+
+# shapes -----------------------------------------------------------------------------------------
 
 
 def _broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:

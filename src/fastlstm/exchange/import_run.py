@@ -15,8 +15,6 @@ from fastlstm.errors import ConfigError, FormatError, RunDirectoryError, kind_of
 from fastlstm.exchange.keras_model import read_archive, read_hdf5_model
 from fastlstm.exchange.model_file import (
     kind_of_file,
-    read_hdf5,
-    read_keras_archive,
     read_model_file,
     read_onnx,
     read_safetensors,
@@ -185,9 +183,9 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
             case "directory":
                 raise _directory(file)
             case "keras":
-                stack = read_archive(read_keras_archive(data, file), file)
+                stack = read_archive(data, file)
             case "hdf5":
-                stack = read_hdf5_model(read_hdf5(data, file), file)
+                stack = read_hdf5_model(data, file)
             case "safetensors":
                 stack = read_state(read_safetensors(data, file), file, activation)
             case "torch":

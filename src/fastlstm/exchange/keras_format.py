@@ -1,4 +1,4 @@
-"""Keras files (.keras): written from a `LayerStack` without Keras, run by Keras itself."""
+"""Keras files (.keras): written from a `Graph` without Keras, run by Keras itself."""
 
 from __future__ import annotations
 
@@ -14,19 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import MissingExtraError
-from fastlstm.sequence.layer_stack import (
-    Dense,
-    Embedding,
-    Layer,
-    LayerNorm,
-    LayerStack,
-    LSTMLayer,
-)
+from fastlstm.errors import ConfigError
+from fastlstm.exchange.graph import Graph, Node
+from fastlstm.exchange.source import needed
 from fastlstm.system.environment import default_keras_backend, quiet_tensorflow
 
 KERAS_VERSION = "3.5.0"
 """The oldest that reads these files."""
+_ON_STATES = ("slice", "concat", "identity")
 _DATE = (1980, 1, 1, 0, 0, 0)
 _DTYPE = {
     "module": "keras", "class_name": "DTypePolicy", "config": {"name": "float32"},
@@ -34,25 +29,25 @@ _DTYPE = {
 }  # fmt: skip
 
 
-def write_keras(stack: LayerStack) -> bytes:
-    """Returns a Sequential model of Keras 3 of a text model; its input is `(batch, time)`."""
-    try:
-        import h5py
-    except ImportError:
-        raise _missing("h5py") from None
-    shape = [None, None]
+def write_keras(graph: Graph) -> bytes:
+    """Returns a Sequential model of Keras 3 of a text model's graph, which starts from the zero
+    state; its input is `(batch, time)`."""
+    h5py = needed("h5py", "keras")
+    shape, weights = [None, None], graph.float_arrays()
     layers = [_described("InputLayer", batch_shape=shape, name="input", dtype="int32")]
     numbers: Counter[str] = Counter()
     buffer = io.BytesIO()
     with h5py.File(buffer, "w", track_order=False) as file:
         file.create_group("vars")
-        for layer in stack.layers:
-            kind, config, path, arrays = _layer(layer)
-            layers.append(_described(kind, name=layer.name, dtype=_DTYPE, **config))
-            place = f"{path}_{numbers[path]}" if numbers[path] else path
+        for node in graph.nodes:
+            if node.kind in _ON_STATES:
+                continue
+            kind, path, config, arrays = _layer(node, weights)
+            name = f"{path}_{numbers[path]}" if numbers[path] else path
+            layers.append(_described(kind, name=name, dtype=_DTYPE, **config))
             numbers[path] += 1
             inner = "cell/vars" if kind == "LSTM" else "vars"
-            group = file.create_group(f"layers/{place}").require_group(inner)
+            group = file.create_group(f"layers/{name}").require_group(inner)
             for number, array in enumerate(arrays):
                 group.create_dataset(str(number), data=np.ascontiguousarray(array))
     config = {"name": "fastlstm", "trainable": True, "dtype": _DTYPE, "layers": layers}
@@ -78,32 +73,37 @@ def _described(kind: str, **config: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _layer(layer: Layer) -> tuple[str, dict[str, Any], str, list[NDArray[np.float32]]]:
-    """Returns class, options, place in the file of weights, and arrays; the gates of Keras are in
-    torch's order."""
-    match layer:
-        case Embedding():
-            V, E = layer.weight.shape
-            return "Embedding", {"input_dim": V, "output_dim": E}, "embedding", [layer.weight]
-        case LSTMLayer():
-            cell = layer.forward
-            options: dict[str, Any] = {
-                "units": layer.hidden_size, "return_sequences": True,
-                "activation": layer.activation,
-                "recurrent_activation": layer.recurrent_activation,
+def _layer(
+    node: Node, weights: Mapping[str, NDArray[np.float32]]
+) -> tuple[str, str, dict[str, Any], list[NDArray[np.float32]]]:
+    """Returns class, its name in files, options, and arrays; the gates of Keras are in torch's
+    order."""
+    match node.kind, node.attributes:
+        case "gather", {"table": table}:
+            V, E = weights[table].shape
+            return "Embedding", "embedding", {"input_dim": V, "output_dim": E}, [weights[table]]
+        case "lstm", {"directions": [(w_ih, w_hh, biases)], "options": options, "hidden_size": H}:
+            if options.layer_norm or options.zoneout != (0.0, 0.0):
+                raise _no_layer("layer_norm" if options.layer_norm else "zoneout")
+            config = {
+                "units": H, "return_sequences": True, "activation": options.activation,
+                "recurrent_activation": options.recurrent_activation,
             }  # fmt: skip
-            return "LSTM", options, "lstm", [cell.weight_ih.T, cell.weight_hh.T, cell.bias]
-        case Dense():
-            return "Dense", {"units": len(layer.bias)}, "dense", [layer.weight.T, layer.bias]
-        case LayerNorm():
-            options = {"axis": [-1], "epsilon": layer.epsilon}
-            arrays = [layer.weight, layer.bias]
-            return "LayerNormalization", options, "layer_normalization", arrays
-    raise AssertionError(f"no text model has {layer.name}")
+            bias = np.sum([weights[name] for name in biases], 0)
+            return "LSTM", "lstm", config, [weights[w_ih].T, weights[w_hh].T, bias]
+        case "linear", {"weight": weight, "bias": bias}:
+            K = len(weights[weight])
+            bias = weights[bias] if bias else np.zeros(K, np.float32)
+            return "Dense", "dense", {"units": K}, [weights[weight].T, bias]
+        case "layer_norm", {"weight": weight, "bias": bias, "eps": eps}:
+            arrays = [weights[weight], weights[bias]]
+            config = {"axis": [-1], "epsilon": eps}
+            return "LayerNormalization", "layer_normalization", config, arrays
+    raise _no_layer("residual")
 
 
-def _missing(package: str) -> MissingExtraError:
-    return MissingExtraError(f"--to keras needs {package}: pip install 'fastlstm[keras]'")
+def _no_layer(option: str) -> ConfigError:
+    return ConfigError(f"Keras has no layer for `{option}`; export to another target")
 
 
 class KerasRunner:
@@ -112,10 +112,7 @@ class KerasRunner:
     def __init__(self, path: Path) -> None:
         quiet_tensorflow()
         default_keras_backend("torch")
-        try:
-            import keras
-        except ImportError:
-            raise _missing("keras") from None
+        keras = needed("keras", "keras")
         self.version = f"keras {keras.__version__} on {keras.backend.backend()}"
         self._model = keras.saving.load_model(path, compile=False)
         self._to_numpy = keras.ops.convert_to_numpy

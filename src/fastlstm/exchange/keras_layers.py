@@ -12,20 +12,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import FormatError
 from fastlstm.ops.cell_options import ACTIVATIONS
-from fastlstm.sequence.layer_stack import (
-    FUNCTIONS,
-    CellWeights,
-    Dense,
-    Dropout,
-    Embedding,
-    Function,
-    Layer,
-    LayerNorm,
-    LSTMLayer,
-    Merge,
-    Steps,
-    Weights,
-)
+from fastlstm.sequence import layer_stack as ls
 
 Arrays = list[NDArray[np.float32]]
 _OTHER_NAMES = {"swish": "silu", "exp": "exponential"}
@@ -130,7 +117,7 @@ def name_of(settings: Mapping[str, Any]) -> str:
     return str(named or settings.get("name") or settings.get("class_name"))[:80]
 
 
-def read_layer(layer: KerasLayer) -> list[Layer]:
+def read_layer(layer: KerasLayer) -> list[ls.Layer]:
     """Returns the layers of a stack that one layer of Keras is."""
     reader = _READERS.get(layer.kind)
     if reader is None:
@@ -141,12 +128,12 @@ def read_layer(layer: KerasLayer) -> list[Layer]:
     return reader(layer)
 
 
-def output_shape(layer: KerasLayer, before: list[Layer]) -> tuple[int, ...]:
+def output_shape(layer: KerasLayer, before: list[ls.Layer]) -> tuple[int, ...]:
     """Returns the shape that a Reshape behind a Dense layer, or the Squeeze of its one column,
     gives the output of one sequence."""
     if layer.kind == "Squeeze":
-        dense = next((la for la in before[::-1] if not isinstance(la, Function)), None)
-        if not isinstance(dense, Dense) or len(dense.weight) > 1:
+        dense = next((la for la in before[::-1] if not isinstance(la, ls.Function)), None)
+        if not isinstance(dense, ls.Dense) or len(dense.weight) > 1:
             raise FormatError(
                 f"the layer '{layer.name}' is a Squeeze; imported is one at the end, behind a Dense"
                 " layer of one unit"
@@ -155,7 +142,7 @@ def output_shape(layer: KerasLayer, before: list[Layer]) -> tuple[int, ...]:
     last = before[-1] if before else None
     shape: Any = layer.config.get("target_shape")
     is_shape = isinstance(shape, list) and all(type(size) is int for size in shape)
-    if not is_shape or not isinstance(last, Dense):
+    if not is_shape or not isinstance(last, ls.Dense):
         raise FormatError(
             f"the layer '{layer.name}' is a Reshape to {shape!r:.60}; imported is one at the end,"
             " behind a Dense layer"
@@ -175,49 +162,49 @@ def _article(word: str) -> str:
 # readers ----------------------------------------------------------------------------------------
 
 
-def _embedding(layer: KerasLayer) -> list[Layer]:
+def _embedding(layer: KerasLayer) -> list[ls.Layer]:
     sizes = layer.whole("input_dim"), layer.whole("output_dim")
     weight = np.ascontiguousarray(layer.take("embeddings", *sizes))
-    return [Embedding(layer.name, weight, layer.is_set("mask_zero"))]
+    return [ls.Embedding(layer.name, weight, layer.is_set("mask_zero"))]
 
 
-def _dense(layer: KerasLayer) -> list[Layer]:
+def _dense(layer: KerasLayer) -> list[ls.Layer]:
     units = layer.whole("units", "output_dim")
     weight = np.ascontiguousarray(layer.take("kernel", None, units).T)
     has_bias = layer.is_set("use_bias", layer.is_set("bias", True))
     bias = layer.take("bias", units) if has_bias else np.zeros(units, np.float32)
-    dense = Dense(layer.name, weight, bias)
+    dense = ls.Dense(layer.name, weight, bias)
     return [dense, *_function(layer)]
 
 
-def _function(layer: KerasLayer) -> list[Layer]:
+def _function(layer: KerasLayer) -> list[ls.Layer]:
     function = _activation_of(layer, "activation", "linear")
     if function == "linear":
         return []
     if function == "hard_sigmoid" and layer.version < 3:
         function = "hard_sigmoid_0.2"
-    if function not in FUNCTIONS:
-        raise _unknown_activation(layer, "activation", function, FUNCTIONS)
-    return [Function(layer.name, function)]
+    if function not in ls.FUNCTIONS:
+        raise _unknown_activation(layer, "activation", function, ls.FUNCTIONS)
+    return [ls.Function(layer.name, function)]
 
 
-def _softmax(layer: KerasLayer) -> list[Layer]:
+def _softmax(layer: KerasLayer) -> list[ls.Layer]:
     if layer.config.get("axis", -1) not in (-1, 2):
         raise FormatError(
             f"the layer '{layer.name}' is a softmax over the axis {layer.config['axis']!r:.20},"
             " expected the last one"
         )
-    return [Function(layer.name, "softmax")]
+    return [ls.Function(layer.name, "softmax")]
 
 
-def _relu(layer: KerasLayer) -> list[Layer]:
+def _relu(layer: KerasLayer) -> list[ls.Layer]:
     for name in ("max_value", "negative_slope", "threshold"):
         if layer.config.get(name):
             raise FormatError(f"{name} of the layer '{layer.name}' (ReLU) cannot be imported")
-    return [Function(layer.name, "relu")]
+    return [ls.Function(layer.name, "relu")]
 
 
-def _layer_norm(layer: KerasLayer) -> list[Layer]:
+def _layer_norm(layer: KerasLayer) -> list[ls.Layer]:
     axis = layer.config.get("axis", -1)
     if (axis[0] if isinstance(axis, list) and len(axis) == 1 else axis) not in (-1, 2):
         raise FormatError(
@@ -233,23 +220,23 @@ def _layer_norm(layer: KerasLayer) -> list[Layer]:
         raise FormatError(f"the layer '{layer.name}' has neither scale nor center: no width")
     weight = np.ones_like(known) if weight is None else weight
     bias = np.zeros_like(known) if bias is None else bias
-    return [LayerNorm(layer.name, weight, bias, layer.number("epsilon", default=1e-3))]
+    return [ls.LayerNorm(layer.name, weight, bias, layer.number("epsilon", default=1e-3))]
 
 
-def _pooling(layer: KerasLayer) -> list[Layer]:
+def _pooling(layer: KerasLayer) -> list[ls.Layer]:
     if layer.config.get("data_format") == "channels_first" or layer.is_set("keepdims"):
         raise FormatError(f"data_format or keepdims of the layer '{layer.name}' cannot be imported")
-    return [Steps(layer.name, "mean" if "Average" in layer.kind else "max")]
+    return [ls.Steps(layer.name, "mean" if "Average" in layer.kind else "max")]
 
 
-def _dropout(layer: KerasLayer) -> list[Layer]:
+def _dropout(layer: KerasLayer) -> list[ls.Layer]:
     rate = layer.number("rate", "p", default=0.0)
     if not 0 <= rate < 1:
         raise FormatError(f"rate of the layer '{layer.name}' is {rate}, expected one in [0, 1)")
-    return [Dropout(layer.name, rate, layer.kind != "Dropout")] if rate else []
+    return [ls.Dropout(layer.name, rate, layer.kind != "Dropout")] if rate else []
 
 
-def _time_distributed(layer: KerasLayer) -> list[Layer]:
+def _time_distributed(layer: KerasLayer) -> list[ls.Layer]:
     inner = layer.inner("layer")
     if inner.kind not in _PER_STEP:
         raise FormatError(
@@ -259,19 +246,19 @@ def _time_distributed(layer: KerasLayer) -> list[Layer]:
     return read_layer(inner)
 
 
-def _lstm(layer: KerasLayer) -> list[Layer]:
+def _lstm(layer: KerasLayer) -> list[ls.Layer]:
     weights, options = _cell_of(layer)
     every_step = layer.is_set("return_sequences")
     reverses = layer.is_set("go_backwards")
-    return [LSTMLayer(layer.name, weights, every_step=every_step, reverses=reverses, **options)]
+    return [ls.LSTMLayer(layer.name, weights, every_step=every_step, reverses=reverses, **options)]
 
 
-def _bidirectional(layer: KerasLayer) -> list[Layer]:
+def _bidirectional(layer: KerasLayer) -> list[ls.Layer]:
     merge = layer.config.get("merge_mode", "concat")
-    if merge not in get_args(Merge):
+    if merge not in get_args(ls.Merge):
         raise FormatError(
             f"merge_mode of the layer '{layer.name}' is {merge!r:.20}, expected one of"
-            f" {', '.join(get_args(Merge))}"
+            f" {', '.join(get_args(ls.Merge))}"
         )
     first = layer.inner("layer")
     # Keras writes a backward layer that was given; else it is made from the other.
@@ -290,13 +277,13 @@ def _bidirectional(layer: KerasLayer) -> list[Layer]:
     if options != others or forward.weight_hh.shape != backward.weight_hh.shape:
         raise FormatError(f"the two layers in '{layer.name}' are of different kinds or sizes")
     every_step = first.is_set("return_sequences")
-    return [LSTMLayer(layer.name, forward, backward, merge, every_step, **options)]
+    return [ls.LSTMLayer(layer.name, forward, backward, merge, every_step, **options)]
 
 
 # the cell ---------------------------------------------------------------------------------------
 
 
-def _cell_of(layer: KerasLayer) -> tuple[CellWeights, dict[str, Any]]:
+def _cell_of(layer: KerasLayer) -> tuple[ls.CellWeights, dict[str, Any]]:
     """Returns the weights of an LSTM and its activations by the names of `LSTMLayer`."""
     _note_dropout(layer)
     if layer.is_set("stateful"):
@@ -314,7 +301,7 @@ def _cell_of(layer: KerasLayer) -> tuple[CellWeights, dict[str, Any]]:
         recurrent = layer.take("recurrent kernel", H, 4 * H)
         has_bias = layer.is_set("use_bias", True)
         bias = layer.take("bias", 4 * H) if has_bias else np.zeros(4 * H, np.float32)
-        weights = CellWeights(
+        weights = ls.CellWeights(
             np.ascontiguousarray(kernel.T), np.ascontiguousarray(recurrent.T), bias
         )
     activation = _activation_of(layer, "activation", "tanh")
@@ -348,9 +335,9 @@ def _note_dropout(layer: KerasLayer) -> None:
         layer.notes.append(f"'{layer.name}' had {given} in training: not imported")
 
 
-def _keras_1_weights(layer: KerasLayer, H: int) -> CellWeights:
+def _keras_1_weights(layer: KerasLayer, H: int) -> ls.CellWeights:
     """Returns weights stored as twelve arrays: W, U and b of the gates i, c, f, o."""
-    gates: dict[str, tuple[Weights, Weights, Weights]] = {}
+    gates: dict[str, tuple[ls.Weights, ls.Weights, ls.Weights]] = {}
     for gate in "icfo":
         kernel = layer.take(f"W_{gate}", None, H)
         gates[gate] = kernel, layer.take(f"U_{gate}", H, H), layer.take(f"b_{gate}", H)
@@ -358,10 +345,10 @@ def _keras_1_weights(layer: KerasLayer, H: int) -> CellWeights:
         raise FormatError(f"the kernels of the layer '{layer.name}' have different widths")
     W, U, b = zip(*(gates[gate] for gate in "ifco"), strict=True)
     join = [np.concatenate([part.T for part in parts]) for parts in (W, U)]
-    return CellWeights(join[0], join[1], np.concatenate(b))
+    return ls.CellWeights(join[0], join[1], np.concatenate(b))
 
 
-def _cudnn_weights(layer: KerasLayer, H: int) -> CellWeights:
+def _cudnn_weights(layer: KerasLayer, H: int) -> ls.CellWeights:
     """Returns weights stored as cuDNN reads them: every gate transposed, two biases."""
     kernel = layer.take("kernel", None, 4 * H)
     recurrent = layer.take("recurrent kernel", H, 4 * H)
@@ -369,15 +356,17 @@ def _cudnn_weights(layer: KerasLayer, H: int) -> CellWeights:
     # Of each gate `(I, H)` the memory is that of `(H, I)`, and the recurrent one is not transposed.
     parts = [part.reshape(H, -1) for part in np.split(kernel, 4, axis=1)]
     hidden = np.concatenate(np.split(recurrent, 4, axis=1))
-    return CellWeights(np.concatenate(parts), hidden, biases[: 4 * H] + biases[4 * H :])
+    return ls.CellWeights(np.concatenate(parts), hidden, biases[: 4 * H] + biases[4 * H :])
 
 
-def _steeper(weights: CellWeights, H: int) -> CellWeights:
+def _steeper(weights: ls.CellWeights, H: int) -> ls.CellWeights:
     """Returns weights whose gates, in the hard sigmoid of Keras 3, are those of Keras 1 and 2."""
     scale = np.full(4 * H, _HARD_SIGMOID_SCALE, np.float32)
     scale[2 * H : 3 * H] = 1.0  # the candidate
     column = scale[:, None]
-    return CellWeights(weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale)
+    return ls.CellWeights(
+        weights.weight_ih * column, weights.weight_hh * column, weights.bias * scale
+    )
 
 
 def _activation_of(layer: KerasLayer, setting: str, default: str) -> str:
@@ -407,7 +396,7 @@ def _unknown_activation(
     )
 
 
-_READERS: dict[str, Callable[[KerasLayer], list[Layer]]] = {
+_READERS: dict[str, Callable[[KerasLayer], list[ls.Layer]]] = {
     "Embedding": _embedding,
     "LSTM": _lstm,
     "CuDNNLSTM": _lstm,

@@ -19,25 +19,27 @@ from fastlstm.exchange.keras_layers import (
     output_shape,
     read_layer,
 )
-from fastlstm.exchange.model_file import Hdf5, KerasArchive, json_of
+from fastlstm.exchange.model_file import Hdf5, json_of, read_hdf5, read_keras_archive
 from fastlstm.sequence.layer_stack import Layer, LayerStack
 
 _MODELS = ("Sequential", "Functional", "Model")
 """Classes of models, which hold layers."""
 _MAX_LAYERS = 1000
-_MAX_NESTED = 16
+_MAX_NESTED, _MAX_DEPTH = 16, 100
 _ROOTS = ("layers", "_layer_checkpoint_dependencies")
 """Group of the layers in model.weights.h5: of Keras 3 and late Keras 2, of Keras 2.12."""
 
 
-def read_archive(archive: KerasArchive, path: Path) -> LayerStack:
+def read_archive(data: bytes, path: Path) -> LayerStack:
     """Returns the layers of a `.keras` file."""
-    version = str(archive.metadata.get("keras_version", "3"))
-    return _stack_of(archive.config, version, ArchiveWeights(archive.weights), path)
+    config, metadata, weights = read_keras_archive(data, path)
+    version = str(metadata.get("keras_version", "3"))
+    return _stack_of(config, version, ArchiveWeights(weights), path)
 
 
-def read_hdf5_model(file: Hdf5, path: Path) -> LayerStack:
+def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
     """Returns the layers of an `.h5` file; raises what `read_archive` does."""
+    file = read_hdf5(data, path)
     root = file.attributes.get("", {})
     described = root.get("model_config")
     if not isinstance(described, str):
@@ -148,7 +150,8 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
                 f"the layer '{name}' is an input of the model, but not among its layers"
             )
         layer = by_name[name]
-        if _is_in_training(layer.get("inbound_nodes")):
+        nodes = _objects(layer.get("inbound_nodes"))
+        if any(node.get("training") is True for node in nodes):
             raise FormatError(
                 f"the layer '{name}' is called with training=True: it drops at random in every"
                 " prediction, which cannot be imported; save the model without it"
@@ -190,34 +193,25 @@ def _sources(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
         return
     if isinstance(node, dict):
         history = node.get("keras_history")
-        if isinstance(history, list) and len(history) == 3:
-            node = history
-        else:
-            for value in node.values():
-                yield from _sources(value, depth + 1)
-            return
+        is_known = isinstance(history, list) and len(history) == 3
+        node = history if is_known else [None, *node.values()]  # no place
     if isinstance(node, list):
         is_place = len(node) in (3, 4) and isinstance(node[0], str)
         if is_place and type(node[1]) is int and type(node[2]) is int:
             yield node[0], node[2]
-            if len(node) == 4:
-                yield from _sources(node[3], depth + 1)
-            return
+            node = node[3:]
         for value in node:
             yield from _sources(value, depth + 1)
 
 
-def _is_in_training(node: Any, depth: int = 0) -> bool:
-    """Whether a layer is called with `training=True`, as its nodes say it."""
-    if depth > _MAX_NESTED:
-        return False
-    if isinstance(node, dict):
-        parts = list(node.values())
-        if node.get("training") is True:
-            return True
-    else:
-        parts = node if isinstance(node, list) else []
-    return any(_is_in_training(part, depth + 1) for part in parts)
+def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yields the objects within a description, from outside in."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list) and depth < _MAX_DEPTH:
+        for part in value:
+            yield from _objects(part, depth + 1)
 
 
 # the arrays ---------------------------------------------------------------------------------------
@@ -271,16 +265,11 @@ class Hdf5Weights:
 
 def _trainable(described: Any) -> Iterator[bool]:
     """Yields whether a layer, and each one within it, is trained; models have no say."""
-    if isinstance(described, dict):
-        config = described.get("config")
-        is_layer = described.get("class_name") not in (None, *_MODELS)  # its layers say it
+    for part in _objects(described):
+        config = part.get("config")
+        is_layer = part.get("class_name") not in (None, *_MODELS)  # its layers say it
         if is_layer and isinstance(config, dict) and "trainable" in config:
             yield bool(config["trainable"])
-        for part in described.values():
-            yield from _trainable(part)
-    elif isinstance(described, list):
-        for part in described:
-            yield from _trainable(part)
 
 
 def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:

@@ -25,11 +25,11 @@ from fastlstm.errors import (
     StorageError,
     nearest_hint,
 )
+from fastlstm.runs.tensors import decode_tensors
 from fastlstm.sequence.layer_stack import LayerStack
-from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
+from fastlstm.system.storage import MAX_JSON_BYTES, parse_json, read_bytes
 
 Arrays = dict[str, NDArray[np.float32]]
-KERAS_CONFIG, KERAS_METADATA, KERAS_WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _TIMEOUT_S = 300
 _PICKLE_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _HDF5_MAGIC, _ZIP_MAGIC = b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"
@@ -43,15 +43,6 @@ class Hdf5:
 
     arrays: Arrays
     attributes: dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class KerasArchive:
-    """Content of a `.keras` file: two JSON objects and the weights."""
-
-    config: dict[str, Any]
-    metadata: dict[str, Any]
-    weights: Hdf5
 
 
 FileKind = Literal["keras", "hdf5", "torch", "safetensors", "onnx"]
@@ -74,7 +65,7 @@ def kind_of_file(data: bytes, path: Path) -> FileKind:
     if data.startswith(_HDF5_MAGIC):
         return "hdf5"
     if data.startswith(_ZIP_MAGIC):
-        return "keras" if KERAS_CONFIG in _names(data, path) else "torch"
+        return "keras" if "config.json" in _names(data, path) else "torch"
     if path.suffix.lower() == ".onnx":
         return "onnx"
     if len(data) > 8 and data[8:9] == b"{":
@@ -94,12 +85,14 @@ def kind_of_file(data: bytes, path: Path) -> FileKind:
     )
 
 
-def read_keras_archive(data: bytes, path: Path) -> KerasArchive:
-    """Reads a `.keras` file."""
-    _names(data, path)
-    config, metadata = (_json_part(data, name, path) for name in (KERAS_CONFIG, KERAS_METADATA))
-    limit = _MAX_RATIO * len(data) + (1 << 20)
-    return KerasArchive(config, metadata, read_hdf5(_part(data, KERAS_WEIGHTS, limit, path), path))
+def read_keras_archive(data: bytes, path: Path) -> tuple[dict[str, Any], dict[str, Any], Hdf5]:
+    """Returns config, metadata and weights of a `.keras` file."""
+    config, metadata = (
+        json_of(_part(data, name, MAX_JSON_BYTES, path), name, path)
+        for name in ("config.json", "metadata.json")
+    )
+    weights = _part(data, "model.weights.h5", _MAX_RATIO * len(data) + (1 << 20), path)
+    return config, metadata, read_hdf5(weights, path)
 
 
 def read_hdf5(data: bytes, path: Path) -> Hdf5:
@@ -135,8 +128,6 @@ def read_onnx(data: bytes, path: Path) -> LayerStack:
 
 def read_safetensors(data: bytes, path: Path) -> Arrays:
     """Reads the floating-point tensors of a safetensors file."""
-    from fastlstm.runs.tensors import decode_tensors
-
     try:
         tensors = decode_tensors(data, path)
     except CorruptFileError as error:
@@ -146,8 +137,6 @@ def read_safetensors(data: bytes, path: Path) -> Arrays:
 
 def json_of(data: str | bytes, name: str, path: Path) -> dict[str, Any]:
     """Parses a JSON object inside a file; raises FormatError."""
-    from fastlstm.system.storage import parse_json
-
     raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
     try:
         # Keras writes Infinity and NaN where a user gave them; none is read.
@@ -171,10 +160,6 @@ def _names(data: bytes, path: Path) -> list[str]:
         if parts[0] in ("", "~") or ".." in parts or parts[0].endswith(":"):
             raise FormatError(f"{path}: an archive with the name {name!r:.80} is not read")
     return names
-
-
-def _json_part(data: bytes, name: str, path: Path) -> dict[str, Any]:
-    return json_of(_part(data, name, MAX_JSON_BYTES, path), name, path)
 
 
 def _part(data: bytes, name: str, limit: int, path: Path) -> bytes:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, MissingExtraError
+from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph, Node, Value
+from fastlstm.exchange.source import needed
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
 
@@ -39,11 +40,7 @@ def write_onnx(graph: Graph) -> bytes:
 
 class _Writer:
     def __init__(self, graph: Graph) -> None:
-        try:
-            import onnx
-        except ImportError:
-            raise _missing("onnx") from None
-        self._onnx, self._graph = onnx, graph
+        self._onnx, self._graph = needed("onnx", "onnx"), graph
         self._nodes: list[Any] = []
         self._arrays: dict[str, NDArray[Any]] = {}
         self._made: dict[str, str] = {}
@@ -261,18 +258,11 @@ def _cell_attributes(
     return {"activations": names, **(numbers if pairs else {})}
 
 
-def _missing(package: str) -> MissingExtraError:
-    return MissingExtraError(f"--to onnx needs {package}: pip install 'fastlstm[onnx]'")
-
-
 class OnnxRunner:
     """An ONNX file in ONNX Runtime, on one thread."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
-            raise _missing("onnxruntime") from None
+        onnxruntime = needed("onnxruntime", "onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3

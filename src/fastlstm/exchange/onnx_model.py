@@ -22,18 +22,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import FastLSTMError, FormatError
 from fastlstm.ops.cell_options import Activation
-from fastlstm.sequence.layer_stack import (
-    CellWeights,
-    Dense,
-    Embedding,
-    Function,
-    Layer,
-    LayerNorm,
-    LayerStack,
-    LSTMLayer,
-    Merge,
-    Steps,
-)
+from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.packed_stack import pack, unpack
 
 Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
@@ -50,11 +39,6 @@ _FUNCTIONS = {
     "Softplus": "softplus", "Exp": "exponential", "Elu": "elu", "Gelu": "gelu",
     "HardSigmoid": "hard_sigmoid_0.2", "Softmax": "softmax", "LogSoftmax": "log_softmax",
 }  # fmt: skip
-_SAID = {
-    "state": "taken for the state before the first step: a sequence starts from zero here, a text"
-    " run carries it",
-    "lengths": "the lengths of sequences: here all are read in full",
-}
 _GATES = (0, 2, 3, 1)
 """Gates i, f, g, o in ONNX's order i, o, f, c."""
 _ACTIVATIONS: dict[str, Activation] = {
@@ -82,7 +66,7 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
     reader = _Reader(onnx, folded.graph)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "?")
     maker = _printable(f"{model.producer_name} {model.producer_version}") or "ONNX"
-    stack = LayerStack(tuple(reader.layers), f"{maker}, opset {opset}", notes=reader.notes())
+    stack = ls.LayerStack(tuple(reader.layers), f"{maker}, opset {opset}", notes=reader.notes())
     arrays, about = pack(stack)
     answers, orders = _answers(session, reader)
     more = {"orders": orders, "reverses": reader.reverses, "half": reader.half}
@@ -181,7 +165,7 @@ class _Reader:
 
     def __init__(self, onnx: Any, graph: Any) -> None:
         self._onnx = onnx
-        self.layers: list[Layer] = []
+        self.layers: list[ls.Layer] = []
         self.num_tokens, self.reverses, self.half = 0, False, -1
         self.outputs = [item.name for item in graph.output]
         self._shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.input, *graph.output)}
@@ -245,10 +229,10 @@ class _Reader:
         raise FormatError(f"it has no LSTM operator outside of loops; its operators are {shown}")
 
     @property
-    def _last(self) -> Layer | None:
+    def _last(self) -> ls.Layer | None:
         return self.layers[-1] if self.layers else None
 
-    def _add(self, layer: Layer, width: int | None = None) -> None:
+    def _add(self, layer: ls.Layer, width: int | None = None) -> None:
         self.layers.append(layer)
         self._width = width or self._width
 
@@ -267,7 +251,7 @@ class _Reader:
             if self.layers or self._width or inputs[0].ndim != 2:
                 raise FormatError(f"{label} is no embedding: it needs a table (V, E) and tokens")
             self.num_tokens, table = len(inputs[0]), np.asarray(inputs[0], np.float32)
-            return self._add(Embedding(name, table), table.shape[1])
+            return self._add(ls.Embedding(name, table), table.shape[1])
         if kind in _MOVES:
             return self._check_move(label, node, get, inputs)
         if kind in ("MatMul", "Gemm"):
@@ -278,21 +262,23 @@ class _Reader:
             scale, shift = [*inputs[1:], None][:2]
             shift = np.zeros_like(scale) if shift is None else shift
             scale, shift = (np.asarray(part, np.float32).reshape(-1) for part in (scale, shift))
-            return self._add(LayerNorm(name, scale, shift, float(np.float32(get("epsilon", 1e-5)))))
+            return self._add(
+                ls.LayerNorm(name, scale, shift, float(np.float32(get("epsilon", 1e-5))))
+            )
         if kind not in _FUNCTIONS:
             raise FormatError(
                 f"{label} is no operator that is imported; imported are LSTM, Gather of tokens,"
                 " MatMul, Gemm, LayerNormalization, functions, and constants added or multiplied"
             )
         is_new = kind == "HardSigmoid" and abs(get("alpha", 0.2) - 1 / 6) < 1e-6
-        return self._add(Function(name, "hard_sigmoid" if is_new else _FUNCTIONS[kind]))
+        return self._add(ls.Function(name, "hard_sigmoid" if is_new else _FUNCTIONS[kind]))
 
     def _dense(self, label: str, name: str, get: Any, x: Any, weight: Any, bias: Any) -> None:
         if x is not None or weight is None or weight.ndim != 2 or get("transA", 0):
             raise FormatError(f"{label} is imported as steps times a matrix of the file")
         weight = np.asarray(weight if get("transB", 0) else weight.T, np.float32)
         weight = weight if get("alpha", 1.0) == 1 else weight * np.float32(get("alpha"))
-        is_both = isinstance(self._last, LSTMLayer) and self._last.backward is not None
+        is_both = isinstance(self._last, ls.LSTMLayer) and self._last.backward is not None
         if is_both and 2 * weight.shape[1] == self._width:
             self.half = len(self.layers)  # `proved` finds out which half is read
             weight = np.concatenate([np.zeros_like(weight), weight], 1)
@@ -302,7 +288,7 @@ class _Reader:
                 f" {self._width} columns of each step"
             )
         K = len(weight)
-        self._add(Dense(name, np.ascontiguousarray(weight), np.zeros(K, np.float32)), K)
+        self._add(ls.Dense(name, np.ascontiguousarray(weight), np.zeros(K, np.float32)), K)
         if bias is not None:
             beta = np.float32(get("beta", 1.0))
             self._arithmetic(label, "Add", None, bias if beta == 1 else beta * bias)
@@ -311,8 +297,8 @@ class _Reader:
         """Adds a constant or multiplies by it, or merges both ways of an LSTM."""
         last, array = self._last, b if a is None else a
         if array is None:
-            merges: dict[str, Merge] = {"Add": "sum", "Mul": "mul"}
-            if not isinstance(last, LSTMLayer) or last.backward is None or kind not in merges:
+            merges: dict[str, ls.Merge] = {"Add": "sum", "Mul": "mul"}
+            if not isinstance(last, ls.LSTMLayer) or last.backward is None or kind not in merges:
                 raise FormatError(f"{label} joins different paths; imported are models of one")
             self.layers[-1], self._width = replace(last, merge=merges[kind]), last.hidden_size
             return
@@ -323,14 +309,14 @@ class _Reader:
         array = -array if kind == "Sub" else np.float32(1) / array if kind == "Div" else array
         values, is_shift = np.broadcast_to(array, (self._width,)).copy(), kind in ("Add", "Sub")
         is_half = not is_shift and bool((values == 0.5).all())
-        if isinstance(last, Dense) and is_shift:
+        if isinstance(last, ls.Dense) and is_shift:
             bias = last.bias + values if last.bias.any() else values
             self.layers[-1] = replace(last, bias=bias)
-        elif isinstance(last, LSTMLayer) and last.merge == "sum" and is_half:
+        elif isinstance(last, ls.LSTMLayer) and last.merge == "sum" and is_half:
             self.layers[-1] = replace(last, merge="ave")
         else:
             diagonal = np.eye(self._width, dtype=np.float32) if is_shift else np.diag(values)
-            self._add(Dense(label, diagonal, values if is_shift else np.zeros_like(values)))
+            self._add(ls.Dense(label, diagonal, values if is_shift else np.zeros_like(values)))
 
     def _check_move(self, label: str, node: Any, get: Any, inputs: list[Any]) -> None:
         """Refuses cuts of long sequences: the inputs that are answered are short ones."""
@@ -379,7 +365,7 @@ class _Reader:
         self._add(layer, layer.output_size)
 
 
-def _lstm_layer(label: str, get: Any, W: Any, R: Any, B: Any, P: Any) -> LSTMLayer:
+def _lstm_layer(label: str, get: Any, W: Any, R: Any, B: Any, P: Any) -> ls.LSTMLayer:
     D, H = R.shape[0], R.shape[2]
     for name, is_so in {
         "peepholes (its input P)": P is not None and P.any(), "clip": get("clip"),
@@ -408,8 +394,8 @@ def _lstm_layer(label: str, get: Any, W: Any, R: Any, B: Any, P: Any) -> LSTMLay
     for d in range(D):
         w, r = (np.asarray(part[d], np.float32)[order] * factor[:, None] for part in (W, R))
         b = np.zeros(4 * H, np.float32) if B is None else (B[d, : 4 * H] + B[d, 4 * H :])[order]
-        cells.append(CellWeights(w, r, np.asarray(b * factor + added, np.float32)))
-    return LSTMLayer(
+        cells.append(ls.CellWeights(w, r, np.asarray(b * factor + added, np.float32)))
+    return ls.LSTMLayer(
         label, cells[0], cells[1] if D == 2 else None,
         activation=_ACTIVATIONS[names[1]], recurrent_activation=_ACTIVATIONS[names[0]],
     )  # fmt: skip
@@ -438,7 +424,7 @@ def _printable(text: str, length: int = 80) -> str:
     return "".join(c if c.isprintable() else " " for c in text).strip()[:length]
 
 
-def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack:
+def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> ls.LayerStack:
     """Returns the layers in the arrangement that gives ONNX Runtime's answers."""
     stack = unpack(arrays, about["stack"])
     for candidate in _candidates(stack, about["reverses"], about["half"]):
@@ -455,9 +441,9 @@ def proved(arrays: dict[str, NDArray[Any]], about: dict[str, Any]) -> LayerStack
     )
 
 
-def _candidates(stack: LayerStack, reverses: bool, half: int) -> Iterator[LayerStack]:
+def _candidates(stack: ls.LayerStack, reverses: bool, half: int) -> Iterator[ls.LayerStack]:
     """Yields what the operators that move values may have made of the layers."""
-    lstms = {k: layer for k, layer in enumerate(stack.layers) if isinstance(layer, LSTMLayer)}
+    lstms = {k: layer for k, layer in enumerate(stack.layers) if isinstance(layer, ls.LSTMLayer)}
     one_way = [k for k, layer in lstms.items() if layer.backward is None][:4]
     flips = itertools.product((False, True), repeat=len(one_way)) if reverses else [()]
     halves = (False, True) if half >= 0 else (False,)
@@ -470,20 +456,20 @@ def _candidates(stack: LayerStack, reverses: bool, half: int) -> Iterator[LayerS
             layers[k] = layer
         if is_first:
             dense = layers[half]
-            assert isinstance(dense, Dense)
+            assert isinstance(dense, ls.Dense)
             weight = np.roll(dense.weight, dense.weight.shape[1] // 2, 1)
             layers[half] = replace(dense, weight=weight)
         before, after = layers[:last], layers[last + 1 :]
         for ways in (
             layers,
             [*before, replace(own[last], every_step=False), *after],
-            [*before, own[last], Steps("steps", "last"), *after],
-            *([[*layers, Steps("steps", "reversed")]] if reverses else []),
+            [*before, own[last], ls.Steps("steps", "last"), *after],
+            *([[*layers, ls.Steps("steps", "reversed")]] if reverses else []),
         ):
             yield replace(stack, layers=tuple(ways), is_time_major=is_time_major)
 
 
-def _answered(stack: LayerStack, case: int, arrays: dict[str, NDArray[Any]]) -> set[int]:
+def _answered(stack: ls.LayerStack, case: int, arrays: dict[str, NDArray[Any]]) -> set[int]:
     """Returns the outputs that the layers give for an input, whatever the order of their axes."""
     import torch
 
@@ -497,7 +483,7 @@ def _answered(stack: LayerStack, case: int, arrays: dict[str, NDArray[Any]]) -> 
     except FastLSTMError:
         return set()
     if stack.ends_in_softmax:
-        is_log = stack.layers[-1] == Function(stack.layers[-1].name, "log_softmax")
+        is_log = stack.layers[-1] == ls.Function(stack.layers[-1].name, "log_softmax")
         got = got.log_softmax(-1) if is_log else got.softmax(-1)
     values = got.numpy()
     orders = [*itertools.permutations(range(values.ndim))]

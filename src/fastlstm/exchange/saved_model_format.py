@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import MissingExtraError
 from fastlstm.exchange.graph import CELL_EPSILON, Graph, Node, interpret, reshaped
+from fastlstm.exchange.source import needed
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.system.environment import quiet_tensorflow
@@ -47,12 +47,7 @@ def _tensorflow() -> Any:
     """Returns TensorFlow; on one thread, unless the program has imported it before."""
     is_first = "tensorflow" not in sys.modules
     quiet_tensorflow()
-    try:
-        import tensorflow
-    except ImportError:
-        raise MissingExtraError(
-            "--to saved-model needs TensorFlow: pip install 'fastlstm[tensorflow]'"
-        ) from None
+    tensorflow = needed("tensorflow", "saved-model")
     if is_first:
         tensorflow.config.threading.set_intra_op_parallelism_threads(1)
         tensorflow.config.threading.set_inter_op_parallelism_threads(1)

@@ -10,23 +10,16 @@ import numpy as np
 import torch
 
 from fastlstm.errors import ConfigError, FormatError, counted
+from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.answers import Answers, Labels, Numbers
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.sequence.files import CONFIG_FILE, StoredSequenceModel, sequence_files
-from fastlstm.sequence.layer_stack import (
-    Dense,
-    Dropout,
-    Function,
-    LayerStack,
-    LSTMLayer,
-    Steps,
-)
 from fastlstm.sequence.stack_module import StackNetwork, check_widths
 from fastlstm.system.storage import encode_json
 
 
 def sequence_run_files(
-    stack: LayerStack, about: dict[str, Any], answer: str | None = None, classes: bool = False
+    stack: ls.LayerStack, about: dict[str, Any], answer: str | None = None, classes: bool = False
 ) -> tuple[dict[str, bytes], list[str], bool]:
     """Returns the files of a sequence run, what the user should know, and whether it has classes.
 
@@ -37,7 +30,7 @@ def sequence_run_files(
         stack = _with_classes(stack)
     if stack.is_time_major:
         raise FormatError("the model is time-major; a sequence run reads (B, T, C)")
-    layers = tuple(layer for layer in stack.layers if not isinstance(layer, Dropout))
+    layers = tuple(layer for layer in stack.layers if not isinstance(layer, ls.Dropout))
     plain, is_class = _with_logits(replace(stack, layers=layers, shape=None, notes=()))
     network = StackNetwork(plain)
     num, C = network.config.num_outputs, network.config.num_columns
@@ -54,7 +47,7 @@ def sequence_run_files(
     return files, _notes(stack, answers, network.config.num_tokens), is_class
 
 
-def _answering(stack: LayerStack, answer: str | None) -> LayerStack:
+def _answering(stack: ls.LayerStack, answer: str | None) -> ls.LayerStack:
     """Returns a stack that answers once for a sequence."""
     if stack.answers_once:
         if answer is not None:
@@ -63,7 +56,9 @@ def _answering(stack: LayerStack, answer: str | None) -> LayerStack:
             )
         return stack
     layers = list(stack.layers)
-    place, lstm = max((k, layer) for k, layer in enumerate(layers) if isinstance(layer, LSTMLayer))
+    place, lstm = max(
+        (k, layer) for k, layer in enumerate(layers) if isinstance(layer, ls.LSTMLayer)
+    )
     if answer is None and (lstm.backward is not None or stack.made_by != "torch"):
         if stack.made_by != "torch":
             raise FormatError(
@@ -77,38 +72,38 @@ def _answering(stack: LayerStack, answer: str | None) -> LayerStack:
     if answer == "state" or (answer in (None, "last") and lstm.backward is None):
         layers[place] = replace(lstm, every_step=False)
     else:
-        layers.insert(place + 1, Steps(lstm.name, cast("Any", answer)))
+        layers.insert(place + 1, ls.Steps(lstm.name, cast("Any", answer)))
     note = "answers are of the last step" if answer is None else f"answers are of the {answer}"
     return replace(stack, layers=tuple(layers), notes=(*stack.notes, note))
 
 
-def _with_classes(stack: LayerStack) -> LayerStack:
+def _with_classes(stack: ls.LayerStack) -> ls.LayerStack:
     """Returns a stack whose outputs are those of classes."""
-    if isinstance(stack.layers[-1], Function):
+    if isinstance(stack.layers[-1], ls.Function):
         end = stack.layers[-1].function
         if end in ("softmax", "log_softmax", "sigmoid"):
             return stack
         raise ConfigError(f"`classes` does not fit: the model ends with {end}")
     end = "softmax" if check_widths(stack)[1] > 1 else "sigmoid"
-    return replace(stack, layers=(*stack.layers, Function("classes", end)))
+    return replace(stack, layers=(*stack.layers, ls.Function("classes", end)))
 
 
-def _with_logits(stack: LayerStack) -> tuple[LayerStack, bool]:
+def _with_logits(stack: ls.LayerStack) -> tuple[ls.LayerStack, bool]:
     """Returns a stack that writes logits of classes, if its last function makes probabilities."""
     if stack.ends_in_softmax:
         if check_widths(stack)[1] < 2:
             raise FormatError("the model has one output with softmax, which is always 1")
         return stack.logits, True
     dense, end = (None, *stack.layers)[-2:]
-    is_sigmoid = isinstance(end, Function) and end.function == "sigmoid"
-    if not is_sigmoid or not isinstance(dense, Dense) or len(dense.weight) > 1:
+    is_sigmoid = isinstance(end, ls.Function) and end.function == "sigmoid"
+    if not is_sigmoid or not isinstance(dense, ls.Dense) or len(dense.weight) > 1:
         return stack, False
     both = (np.concatenate([np.zeros_like(a), a]) for a in (dense.weight, dense.bias))
-    logits = Dense(dense.name, *both)  # the first class's logit is 0
+    logits = ls.Dense(dense.name, *both)  # the first class's logit is 0
     return replace(stack, layers=(*stack.layers[:-2], logits)), True
 
 
-def _notes(stack: LayerStack, answers: Answers, num_tokens: int) -> list[str]:
+def _notes(stack: ls.LayerStack, answers: Answers, num_tokens: int) -> list[str]:
     if num_tokens:
         notes = [f"sequences are token ids from 0 to {num_tokens - 1}: an array (N, T), or lists"]
     else:

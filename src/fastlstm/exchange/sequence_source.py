@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,23 +16,24 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.columns import Columns, scaled, unscaled
-from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, Size, Value, lstm_layers
+from fastlstm.exchange.graph import (
+    FUNCTIONS,
+    Graph,
+    GraphBuilder,
+    LSTMStack,
+    Size,
+    Value,
+    both_ways,
+    function,
+    lstm_layers,
+)
 from fastlstm.exchange.source import Arrays, Source, rounded_network
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.ops.cell_options import CellOptions
+from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
 from fastlstm.sequence.files import StoredSequenceModel
-from fastlstm.sequence.layer_stack import (
-    Dense,
-    Dropout,
-    Embedding,
-    Function,
-    Layer,
-    LayerNorm,
-    LSTMLayer,
-    Steps,
-)
 from fastlstm.sequence.model import NetworkConfig
 from fastlstm.sequence.stack_module import StackNetwork
 
@@ -134,7 +135,7 @@ def sequence_graph(
         g.output("label", _first_largest(g, outputs))
         g.graph.metadata["classes"] = json.dumps(answers.values, default=str)
     else:
-        g.output("answers", unscaled(g, outputs, answers.mean, answers.std))
+        g.output("answers", unscaled(outputs, answers.mean, answers.std))
     return g.graph
 
 
@@ -144,15 +145,13 @@ def _outputs(g: GraphBuilder, config: NetworkConfig, columns: Columns, lengths: 
     if config.has_missing:
         parts.append(g.cast(columns.is_there, "float32"))
     x = g.unary("relu", g.linear(g.concat(parts, -1), "embed.weight", "embed.bias"))
-    H, D = config.hidden_size, 2 if config.bidirectional else 1
-    stack = LSTMStack("lstm.", H, config.num_layers, D)
+    D = 2 if config.bidirectional else 1
+    stack = LSTMStack("lstm.", config.hidden_size, config.num_layers, D)
     y, state = lstm_layers(g, x, stack, lengths=lengths)
     if config.pooling == "mean":
         pooled = _mean_of_steps(g, y, lengths)
     else:
-        hidden = state[-1][0]
-        ways = [g.reshape(g.slice(hidden, 0, k, k + 1), ("B", H)) for k in range(D)]
-        pooled = g.concat(ways, -1)
+        pooled = both_ways(g, state[-1][0])
     return g.linear(pooled, "head.weight", "head.bias")
 
 
@@ -162,13 +161,11 @@ def _first_largest(g: GraphBuilder, x: Value) -> Value:
     is_largest = g.binary("equal", x, g.reduce("max", x, -1))
     behind = np.arange(K, 0, -1, dtype=np.float32)
     longest = g.reduce("max", g.where(is_largest, g.constant(behind), 0.0), -1)
-    place = g.binary("sub", g.constant(np.float32(K)), longest)
+    place = g.constant(np.float32(K)) - longest
     return g.cast(g.reshape(place, ("B",)), "int32")
 
 
 # imported models --------------------------------------------------------------------------------
-
-_SELU, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def _stack_outputs(g: GraphBuilder, network: StackNetwork, T: Size) -> Value:
@@ -179,7 +176,7 @@ def _stack_outputs(g: GraphBuilder, network: StackNetwork, T: Size) -> Value:
     else:
         x = g.transpose(g.input("values", ("B", T, config.num_columns)), (1, 0, 2))
     lengths = g.input("lengths", ("B",), "int32")
-    before: Layer | None = None
+    before: ls.Layer | None = None
     for k, layer in enumerate(network.stack.layers):
         x = _added(g, f"model.layers.{k}.", layer, before, x, lengths)
         before = layer
@@ -190,26 +187,26 @@ def _mean_of_steps(g: GraphBuilder, y: Value, lengths: Value) -> Value:
     """Returns the mean `(B, K)` of what an LSTM writes `(T, B, K)`, which is 0 in padding."""
     count = g.reshape(g.cast(lengths, "float32"), ("B", 1))
     total = g.reshape(g.reduce("sum", y, 0), ("B", y.shape[2]))
-    return g.binary("div", total, count)
+    return total / count
 
 
 def _added(
-    g: GraphBuilder, prefix: str, layer: Layer, before: Layer | None, x: Value, lengths: Value
+    g: GraphBuilder, prefix: str, layer: ls.Layer, before: ls.Layer | None, x: Value, lengths: Value
 ) -> Value:
     match layer:
-        case Embedding(masks_zero=False):
+        case ls.Embedding(masks_zero=False):
             return g.gather(f"{prefix}weight", x)
-        case LSTMLayer(reverses=False):
+        case ls.LSTMLayer(reverses=False):
             return _lstm(g, f"{prefix}lstm.", layer, x, lengths)
-        case Dense():
+        case ls.Dense():
             return g.linear(x, f"{prefix}weight", f"{prefix}bias")
-        case LayerNorm():
+        case ls.LayerNorm():
             return g.layer_norm(x, f"{prefix}weight", f"{prefix}bias", layer.epsilon)
-        case Function() if layer.function in _FUNCTIONS:
-            return _FUNCTIONS[layer.function](g, x)
-        case Dropout():
+        case ls.Function() if layer.function in FUNCTIONS:
+            return function(g, layer.function, x)
+        case ls.Dropout():
             return x
-        case Steps(part="mean") if isinstance(before, LSTMLayer):
+        case ls.Steps(part="mean") if isinstance(before, ls.LSTMLayer):
             return _mean_of_steps(g, x, lengths)
     raise ConfigError(
         f"the layer '{layer.name}' ({type(layer).__name__}) of this imported model is not exported:"
@@ -217,58 +214,15 @@ def _added(
     )
 
 
-def _lstm(g: GraphBuilder, prefix: str, layer: LSTMLayer, x: Value, lengths: Value) -> Value:
+def _lstm(g: GraphBuilder, prefix: str, layer: ls.LSTMLayer, x: Value, lengths: Value) -> Value:
     H, D = layer.hidden_size, 1 if layer.backward is None else 2
     options = CellOptions(
         activation=layer.activation, recurrent_activation=layer.recurrent_activation
     )
     y, state = lstm_layers(g, x, LSTMStack(prefix, H, 1, D, options=options), lengths=lengths)
-    if layer.every_step:
-        ways = [g.slice(y, 2, k * H, (k + 1) * H) for k in range(D)]
-    else:
-        ways = [g.reshape(g.slice(state[-1][0], 0, k, k + 1), ("B", H)) for k in range(D)]
-    if len(ways) == 1 or layer.merge == "concat":
-        return g.concat(ways, -1)
+    y = y if layer.every_step else both_ways(g, state[-1][0])
+    if D == 1 or layer.merge == "concat":
+        return y
+    ways = [g.slice(y, -1, k * H, (k + 1) * H) for k in range(D)]
     both = g.binary("mul" if layer.merge == "mul" else "add", *ways)
-    return g.binary("mul", both, 0.5) if layer.merge == "ave" else both
-
-
-def _unary(kind: str) -> Callable[[GraphBuilder, Value], Value]:
-    return lambda g, x: g.unary(kind, x)
-
-
-def _hard_sigmoid(slope: float) -> Callable[[GraphBuilder, Value], Value]:
-    def add(g: GraphBuilder, x: Value) -> Value:
-        line = g.binary("add", g.binary("mul", x, slope), 0.5)
-        return g.binary("minimum", g.binary("maximum", line, 0.0), 1.0)
-
-    return add
-
-
-def _softsign(g: GraphBuilder, x: Value) -> Value:
-    size = g.binary("maximum", x, g.binary("mul", x, -1.0))
-    return g.binary("div", x, g.binary("add", size, 1.0))
-
-
-def _elu(alpha: float, scale: float) -> Callable[[GraphBuilder, Value], Value]:
-    def add(g: GraphBuilder, x: Value) -> Value:
-        below = g.binary("sub", g.unary("exp", g.binary("minimum", x, 0.0)), 1.0)
-        both = g.binary("add", g.unary("relu", x), g.binary("mul", below, alpha))
-        return g.binary("mul", both, scale)
-
-    return add
-
-
-_FUNCTIONS: dict[str, Callable[[GraphBuilder, Value], Value]] = {
-    **{name: _unary(name) for name in ("relu", "tanh", "sigmoid", "softplus")},
-    "linear": lambda g, x: x,
-    "hard_sigmoid": _hard_sigmoid(1 / 6),
-    "hard_sigmoid_0.2": _hard_sigmoid(0.2),
-    "softsign": _softsign,
-    "elu": _elu(1.0, 1.0),
-    "selu": _elu(_SELU, _SELU_SCALE),
-    "silu": lambda g, x: g.binary("mul", x, g.unary("sigmoid", x)),
-    "exponential": _unary("exp"),
-    "softmax": lambda g, x: g.softmax(x),
-    "log_softmax": lambda g, x: g.log_softmax(x),
-}
+    return both * 0.5 if layer.merge == "ave" else both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fastlstm.errors import ConfigError
+from fastlstm.errors import MissingExtraError
 from fastlstm.exchange.graph import Graph
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.sequence.layer_stack import LayerStack
 
 Arrays = Mapping[str, NDArray[Any]]
 Network = TypeVar("Network", bound=nn.Module)
@@ -42,12 +42,6 @@ class Source:
     def graph(self) -> Graph:
         """Returns the model as a graph."""
         raise NotImplementedError
-
-    def stack(self) -> LayerStack:
-        """Returns the model as a sequence of layers; raises ConfigError where it is none."""
-        raise ConfigError(
-            f"Keras files hold text models, and this is a {self.kind}; export it to onnx"
-        )
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random inputs of several shapes, by the names of the graph's inputs."""
@@ -91,6 +85,18 @@ def rounded_network(
     return copied, weights
 
 
+def needed(module: str, target: str) -> Any:
+    """Returns a module that writes or runs the files of a target."""
+    package, extra = module.partition(".")[0], {"saved-model": "tensorflow"}.get(target, target)
+    try:
+        import_module(package)
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(
+            f"--to {target} needs {package}: pip install 'fastlstm[{extra}]'"
+        ) from None
+
+
 def largest_error(expected: Arrays, got: Arrays) -> float:
     """Returns the largest difference, in units of the largest value of an output or of 1.
 
@@ -98,13 +104,10 @@ def largest_error(expected: Arrays, got: Arrays) -> float:
     """
     if not expected or not expected.keys() <= got.keys():
         return float("nan")
-    return float(np.max([_difference(value, got[name]) for name, value in expected.items()]))
-
-
-def _difference(expected: NDArray[Any], got: NDArray[Any]) -> float:
-    if expected.shape != got.shape:
+    pairs = [(value, got[name]) for name, value in expected.items()]
+    if any(value.shape != other.shape for value, other in pairs):
         return float("nan")
-    return float(differences(expected, got).max(initial=0.0))
+    return float(np.max([differences(*pair).max(initial=0.0) for pair in pairs]))
 
 
 def differences(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 Its file does not hold the vocabulary, which is given and checked. A model of characters knows them
 by numbers; ours are in the order of Unicode, so the rows of its embedding and of its output are put
-into that order: `Vocabulary.ids`. Layers of several widths get one width: `_EqualLayers`.
+into that order: `Vocabulary.ids`. Layers of several widths get one width: `_equal_layers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,7 @@ from fastlstm.errors import (
     kind_of_value,
 )
 from fastlstm.exchange.text_source import NORM_EPSILON
-from fastlstm.sequence.layer_stack import (
-    CellWeights,
-    Dense,
-    Dropout,
-    Embedding,
-    Layer,
-    LayerNorm,
-    LayerStack,
-    LSTMLayer,
-    Weights,
-)
+from fastlstm.sequence import layer_stack as ls
 from fastlstm.system.fields import check_values
 from fastlstm.system.storage import encode_json, parse_json, read_bytes
 from fastlstm.text.config import ModelConfig
@@ -69,29 +59,30 @@ class Vocabulary:
     unused: tuple[int, ...] = ()
 
 
-def tokens_of(stack: LayerStack) -> int | None:
+def tokens_of(stack: ls.LayerStack) -> int | None:
     """Returns the tokens of a text model, None of a model that reads other values.
 
     One without an embedding reads one-hot vectors: it ends in a softmax as wide as its input.
     """
     layers = stack.logits.layers
     first, last = layers[0], layers[-1]
-    width = len(last.weight) if isinstance(last, Dense) else 0
-    if isinstance(first, Embedding):
+    width = len(last.weight) if isinstance(last, ls.Dense) else 0
+    if isinstance(first, ls.Embedding):
         return width if width == len(first.weight) else None
-    is_one_hot = isinstance(first, LSTMLayer) and first.input_size == width and width > 1
+    is_one_hot = isinstance(first, ls.LSTMLayer) and first.input_size == width and width > 1
     return width if is_one_hot and stack.ends_in_softmax else None
 
 
 def text_files(
-    stack: LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
+    stack: ls.LayerStack, vocabulary: Vocabulary, about: dict[str, Any]
 ) -> tuple[dict[str, bytes], list[str]]:
     """Returns the files of a text run, and what the user should know."""
     lstms, norms, dense = text_parts(stack)
     notes, V = list[str](), len(vocabulary.ids)
-    H, cells, output = _equal_layers(lstms, dense[0].weight)
+    cells, output = _equal_layers(lstms, dense[0].weight)
+    H = cells[0].weight_hh.shape[1]
     first = stack.layers[0]
-    embed_size = first.weight.shape[1] if isinstance(first, Embedding) else lstms[0].input_size
+    embed_size = first.weight.shape[1] if isinstance(first, ls.Embedding) else lstms[0].input_size
     try:
         config = ModelConfig(
             vocab_size=V, embed_size=embed_size, rnn_size=H, num_layers=len(lstms),
@@ -102,12 +93,17 @@ def text_files(
         check_values(config, MODEL_BOUNDS)
     except ConfigError as error:
         raise FormatError(*error.args) from None
-    if not isinstance(first, Embedding):
-        _check_growth(config, lstms)
+    if not isinstance(first, ls.Embedding):
+        own_bytes = sum(layer.forward.weight_ih.nbytes for layer in lstms)
+        if 4 * V * embed_size > 16 * own_bytes + _SPARE_BYTES:
+            raise FormatError(
+                f"one-hot input of {counted(V, 'token')}: the identity matrix as embedding would"
+                " be many times the model"
+            )
         notes.append("one-hot input: the embedding is the identity matrix")
-    table = first.weight if isinstance(first, Embedding) else np.eye(embed_size, dtype=np.float32)
-    tensors: dict[str, Weights] = {"embedding.weight": table[vocabulary.ids]}
-    for k, (cell,) in enumerate(cells):
+    table = first.weight if isinstance(first, ls.Embedding) else np.eye(embed_size)
+    tensors: dict[str, ls.Weights] = {"embedding.weight": table[vocabulary.ids]}
+    for k, cell in enumerate(cells):
         own = {"weight_ih": cell.weight_ih, "weight_hh": cell.weight_hh, "bias_ih": cell.bias}
         own["bias_hh"] = np.zeros_like(cell.bias)
         tensors |= {f"layers.{k}.{name}_l0": value for name, value in own.items()}
@@ -117,12 +113,6 @@ def text_files(
         tensors["projection.weight"], output = output, dense[-1].weight
     tensors["output.weight"] = output[vocabulary.ids]
     tensors["output.bias"] = dense[-1].bias[vocabulary.ids]
-    if any(layer.hidden_size < H for layer in lstms):
-        sizes = ", ".join(str(layer.hidden_size) for layer in lstms)
-        notes.append(
-            f"LSTM layers of {sizes} units: all have {H} here, filled with units of"
-            " zero weights, which change nothing"
-        )
     notes += _notes(stack, lstms, vocabulary)
     about = {**about, "window": None if lstms[-1].every_step else stack.window}
     files = settings_files(config, vocabulary.tokenizer, {}, {})
@@ -133,18 +123,20 @@ def text_files(
     return {**files, CONFIG_FILE: encode_json(written), MODEL_FILE: weights}, notes
 
 
-def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], list[Dense]]:
+def text_parts(
+    stack: ls.LayerStack,
+) -> tuple[list[ls.LSTMLayer], list[ls.LayerNorm], list[ls.Dense]]:
     """Returns the LSTM layers, the norms behind them, the one or two matrices of the output."""
-    layers = [layer for layer in stack.logits.layers if not isinstance(layer, Dropout)]
-    if isinstance(layers[0], Embedding):
+    layers = [layer for layer in stack.logits.layers if not isinstance(layer, ls.Dropout)]
+    if isinstance(layers[0], ls.Embedding):
         layers = layers[1:]
-    is_body = [isinstance(layer, LSTMLayer | LayerNorm) for layer in layers]
+    is_body = [isinstance(layer, ls.LSTMLayer | ls.LayerNorm) for layer in layers]
     num = (*is_body, False).index(False)
-    lstms = [layer for layer in layers[:num] if isinstance(layer, LSTMLayer)]
-    norms = [layer for layer in layers[:num] if isinstance(layer, LayerNorm)]
-    _check_norms(layers[:num], lstms, norms)
-    dense = [layer for layer in layers[num:] if isinstance(layer, Dense)]
-    others = [layer for layer in layers[num:] if not isinstance(layer, Dense)]
+    lstms = [layer for layer in layers[:num] if isinstance(layer, ls.LSTMLayer)]
+    norms = [layer for layer in layers[:num] if isinstance(layer, ls.LayerNorm)]
+    _check_norms(layers[:num])
+    dense = [layer for layer in layers[num:] if isinstance(layer, ls.Dense)]
+    others = [layer for layer in layers[num:] if not isinstance(layer, ls.Dense)]
     if not lstms or not dense or others or len(dense) > 2:
         wrong = (others or dense[2:] or layers)[0]
         raise FormatError(
@@ -170,32 +162,26 @@ def text_parts(stack: LayerStack) -> tuple[list[LSTMLayer], list[LayerNorm], lis
     return lstms, norms, dense
 
 
-def _check_norms(body: Sequence[Layer], lstms: list[LSTMLayer], norms: list[LayerNorm]) -> None:
+def _check_norms(body: list[ls.Layer]) -> None:
     """Raises FormatError where norms are not one behind each LSTM layer, as those of a run."""
-    behind = [type(layer) for layer in body] == [LSTMLayer, LayerNorm] * len(lstms)
-    is_one_width = len({layer.hidden_size for layer in lstms}) == 1
-    if norms and not (
-        behind
-        and is_one_width
-        and all(math.isclose(n.epsilon, NORM_EPSILON, rel_tol=1e-6) for n in norms)
-    ):
+    norms = [layer for layer in body if isinstance(layer, ls.LayerNorm)]
+    behind = [type(layer) for layer in body] == [ls.LSTMLayer, ls.LayerNorm] * len(norms)
+    is_one_width = len({la.hidden_size for la in body if isinstance(la, ls.LSTMLayer)}) == 1
+    is_ours = all(math.isclose(norm.epsilon, NORM_EPSILON, rel_tol=1e-6) for norm in norms)
+    if norms and not (behind and is_one_width and is_ours):
         raise FormatError(
             f"the layer '{norms[0].name}' has no place in a text run: it has none, or one behind"
             f" each LSTM layer, of one width and with the epsilon {NORM_EPSILON:g}"
         )
 
 
-def _check_growth(config: ModelConfig, lstms: list[LSTMLayer]) -> None:
-    own = sum(layer.forward.weight_ih.nbytes for layer in lstms)
-    if 4 * config.vocab_size * config.embed_size > 16 * own + _SPARE_BYTES:
-        raise FormatError(
-            f"one-hot input of {counted(config.vocab_size, 'token')}: the identity matrix as"
-            " embedding would be many times the model"
+def _notes(stack: ls.LayerStack, lstms: list[ls.LSTMLayer], vocabulary: Vocabulary) -> list[str]:
+    notes, sizes = list[str](), [layer.hidden_size for layer in lstms]
+    if min(sizes) < max(sizes):
+        notes.append(
+            f"LSTM layers of {', '.join(map(str, sizes))} units: all have {max(sizes)} here, filled"
+            " with units of zero weights, which change nothing"
         )
-
-
-def _notes(stack: LayerStack, lstms: list[LSTMLayer], vocabulary: Vocabulary) -> list[str]:
-    notes = []
     if stack.ends_in_softmax:
         notes.append("the softmax at the end is left out: the run's outputs are logits")
     if not lstms[-1].every_step:
@@ -212,9 +198,9 @@ def _notes(stack: LayerStack, lstms: list[LSTMLayer], vocabulary: Vocabulary) ->
             f"{counted(len(vocabulary.unused), 'token')} of the model stand for no character and"
             f" are left out (number {few}): probabilities are over the others"
         )
-    if any(isinstance(layer, Embedding) and layer.masks_zero for layer in stack.layers):
+    if any(isinstance(layer, ls.Embedding) and layer.masks_zero for layer in stack.layers):
         notes.append("mask_zero: a text has no padding, token 0 is read like any other")
-    rates = [f"{layer.rate:g}" for layer in stack.layers if isinstance(layer, Dropout)]
+    rates = [f"{layer.rate:g}" for layer in stack.layers if isinstance(layer, ls.Dropout)]
     if rates:
         notes.append(f"dropout {', '.join(rates)} acted in training only: not imported")
     return notes
@@ -234,59 +220,37 @@ def refuse_vocabulary(size: int | None, given: dict[str, Any]) -> None:
 
 
 def _equal_layers(
-    layers: list[LSTMLayer], head: Weights
-) -> tuple[int, list[tuple[CellWeights, ...]], Weights]:
-    """Returns one width H for all layers, their cells, and the weights `(K, ·)` on the last one.
+    layers: list[ls.LSTMLayer], head: ls.Weights
+) -> tuple[list[ls.CellWeights], ls.Weights]:
+    """Returns the cells of all layers, as wide as the widest, and the weights `(K, ·)` on the last.
 
-    Units that a narrower layer lacks have weights of zero: their state is never read. Outputs of
-    both ways that were added are side by side, and what reads them has its columns twice.
+    Units that a narrower layer lacks have weights of zero: their state is never read.
     """
     H = max(layer.hidden_size for layer in layers)
-    ways = 1 if layers[0].backward is None else 2
-    own = sum(4 * c.weight_ih.size + 4 * c.weight_hh.size for la in layers for c in _ways(la))
-    grown = sum(16 * H * ways * (max(layer.input_size, ways * H) + H) for layer in layers)
+    own = sum(4 * c.forward.weight_ih.size + 4 * c.forward.weight_hh.size for c in layers)
+    grown = sum(16 * H * (max(layer.input_size, H) + H) for layer in layers)
     if grown > _MAX_GROWTH * own + _SPARE_BYTES:
         raise FormatError(
             f"its LSTM layers have from {min(la.hidden_size for la in layers)} to {H} units; a run"
             " has layers of one width, and filling them with zeros would take"
             f" {grown / max(own, 1):.0f} times the weights"
         )
-    cells: list[tuple[CellWeights, ...]] = []
+    cells = []
     for k, layer in enumerate(layers):
-        found = []
-        for cell in _ways(layer):
-            weight = cell.weight_ih if k == 0 else _spread(cell.weight_ih, layers[k - 1], H)
-            hidden = _spread(cell.weight_hh, None, H)
-            bias = _taller(cell.bias[:, None], H)[:, 0]
-            found.append(CellWeights(_taller(weight, H), _taller(hidden, H), bias))
-        cells.append(tuple(found))
-    return H, cells, _spread(head, layers[-1], H)
+        cell, width = layer.forward, H if k else layer.input_size
+        weights = (cell.weight_ih, width), (cell.weight_hh, H), (cell.bias[:, None], 1)
+        ih, hh, bias = (
+            _padded(weight.reshape(4, layer.hidden_size, -1), (4, H, columns)).reshape(4 * H, -1)
+            for weight, columns in weights
+        )
+        cells.append(ls.CellWeights(ih, hh, bias[:, 0]))
+    return cells, _padded(head, (len(head), H))
 
 
-def _ways(layer: LSTMLayer) -> list[CellWeights]:
-    return [layer.forward] if layer.backward is None else [layer.forward, layer.backward]
-
-
-def _taller(weight: Weights, H: int) -> Weights:
-    """Returns `(4H, C)` of `(4h, C)`: every gate has rows of zeros below."""
-    gates = weight.reshape(4, -1, weight.shape[1])
-    out = np.zeros((4, H, weight.shape[1]), np.float32)
-    out[:, : gates.shape[1]] = gates
-    return out.reshape(4 * H, -1)
-
-
-def _spread(weight: Weights, read: LSTMLayer | None, H: int) -> Weights:
-    """Returns weights on the outputs of a layer of H units; `read` is as it was, None one way."""
-    ways = 1 if read is None or read.backward is None else 2
-    if read is not None and ways == 2 and read.merge != "concat":
-        if read.merge == "mul":
-            raise FormatError(f"the layer '{read.name}' multiplies its two outputs")
-        weight = np.concatenate([weight, weight], 1)
-        weight = weight / np.float32(2) if read.merge == "ave" else weight
-    h = weight.shape[1] // ways
-    out = np.zeros((len(weight), ways, H), np.float32)
-    out[:, :, :h] = weight.reshape(len(weight), ways, h)
-    return out.reshape(len(weight), ways * H)
+def _padded(weight: ls.Weights, shape: tuple[int, ...]) -> ls.Weights:
+    """Returns weights with zeros behind them along every axis."""
+    sizes = zip(weight.shape, shape, strict=True)
+    return np.pad(weight, [(0, size - own) for own, size in sizes])
 
 
 # the vocabulary -----------------------------------------------------------------------------------
@@ -321,20 +285,17 @@ def read_vocabulary(
 
 def _of_characters(listed: list[str], size: int, option: str) -> Vocabulary:
     if len(listed) != size:
+        hint = "give the vocabulary that the model was trained with"
+        if len(listed) == size - 1:
+            hint = (
+                "one of them may stand for padding or unknown characters: name the numbers of the"
+                ' characters in a JSON file, {"a": 1, …}'
+            )
         raise DataError(
             f"`{option}` has {counted(len(listed), 'character')}, the model has"
-            f" {counted(size, 'token')}; {_hint(len(listed), size)}"
+            f" {counted(size, 'token')}; {hint}"
         )
     return _numbered(dict(enumerate(listed)), size, option)
-
-
-def _hint(given: int, size: int) -> str:
-    if given == size - 1:
-        return (
-            "one of them may stand for padding or unknown characters: name the numbers of the"
-            ' characters in a JSON file, {"a": 1, …}'
-        )
-    return "give the vocabulary that the model was trained with"
 
 
 def _numbered(characters: Mapping[int, str], size: int, option: str) -> Vocabulary:

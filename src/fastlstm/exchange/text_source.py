@@ -1,4 +1,4 @@
-"""A text model to export: its graph and layers, its own network, scores in both runtimes."""
+"""A text model to export: its graph, its own network, scores in both runtimes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, DataError, counted
-from fastlstm.exchange.graph import Graph, GraphBuilder
+from fastlstm.errors import DataError, counted
+from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, lstm_layers
 from fastlstm.exchange.source import Arrays, Source, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
-from fastlstm.sequence.layer_stack import (
-    CellWeights,
-    Dense,
-    Embedding,
-    Layer,
-    LayerNorm,
-    LayerStack,
-    LSTMLayer,
-)
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, native_refusal
 from fastlstm.text.files import build_model
@@ -38,7 +30,6 @@ from fastlstm.text.weight_report import writing_speed
 
 TEXT_GRAPH = "fastlstm_text"
 """Name of the graphs of text models."""
-_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 NORM_EPSILON = 1e-5
 """Of torch.nn.LayerNorm."""
 
@@ -57,16 +48,14 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
     x = g.gather("embedding.weight", tokens)
     if is_step:
         x = g.reshape(x, (1, "B", config.embed_size))
-    options = CellOptions.of(config)
     hs, cs = [], []
     for k in range(L):
-        w_ih, w_hh, *biases = (f"layers.{k}.{name}_l0" for name in _PARAMETERS)
-        direction = (w_ih, w_hh, tuple(biases))
-        states = g.slice(h, 0, k, k + 1), g.slice(c, 0, k, k + 1)
-        y, h_k, c_k = g.lstm(x, *states, [direction], options)
+        stack = LSTMStack(f"layers.{k}.", H, 1, options=CellOptions.of(config))
+        state = g.slice(h, 0, k, k + 1), g.slice(c, 0, k, k + 1)
+        y, [(h_k, c_k)] = lstm_layers(g, x, stack, [state])
         if config.output_norm:
             y = g.layer_norm(y, f"norms.{k}.weight", f"norms.{k}.bias", NORM_EPSILON)
-        x = g.binary("add", x, y) if config.residual and x.shape == y.shape else y
+        x = x + y if config.residual and x.shape == y.shape else y
         hs.append(h_k)
         cs.append(c_k)
     if config.output_rank:
@@ -77,37 +66,6 @@ def text_graph(weights: Mapping[str, Any], config: ModelConfig, *, is_step: bool
     g.output("h_out", g.concat(hs, 0))
     g.output("c_out", g.concat(cs, 0))
     return g.graph
-
-
-def text_stack(weights: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> LayerStack:
-    """Describes a text model as layers: tokens in, logits out, from the zero state.
-
-    A tied embedding appears twice, as two matrices.
-    """
-    options = CellOptions.of(config)
-    if config.residual or options.layer_norm or options.zoneout != (0.0, 0.0):
-        name = "residual" if config.residual else "layer_norm" if options.layer_norm else "zoneout"
-        raise ConfigError(f"Keras has no layer for `{name}`; export to another target")
-    layers: list[Layer] = [Embedding("embedding", weights["embedding.weight"])]
-    for k in range(config.num_layers):
-        own = {name: weights[f"layers.{k}.{name}_l0"] for name in _PARAMETERS}
-        bias = own["bias_ih"] + own["bias_hh"]
-        cell = CellWeights(own["weight_ih"], own["weight_hh"], bias)
-        layers.append(
-            LSTMLayer(
-                f"lstm_{k}", cell, activation=options.activation,
-                recurrent_activation=options.recurrent_activation,
-            )
-        )  # fmt: skip
-        if config.output_norm:
-            scale, shift = weights[f"norms.{k}.weight"], weights[f"norms.{k}.bias"]
-            layers.append(LayerNorm(f"norm_{k}", scale, shift, NORM_EPSILON))
-    if config.output_rank:
-        first = weights["projection.weight"]
-        layers.append(Dense("projection", first, np.zeros(len(first), np.float32)))
-    output = weights["embedding.weight" if config.tie_weights else "output.weight"]
-    layers.append(Dense("output", output, weights["output.bias"]))
-    return LayerStack(tuple(layers), "fastlstm")
 
 
 SHAPES = ((1, 1), (7, 3), (100, 64), (1, 5), (33, 1))
@@ -134,9 +92,6 @@ class TextSource(Source):
         graph = text_graph(self._weights, self._stored.model_config, is_step=self.is_step)
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
-
-    def stack(self) -> LayerStack:
-        return text_stack(as_floats(self._weights), self._stored.model_config)
 
     def unrounded(self) -> TextSource | None:
         if self.weight_format in ("fp32", self._stored.weight_format):
@@ -175,7 +130,10 @@ class TextSource(Source):
         num = self._num_comparable(inputs)
         yield {**inputs, "tokens": tokens[:num]}
         if num < len(tokens):
-            self._note_growth()
+            parts = "its steps in parts, each from fastlstm's state"
+            parts = parts if self.has_state else "first steps only"
+            note = f"rounding grows from step to step of this model; compared were {parts}"
+            self.notes += [note] if note not in self.notes else []
         while self.has_state and num < len(tokens):
             state = self.run({**inputs, "tokens": tokens[:num]})
             tokens = tokens[num:]
@@ -194,15 +152,8 @@ class TextSource(Source):
 
     def _own_error(self, inputs: dict[str, NDArray[Any]], num: int) -> float:
         given = {**inputs, "tokens": inputs["tokens"][:num]}
-        exact, own = self._run(self._in_float64, given), self.run(given)
-        return largest_error(self.in_units(exact), self.in_units(own))
-
-    def _note_growth(self) -> None:
-        own = "its steps in parts, each from fastlstm's state"
-        parts = own if self.has_state else "first steps only"
-        note = f"rounding grows from step to step of this model; compared were {parts}"
-        if note not in self.notes:
-            self.notes.append(note)
+        models = self._in_float64, self._model
+        return largest_error(*(self.in_units(self._run(model, given)) for model in models))
 
     @cached_property
     def _in_float64(self) -> LanguageModel:
@@ -241,7 +192,9 @@ class TextSource(Source):
         if not self.has_state:
             self.notes.append("every call starts from the zero state")
         elif (why := native_refusal(self._stored.model_config)) is None:
-            speeds["fastlstm"] = self._own_speed()
+            decoding = "int8" if self.weight_format == "int8" else "fp32"
+            decoder = Decoder(self._weights, self._stored.model_config, decoding)
+            speeds["fastlstm"] = writing_speed(decoder, threads=1)
         else:
             self.notes.append(f"{why}: fastlstm writes its text on torch")
         figures: dict[str, Any] = {"tokens_per_s": speeds} if speeds else {}
@@ -260,16 +213,14 @@ class TextSource(Source):
         chars = float(self._stored.tokenizer.token_chars[targets[is_scored]].sum())
         bits = math.log(2) * max(chars, 1.0)
         here, there = self._logits(self, ids, False), self._logits(runner, ids, self.is_step)
-        before, own = here, self.unrounded()
-        if own is not None:
-            before = self._logits(own, ids, False)
+        own = self.unrounded()
+        before = here if own is None else self._logits(own, ids, False)
         figures["text"] = {
             "num_tokens": int(is_scored.sum()),
             "agreement": float((here.argmax(-1) == there.argmax(-1)).mean()),
             "bits_per_char": {
-                "run": _nats(before[is_scored], targets[is_scored]) / bits,
-                "fastlstm": _nats(here[is_scored], targets[is_scored]) / bits,
-                "target": _nats(there[is_scored], targets[is_scored]) / bits,
+                name: _nats(logits[is_scored], targets[is_scored]) / bits
+                for name, logits in (("run", before), ("fastlstm", here), ("target", there))
             },
             "rms_logit_error": float(np.sqrt(np.mean((here - there) ** 2))),
         }
@@ -298,8 +249,7 @@ class TextSource(Source):
         config = self._stored.model_config
         h = c = np.zeros((config.num_layers, tokens.shape[1], config.rnn_size), np.float32)
         if not is_step:
-            logits: NDArray[np.float32] = runner.run({"tokens": tokens, "h": h, "c": c})["logits"]
-            return logits
+            return np.asarray(runner.run({"tokens": tokens, "h": h, "c": c})["logits"])
         steps = []
         for row in tokens:
             outputs = runner.run({"tokens": row, "h": h, "c": c})
@@ -320,11 +270,6 @@ class TextSource(Source):
             num += 1
         return num / taken_s
 
-    def _own_speed(self) -> float:
-        decoding = "int8" if self.weight_format == "int8" else "fp32"
-        decoder = Decoder(self._weights, self._stored.model_config, decoding)
-        return writing_speed(decoder, threads=1)
-
 
 def _lanes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Returns tokens as `(1 + T, B)`, each column a part of the text, and which T are scored.
@@ -340,8 +285,5 @@ def _lanes(ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
 
 
 def _nats(logits: NDArray[np.float32], targets: NDArray[Any]) -> float:
-    values = logits.astype(np.float64)
-    top = values.max(-1, keepdims=True)
-    log_sums = np.log(np.exp(values - top).sum(-1)) + top[..., 0]
-    picked = np.take_along_axis(values, targets[..., None].astype(np.int64), -1)[..., 0]
-    return float((log_sums - picked).sum())
+    values, places = torch.from_numpy(logits).double(), torch.from_numpy(targets.astype(np.int64))
+    return float(F.cross_entropy(values, places, reduction="sum"))

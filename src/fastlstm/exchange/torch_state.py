@@ -15,17 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastlstm.errors import ConfigError, FormatError, counted
-from fastlstm.sequence.layer_stack import (
-    FUNCTIONS,
-    CellWeights,
-    Dense,
-    Embedding,
-    Function,
-    Layer,
-    LayerStack,
-    LSTMLayer,
-    Weights,
-)
+from fastlstm.sequence import layer_stack as ls
 
 _LSTM_TENSOR = re.compile(r"(weight_ih|weight_hh|bias_ih|bias_hh)_l(\d+)(_reverse)?")
 _NOTE = (
@@ -42,11 +32,11 @@ class _Module(NamedTuple):
     """Tensors below one prefix, by the rest of their names; `layers` of an LSTM."""
 
     prefix: str
-    tensors: Mapping[str, Weights]
-    layers: tuple[LSTMLayer, ...] = ()
+    tensors: Mapping[str, ls.Weights]
+    layers: tuple[ls.LSTMLayer, ...] = ()
 
     @property
-    def weight(self) -> Weights:
+    def weight(self) -> ls.Weights:
         return self.tensors["weight"]
 
     def named(self, name: str) -> str:
@@ -54,11 +44,11 @@ class _Module(NamedTuple):
 
 
 def read_state(
-    arrays: Mapping[str, Weights], path: object, activation: str | None = None
-) -> LayerStack:
+    arrays: Mapping[str, ls.Weights], path: object, activation: str | None = None
+) -> ls.LayerStack:
     """Returns the layers of a state_dict; `activation`, one of `FUNCTIONS`, is between linear
     layers."""
-    found: dict[str, dict[str, Weights]] = {}
+    found: dict[str, dict[str, ls.Weights]] = {}
     for name, array in arrays.items():
         prefix, _, rest = name.rpartition(".")
         found.setdefault(prefix, {})[rest] = array
@@ -66,35 +56,35 @@ def read_state(
     if not any(module.layers for module in modules):
         raise FormatError(f"{path} has no tensor weight_ih_l0: it is no state_dict with an LSTM")
     order = _order(modules, path)
-    layers: list[Layer] = []
+    layers: list[ls.Layer] = []
     linears = [module for module in order[1:] if not module.layers]
     for k, module in enumerate(order):
         if module.layers:
             layers += module.layers
         elif k == 0:
-            layers.append(Embedding(module.prefix, module.weight))
+            layers.append(ls.Embedding(module.prefix, module.weight))
         else:
             bias = module.tensors.get("bias", np.zeros(len(module.weight), np.float32))
-            if isinstance(layers[-1], Dense) and _between(linears, activation) != "linear":
-                layers.append(Function(layers[-1].name, str(activation)))
-            layers.append(Dense(module.prefix, module.weight, bias))
+            if isinstance(layers[-1], ls.Dense) and _between(linears, activation) != "linear":
+                layers.append(ls.Function(layers[-1].name, str(activation)))
+            layers.append(ls.Dense(module.prefix, module.weight, bias))
     if len(linears) < 2 and activation is not None:
         raise ConfigError(
             "`activation` is the function between linear layers, and this state_dict has"
             f" {counted(len(linears), 'linear layer')}; leave it out"
         )
     note = _NOTE.format(activation if len(linears) > 1 else "no")
-    return LayerStack(tuple(layers), "torch", notes=(note,))
+    return ls.LayerStack(tuple(layers), "torch", notes=(note,))
 
 
 def _between(linears: Sequence[_Module], activation: str | None) -> str:
-    if activation in FUNCTIONS:
+    if activation in ls.FUNCTIONS:
         return str(activation)
     names = " and ".join(f"'{g.prefix}'" for g in linears)
     came = "" if activation is None else f"; {activation!r:.40} came"
     raise ConfigError(
         f"{names} follow each other, and a state_dict does not say which function is between them:"
-        f" give `activation`, one of {', '.join(FUNCTIONS)}{came}"
+        f" give `activation`, one of {', '.join(ls.FUNCTIONS)}{came}"
     )
 
 
@@ -207,7 +197,7 @@ def _module(module: _Module, path: object) -> _Module:
     return module
 
 
-def _lstm_layers(module: _Module) -> Iterator[LSTMLayer]:
+def _lstm_layers(module: _Module) -> Iterator[ls.LSTMLayer]:
     for name in module.tensors:
         if _LSTM_TENSOR.fullmatch(name) is None:
             what = "a projection (proj_size)" if "weight_hr" in name else "no part of torch's LSTM"
@@ -227,14 +217,14 @@ def _lstm_layers(module: _Module) -> Iterator[LSTMLayer]:
             cells.append(cell)
             used += num
         backward = cells[1] if len(cells) == 2 else None
-        layer = LSTMLayer(f"{module.prefix}.l{k}".lstrip("."), cells[0], backward)
+        layer = ls.LSTMLayer(f"{module.prefix}.l{k}".lstrip("."), cells[0], backward)
         width, k = layer.output_size, k + 1
         yield layer
     if used != len(module.tensors):
         raise FormatError(f"'{module.prefix}' has tensors of layers that are not complete")
 
 
-def _cell(module: _Module, suffix: str) -> tuple[CellWeights, int]:
+def _cell(module: _Module, suffix: str) -> tuple[ls.CellWeights, int]:
     """Returns the weights of one layer and direction, and the number of its tensors."""
     ih, hh = (module.tensors.get(f"{name}_{suffix}") for name in ("weight_ih", "weight_hh"))
     if ih is None or hh is None:
@@ -257,4 +247,4 @@ def _cell(module: _Module, suffix: str) -> tuple[CellWeights, int]:
                     f"{module.named(name)} has the shape {part.shape}, not ({4 * H},)"
                 )
             bias, num = bias + part, num + 1
-    return CellWeights(ih, hh, bias), num
+    return ls.CellWeights(ih, hh, bias), num

@@ -53,31 +53,33 @@ class CategoricalFeatures(nn.Module):
         categories: (position, size) of categorical columns; NaN is unknown.
 
     Attributes:
-        num_numbers: columns that are no categories.
+        categories: as given.
+        places: positions of the other columns, which hold numbers.
+        num_numbers: how many these are.
         width: of the output.
     """
 
     def __init__(self, num_columns: int, categories: tuple[tuple[int, int], ...]) -> None:
         super().__init__()
-        self._categories = categories
-        self._numbers = sorted(set(range(num_columns)).difference(place for place, _ in categories))
+        self.categories = categories
+        self.places = sorted(set(range(num_columns)).difference(place for place, _ in categories))
         widths = [min(_MAX_EMBEDDING, (size + 3) // 2) for _, size in categories]
         self.embeddings = nn.ModuleList(
             CategoryEmbedding(size, width)
             for (_, size), width in zip(categories, widths, strict=True)
         )
-        self.num_numbers = len(self._numbers)
+        self.num_numbers = len(self.places)
         self.width = self.num_numbers + sum(widths)
 
     def numbers(self, values: Tensor) -> Tensor:
         """Returns the numbers ``(…, num_numbers)`` of values ``(…, num_columns)``; missing ones are
         0."""
-        return values[..., self._numbers].nan_to_num(0.0)
+        return values[..., self.places].nan_to_num(0.0)
 
     def forward(self, values: Tensor) -> Tensor:
         """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
         parts = [self.numbers(values)]
-        for (place, size), embedding in zip(self._categories, self.embeddings, strict=True):
+        for (place, size), embedding in zip(self.categories, self.embeddings, strict=True):
             codes = values[..., place].nan_to_num(float(size)).long()
             parts.append(embedding(codes))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
