@@ -35,7 +35,7 @@ _ERRORS = {
 }
 _REF = "#/components/schemas/{name}"
 _TEXT: Schema = {"type": "string"}
-
+_OBJECT: Schema = {"application/json": {"schema": {"type": "object"}}}
 
 Health = defstruct("Health", [("status", Literal["live", "ready", "stuck"])])
 Live = defstruct("Live", [("live", bool)])
@@ -135,7 +135,7 @@ def document_of(engine: TextEngine | ForecastEngine, *, has_keys: bool) -> Schem
         about, paths, error = "OpenAI's text completions", _text_paths(engine), "TextError"
         kinds = [TextError, Completion, Model, ModelList, Health]
     _, schemas = msgspec.json.schema_components([*kinds, engine.decoder.type], ref_template=_REF)
-    schemas["Error"] = _ref(error)
+    schemas["Error"] = {"$ref": _REF.format(name=error)}
     if "CompletionRequest" in schemas:
         # The four kinds of prompt; msgspec has one kind of list in a union.
         prompt = schemas["CompletionRequest"]["properties"]["prompt"]
@@ -166,13 +166,12 @@ def _text_paths(engine: TextEngine) -> Schema:
     event["description"] = "a Completion whose texts are what is new; after the last one, [DONE]"
     answer = {**_json("Completion"), "text/event-stream": {"schema": event}}
     errors = (400, 401, 404, 408, 413, 415, 421, 429, 431, 500, 503)
-    request = _ref("CompletionRequest")
-    chat = {"type": "object"}
+    request = _json("CompletionRequest")
     return {
         **_get("/v1/models", "the models: one", "ModelList"),
         **_get("/v1/models/{name}", "the model", "Model", 404, name=engine.name),
         **_post("/v1/completions", "continues a prompt", request, answer, *errors),
-        **_post("/v1/chat/completions", "answers 404", chat, None, 401, 404, 421, 431, 503),
+        **_post("/v1/chat/completions", "answers 404", _OBJECT, None, 401, 404, 421, 431, 503),
     }
 
 
@@ -185,7 +184,7 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
     live = paths["/v2/health/live"]["get"]["responses"]
     live["503"] = live["200"]
     errors = (400, 401, 404, 408, 409, 413, 415, 421, 431, 500, 503, 504)
-    about, request = "forecasts the steps after each window", _ref("Request")
+    about, request = "forecasts the steps after each window", _json("Request")
     names = {"model": engine.name}
     for path, parts in (
         ("/v2/models/{model}", names),
@@ -200,10 +199,9 @@ def _forecast_paths(engine: ForecastEngine) -> Schema:
 
 def _shared_paths() -> Schema:
     page, metrics = ({kind: {"schema": _TEXT}} for kind in ("text/html", "text/plain"))
-    document = {"application/json": {"schema": {"type": "object"}}}
     paths = {
         **_get("/metrics", "counters, for Prometheus", metrics),
-        **_get("/openapi.json", "this document", document),
+        **_get("/openapi.json", "this document", _OBJECT),
         **_get("/", "the page", page),
         **_get("/health/live", "whether requests make progress", "Health"),
         **_get("/health/ready", "whether requests are taken", "Health"),
@@ -224,7 +222,7 @@ def _get(path: str, summary: str, answer: str | Schema, *more: int, **parts: str
 def _post(
     path: str, summary: str, request: Schema, answer: Schema | None, *errors: int, **parts: str
 ) -> Schema:
-    body = {"required": answer is not None, "content": {"application/json": {"schema": request}}}
+    body = {"required": answer is not None, "content": request}
     return {path: {"post": {**_operation(summary, answer, errors, parts), "requestBody": body}}}
 
 
@@ -241,8 +239,4 @@ def _operation(
 
 
 def _json(name: str) -> Schema:
-    return {"application/json": {"schema": _ref(name)}}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": _REF.format(name=name)}
+    return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}

@@ -18,7 +18,7 @@ from fastlstm.errors import DataError, counted
 from fastlstm.report.markup import MAX_TEXT, clipped, name_text, to_html
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
+    from fastlstm.forecast.window_forecaster import WindowForecaster
     from fastlstm.serve.forecast.engine import ForecastEngine
     from fastlstm.serve.forecast.request import TensorSpec
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -112,19 +112,17 @@ def _table_row(spec: TensorSpec, model: WindowForecaster) -> str:
     return "<tr>" + "".join(f"<td>{to_html(cell)}</td>" for cell in cells) + "</tr>"
 
 
-def _row(spec: TensorSpec, model: WindowForecaster) -> list[float | str]:
-    """Returns a row of a tensor: means of the training rows, or a name of each column."""
-    columns: Columns = getattr(model, spec.name.removesuffix("_names"))
-    if spec.datatype == "BYTES":
-        return [min(columns.codes[name], key=len) for name in spec.columns]
-    digits = 6 if spec.datatype == "FP32" else 15
-    return [float(f"{model.typical(name):.{digits}g}") for name in spec.columns]
-
-
 def _examples(spec: TensorSpec, model: WindowForecaster) -> tuple[str, str, str]:
     """Returns an input for a shell, and for Python its rows and itself."""
-    leads = {"past": [1, model.input_size], "future": [1, model.horizon]}
-    lead, row = leads.get(spec.name.removesuffix("_names"), [1]), _row(spec, model)
+    group, digits = spec.name.removesuffix("_names"), 15 if spec.datatype == "FP64" else 6
+    lead = {"past": [1, model.input_size], "future": [1, model.horizon]}.get(group, [1])
+    codes = getattr(model, group).codes
+    row = [  # means of the training rows, or a name of each column
+        min(codes[name], key=len)
+        if spec.datatype == "BYTES"
+        else float(f"{model.typical(name):.{digits}g}")
+        for name in spec.columns
+    ]
     shape, count = [*lead, len(spec.columns)], lead[-1]
     about = f'"name": "{spec.name}", "shape": {shape}, "datatype": "{spec.datatype}"'
     text = json.dumps(row)[1:-1].replace("'", "\\u0027")

@@ -104,7 +104,12 @@ class Runner:
             try:
                 await self._open(bound)
                 await self._ending.wait()
-                await self._drain()
+                service.drain()
+                end_s = time.monotonic() + settings.grace
+                while service.num_held and time.monotonic() < end_s:
+                    if self._must_hurry.is_set():
+                        break
+                    await asyncio.sleep(_POLL_S)
             finally:
                 await asyncio.to_thread(service.stop)
                 await _end_answers(server.server_state)
@@ -175,12 +180,6 @@ class Runner:
             model, settings, service.metrics, key, text_threads, is_shared=is_shared
         )
         return model.decoder.describe(settings.max_streams, text_threads)
-
-    async def _drain(self) -> None:
-        self.service.drain()
-        end_s = time.monotonic() + self._settings.grace
-        while self.service.num_held and time.monotonic() < end_s and not self._must_hurry.is_set():
-            await asyncio.sleep(_POLL_S)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ class Keys:
     """The accepted keys; without any, everyone is accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode("utf-8")) for key in keys]
+        self._digests = [hashlib.sha256(key.encode("utf-8")).digest() for key in keys]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -43,7 +43,7 @@ class Keys:
         if len(values) != 1:
             return None
         scheme, _, key = values[0].partition(b" ")
-        digest = _digest(key)
+        digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         return digest if scheme.lower() == b"bearer" and any(matches) else None
 
@@ -96,7 +96,3 @@ def _is_address(name: str) -> bool:
         return bool(ipaddress.ip_address(name))
     except ValueError:
         return name == "localhost"
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()

@@ -249,8 +249,11 @@ class ActiveSequence:
             if self._stop_text.is_done:
                 break
         self._num_written += used
-        if self._stop_text.is_done:
-            self._rewind(used, len(tokens))
+        if self._stop_text.is_done and self._rewinds and used < len(tokens):
+            self.stream.go_back(self._before)  # to the token at which the text ended
+            self.stream.begin(used)
+            while self.stream.is_running:
+                self._decoder.run([self.stream], used + self.stream.num_waiting, 1)
         if self._stop_text.is_done or not self.stream.is_running:
             chunk = self._end(text, used)
         elif used or prompt_scores:
@@ -277,14 +280,6 @@ class ActiveSequence:
             ready = [scored for scored in ready if scored.offset < self._num_out]
         self._pending = self._pending[len(ready) :]
         return ready
-
-    def _rewind(self, used: int, written: int) -> None:
-        """Rewinds the stream to the token at which the text ended."""
-        if self._rewinds and used < written:
-            self.stream.go_back(self._before)
-            self.stream.begin(used)
-            while self.stream.is_running:
-                self._decoder.run([self.stream], used + self.stream.num_waiting, 1)
 
 
 def first_sequences(
