@@ -60,17 +60,9 @@ def text(result: RunComparison, at: str) -> str:
     for one in result.runs:
         share, rate = one.last.get("ceiling_share"), one.rate
         quality = [_shown(figure, "{:.4f}") for figure in (one.best, result.figure(one, at))]
-        shares = _shown(None if share is None else 100 * share, "{:.0f}%")
-        rows.append(
-            [
-                str(one.path),
-                one.state,
-                *quality,
-                clock(one.seconds),
-                _shown(rate, "{:,.0f}"),
-                shares,
-            ]
-        )
+        of_ceiling = _shown(None if share is None else 100 * share, "{:.0f}%")
+        figures = [*quality, clock(one.seconds), _shown(rate, "{:,.0f}"), of_ceiling]
+        rows.append([str(one.path), one.state, *figures])
     labels = dict.fromkeys(run.measure.label for run in result.runs)
     parts = [table(rows), f"best: lowest validation figure ({', '.join(labels)}); lower is better"]
     if result.differences:
