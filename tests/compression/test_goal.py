@@ -126,6 +126,11 @@ def test_a_method_beside_a_goal(method: dict[str, Any], compressed: Compress) ->
         compressed(max_bytes="1M", **method)
 
 
+def test_a_way_without_a_teacher_refuses_options_of_one(compressed: Compress) -> None:
+    with pytest.raises(ConfigError, match="`temperature` is about distillation"):
+        compressed(max_bytes="1M", temperature=3.0)
+
+
 def test_a_text_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
     limit = compressed("int8", to="int8").result.file_bytes
     report = compressed(max_bytes=str(limit))

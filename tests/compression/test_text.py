@@ -570,6 +570,17 @@ def test_what_a_resumed_compression_refuses(
         fastlstm.train(trained / "book.txt", out=tmp_path / "out", resume=True, observers=())
 
 
+def test_a_damaged_record_of_a_checkpoint_is_named(compressed: Compress, tmp_path: Path) -> None:
+    compressed(to="int8", steps=2)
+    checkpoint = RunDirectory(tmp_path / "out/checkpoint-2")
+    config = json.loads((checkpoint.path / "config.json").read_text())
+    del config["compression"]["source"]["model_sha256"]
+    checkpoint.publish({"config.json": json.dumps(config).encode()})
+    words = "checkpoint-2/config.json: compression.source.model_sha256 is None, expected a text"
+    with pytest.raises(FormatError, match=words):
+        compressed(resume=True)
+
+
 # what is compressed again -------------------------------------------------------------------------
 
 

@@ -160,7 +160,6 @@ class Pruning(_Zeros):
         structured: prune single weights ("none") or blocks of 16 x 4 ("blocks").
 
     Attributes:
-        masks: by name of the parameter, bool, True where a weight is pruned.
         sparsity: of the masks.
         is_over: the masks are the last ones.
     """
