@@ -47,7 +47,7 @@ def scaled(
 def unscaled(values: Value, mean: Any, std: Any) -> Value:
     """Returns targets in the table's units; mean and std, arrays or values of the graph, are
     broadcast to them."""
-    if isinstance(mean, Value):
+    if isinstance(mean, Value) and isinstance(std, Value):
         return values * std + mean
     if (std != 1).any():
         values = values * std.astype(np.float32)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,8 @@ def text_files(
                 " be many times the model"
             )
         notes.append("one-hot input: the embedding is the identity matrix")
-    table = first.weight if isinstance(first, ls.Embedding) else np.eye(embed_size)
+    one_hot = np.eye(embed_size, dtype=np.float32)
+    table = first.weight if isinstance(first, ls.Embedding) else one_hot
     tensors: dict[str, ls.Weights] = {"embedding.weight": table[vocabulary.ids]}
     for k, cell in enumerate(cells):
         own = {"weight_ih": cell.weight_ih, "weight_hh": cell.weight_hh, "bias_ih": cell.bias}
@@ -162,7 +163,7 @@ def text_parts(
     return lstms, norms, dense
 
 
-def _check_norms(body: list[ls.Layer]) -> None:
+def _check_norms(body: Sequence[ls.Layer]) -> None:
     """Raises FormatError where norms are not one behind each LSTM layer, as those of a run."""
     norms = [layer for layer in body if isinstance(layer, ls.LayerNorm)]
     behind = [type(layer) for layer in body] == [ls.LSTMLayer, ls.LayerNorm] * len(norms)
