@@ -349,7 +349,7 @@ BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ),
     (
         "no numbers", lambda: pa.table({"ds": ["2020-01-01"], "a": ["1,5"]}), {},
-        r"no numeric column to forecast; numbers need a decimal .* \(its columns: ds, a\)",
+        r"no column of numbers to forecast \(its columns: ds, a\): numbers are digits with",
     ),
     (
         "decimal commas", lambda: pa.table({"ds": ["2020-01-01"], "y": ["-1,5"]}), {},

@@ -119,7 +119,7 @@ def header(shape: str) -> bytes:
         ("(99999999999999999999999,)", "cannot be read"),
         ("(True, 2)", "cannot be read"),
         ("(0, 2)", "no rows"),
-        ("(2, 0)", "no numeric column"),
+        ("(2, 0)", "no column of numbers"),
     ],
 )
 def test_a_npy_file_of_an_odd_shape_is_refused(tmp_path: Path, shape: str, message: str) -> None:

@@ -253,3 +253,37 @@ def test_two_columns_of_texts_are_refused() -> None:
 @pytest.mark.parametrize("text", ["1.2.3", "shop 12", "12:30", "99-99-99", "2024", "a 1, 2024", ""])
 def test_other_texts_are_not_like_dates(text: str) -> None:
     assert not are_like_dates(pa.array([text]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "want"),
+    [
+        (["2016-W01", "2016-W53"], None),  # 2016 has 52
+        (["2015-W53", "2016-W01"], ["2015-12-28", "2016-01-04"]),
+        (["2020W01", "2020W53", "2021W01"], ["2019-12-30", "2020-12-28", "2021-01-04"]),
+        (["1950Q1", "1950-Q4", "1951 Q1"], ["1950-01-01", "1950-10-01", "1951-01-01"]),
+        (["1990M01", "1990M12"], ["1990-01-01", "1990-12-01"]),
+        (["1990M00"], None), (["1990M13"], None), (["1990Q5"], None), (["1990Q1", "1990M02"], None),
+        (["1950Q1", "total"], None),
+    ],
+)  # fmt: skip
+def test_weeks_quarters_and_months_begin_on_their_first_day(
+    texts: list[str], want: list[str] | None
+) -> None:
+    if want is None:
+        with pytest.raises(pa.ArrowInvalid):
+            read_times(pa.array(texts))
+        return
+    found = read_times(pa.array(texts)).to_pylist()
+    assert [str(time.date()) for time in found] == want
+
+
+def test_iso_weeks_agree_with_pythons(tmp_path: Path) -> None:
+    days = [datetime.date(1995, 1, 2) + datetime.timedelta(weeks=k) for k in range(1600)]
+    texts = ["{}-W{:02}".format(*day.isocalendar()[:2]) for day in days]
+    assert [time.date() for time in read_times(pa.array(texts)).to_pylist()] == days
+    rows = [f"{week},{name}" for name in ("a", "b") for week in texts[:60]]
+    source = table(tmp_path / "weeks.csv", rows, "week,country,y")
+    with pytest.raises(DataError, match="name their column with `series`"):
+        prepared(source)
+    assert prepared(source, roles=RoleRequest(series="country")).num_rows == 120

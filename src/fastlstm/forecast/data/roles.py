@@ -226,8 +226,9 @@ def listed(names: Sequence[str]) -> str:
 def _no_target(names: Sequence[str], has_numbers: bool, origin: str) -> DataError:
     columns = f" (its columns: {listed(names)})"
     if not has_numbers:
-        what = "no numeric column to forecast; numbers need a decimal point, not a comma"
-        return DataError(f"{origin} has {what}{columns}")
+        why = "numbers are digits with a decimal point, without signs such as $ or %"
+        cure = "for decimal commas give `decimal=','`, for 1,000 `thousands=','`"
+        return DataError(f"{origin} has no column of numbers to forecast{columns}: {why}; {cure}")
     return DataError(f"{origin} has no column 'y' to forecast; name one with `target`{columns}")
 
 

@@ -1,4 +1,5 @@
-"""Parses times written as text: ISO 8601, dates with one-digit parts, or a given format."""
+"""Parses times written as text: ISO 8601, dates with one-digit parts, periods such as 2016-W05,
+1950Q1 and 1990M01, or a given format."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ _YEAR_FIRST = (
     r"(?:[T ]\s*(?P<hour>\d{1,2})(?:[:.](?P<minute>\d{2})"
     r"(?:[:.](?P<second>\d{2})(?P<rest>\.\d{1,6})?)?)?)?\s*$"
 )
+_PERIOD = r"^\s*(?P<year>\d{4})[- ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
+_NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
 _FIRST_ROWS = 1000
 """Times that a format must read to be proposed."""
 _INTERVAL = r"^(.*\d\S*)\s+(?:-|–|to|/)\s+\S*\d.*$"
@@ -40,8 +43,8 @@ _ANY_DATE = (
 
 
 def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
-    """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval its
-    start.
+    """Returns texts as timestamps in microseconds, in UTC if they have a zone; of an interval, a
+    week (ISO 8601), a quarter or a month its start.
 
     Args:
         column: texts, without nulls.
@@ -59,7 +62,8 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
             return column.cast(pa.timestamp("us", zone))
         except pa.ArrowInvalid:
             pass
-    return _year_first(column)
+    periods = pc.extract_regex(column, _PERIOD)
+    return _year_first(column) if periods.null_count else _starts_of_periods(periods)
 
 
 def columns_of_time(names: str) -> list[str]:
@@ -100,6 +104,23 @@ def _year_first(column: pa.Array) -> pa.Array:
     month, day, hour, minute, second = (pc.utf8_lpad(part, 2, "0") for part in pairs)
     text = _join(" ", _join("-", year, month, day), _join(":", hour, minute, second))
     return _join("", text, parts.field(6)).cast(pa.timestamp("us"))
+
+
+def _starts_of_periods(periods: pa.Array) -> pa.Array:
+    years, kinds, numbers = (periods.field(k) for k in range(3))
+    kind, number = kinds[0].as_py(), numbers.cast(pa.int64()).to_numpy()
+    if len(pc.unique(kinds)) > 1 or number.min() < 1 or number.max() > _NUM_PERIODS[kind]:
+        raise pa.ArrowInvalid("no period")
+    year = years.cast(pa.int64()).to_numpy() - 1970
+    if kind == "W":  # the 4th of January lies in the first week, which begins on Monday
+        fourth = year.astype("M8[Y]").astype("M8[D]") + 3
+        start = fourth - (fourth.astype(np.int64) + 3) % 7 + 7 * (number - 1)
+        if ((start + 3).astype("M8[Y]").astype(np.int64) != year).any():
+            raise pa.ArrowInvalid("no such week")
+    else:
+        months = 3 if kind == "Q" else 1
+        start = (12 * year + months * (number - 1)).astype("M8[M]")
+    return pa.array(start.astype("M8[us]"))
 
 
 def _join(mark: str, *texts: pa.Array) -> pa.Array:
