@@ -286,4 +286,19 @@ def test_iso_weeks_agree_with_pythons(tmp_path: Path) -> None:
     source = table(tmp_path / "weeks.csv", rows, "week,country,y")
     with pytest.raises(DataError, match="name their column with `series`"):
         prepared(source)
-    assert prepared(source, roles=RoleRequest(series="country")).num_rows == 120
+    assert prepared(source, roles=RoleRequest(series="country")).roles.time == "week"
+
+
+@pytest.mark.parametrize(("unit", "step"), [("s", 3600), ("ms", 3_600_000)])
+def test_whole_numbers_since_1970_are_never_a_covariate_by_themselves(
+    tmp_path: Path, unit: str, step: int
+) -> None:
+    first = 1_502_942_400 * (step // 3600)
+    source = table(tmp_path / "a.csv", [str(first + k * step) for k in range(60)], "open_time,y")
+    with pytest.raises(DataError, match=rf"time='open_time'` and `time_format='{unit}'"):
+        prepared(source)
+    roles = RoleRequest(time="open_time")
+    assert prepared(source, roles=roles, time_format=unit).roles.time == "open_time"
+    assert prepared(source, roles=RoleRequest(ignore=("open_time",))).roles.time is None
+    plain = table(tmp_path / "b.csv", [str(k) for k in range(60)], "uptime,y")
+    assert prepared(plain, roles=RoleRequest(target=("y",))).roles.past == ("uptime",)

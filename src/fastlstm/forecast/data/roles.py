@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.data.problems import Problems
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
+from fastlstm.forecast.data.time_reader import refuse_unread_time
 from fastlstm.forecast.data.time_text import (
     are_like_dates,
     are_mostly_times,
@@ -160,7 +161,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def find_time(records: Records, free: Sequence[str]) -> str | None:
-    """Returns the only column of times; refuses texts that may be times but cannot be read."""
+    """Returns the only column of times; refuses what may be times but is not read as such."""
     kinds = {name: records.schema.field(name).type for name in free}
     times = [
         n for n, kind in kinds.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)
@@ -180,6 +181,7 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
                 f" but is not read as the time column: give `time={name!r}` with, for example,"
                 f" `time_format={form!r}`, or `ignore={name!r}`"
             )
+    refuse_unread_time(records, free)
     return None
 
 

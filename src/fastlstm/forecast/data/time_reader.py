@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
-from fastlstm.forecast.data.records import first_refused, is_text
+from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
     hint_for_time,
@@ -27,10 +29,33 @@ EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
+_NAMES_OF_TIME = re.compile("time|epoch|stamp", re.IGNORECASE)
 _CALENDAR = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 at the start of year 1 and the end of year 9999."""
 _INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
+
+
+def unit_since_1970(low: int, high: int) -> str | None:
+    """Returns the time_format of whole numbers that are years 1980 to 2100, or None."""
+    first, last = _EPOCH_YEARS
+    units = [u for u, n in EPOCH_UNITS.items() if first * n <= low and high <= last * n]
+    return units[0] if units else None
+
+
+def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
+    """Raises DataError for a column of whole numbers, called a time, that count since 1970."""
+    is_whole = {n: pa.types.is_integer(records.schema.field(n).type) for n in names}
+    likely = [name for name in names if is_whole[name] and _NAMES_OF_TIME.search(name)]
+    for name, texts in records.first_texts(likely).items():
+        values = texts.cast(pa.int64()).to_pylist()
+        unit = unit_since_1970(min(values), max(values)) if values else None
+        if unit is not None:
+            raise DataError(
+                f"{records.name}: column '{name}' looks like times since 1970 ({values[0]}) but is"
+                f" not read as the time column: give `time={name!r}` and `time_format={unit!r}`,"
+                f" or `ignore={name!r}`"
+            )
 
 
 @dataclass(frozen=True)
@@ -161,16 +186,14 @@ class TimeReader:
         if self.has_clock:
             text = f"the times in '{self.name}' are intervals: their starts are used"
             return [text] if self._has_intervals else []
-        low, high = _EPOCH_YEARS
-        for unit, per_second in EPOCH_UNITS.items():
-            if low * per_second <= self._low and self._high <= high * per_second:
-                shown = show_time(self._low * 10**6 // per_second)
-                note = (
-                    f"the times in '{self.name}' are read as plain whole numbers; if they count"
-                    f" time since 1970 ({self._low} would be {shown}), give "
-                )
-                return [f"{note}`time_format={unit!r}`"]
-        return []
+        unit = unit_since_1970(self._low, self._high)
+        if unit is None:
+            return []
+        shown = show_time(self._low * 10**6 // EPOCH_UNITS[unit])
+        return [
+            f"the times in '{self.name}' are read as plain whole numbers; if they count time since"
+            f" 1970 ({self._low} would be {shown}), give `time_format={unit!r}`"
+        ]
 
     def repairs(self) -> list[str]:
         """Returns a note if times were rounded."""
