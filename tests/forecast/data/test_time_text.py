@@ -300,5 +300,9 @@ def test_whole_numbers_since_1970_are_never_a_covariate_by_themselves(
     roles = RoleRequest(time="open_time")
     assert prepared(source, roles=roles, time_format=unit).roles.time == "open_time"
     assert prepared(source, roles=RoleRequest(ignore=("open_time",))).roles.time is None
+    huge = pa.table(
+        {"time_id": pa.array([2**63 + k for k in range(60)], pa.uint64()), "y": range(60)}
+    )
+    assert prepared(huge, roles=RoleRequest(target=("y",))).roles.time is None
     plain = table(tmp_path / "b.csv", [str(k) for k in range(60)], "uptime,y")
     assert prepared(plain, roles=RoleRequest(target=("y",))).roles.past == ("uptime",)

@@ -59,6 +59,9 @@ def test_rows_and_gradient_of_a_table(num_rows: int, dtype: torch.dtype) -> None
     small = dtype is not torch.float32 and num_rows <= MAX_TABLE_ROWS
     assert torch.equal(rows.float(), want.to(dtype).float() if small else want)
     d = torch.randn_like(rows)
+    both = torch.stack([d, d])
+    (batched,) = torch.autograd.grad(rows, table, both, is_grads_batched=True, retain_graph=True)
+    assert batched.shape == (2, *table.shape)
     for create_graph in (False, True):
         (got,) = torch.autograd.grad(rows, table, d, create_graph=create_graph, retain_graph=True)
         (exact,) = torch.autograd.grad(want, table, d.float(), retain_graph=True)

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
+from fastlstm.ops.cell_options import TORCHS_CELL
+from fastlstm.ops.cuda.cluster_lstm import Variant
 from fastlstm.ops.cuda.compiler import source_text
 
 Array = NDArray[np.float64]
@@ -269,6 +272,15 @@ def test_every_cell_of_a_group_has_one_thread() -> None:
     assert [backward[place] for place in saved] == forward, "a thread reads what it needs"
 
 
+@pytest.mark.parametrize(
+    ("zoneout", "norm_size", "size"), [(0, 0, 3072), (2, 0, 4096), (0, 100, 5120), (1, 128, 6144)]
+)
+def test_what_is_allocated_is_what_a_block_saves(zoneout: int, norm_size: int, size: int) -> None:
+    """256 cells of 8 bytes of gates and 4 of c, with options c before zoneout and 8 bytes more."""
+    of = (torch.bfloat16, 128, True, False, False, False, zoneout, TORCHS_CELL, norm_size)
+    assert Variant(*of).saved_bytes == size
+
+
 @pytest.mark.parametrize(("B", "clusters", "H"), [(1, 1, 128), (128, 6, 512), (250, 7, 256)])
 def test_what_is_saved_of_a_step_lies_side_by_side(B: int, clusters: int, H: int) -> None:
     """Places of the groups of all blocks, in units of what one saves."""
@@ -292,6 +304,10 @@ def test_the_formulas_are_those_of_the_source() -> None:
         "(size_t)blockIdx.x * SAVED + 8 * place_saved;",
         "(size_t)blockIdx.x * SAVED + 8 * tid;",
         "return (size_t)gridDim.x * SAVED;",
+        "#define CELLS 2048",
+        "#define FRESH 3072",
+        "#define NORMED (3072 + (ZONEOUT ? 1024 : 0))",
+        "#define SAVED (NORMED + (NORM ? 2048 : 0))",
         "return (size_t)groups * CL * SAVED;",
         "P.whh + (size_t)(((q >> 2) * 2) * H + unit) * H + 4 * p;",
         "address_in(base, (rank + (SEND == 16 ? q + 8 * j : (q & 3) + 4 * j)) & (CL - 1));",

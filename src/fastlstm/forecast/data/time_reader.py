@@ -44,11 +44,11 @@ def unit_since_1970(low: int, high: int) -> str | None:
 
 
 def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
-    """Raises DataError for a column of whole numbers, called a time, that count since 1970."""
+    """Raises DataError for a column that is called a time and holds whole numbers since 1970."""
     is_whole = {n: pa.types.is_integer(records.schema.field(n).type) for n in names}
     likely = [name for name in names if is_whole[name] and _NAMES_OF_TIME.search(name)]
     for name, texts in records.first_texts(likely).items():
-        values = texts.cast(pa.int64()).to_pylist()
+        values = [int(text) for text in texts.to_pylist()]
         unit = unit_since_1970(min(values), max(values)) if values else None
         if unit is not None:
             raise DataError(

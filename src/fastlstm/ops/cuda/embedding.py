@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastlstm.ops.autograd import is_batched
 from fastlstm.ops.call import compute_dtype
 from fastlstm.ops.custom_op import is_traced
 
@@ -58,7 +59,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, d: Tensor) -> tuple[None, Tensor, None]:
         tokens, table = ctx.saved_tensors
         d = d.reshape(-1, d.shape[-1])
-        if torch.is_grad_enabled():  # create_graph
+        if torch.is_grad_enabled() or is_batched(d):  # create_graph, is_grads_batched
             zeros = torch.zeros_like(table)
             return None, zeros.index_add(0, tokens.reshape(-1), d.to(table.dtype)), None
         return None, table_gradient(tokens, len(table), d).to(table.dtype), None

@@ -34,7 +34,7 @@ typedef long long i64;
 #define OVERLAP (NS >= 3 && !NORM)  // forward, the product of a group with the cells of another; all clusters run NS
 #define IS_LATE (NS == 1 && !NORM)  // backward, memory is reached while messages are on their way
 #define AHEAD 6  // steps whose inputs are fetched into the L2 cache
-// What a block saves of a group and a step, by threads of the backward kernel.
+// What a block saves of a group and a step, by threads of the backward kernel: places in bytes, as Variant.saved_bytes.
 #define GATES 0                                // activated, 4 x 16 bits
 #define CELLS 2048                             // float, after zoneout
 #define FRESH 3072                             // float, before zoneout, with ZONEOUT only

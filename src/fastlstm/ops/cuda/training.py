@@ -73,7 +73,7 @@ def can_mask(x: Tensor, mask: Tensor) -> bool:
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
-    """Returns `x * mask` of tensors that `can_mask`, differentiable once with respect to `x`."""
+    """Returns `x * mask` of tensors that `can_mask`, differentiable with respect to `x`."""
     product: Tensor = _MaskedValues.apply(x, mask)  # type: ignore[no-untyped-call]
     return product
 
