@@ -161,7 +161,7 @@ def _compression_rows(facts: dict[str, Any], path: Path) -> list[Row]:
 
 
 def _history_facts(history: History, compression: Any) -> tuple[dict[str, Any], list[Row]]:
-    """Returns how training went; its best evaluation where it is that of the model."""
+    """Returns how training went, with the best evaluation where the stored model has it."""
     best, end, unit, measure = history.best, history.end or {}, history.unit, history.measure
     last = history.steps[-1] if history.steps else {}
     facts = {

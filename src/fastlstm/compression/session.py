@@ -57,10 +57,10 @@ class Source(ABC):
         unit: what a speed counts.
         sizes: of the model.
         sha256: of its file of weights.
-        before: `compression` of its config.json; empty of an ordinary run.
+        before: `compression` of its config.json; empty for an ordinary run.
         learning_rate: peak rate that its run was trained with; None if unknown.
-        facts: what config.json of a result says of it, beside path and hash.
-        own_facts: what `compression` of a result says beside what every kind says.
+        facts: entries of the source in a result's config.json, besides path and hash.
+        own_facts: entries of a result's `compression` that only this kind has.
     """
 
     unit: ClassVar[str]

@@ -69,7 +69,7 @@ Weights = Mapping[str, "NDArray[np.float32] | QuantizedMatrix"]
 
 STREAMS = (1, 64)
 MAX_SCORED = 1_000_000
-"""Tokens that quality is measured on at most; on torch, token by token, a fiftieth of it."""
+"""Most tokens that quality is measured on; a fiftieth where torch runs them one by one."""
 _LOGIT_TOKENS, _LOGIT_LANES, _LOGIT_STEPS = 4096, 16, 16
 _SPARSE_SHARE = 0.25
 """A matrix with so many blocks of zeros is stored as the others only."""
@@ -114,7 +114,7 @@ class TextModel:
         return make_decoder(self.weights, self.config, weight_format)
 
     def figures(self, speed: dict[int, float], quality: float | None) -> ModelFigures:
-        """Returns what the report says of it."""
+        """Returns the figures of a model for the report."""
         values = self.floats.values()
         return ModelFigures(
             path=self.path, sha256=self.sha256, weights=self.weight_format,

@@ -327,7 +327,7 @@ class ReadingTeacher:
         self._x, self._ends = torch.empty(0), list[State]()
 
     def read(self, batch: Batch, parts: Sequence[slice]) -> None:
-        """Makes `output` that of a batch, which is read in parts where memory is short."""
+        """Sets `output` to the teacher's for a batch, read in parts where memory is short."""
         self._x, self._ends = batch.x.to(self._device), []
         self._start = reset_state(self._state, batch.reset)
 
@@ -376,7 +376,7 @@ class ReadingTeacher:
 class RememberingTeacher(ReadingTeacher):
     """Reads the batches of the first epoch, and keeps the logits of the text for the epochs after.
 
-    A resumed training reads that epoch again, as far as it came: checkpoints hold nothing of it.
+    A resumed run reads the started part of that epoch again: checkpoints do not store it.
     The logits are in the memory of the CPU, as float16.
     """
 

@@ -63,7 +63,7 @@ def _split(mean: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.f
 
 
 class Features:
-    """`CategoricalFeatures` in a graph; `width` is that of the output."""
+    """`CategoricalFeatures` in a graph; `width` counts output channels."""
 
     def __init__(self, g: GraphBuilder, name: str, module: CategoricalFeatures) -> None:
         self._g, self._module, self.width = g, module, module.width

@@ -78,7 +78,7 @@ class _Writer:
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
         self._codes: dict[tuple[str, int], int] = {}
-        self._buffers: dict[bytes, int] = {b"": 0}  # the first is that of tensors without values
+        self._buffers: dict[bytes, int] = {b"": 0}  # tensors without values share the first
         self._constants: dict[tuple[int, str, tuple[int, ...]], int] = {}
         self._made: dict[str, int] = {}
 

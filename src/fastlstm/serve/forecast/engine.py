@@ -154,7 +154,7 @@ class DynamicBatcher(ModelThread):
         try:
             return self._forecast(batch)
         except Exception:
-            _LOG.exception("a pass of the network for %d requests failed", len(batch))
+            _LOG.exception("a forecast of %s failed", counted(len(batch), "request"))
         if len(batch) == 1:
             return [(batch[0], ApiError(500, _FAILED))]
         return [self._answers([request])[0] for request in batch]
