@@ -11,6 +11,7 @@ and the mean absolute error as loss. Stores a JSON line per set in forecast_peer
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -20,14 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from forecast_sets import SETS, table_of
 from machine import describe_machine, results_folder
+from numpy.typing import NDArray
 
 from fastlstm import Forecaster
 from fastlstm.forecast.calibration import forecast
 
 PEERS = ("DLinear", "NHITS", "LSTM")
 _MAX_COVERED = 4000
+_RECALIBRATIONS = 10
+Rows = NDArray[np.int64]
+Covered = NDArray[np.bool_]
 
 
 def own(name: str, tables: Path, seconds: int, seed: int) -> dict[str, Any]:
@@ -45,23 +51,56 @@ def own(name: str, tables: Path, seconds: int, seed: int) -> dict[str, Any]:
     ).fit(table)  # fmt: skip
     took = time.perf_counter() - began
     scores = model.backtest(scaled=True)
-    rows = model._windows(model.dataset_, "test", 1)[1].rows(_MAX_COVERED)
-    levels, inside = (0.025, 0.1, 0.9, 0.975), []
-    for found, actual in forecast(
-        model.network_, model._inputs, rows, model.stored_.calibration, levels
-    ):
-        low, below, above, high = (found[..., k] for k in range(4))
-        pair = [(actual >= below) & (actual <= above), (actual >= low) & (actual <= high)]
-        inside.append(np.stack([part.numpy() for part in pair]))
-    by_step = np.concatenate(inside, 1).mean((1, 3))
+    static = coverage_by_step(model, rows_of_test(model, _MAX_COVERED))
+    rolling = recalibrated_coverage(model, table, sum(each.parts[:2]))
     return {
         "mae": {kind: figures["mae"] for kind, figures in scores.items()},
         "mse": scores["forecaster"]["mse"],
-        "coverage": {80: by_step[0].tolist(), 95: by_step[1].tolist()},
+        "coverage": shares(static),
+        "coverage_recalibrated": shares(rolling),
         "fit_s": took,
         "calendar": model.stored_.config.calendar,
         "steps": model.fitted_.steps,
     }
+
+
+def rows_of_test(model: Forecaster, limit: int | None = None) -> Rows:
+    """Returns the first rows of the test windows."""
+    return model._windows(model.dataset_, "test", 1)[1].rows(limit)
+
+
+def coverage_by_step(model: Forecaster, rows: Rows) -> Covered:
+    """Returns which values lie within their 80 % and 95 % intervals, shape ``(2, N, h, C)``."""
+    inside = []
+    for found, actual in forecast(
+        model.network_, model._inputs, rows, model.stored_.calibration, (0.025, 0.1, 0.9, 0.975)
+    ):
+        low, below, above, high = (found[..., k] for k in range(4))
+        pair = [(actual >= below) & (actual <= above), (actual >= low) & (actual <= high)]
+        inside.append(np.stack([part.numpy() for part in pair]))
+    return np.concatenate(inside, 1)
+
+
+def recalibrated_coverage(model: Forecaster, table: pd.DataFrame, before: int) -> Covered:
+    """As `coverage_by_step`, recalibrated at every tenth of the test part on the rows before it."""
+    rows, times = rows_of_test(model), np.sort(table["ds"].unique())
+    first_rows = model.dataset_.table.segments.first_rows
+    segments = model.dataset_.table.segments.of_rows(rows)
+    origins = rows + model.network_.config.input_size - first_rows[segments]
+    cuts = np.linspace(before, len(times), _RECALIBRATIONS + 1).astype(int)
+    found = []
+    for begin, end in itertools.pairwise(cuts):
+        chosen = rows[(origins >= begin) & (origins < end)]
+        if len(chosen):
+            model.recalibrate(table[table["ds"] < times[begin]])
+            found.append(coverage_by_step(model, chosen[:: len(rows) // _MAX_COVERED + 1]))
+    return np.concatenate(found, 1)
+
+
+def shares(inside: Covered) -> dict[int, list[float]]:
+    """Returns the share of every step, by level."""
+    both = inside.mean((1, 3))
+    return {80: both[0].tolist(), 95: both[1].tolist()}
 
 
 def peer(python: str, name: str, kind: str, tables: Path, seconds: int, seed: int) -> float | None:

@@ -29,6 +29,9 @@ class Model:
         self.asked.append(arguments)
         return self
 
+    def recalibrate(self, table: Any) -> None:
+        self.asked.append(table)
+
     def blocks(self) -> list[pa.Table]:
         return [TABLE.slice(0, 1), TABLE.slice(1)]
 
@@ -60,6 +63,11 @@ def test_points_quantiles_and_future_reach_the_model(model: Model) -> None:
         ("a.csv", (), None),
         (["a.csv", "b.csv"], (0.1,), "f"),
     ]
+
+
+def test_the_table_recalibrates_before_it_is_forecast(model: Model) -> None:
+    assert main(["forecast", "run", "a.csv", "--recalibrate", "--quantiles", "0.1"]) == 0
+    assert model.asked == ["a.csv", ("a.csv", (0.1,), None)]
 
 
 def test_the_end_of_the_name_decides_the_kind_of_file(

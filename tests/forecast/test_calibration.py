@@ -57,6 +57,56 @@ def test_learned_quantiles_cover_where_the_noise_changes(output: Any) -> None:
     assert is_inside[~quiet].mean() == pytest.approx(0.8, abs=0.12)
 
 
+def test_recalibrated_intervals_hold_their_level_after_the_noise_has_grown() -> None:
+    y = noisy()
+    model = Forecaster(**QUICK, linear=False).fit(y[:1600])
+    louder = y.copy()
+    louder[1600:] += np.random.default_rng(1).normal(size=800, scale=2.0).astype(np.float32)
+
+    def share() -> float:
+        low, high = model.predict_quantiles(louder[:n], (0.1, 0.9)).T.reshape(2, -1)
+        actual = louder[n : n + HORIZON]
+        return float(((low <= actual) & (actual <= high)).mean())
+
+    before, after = [], []
+    model.recalibrate(y[:1600])  # on these rows the calibration of fit is the same
+    fitted = model.stored_.calibration
+    for n in range(2000, 2390, HORIZON):
+        model.stored_ = replace(model.stored_, calibration=fitted)
+        before.append(share())
+        model.recalibrate(louder[:n], steps=400)
+        after.append(share())
+    assert np.mean(before) < 0.7
+    assert np.mean(after) == pytest.approx(0.8, abs=0.05)
+
+
+def test_by_default_recalibration_reads_as_many_steps_as_the_validation_part(
+    tmp_path: Path,
+) -> None:
+    y = noisy(1200)
+    model = Forecaster(**{**QUICK, "steps": 5, "split": "800,200"}).fit(y[:1000])
+    fitted = model.stored_.calibration.residuals
+    again = model.recalibrate(y[:1000]).stored_.calibration.residuals
+    torch.testing.assert_close(again, fitted)
+    model.recalibrate(y, steps=400)
+    assert not torch.allclose(model.stored_.calibration.residuals, fitted)
+    model.save(tmp_path)
+    answers = (m.predict_quantiles(y, (0.1, 0.9)) for m in (model, Forecaster.load(tmp_path)))
+    np.testing.assert_array_equal(*map(np.asarray, answers))
+
+
+def test_a_recalibration_that_cannot_be_is_refused() -> None:
+    y = noisy(600)
+    model = Forecaster(**{**QUICK, "steps": 2}).fit(y)
+    with pytest.raises(ConfigError, match="`steps` is 0, expected 1 or more"):
+        model.recalibrate(y, steps=0)
+    with pytest.raises(ConfigError, match="`steps` is 3, expected 6, the horizon, or more"):
+        model.recalibrate(y, steps=3)
+    counts = Forecaster(**{**QUICK, "steps": 2, "normalize": "last"}, output="negative_binomial")
+    with pytest.raises(ConfigError, match="counts"):
+        counts.fit(np.arange(600) % 7).recalibrate(np.arange(600) % 7)
+
+
 def test_residuals_of_a_point_cover_on_the_whole_only() -> None:
     model = Forecaster(**QUICK).fit(noisy())
     is_inside, quiet = inside(model, 0.8)

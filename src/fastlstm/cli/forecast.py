@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, Positional, parse
+from fastlstm.cli.command import Command, Option, Positional, parse, switch
 from fastlstm.cli.inputs import one_or_many, open_forecaster, refuse_swapped
 from fastlstm.cli.options import READ_OPTIONS, device_option, levels_of
 from fastlstm.errors import EXIT_OK, ConfigError, counted
@@ -20,6 +20,7 @@ _SUFFIXES = (".parquet", ".csv", ".arrow")
 """Of the files that forecasts are written to: forecast_file.SUFFIXES, without loading pyarrow."""
 _OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
 _FUTURE = "a table with the future covariates of the steps to forecast"
+_RECALIBRATE = "fit the intervals to the last rows of DATA, as many as the validation part has"
 COMMAND = Command(
     verb="forecast",
     summary="Forecast the next steps of every series of a table: the horizon RUN has.",
@@ -32,6 +33,7 @@ COMMAND = Command(
         Option("quantiles", "comma-separated levels, such as 0.1,0.5,0.9"),
         Option("future", _FUTURE, value="FILE"),
         Option("plot", "also draw the forecasts: a .svg or .png file", value="FILE"),
+        switch("recalibrate", _RECALIBRATE),
         device_option("auto is a GPU for 64 windows or more"),
         *READ_OPTIONS,
     ),
@@ -55,6 +57,8 @@ def run(argv: list[str]) -> int:
     if parsed["plot"] is not None:
         form_of(parsed["plot"])
     model = open_forecaster(parsed, tables)
+    if parsed["recalibrate"]:
+        model.recalibrate(one_or_many(data))
     forecasts = model.forecasts(one_or_many(data), levels, future)
     _write(forecasts, out, suffix)
     if parsed["plot"] is not None:

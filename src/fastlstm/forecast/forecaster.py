@@ -16,7 +16,7 @@ import numpy as np
 from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
-from fastlstm.forecast.calibration import require_known, require_numbers
+from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.cross_validation import cross_validated
 from fastlstm.forecast.data.dataset import SeriesDataset
@@ -390,6 +390,45 @@ class Forecaster(Estimator[StoredForecaster]):
         table = cross_validated(dataset, fit, horizon, n_windows, step_size, refit, config.split)
         kind = kind_of(frame)
         return as_kind(table, "arrow" if kind == "array" else kind)
+
+    def recalibrate(self, frame: Any, steps: int | None = None) -> Forecaster:
+        """Calibrates the intervals on the last windows of a table instead of the validation part.
+
+        Noise changes with time: call it as new rows arrive, before `predict_quantiles` or `save`.
+        The network stays as it is. docs/series.md has the coverage with and without.
+
+        Args:
+            frame: the table up to now.
+            steps: the last steps of the table, to whose forecasts the intervals are fitted; default
+                as many as the validation part of this table has by `split`.
+
+        Raises:
+            ConfigError: the output is a distribution of counts, or `steps` is below the horizon.
+            DataError: no window of the last `steps` steps, and errors of `predict`.
+        """
+        stored = self._fitted()
+        if not stored.network.output.is_calibrated:
+            raise ConfigError(
+                f"output is {stored.config.output!r}: quantiles of counts are those of its"
+                " distribution and are not calibrated; fit with another output"
+            )
+        horizon = stored.network.config.horizon
+        require_counts(steps=horizon if steps is None else steps)
+        if steps is not None and steps < horizon:
+            raise ConfigError(f"`steps` is {steps}, expected {horizon}, the horizon, or more")
+        dataset, inputs = self._table(frame)
+        if steps is None:
+            own = split_table(dataset.table, dataset.frequency, stored.config.split)
+            steps = max(horizon, int((own.valid_ends - own.train_ends).max()))
+        starts = dataset.frequency.ticks(dataset.table.segments.start_times)
+        total = int((starts + dataset.table.segments.num_rows).max() - starts.min())
+        cuts = max(1, total - steps), steps
+        windows = split_table(dataset.table, dataset.frequency, cuts).windows(
+            dataset.table, "valid", stored.network.config.input_size, horizon
+        )
+        calibration = calibrate(self.network_.cpu(), inputs, windows)
+        self.stored_ = dataclasses.replace(stored, calibration=calibration)
+        return self
 
     def coverage(
         self,
