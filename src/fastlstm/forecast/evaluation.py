@@ -95,7 +95,7 @@ def evaluation_events(
     inputs: ScaledWindows,
     should_continue: Callable[[int, int], bool],
 ) -> list[dict[str, Any]]:
-    """Returns events test, calibration and forecast; docs/architecture.md lists their keys.
+    """Returns events test, calibration and forecast; docs/runs.md lists their keys.
 
     `should_continue` is called with the windows evaluated so far and in all; False skips the rest.
     """

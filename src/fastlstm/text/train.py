@@ -121,7 +121,7 @@ def train(
         out: the run directory; default `runs/<name of the source>`.
         resume: continue if `out` holds a checkpoint, else start.
         config: all settings at once; or give single `fields` of TrainConfig instead.
-        observers: called with every event, a plain dict (docs/architecture.md lists them);
+        observers: called with every event, a plain dict (docs/runs.md lists them);
             by default progress is shown on standard output, `()` is silent.
         callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
