@@ -32,6 +32,7 @@ from fastlstm.forecast.calibration import forecast
 PEERS = ("DLinear", "NHITS", "LSTM")
 _MAX_COVERED = 4000
 _RECALIBRATIONS = 10
+Parts = tuple[int, int, int]
 Rows = NDArray[np.int64]
 Covered = NDArray[np.bool_]
 
@@ -52,7 +53,7 @@ def own(name: str, tables: Path, seconds: int, seed: int) -> dict[str, Any]:
     took = time.perf_counter() - began
     scores = model.backtest(scaled=True)
     static = coverage_by_step(model, rows_of_test(model, _MAX_COVERED))
-    rolling = recalibrated_coverage(model, table, sum(each.parts[:2]))
+    rolling = recalibrated_coverage(model, table, each.parts)
     return {
         "mae": {kind: figures["mae"] for kind, figures in scores.items()},
         "mse": scores["forecaster"]["mse"],
@@ -81,13 +82,13 @@ def coverage_by_step(model: Forecaster, rows: Rows) -> Covered:
     return np.concatenate(inside, 1)
 
 
-def recalibrated_coverage(model: Forecaster, table: pd.DataFrame, before: int) -> Covered:
+def recalibrated_coverage(model: Forecaster, table: pd.DataFrame, parts: Parts) -> Covered:
     """As `coverage_by_step`, recalibrated at every tenth of the test part on the rows before it."""
     rows, times = rows_of_test(model), np.sort(table["ds"].unique())
     first_rows = model.dataset_.table.segments.first_rows
     segments = model.dataset_.table.segments.of_rows(rows)
     origins = rows + model.network_.config.input_size - first_rows[segments]
-    cuts = np.linspace(before, len(times), _RECALIBRATIONS + 1).astype(int)
+    cuts = np.linspace(sum(parts[:2]), sum(parts), _RECALIBRATIONS + 1).astype(int)
     found = []
     for begin, end in itertools.pairwise(cuts):
         chosen = rows[(origins >= begin) & (origins < end)]

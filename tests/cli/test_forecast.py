@@ -68,6 +68,7 @@ def test_points_quantiles_and_future_reach_the_model(model: Model) -> None:
 def test_the_table_recalibrates_before_it_is_forecast(model: Model) -> None:
     assert main(["forecast", "run", "a.csv", "--recalibrate", "--quantiles", "0.1"]) == 0
     assert model.asked == ["a.csv", ("a.csv", (0.1,), None)]
+    assert main(["forecast", "run", "a.csv", "--recalibrate"]) == 2  # points have no intervals
 
 
 def test_the_end_of_the_name_decides_the_kind_of_file(

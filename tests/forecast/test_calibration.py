@@ -13,10 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm import Forecaster
+from fastlstm.compression.forecast import has_own_intervals
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.calibration import LEVELS, Calibration, calibrate, forecast, spread
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import split_table
+from fastlstm.forecast.data.splits import split_table, validation_steps
 from series_frames import long_table, replaced
 
 HORIZON, INPUT = 6, 24
@@ -91,20 +94,61 @@ def test_by_default_recalibration_reads_as_many_steps_as_the_validation_part(
     model.recalibrate(y, steps=400)
     assert not torch.allclose(model.stored_.calibration.residuals, fitted)
     model.save(tmp_path)
-    answers = (m.predict_quantiles(y, (0.1, 0.9)) for m in (model, Forecaster.load(tmp_path)))
+    loaded = Forecaster.load(tmp_path)
+    assert not has_own_intervals(loaded.stored_)  # compress compares them with none of its own
+    answers = (m.predict_quantiles(y, (0.1, 0.9)) for m in (model, loaded))
     np.testing.assert_array_equal(*map(np.asarray, answers))
 
 
-def test_a_recalibration_that_cannot_be_is_refused() -> None:
+def test_a_recalibration_that_cannot_be_is_refused_and_the_intervals_stay() -> None:
     y = noisy(600)
+    y[100] = np.nan  # a table with missing values
     model = Forecaster(**{**QUICK, "steps": 2}).fit(y)
-    with pytest.raises(ConfigError, match="`steps` is 0, expected 1 or more"):
-        model.recalibrate(y, steps=0)
-    with pytest.raises(ConfigError, match="`steps` is 3, expected 6, the horizon, or more"):
-        model.recalibrate(y, steps=3)
+    fitted, ended = model.stored_, y.copy()
+    ended[-50:] = np.nan
+    for table, steps, message in (
+        (y, 0, "`steps` is 0, expected 1 or more"),
+        (y, 3, "`steps` is 3, expected 6, the horizon, or more"),
+        (y[:20], None, "no window of 24 rows of input and 6 to forecast; give a table with more"),
+        (y, 7, "fewer than three values of a target"),
+        (ended, 40, "fewer than three values of a target"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            model.recalibrate(table, steps)
+        assert model.stored_ is fitted
+    model.recalibrate(y, 2**70)  # every window
     counts = Forecaster(**{**QUICK, "steps": 2, "normalize": "last"}, output="negative_binomial")
-    with pytest.raises(ConfigError, match="counts"):
+    with pytest.raises(ConfigError, match="quantiles of the distribution"):
         counts.fit(np.arange(600) % 7).recalibrate(np.arange(600) % 7)
+
+
+@pytest.mark.parametrize(("split", "expected"), [("200,100,100", 100), ("50/25/25", 100)])
+def test_gaps_do_not_shorten_the_steps_that_recalibrate(split: str, expected: int) -> None:
+    rows = np.delete(np.arange(400), [60, 250, 275])
+    times = np.datetime64("2024-01-01T00", "s") + rows.astype("timedelta64[h]")
+    table = pa.table({"ds": times, "y": noisy(400)[rows]})
+    dataset = prepare(table, ForecastConfig(horizon=6, target=("y",), gaps="split"))
+    steps = validation_steps(dataset.table, dataset.frequency, split)
+    assert abs(steps - expected) <= 2
+
+
+def test_a_series_without_windows_keeps_the_width_of_its_intervals() -> None:
+    rng = np.random.default_rng(0)
+    scales = np.repeat([0.02] * 9 + [0.5], 300)
+    y = np.sin(np.tile(np.arange(300), 10) / 4) + rng.normal(size=3000) * scales
+    table = long_table(300, 10, y=y.astype(np.float32), temp=None)
+    model = Forecaster(**{**QUICK, "steps": 60, "normalize": "last"}, target="y").fit(table)
+
+    def widths() -> NDArray[np.float64]:
+        found = model.predict_quantiles(table, (0.1, 0.9))
+        wide = np.asarray(found["y-q0.9"]) - np.asarray(found["y-q0.1"])
+        return wide.reshape(10, HORIZON).mean(1)
+
+    before = widths()
+    model.recalibrate(table[:2700])
+    after = widths()
+    assert after[9] > 5 * after[0]
+    assert after[9] / before[9] == pytest.approx(after[0] / before[0], rel=0.3)
 
 
 def test_residuals_of_a_point_cover_on_the_whole_only() -> None:

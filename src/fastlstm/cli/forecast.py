@@ -20,7 +20,7 @@ _SUFFIXES = (".parquet", ".csv", ".arrow")
 """Of the files that forecasts are written to: forecast_file.SUFFIXES, without loading pyarrow."""
 _OUT = "a .parquet, .csv or .arrow file; default is CSV on standard output"
 _FUTURE = "a table with the future covariates of the steps to forecast"
-_RECALIBRATE = "fit the intervals to the last rows of DATA, as many as the validation part has"
+_RECALIBRATE = "fit the intervals to the last steps of DATA, as many as the validation part has"
 COMMAND = Command(
     verb="forecast",
     summary="Forecast the next steps of every series of a table: the horizon RUN has.",
@@ -56,6 +56,11 @@ def run(argv: list[str]) -> int:
     suffix = ".csv" if out is None else _suffix_of(out)
     if parsed["plot"] is not None:
         form_of(parsed["plot"])
+    if parsed["recalibrate"] and not levels and parsed["plot"] is None:
+        raise ConfigError(
+            "--recalibrate changes intervals and none are asked for; add --quantiles 0.1,0.9 or"
+            " --plot FILE"
+        )
     model = open_forecaster(parsed, tables)
     if parsed["recalibrate"]:
         model.recalibrate(one_or_many(data))

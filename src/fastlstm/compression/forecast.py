@@ -436,6 +436,8 @@ def is_own_table(dataset: SeriesDataset, split: Split, source: StoredForecaster)
 
 def has_own_intervals(stored: StoredForecaster) -> bool:
     """Returns whether a forecaster is calibrated on the table that it scales by."""
+    if stored.is_recalibrated:
+        return False
     return stored.compression is None or bool(stored.compression.about.get("has_own_intervals"))
 
 

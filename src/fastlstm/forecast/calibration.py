@@ -96,11 +96,15 @@ class Calibration:
             return between
         return torch.where(low.isinf(), low, torch.where(high.isinf(), high, between))
 
-    def unsupported(self, levels: Sequence[float]) -> str | None:
-        """Returns a warning if some of the quantiles are infinite, else None."""
+    def infinite(self, levels: Sequence[float]) -> list[float]:
+        """Returns the levels whose quantile is infinite for a target at a step."""
         zeros = self.residuals.new_zeros(1, *self.residuals.shape[1:], 1)
         is_infinite = self.quantiles(zeros, zeros[:, 0, :, 0] + 1, levels).isinf().flatten(0, 2)
-        infinite = [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
+        return [level for level, is_so in zip(levels, is_infinite.any(0), strict=True) if is_so]
+
+    def unsupported(self, levels: Sequence[float]) -> str | None:
+        """Returns a warning if some of the quantiles are infinite, else None."""
+        infinite = self.infinite(levels)
         if not infinite:
             return None
         tails = [round(min(level, 1 - level), 9) for level in infinite]
@@ -119,6 +123,7 @@ def calibrate(
     valid: WindowIndex,
     show: Callable[[int, int], None] | None = None,
     should_continue: Callable[[int], bool] | None = None,
+    noise_before: Tensor | None = None,
 ) -> Calibration:
     """Collects residuals of up to 5,000 evenly spread windows, fewer for long horizons.
 
@@ -130,6 +135,7 @@ def calibrate(
         valid: validation windows.
         show: called with the windows read so far and in all.
         should_continue: called with the windows read so far; False skips the rest.
+        noise_before: `noise` of an earlier calibration, for series with few windows or none.
     """
     config, output = network.config, network.output
     h, C = config.horizon, config.num_targets
@@ -156,7 +162,9 @@ def calibrate(
     if inputs.series is not None:
         error = (output.center(answer) - target).abs() / wide[:, None]
         at = np.concatenate([part for part in places if part is not None])
-        noise = _noise(error[at >= 0], at[at >= 0], inputs.series.num_at_fit)
+        if noise_before is None:
+            noise_before = torch.ones(inputs.series.num_at_fit, C)
+        noise = _noise(error[at >= 0], at[at >= 0], noise_before)
         wide = wide * _of_windows(noise, at)
     residuals = []
     for t in range(h):  # step by step, to bound memory
@@ -181,26 +189,29 @@ def _of_windows(noise: Tensor, places: NDArray[np.int64]) -> Tensor:
     return torch.where(at[:, None] < 0, 1.0, noise[at])
 
 
-def _noise(errors: Tensor, places: NDArray[np.int64], num_series: int) -> Tensor:
-    """Returns the mean error of each series over that of all, ``(S, C)``.
+def _noise(errors: Tensor, places: NDArray[np.int64], before: Tensor) -> Tensor:
+    """Returns the mean error of each series over the mean of all, ``(S, C)``.
 
-    One of few windows is drawn to 1, as if it had `_PRIOR_WINDOWS` more of the mean of all.
+    A series with few windows stays near its ratio `before`, as if it had `_PRIOR_WINDOWS` more.
 
     Args:
         errors: above 0, NaN where missing, shape ``(N, h, C)``.
         places: series of each window, ``(N,)``.
-        num_series: S.
+        before: ratios expected so far, above 0, shape ``(S, C)``.
     """
     is_there = ~errors.isnan()
     count, total = (
-        torch.zeros(num_series, errors.shape[2], dtype=torch.float64).index_add_(
+        torch.zeros(before.shape, dtype=torch.float64).index_add_(
             0, torch.from_numpy(places), values.double().sum(1)
         )
         for values in (is_there, errors.nan_to_num(0.0))
     )
-    mean = total.sum(0) / count.sum(0).clamp(min=1)
+    num = count.sum(0).clamp(min=1)
+    mean = total.sum(0) / num
+    of_mean = (count * before).sum(0) / num  # the windows may be of the quiet series only
+    expected = mean * before / torch.where(of_mean > 0, of_mean, 1.0)
     prior = _PRIOR_WINDOWS * errors.shape[1]
-    of_series = (total + prior * mean) / (count + prior)
+    of_series = (total + prior * expected) / (count + prior)
     noise = torch.where(mean > 0, of_series / mean.clamp(min=1e-300), 1.0)
     return noise.clamp(min=_LEAST_NOISE).float()
 

@@ -68,6 +68,7 @@ class StoredForecaster:
         schema: of its table.
         key: of the table it was trained on.
         compression: how it was compressed, or None.
+        is_recalibrated: the calibration is of a later table than the validation part.
     """
 
     config: ForecastConfig
@@ -80,6 +81,7 @@ class StoredForecaster:
     key: str
     compression: Compression | None = None
     series: SeriesScale | None = None
+    is_recalibrated: bool = False
 
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some of the quantiles are infinite, else None.
@@ -119,6 +121,8 @@ def description_files(stored: StoredForecaster) -> dict[str, bytes]:
         noise = stored.calibration.noise
         own = {} if noise is None else {"noise": noise.tolist()}
         scales["series"] = stored.series.to_json() | own
+    if stored.is_recalibrated:
+        scales["is_recalibrated"] = True
     schema = {
         "columns": stored.schema.columns,
         "frequency": stored.schema.frequency.to_json(),
@@ -212,8 +216,9 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
     # The cache is that of the machine it was trained on.
     resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
     return StoredForecaster(
-        resolved, given, network, scaler, calibration, static, schema, key, compression, series
-    )
+        resolved, given, network, scaler, calibration, static, schema, key, compression, series,
+        scales.get("is_recalibrated") is True,
+    )  # fmt: skip
 
 
 def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastConfig) -> TableSchema:

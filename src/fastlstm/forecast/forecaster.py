@@ -23,7 +23,7 @@ from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
 from fastlstm.forecast.data.preparation import prepare, prepare_future
 from fastlstm.forecast.data.scaled_windows import ScaledWindows
-from fastlstm.forecast.data.splits import Split, split_table
+from fastlstm.forecast.data.splits import Split, split_table, validation_steps
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.evaluation import (
     INTERVALS,
@@ -399,35 +399,48 @@ class Forecaster(Estimator[StoredForecaster]):
 
         Args:
             frame: the table up to now.
-            steps: the last steps of the table, to whose forecasts the intervals are fitted; default
-                as many as the validation part of this table has by `split`.
+            steps: the last steps of the table, whose forecasts are compared with what came; default
+                as many as `split` gives the validation part. Of more than 5,000 windows evenly
+                spread ones are read. Steps that trained the network make intervals too narrow.
 
         Raises:
             ConfigError: the output is a distribution of counts, or `steps` is below the horizon.
-            DataError: no window of the last `steps` steps, and errors of `predict`.
+            DataError: a target has fewer than three values at a step of the horizon, and errors of
+                `predict`. The intervals stay as they were.
         """
-        stored = self._fitted()
+        stored, horizon = self._fitted(), self.network_.config.horizon
         if not stored.network.output.is_calibrated:
             raise ConfigError(
-                f"output is {stored.config.output!r}: quantiles of counts are those of its"
+                f"output is {stored.config.output!r}: its intervals are quantiles of the"
                 " distribution and are not calibrated; fit with another output"
             )
-        horizon = stored.network.config.horizon
         require_counts(steps=horizon if steps is None else steps)
         if steps is not None and steps < horizon:
             raise ConfigError(f"`steps` is {steps}, expected {horizon}, the horizon, or more")
         dataset, inputs = self._table(frame)
         if steps is None:
-            own = split_table(dataset.table, dataset.frequency, stored.config.split)
-            steps = max(horizon, int((own.valid_ends - own.train_ends).max()))
+            steps = validation_steps(dataset.table, dataset.frequency, stored.config.split)
         starts = dataset.frequency.ticks(dataset.table.segments.start_times)
         total = int((starts + dataset.table.segments.num_rows).max() - starts.min())
-        cuts = max(1, total - steps), steps
-        windows = split_table(dataset.table, dataset.frequency, cuts).windows(
-            dataset.table, "valid", stored.network.config.input_size, horizon
+        steps = min(max(steps, horizon), total)
+        split = split_table(dataset.table, dataset.frequency, (max(1, total - steps), steps))
+        try:
+            input_size = self.network_.config.input_size
+            windows = split.windows(dataset.table, "valid", input_size, horizon)
+        except DataError as error:
+            raise DataError(
+                f"the last {counted(steps, 'step')} have no window of {input_size} rows of input"
+                f" and {horizon} to forecast; give a table with more rows, or larger `steps`"
+            ) from error
+        calibration = calibrate(
+            self.network_.cpu(), inputs, windows, noise_before=stored.calibration.noise
         )
-        calibration = calibrate(self.network_.cpu(), inputs, windows)
-        self.stored_ = dataclasses.replace(stored, calibration=calibration)
+        if calibration.infinite((0.25, 0.75)):
+            raise DataError(
+                f"the last {counted(steps, 'step')} have fewer than three values of a target to"
+                " calibrate a step of the horizon; give a table with more values, or larger `steps`"
+            )
+        self.stored_ = dataclasses.replace(stored, calibration=calibration, is_recalibrated=True)
         return self
 
     def coverage(

@@ -75,16 +75,28 @@ def split_table(
         ConfigError: an invalid split.
     """
     segments = table.segments
-    starts = frequency.ticks(segments.start_times)
+    starts, rows = frequency.ticks(segments.start_times), segments.num_rows
+    cuts = _cuts(segments, starts, split)
+    return Split(*(segments.first_rows + (cut - starts).clip(0, rows) for cut in cuts))
+
+
+def validation_steps(table: Table, frequency: Frequency, split: str) -> int:
+    """Returns the number of steps from the first of the validation part to its end."""
+    cuts = _cuts(table.segments, frequency.ticks(table.segments.start_times), split)
+    return cuts[1] - cuts[0]
+
+
+def _cuts(
+    segments: Segments, starts: NDArray[np.int64], split: str | Sequence[int]
+) -> tuple[int, int, int]:
+    """Returns the ticks at which the training, validation and test part end."""
     parts = split_of(split if isinstance(split, str) else ",".join(map(str, split)))
     last = int((starts + segments.num_rows).max())
     if isinstance(parts[0], float):
-        cuts = [_tick_of_share(segments, starts, share) for share in np.cumsum(parts)[:2]]
-    else:
-        cuts = [int(starts.min() + count) for count in np.cumsum(parts)]
-        last = cuts.pop() if len(cuts) == 3 else last
-    rows = segments.num_rows
-    return Split(*(segments.first_rows + (cut - starts).clip(0, rows) for cut in (*cuts, last)))
+        train, valid = (_tick_of_share(segments, starts, share) for share in np.cumsum(parts)[:2])
+        return train, valid, last
+    train, valid, *test = (int(starts.min()) + int(count) for count in np.cumsum(parts))
+    return train, valid, test[0] if test else last
 
 
 def _tick_of_share(segments: Segments, starts: NDArray[np.int64], share: float) -> int:
