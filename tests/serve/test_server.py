@@ -19,6 +19,7 @@ import pytest
 
 from fastlstm.cli import serve as command
 from fastlstm.errors import ConfigError
+from fastlstm.serve.server import Listener
 from fastlstm.serve.settings import Settings
 from served_process import Process, processes_of
 
@@ -297,3 +298,26 @@ def test_numpy_is_all_that_the_model_needs(run_path: Path) -> None:
     from fastlstm.text.loading import load_decoder
 
     assert np.isfinite(load_decoder(run_path).decoder.nbytes)
+
+
+def test_connections_of_clients_that_have_gone_are_not_set_up() -> None:
+    """One that has sent its request is answered, even if it sends nothing more."""
+    with Listener() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        for _ in range(3):
+            socket.create_connection(listener.getsockname()).close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        socket.create_connection(listener.getsockname()).close()
+        with (
+            socket.create_connection(listener.getsockname()) as silent,
+            socket.create_connection(listener.getsockname()) as asking,
+        ):
+            asking.sendall(b"GET")
+            asking.shutdown(socket.SHUT_WR)
+            for client in (silent, asking):
+                connection, address = listener.accept()
+                connection.close()
+                assert address == client.getsockname()

@@ -32,5 +32,5 @@ def test_numbers_have_bounds_and_every_option_is_in_one_group() -> None:
     options: dict[str, Any] = {option.name: option.default for option in fields(Settings)}
     numbers = {name for name, value in options.items() if type(value) in (int, float)}
     assert numbers == set(BOUNDS)
-    grouped = [name for names in GROUPS.values() for name in names]
+    grouped = [name for names in GROUPS.values() for name in names.split()]
     assert sorted(grouped) == sorted(options)

@@ -323,6 +323,11 @@ def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, mo
     assert "in fp32, 1 thread" in said["ceiling_how"]
     assert {"LSTM forward", "output and loss backward"} <= {op["name"] for op in said["ops"]}
     assert sum(op["share"] for op in said["ops"]) == pytest.approx(1.0)
+    kernel = next(op for op in said["ops"] if op["name"] == "LSTM forward")
+    T, B, E, H = SIZES["seq_length"], SIZES["batch_size"], SIZES["embed_size"], SIZES["rnn_size"]
+    V = len(set(text.read_text()))  # the input product is one row per character of the vocabulary
+    gflop = 8e-9 * H * (H * T * B + E * (V + 1))
+    assert kernel["gflops"] * kernel["seconds"] == pytest.approx(gflop, rel=0.05)
     for verdict in said["verdicts"]:
         assert not verdict["command"] or "--config run/config.json" in verdict["command"]
 
@@ -684,14 +689,20 @@ def test_printed_commands_do_not_write_to_the_same_directory(tmp_path, monkeypat
 
 def test_the_kernels_of_a_gpu_are_not_counted_beside_their_operations():
     events = [
-        SimpleNamespace(key=key, device_type=kind, self_device_time_total=us, count=6)
+        SimpleNamespace(
+            key=key, device_type=kind, self_device_time_total=us, count=6, flops=0, input_shapes=[]
+        )
         for key, kind, us in (
             ("aten::mm", DeviceType.CPU, 3.0), ("kernel<float>", DeviceType.CUDA, 3.0),
             ("Optimizer.step", DeviceType.CUDA, 9.0),
         )
     ]  # fmt: skip
-    (op,) = _by_name(events, 3, "cuda")
+    (op,) = _by_name(events, 3, "cuda", 4.0)
     assert (op.name, op.share, op.calls, op.seconds) == ("aten::mm", 1.0, 2.0, 1e-6)
+    assert (op.gflops, op.ceiling_share) == (None, None)
+    events[0].flops = 6_000
+    (op,) = _by_name(events, 3, "cuda", 4.0)
+    assert (op.gflops, op.ceiling_share) == (pytest.approx(2.0), pytest.approx(0.5))
 
 
 def test_operations_are_recorded_again_where_torch_returns_none(monkeypatch):

@@ -41,7 +41,7 @@ _PROFILE_OPTIONS = (
     CONFIG,
     Option("measure", "time for all measurements", str, "12s", value="TIME"),
     switch("no_verify", "do not run the first recommendation"),
-    switch("ops", "list the operations of a step with their time"),
+    switch("ops", "list the operations of a step with their time and share of the ceiling"),
     Option("trace", _TRACE, value="FILE"),
     JSON,
 )
@@ -212,5 +212,9 @@ def _op_rows(ops: tuple[OpTime, ...]) -> list[Row]:
     for op in ops[:_NUM_OPS]:
         text = f"{op.name:<{width}} {1e3 * op.seconds:8.2f} ms {100 * op.share:5.1f} %"
         text += f" {op.calls:6.1f} calls"
+        if op.gflops is not None:
+            text += f" {op.gflops:7.1f} GFLOP/s"
+        if op.ceiling_share is not None:
+            text += f", {100 * op.ceiling_share:.0f} % of the ceiling"
         found.append(("" if found else "a step", text))
     return found

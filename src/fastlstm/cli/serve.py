@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 _MIN_SESSION_KEY = 16
 _NEW_KEY = "make a key with: openssl rand -hex 32"
-
-
-_SETTINGS = options_from_dataclass(Settings, {k: " ".join(v) for k, v in GROUPS.items()})
+_SETTINGS = options_from_dataclass(Settings, GROUPS)
 _KEY = "key that clients must send; visible to other users of the machine"
 _SESSION_KEY = "a file with the key that signs sessions, valid across restarts"
 COMMAND = Command(

@@ -10,8 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -138,7 +137,10 @@ def render(
         palette: colours of ink, muted, grid, a and b, and perhaps of the paper; without paper the
             figure is transparent. `embed` wants the default.
     """
-    with _settings():
+    import matplotlib
+
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's browser has its own fonts
         figure, grid = _new_figure(len(panels), size, columns)
         for axes, panel in zip(grid, panels, strict=True):
             _draw_panel(axes, panel, palette)
@@ -173,15 +175,6 @@ def _draw_panel(axes: Any, panel: Panel, palette: Mapping[str, str]) -> None:
         axes.set_ylim(panel.bottom, 1.12 * highest or 1.0)
     if panel.title:
         axes.set_title(visible(panel.title), loc="left", fontsize=10, color=palette["ink"])
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    import matplotlib
-
-    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the reader's browser has its own fonts
-        yield
 
 
 def _new_figure(count: int, size: tuple[float, float], columns: int) -> tuple[Any, list[Any]]:

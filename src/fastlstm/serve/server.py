@@ -42,6 +42,8 @@ _SEND_BUFFER = 1 << 18
 """Bytes the kernel may hold for a connection; by default a slow reader would get 4 MB."""
 _A_TURN, _BACKLOG = 16, 2048
 """Connections accepted per turn of the event loop, and those that wait for it in the kernel."""
+_GONE_A_TURN = 256
+"""Connections closed by their clients before they were accepted: dropped at once, up to so many."""
 _KEEP_ALIVE_S = 30
 _FLUSH_S, _CANCEL_S = 5, 1.0
 """Time for clients to read the end of their answers, and for tasks to be cancelled."""
@@ -51,6 +53,28 @@ _SWITCH_S = 0.001
 _GARBAGE_AFTER = 400_000
 """Objects between two garbage collections. Reading a body of 1 MB makes this many; with the default
 of 700 most of the time would go there, with the interpreter held."""
+
+
+class Listener(socket.socket):
+    """A listening socket that drops connections whose clients have gone, before they cost more.
+
+    A flood of these fills the queue in the kernel; a client behind it would wait for each of them
+    to be set up.
+    """
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Returns the next connection; raises BlockingIOError where none is left for now."""
+        for _ in range(_GONE_A_TURN):
+            connection, address = super().accept()
+            try:
+                if connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    return connection, address
+            except BlockingIOError:
+                return connection, address
+            except OSError:
+                pass  # it was reset
+            connection.close()
+        raise BlockingIOError
 
 
 class Server(uvicorn.Server):
@@ -300,7 +324,7 @@ def _listen(settings: Settings) -> socket.socket:
         # With its protocol: else asyncio leaves Nagle's 40 ms on.
         own = (socket.AF_UNSPEC, socket.SOCK_STREAM, socket.IPPROTO_TCP, socket.AI_PASSIVE)
         *kind, _, address = socket.getaddrinfo(settings.host, settings.port, *own)[0]
-        bound = socket.socket(*kind)
+        bound = Listener(*kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         bound.bind(address)

@@ -85,14 +85,12 @@ class Settings:
                 raise ConfigError(f"{flag} is {value}, expected {low} to {high}")
 
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "address": ("host", "port"),
-    "engine": ("device", "weights", "threads", "max_streams", "max_queue", "prefix_cache"),
-    "sequences": ("max_sequences", "sequence_idle"),
-    "limits": (
-        *("max_tokens", "max_prompt_tokens", "max_scored", "max_numbers", "max_body"),
-        *("header_timeout", "body_timeout", "stall", "watchdog", "grace"),
-    ),
-    "output": ("log",),
+GROUPS = {
+    "address": "host port",
+    "engine": "device weights threads max_streams max_queue prefix_cache",
+    "sequences": "max_sequences sequence_idle",
+    "limits": "max_tokens max_prompt_tokens max_scored max_numbers max_body header_timeout"
+    " body_timeout stall watchdog grace",
+    "output": "log",
 }
 """Headings of the help text."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fastlstm.errors import StorageError
-from fastlstm.system import environment
+from fastlstm.ops.custom_op import lstm_flop
+from fastlstm.system import environment, hardware
 from fastlstm.system.storage import open_regular
 
 if TYPE_CHECKING:
@@ -31,13 +34,21 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class OpTime:
-    """An operation of a training step: its calls, the seconds in the operation itself, and their
-    share of those of all operations."""
+    """An operation of a training step.
+
+    Attributes:
+        calls: per step.
+        seconds: of a step, in the operation itself; `share` of those of all operations.
+        gflops: 1e9 floating-point operations a second; None where they are not counted.
+        ceiling_share: `gflops` over the measured ceiling of the machine, or None.
+    """
 
     name: str
     calls: float
     seconds: float
     share: float
+    gflops: float | None = None
+    ceiling_share: float | None = None
 
 
 def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
@@ -56,14 +67,15 @@ def _recorded(trainer: Trainer, trace: Path | None) -> list[OpTime]:
     if trainer.plan.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(
-        activities=activities, record_shapes=True, acc_events=True
+        activities=activities, record_shapes=True, with_flops=True, acc_events=True
     ) as seen:  # of one cycle, without acc_events some versions of torch warn of more
         while steps < _STEPS and time.perf_counter() - began < _LONG_S:
             trainer.take_step()
             steps += 1
     if trace is not None:
         _write_trace(seen, trace)
-    return _by_name(seen.key_averages(), steps, trainer.plan.device.type)
+    events = seen.key_averages(group_by_input_shape=True)
+    return _by_name(events, steps, trainer.plan.device.type, trainer.plan.ceiling_gflops)
 
 
 def check_trace(trace: Path) -> None:
@@ -90,16 +102,37 @@ def _write_trace(seen: Any, trace: Path) -> None:
         raise StorageError(f"cannot write {trace}; the disk may be full")
 
 
-def _by_name(events: Any, steps: int, device: str) -> list[OpTime]:
-    """Returns the operations of a step."""
-    found = dict[str, tuple[float, int]]()
+def _by_name(events: Any, steps: int, device: str, ceiling_gflops: float) -> list[OpTime]:
+    """Returns the operations of a step, all shapes of a name together."""
+    seconds, calls, flop = Counter[str](), Counter[str](), Counter[str]()
     for event in events:
         own_us = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
         # A kernel of a GPU, or a span of them, has the time that its operation has, too.
         if event.device_type.name == "CPU" and own_us > 0.0:
-            found[event.key] = own_us / 1e6, event.count
-    total_s = sum(seconds for seconds, _ in found.values())
-    return [
-        OpTime(_KERNELS.get(name, name), calls / steps, seconds / steps, seconds / total_s)
-        for name, (seconds, calls) in sorted(found.items(), key=lambda item: -item[1][0])
-    ]
+            seconds[event.key] += own_us / 1e6
+            calls[event.key] += event.count
+            flop[event.key] += event.flops or event.count * _flop(event.key, event.input_shapes)
+    projection = "_ProjectedCrossEntropy"  # its backward pass has no shapes, and twice the work
+    flop[f"{projection}Backward"] = 2 * flop[projection]
+    found, total_s = list[OpTime](), sum(seconds.values())
+    for name, own_s in seconds.most_common():
+        rate = flop[name] / own_s / 1e9 or None
+        of_ceiling = None if rate is None else hardware.ceiling_share(rate, ceiling_gflops)
+        times = calls[name] / steps, own_s / steps, own_s / total_s
+        found.append(OpTime(_KERNELS.get(name, name), *times, rate, of_ceiling))
+    return found
+
+
+def _flop(name: str, shapes: list[list[int]]) -> int:
+    """Returns the operations of one call of this project's kernels, 0 for any other.
+
+    The tensors of a layer are its input `(T, B, I)`, or the `(V, I)` rows that tokens name, two
+    weights and the output `(T, B, H)`; the output layer multiplies `(rows, H)` by `(V, H)`.
+    """
+    if name in ("fastlstm::lstm", "fastlstm::lstm_backward") and len(shapes) >= 4:
+        rows, (T, B, H) = shapes[0], shapes[3]
+        flop = lstm_flop(T, B, rows[-1], H, V=rows[0] if len(rows) == 2 else None)
+        return 2 * flop if name.endswith("backward") else flop
+    if name == "_ProjectedCrossEntropy" and len(shapes) >= 2:
+        return 2 * prod(shapes[0]) * shapes[1][0]
+    return 0
