@@ -12,8 +12,8 @@ TRAINER_BUGS = (
     (
         "a step too few",
         "trainer.py",
-        "if self._is_ended or done >= 1.0:",
-        "if self._is_ended or done >= 0.85:",
+        "self._is_ended or done >= 1.0",
+        "self._is_ended or done >= 0.85",
     ),
     (
         "the last step is not evaluated",
@@ -30,26 +30,26 @@ TRAINER_BUGS = (
     (
         "the first weights are kept",
         "trainer.py",
-        "is_best = score.loss < progress.best_loss",
-        "is_best = progress.best_loss == math.inf",
+        "is_accepted and score.loss < progress.best_loss",
+        "is_accepted and progress.best_loss == math.inf",
     ),
     (
         "an equal loss is a gain",
         "trainer.py",
-        "is_best = score.loss < progress.best_loss",
-        "is_best = score.loss <= progress.best_loss",
+        "is_accepted and score.loss < progress.best_loss",
+        "is_accepted and score.loss <= progress.best_loss",
     ),
     (
         "patience counts gains",
         "trainer.py",
-        "0 if is_best else progress.without_gain + 1",
-        "progress.without_gain + 1",
+        "counts = is_accepted and not is_best",
+        "counts = is_accepted",
     ),
     (
         "evaluated without the average",
         "trainer.py",
-        "with average.applied() if average is not None else nullcontext():",
-        "with nullcontext():",
+        "with weights_to_evaluate(self), self.callbacks",
+        "with self.callbacks",
     ),
     (
         "rolled back within the average",
@@ -61,14 +61,14 @@ TRAINER_BUGS = (
     (
         "the state is not saved at the start",
         "trainer.py",
-        "if checkpoint is None and self.done() < 1.0:",
-        "if checkpoint is not None:",
+        "if is_new and self.world",
+        "if not is_new and self.world",
     ),
     (
         "a NaN step counts",
         "trainer.py",
-        "            handle_bad_step(self, loss)\n            return",
-        "            handle_bad_step(self, loss)",
+        "            handle_bad_step(self, loss)\n            if self.plan.is_local:",
+        "            handle_bad_step(self, loss)\n            if True:",
     ),
     (
         "only the loss is looked at",
@@ -76,19 +76,12 @@ TRAINER_BUGS = (
         "if not (math.isfinite(loss) and math.isfinite(norm)):",
         "if not math.isfinite(loss):",
     ),
-    ("good steps are not counted", "trainer.py", "        self.state.guard.good_step()\n", ""),
-    ("units are not counted", "trainer.py", "        progress.tokens += size\n", ""),
-    (
-        "dropout stays off after an evaluation",
-        "trainer.py",
-        "            self.model.train()",
-        "            pass",
-    ),
+    ("units are not counted", "state.py", "        self.tokens += units\n", ""),
     (
         "the rate of a roll-back is forgotten",
         "trainer.py",
-        "factor *= self.progress.lr_scale",
-        "pass",
+        "return factor * self.progress.lr_scale",
+        "return factor",
     ),
     (
         "callbacks do not end",
@@ -99,8 +92,8 @@ TRAINER_BUGS = (
     (
         "a stop saves nothing",
         "trainer.py",
-        "        self.saver.save()\n        if self._run_path",
-        "        if self._run_path",
+        "        self.saver.save()\n        self.world.told()",
+        "        self.world.told()",
     ),
     (
         "the end comes twice",
@@ -143,8 +136,8 @@ TRAINER_BUGS = (
     (
         "decay from the first step",
         "averaging.py",
-        "min(self.decay, (1 + self.updates) / (10 + self.updates))",
-        "self.decay",
+        "1 - min(self.decay, (1 + update) / (10 + update))",
+        "1 - self.decay",
     ),
     (
         "the average of a checkpoint starts anew",
@@ -162,28 +155,33 @@ TRAINER_BUGS = (
     (
         "a roll-back forgets the best",
         "recovery.py",
-        '_KEPT = ("best_step", "best_loss",',
-        "_KEPT = (",
+        '_KEPT = (*COUNTERS, "spent"',
+        '_KEPT = ("spent"',
     ),
-    ("carried state stays after a bad step", "recovery.py", "    task.reset_state()\n", ""),
+    (
+        "carried state stays after a bad step",
+        "recovery.py",
+        "        trainer.reset_carried()\n",
+        "        pass\n",
+    ),
     ("gradients stay after a bad step", "recovery.py", "    state.optimizers.zero_grad()\n", ""),
-    ("a bad weight is skipped", "recovery.py", " or weight is not None:", ":"),
+    ("a bad weight is skipped", "recovery.py", " or weight is not None):", "):"),
     (
         "endless roll-backs",
         "recovery.py",
-        "if guard.roll_back() or checkpoint is None:",
-        "if checkpoint is None:",
+        "if guard.roll_back() or not trainer.world",
+        "if not trainer.world",
     ),
     (
         "a state with NaN is good",
         "saver.py",
-        "is_finite, place = first_non_finite(named) is None,",
-        "is_finite, place = True,",
+        "is_finite, place = self.is_finite(tensors), Path",
+        "is_finite, place = True, Path",
     ),
     (
         "carried state is not restored",
         "saver.py",
-        'trainer.task.restore_carried(tensors.get("carried", first))',
+        "trainer.task.restore_carried(own_rows(trainer, carried))",
         "pass",
     ),
     (
@@ -247,8 +245,8 @@ TRAINER_BUGS = (
     (
         "evaluations cost any share",
         "evaluations.py",
-        "spent_s <= EVALUATION_SHARE * (elapsed_s - progress.setup_s)",
-        "True",
+        "return spent_s <= SPREAD_SHARE * (elapsed_s - progress.setup_s)",
+        "return True",
     ),
     (
         "evaluates a step twice",

@@ -23,6 +23,7 @@ from fastlstm.system import hardware
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["KERAS_BACKEND"] = "torch"  # before keras is imported, whatever ~/.keras says
 os.environ.pop("FASTLSTM_DEBUG", None)
+os.fsync = lambda descriptor: os.fstat(descriptor) and None  # a wait for the disk shows nothing
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell has it for `make test &`. Tests stop processes by it, which would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,11 +84,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Collects thousands of tests without looking, again and again, for what could be freed."""
+    """Collects thousands of tests without looking, then or later, for what could be freed."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 

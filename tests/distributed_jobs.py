@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import numpy as np
 import torch
 
 import fastlstm
+from distributed_run import train_command
+from fastlstm.cli.main import main
+from fastlstm.distributed import joining
 from fastlstm.distributed.joining import joined
-from fastlstm.errors import FastLSTMError
+from fastlstm.errors import FastLSTMError, LostProcessError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.chunk_loader import ChunkLoader
 from fastlstm.forecast.data.window_loader import WindowLoader
@@ -210,11 +215,30 @@ def refused(text: Path) -> dict[str, str]:
     return found
 
 
+KILLED = "--rnn-size 64 --num-layers 2 --log-every 1 --steps 100 --dropout 0.2 --ema 0.9"
+KILLED += " --eval-every 30 --checkpoint-every 15 --optimizer adamw"
+
+
+def hang(place: Path) -> None:
+    """Stops rank 0 while rank 1 waits for it, which writes the error down and ends both."""
+    joining.DEADLINE = timedelta(seconds=2)
+    try:
+        with joining.joined() as world:
+            if world.is_leader:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os._exit(0)
+            leader = int(world.names[0].split()[-1])
+            world.decided(0.0)
+    except LostProcessError as error:
+        (place / "hung").write_text(str(error))
+        os.kill(leader, signal.SIGCONT)
+
+
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def main() -> None:
+def run() -> None:
     place, text, end, last = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:5])
     found = {
         "trained": trained(place, text, 2),
@@ -225,10 +249,14 @@ def main() -> None:
         "ended early": linear(set(), patience=1, learning_rate=1e-12),
         "refused": refused(text),
     }
+    for name in ("unbroken", "killed"):
+        words = train_command(text, *KILLED.split(), "--resume", "--out", place / name)
+        assert main(words[3:]) == 0
     torch.save(found, place / f"{rank()}.pt")
+    hang(place)
     # Gloo's threads can outlive the interpreter and abort the process (pytorch#190489).
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -40,33 +40,8 @@ except AssertionError as error:
 """
 
 
-def run(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MINES + code + CHECK],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        timeout=300,
-    )
-
-
-def test_every_module_can_be_imported(tmp_path: Path) -> None:
-    code = """
-import importlib, pkgutil
-import fastlstm
-names = [m.name for m in pkgutil.walk_packages(fastlstm.__path__, "fastlstm.")]
-assert len(names) > 20, names
-for name in names:
-    if not name.endswith("__main__"):
-        importlib.import_module(name)
-"""
-    done = run(code, tmp_path)
-    assert done.stdout.endswith("untouched, and the mines go off\n"), done.stderr
-
-
-def test_the_main_job_runs(tmp_path: Path) -> None:
-    """Describe the hardware, train with --device auto, go on, evaluate and generate."""
+def test_the_main_job_and_every_module(tmp_path: Path) -> None:
+    """Describe the hardware, train with --device auto, go on, evaluate, generate; import all."""
     (tmp_path / "book.txt").write_text("the cat sat on the mat, and so it did.\n" * 400)
     code = """
 from fastlstm.system import ceilings, hardware
@@ -81,6 +56,15 @@ fastlstm.train("book.txt", out="run", resume=True, steps=5, **fields)
 lm = fastlstm.LM.load("run")
 assert lm.generate("the ", max_tokens=10, seed=1)
 assert lm.evaluate("the cat sat on the mat, and so it did.\\n" * 20).bits_per_char > 0
+import importlib, pkgutil
+names = [m.name for m in pkgutil.walk_packages(fastlstm.__path__, "fastlstm.")]
+assert len(names) > 20, names
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
 """
-    done = run(code, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", MINES + code + CHECK], capture_output=True, text=True, check=False,
+        cwd=tmp_path, timeout=300,
+    )  # fmt: skip
     assert done.stdout.endswith("untouched, and the mines go off\n"), done.stderr

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from distributed_run import ENVIRONMENT
 from fastlstm.cli.main import main
 from fastlstm.distributed import joining, meeting
 from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, Dismissed, LostProcessError, Stopped, UsageError
+from fastlstm.errors import ConfigError, Dismissed, LostProcessError, UsageError
 from fastlstm.system import hardware, parent
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
@@ -242,34 +238,3 @@ def test_layers_are_divided_and_named():
     assert stage_names(config, model, World()) == {}
     assert "processes wait 20.0% of the passes" in pipeline_notes(config, world_of(2))[0]
     assert pipeline_notes(config, World()) == ("pipeline: it has no effect with one process",)
-
-
-SILENT = """
-import os, signal, sys
-from datetime import timedelta
-from fastlstm.distributed import joining
-from fastlstm.errors import LostProcessError, Stopped
-joining.DEADLINE = timedelta(seconds=2)
-try:
-    with joining.joined() as world:
-        if world.is_leader:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            os._exit(0)
-        leader = int(world.names[0].split()[-1])
-        world.decided(0.0)
-except LostProcessError as error:
-    open(f"{sys.argv[1]}/error", "w").write(str(error))
-    os.kill(leader, signal.SIGCONT)
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_hangs_is_named(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SILENT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(tmp_path / "script.py"), str(tmp_path)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "error").read_text().startswith("rank 0 (")
-    assert Stopped.exit_code == 75

@@ -12,7 +12,10 @@ from fastlstm.errors import FormatError
 from fastlstm.exchange.import_run import read_layer_stack
 from keras_models import keras, outputs, saved, varied
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.usefixtures("converts_here"),
+]
 layers = keras.layers
 RNG = np.random.default_rng(1)
 TOKENS = RNG.integers(0, 17, (3, 11))

@@ -22,7 +22,10 @@ from fastlstm.errors import ConfigError, CorruptFileError, DataError, FormatErro
 from fastlstm.runs.run_directory import RunDirectory
 from keras_models import keras, outputs, saved, varied
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.usefixtures("converts_here"),
+]
 layers = keras.layers
 LSTM, Dense = layers.LSTM, layers.Dense
 RNG = np.random.default_rng(3)

@@ -99,6 +99,7 @@ def test_lstms_that_fit_in_two_orders_are_named(tmp_path):
         fastlstm.import_module(saved(pair.state_dict(), tmp_path))
 
 
+@pytest.mark.usefixtures("converts_here")
 def test_tied_weights_are_counted_once(tmp_path):
     model = TextModel(V=500, E=12)
     model.fc.weight = model.embed.weight

@@ -138,12 +138,14 @@ def assert_close(name, got, want, limit):
 
 
 @pytest.mark.usefixtures("no_torch")
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("lanes", ["whole", "right", "left", "packed"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_results_and_gradients(option, shape, training, lanes, dtype, drawn):
+def test_results_and_gradients(option, shape, training, lanes, drawn):
+    """In both dtypes by turns: any three of the parameters meet in each."""
+    places = list(OPTIONS).index(option), list(SHAPES).index(shape), len(lanes) // 5, training
+    dtype = list(TOLERANCES)[sum(places) % 2]
     if option == "recurrent dropout" and dtype == torch.float64 and not training:
         pytest.skip("this is torch's cell, and torch computes it")
     options = OPTIONS[option]

@@ -178,39 +178,41 @@ def test_torchscript_is_refused_with_the_way_out(tagger, x):
     torch.testing.assert_close(torch.jit.script(fastlstm.restore(tagger))(x), want)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_trace_is_torchs_and_needs_no_fastlstm(tagger, x, tmp_path):
-    torch.jit.trace(tagger, (x,)).save(tmp_path / "tagger.pt")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:The tensor attributes"
+)
+def test_which_stored_programs_need_fastlstm(tagger, x, tmp_path):
+    """A trace does not, nor the exported program of a restored model; another names its lack."""
     torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")
-    load = f"torch.jit.load({str(tmp_path / 'tagger.pt')!r})"
-    assert in_another_process(load, tmp_path, "import sys; sys.modules['fastlstm'] = None") == ""
+    torch.jit.trace(tagger, (x,)).save(tmp_path / "trace.pt")
+    torch.export.save(torch.export.export(tagger, (x,)), tmp_path / "ours.pt2")
+    restored = torch.export.export(fastlstm.restore(tagger), (x,))
+    torch.export.save(restored, tmp_path / "restored.pt2")
+    failed, said = in_another_process(tmp_path, "import sys; sys.modules['fastlstm'] = None")
+    assert failed == ["ours"]
+    assert "fastlstm.lstm_sequence" in said
+    assert "not registered" in said
+    assert in_another_process(tmp_path, "from fastlstm import LSTM")[0] == []
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")
-@pytest.mark.parametrize("restored", [False, True], ids=["ours", "restored"])
-def test_an_exported_program_in_another_process(tagger, x, tmp_path, restored):
-    torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")
-    model = fastlstm.restore(tagger) if restored else tagger
-    torch.export.save(torch.export.export(model, (x,)), tmp_path / "tagger.pt2")
-    load = f"torch.export.load({str(tmp_path / 'tagger.pt2')!r}).module()"
-    without = in_another_process(load, tmp_path, "import sys; sys.modules['fastlstm'] = None")
-    if restored:
-        assert without == ""
-        return
-    assert "fastlstm.lstm_sequence" in without
-    assert "not registered" in without
-    assert in_another_process(load, tmp_path, "from fastlstm import LSTM") == ""
-
-
-def in_another_process(load, folder, first):
-    """Returns what a process says that loads a model and compares an output; nothing is right."""
-    code = (
-        f"{first}\nimport torch\nx, want = torch.load({str(folder / 'pair.pt')!r})\n"
-        f"torch.testing.assert_close({load}(x), want)"
-    )
+def in_another_process(folder, first):
+    """Returns the models that a process cannot load or that compute otherwise, and what it says."""
+    code = f"""
+{first}
+import torch
+x, want = torch.load("pair.pt")
+export = lambda name: torch.export.load(f"{{name}}.pt2").module()
+for name in ("trace", "restored", "ours"):
+    try:
+        model = torch.jit.load("trace.pt") if name == "trace" else export(name)
+        torch.testing.assert_close(model(x), want)
+    except Exception:
+        print(name)
+"""
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stderr if done.returncode else ""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr
 
 
 def test_a_whole_layer_can_be_loaded_with_weights_only():

@@ -219,7 +219,7 @@ def test_threads_and_repeats_give_equal_bits(isa, dtype, shape, use_threads):
     inputs = make_inputs(*shape)
     use_threads(1)
     first = kept(inputs, dtype), at_once(inputs, dtype)
-    for num in (1, 2, 2, 3, 4):
+    for num in (2, 2, 3):
         use_threads(num)
         for way, one in zip((kept, at_once), first, strict=True):
             assert equal(way(inputs, dtype), one), f"{way.__name__} on {num} threads"
@@ -232,7 +232,7 @@ def test_a_shorter_last_chunk_waits_for_the_others(isa, dtype, use_threads):
     use_threads(1)
     want = kept(inputs, dtype)[:2]
     use_threads(4)
-    for _ in range(10):
+    for _ in range(4):
         assert torch.equal(projection.nats_of(p, inputs[3]), want[0])
         assert equal(kept(inputs, dtype, needs=(1, 0, 0))[:2], want)
         assert equal(at_once(inputs, dtype, needs=(1, 0, 0))[:2], want)
@@ -267,8 +267,9 @@ def test_after_a_nan_nothing_is_left(isa, dtype):
 
 
 @pytest.mark.parametrize("bias", [float("inf"), -float("inf"), 1e4, -1e4], ids=str)
-@pytest.mark.parametrize("is_target", [True, False], ids=["target", "other"])
-def test_infinite_and_huge_logits_as_torch(isa, dtype, bias, is_target):
+def test_infinite_and_huge_logits_as_torch(isa, dtype, bias):
+    """In the columns of the targets and in another one, by turns of instruction set and type."""
+    is_target = (ISAS.index(isa) + DTYPES.index(dtype)) % 2 == 0
     features, weight, biases, targets = make_inputs(20, 32, 37)
     biases[4] = bias
     targets[:] = 4 if is_target else 9
@@ -325,16 +326,16 @@ def test_a_second_pass_over_the_same_graph(isa, dtype, chunk_elements, monkeypat
         torch.testing.assert_close(leaf.grad, 2 * one, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("needs", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)], ids=str)
-def test_only_some_gradients(isa, dtype, needs):
+def test_only_some_gradients(isa, dtype):
     """What is not asked for does not change the rest."""
     inputs = make_inputs(70, 32, 45)
     for way in (kept, at_once):
         whole = way(inputs, dtype)
-        got = way(inputs, dtype, needs=needs)
-        assert [t is not None for t in got[1:]] == [bool(need) for need in needs]
-        want = [t if need else None for t, need in zip(whole[1:], needs, strict=True)]
-        assert equal(got, [whole[0], *want])
+        for needs in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)):
+            got = way(inputs, dtype, needs=needs)
+            assert [t is not None for t in got[1:]] == [bool(need) for need in needs]
+            want = [t if need else None for t, need in zip(whole[1:], needs, strict=True)]
+            assert equal(got, [whole[0], *want]), needs
 
 
 def test_without_gradients(isa, dtype):
@@ -388,9 +389,10 @@ def test_what_the_kernels_take(features, weight, gemm, expected):
     assert projection.is_native(*given, gemm) is expected
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_shapes(isa, dtype, seed, use_threads):
-    rng = random.Random(seed)
+    """Other ones for every instruction set and type."""
+    rng = random.Random(f"{seed} {isa} {dtype}")
     for number in range(7):
         shape = (rng.randrange(1, 600), rng.randrange(1, 140), rng.randrange(1, 300))
         if dtype == torch.bfloat16:

@@ -58,7 +58,7 @@ def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
     used = {name: value for name, value in known.items() if value is not None}
     monkeypatch.setattr(machine_events, "INTERVAL_S", 0.0)
     monkeypatch.setattr(MachineUsage, "read", lambda _: used)
-    run, options = tmp_path / "run", {**OPTIONS, "threads": 2}
+    run, options = tmp_path / "run", {**OPTIONS, "threads": 2, "steps": 3, "eval_every": 3}
     fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **options)
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     told = [e["text"] for e in events if "wait for a core" in str(e.get("text"))]

@@ -178,11 +178,11 @@ def split_events(data: bytes) -> list[bytes]:
 def test_answers_that_nobody_takes_do_not_hold_connections(serve: Any) -> None:
     server = serve(stall=0.3)
     clients = []
-    for _ in range(5):
+    for _ in range(2):
         client = connect(server, receive_buffer=2048)
         client.sendall(request({"prompt": "a", "max_tokens": 100_000, "n": 15}))
         clients.append(client)
-    while (written := server.metric("tokens_written_total")) < 5 * 15 * 100_000:  # on any CPU
+    while (written := server.metric("tokens_written_total")) < 2 * 15 * 100_000:  # on any CPU
         wait_for(lambda before=written: server.metric("tokens_written_total") > before)
     wait_for(lambda: server.scheduler.num_held == 0)
     time.sleep(1.5)
