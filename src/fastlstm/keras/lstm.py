@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import torch
 from keras.src.backend import AutocastScope
+from torch import Tensor
 
 from fastlstm.errors import KernelError, ShapeError
 from fastlstm.keras.masks import MaskedSteps
-from fastlstm.nn.torch_fallback import active_transform
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMWeights, compute_dtype
 from fastlstm.ops.cell_options import ACTIVATIONS, CellOptions
 from fastlstm.ops.explain import LayerReport
+from fastlstm.ops.left_alone import active_transform
 from fastlstm.ops.lstm import check_args, run
 from fastlstm.ops.registry import own_refusal, select
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ACTIVATIONS = [(name, getattr(keras.activations, name)) for name in ACTIVATIONS]
 

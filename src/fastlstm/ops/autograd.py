@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMArgs, LSTMOutput
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.native_call import Gradients, SavedActivations
 from fastlstm.ops.reference import run_reference
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.cell_options import CellOptions
-
-    Grads = tuple[Tensor | None, ...]
+Grads = tuple[Tensor | None, ...]
 
 NUM_ARGS = len(LSTMArgs._fields)
 

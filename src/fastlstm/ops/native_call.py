@@ -5,22 +5,18 @@ Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import ShapeError
 from fastlstm.ops import kernels
-from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL
+from fastlstm.ops.call import LSTMArgs
+from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
 from fastlstm.ops.kernels import address_of, dense, each, element_dtype, elements, empty, floats
 from fastlstm.ops.packed_weights import packed
 from fastlstm.system import hardware
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMArgs
-    from fastlstm.ops.cell_options import CellOptions
 
 CHUNK_ROWS = 128
 """Rows of whole steps that lie together in `SavedActivations`: chunk_steps of csrc/lstm.h."""

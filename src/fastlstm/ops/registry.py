@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -12,9 +13,6 @@ from fastlstm.ops.backends.cluster import ClusterBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 BACKENDS: tuple[Backend, ...] = (
     NativeBackend(),

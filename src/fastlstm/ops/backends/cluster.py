@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from fastlstm.errors import KernelError
@@ -19,9 +20,6 @@ from fastlstm.ops.cuda.cluster_lstm import (
     rows_per_cluster,
     run_cluster_lstm,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MIN_CAPABILITY = (9, 0)
 

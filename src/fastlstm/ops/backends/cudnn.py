@@ -12,17 +12,14 @@ tanh(0) = 0, so its cell and output stay 0 and the result is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
 
 MAX_PERSISTENT_H = 1024
 MAX_PERSISTENT_B = 128

@@ -7,17 +7,15 @@ architecture and NVRTC's version, behind the SHA-256 of its own bytes.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import FastLSTMError, KernelError
 from fastlstm.system import environment, storage
 from fastlstm.system.cache import Cache, make_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _HASH_BYTES = 32
 _MAX_BYTES = 64 << 20

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.cuda.compiler import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every GPU with clusters runs; more must be allowed by name."""
