@@ -87,10 +87,6 @@ class Target:
     exact_runner: Callable[[Path], Runner] | None = None
 
 
-def _saved_model(graph: Graph) -> dict[str, bytes]:
-    return {f"1/{name}": data for name, data in write_saved_model(graph).items()}
-
-
 def _torch(graph: Graph) -> dict[str, bytes]:
     files = {"model.pt2": write_torch(graph)}
     if graph.name == TEXT_GRAPH:  # other models have names of their own
@@ -98,24 +94,25 @@ def _torch(graph: Graph) -> dict[str, bytes]:
     return files
 
 
-def _one_file(name: str, write: Callable[[Graph], bytes]) -> Callable[[Graph], dict[str, bytes]]:
-    return lambda graph: {name: write(graph)}
-
-
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
 """Of int8 the activations are rounded too, by LiteRT's kernels."""
 TARGETS = {
     "keras": Target(
-        "model.keras", _one_file("model.keras", write_keras), KerasRunner, {"fp32": 1e-5},
-        has_state=False,
+        "model.keras", lambda graph: {"model.keras": write_keras(graph)}, KerasRunner,
+        {"fp32": 1e-5}, has_state=False,
     ),
     "litert": Target(
-        "model.tflite", _one_file("model.tflite", write_litert), LitertRunner, _LITERT,
+        "model.tflite", lambda graph: {"model.tflite": write_litert(graph)}, LitertRunner, _LITERT,
         has_loops=False, exact_runner=partial(LitertRunner, is_exact=True),
     ),
-    "onnx": Target("model.onnx", _one_file("model.onnx", write_onnx), OnnxRunner, _EXACT),
-    "saved-model": Target("1", _saved_model, SavedModelRunner, _EXACT),
+    "onnx": Target(
+        "model.onnx", lambda graph: {"model.onnx": write_onnx(graph)}, OnnxRunner, _EXACT
+    ),
+    "saved-model": Target(
+        "1", lambda graph: {f"1/{n}": data for n, data in write_saved_model(graph).items()},
+        SavedModelRunner, _EXACT,
+    ),
     "torch": Target("model.pt2", _torch, TorchRunner, {"fp32": 1e-5}),
 }  # fmt: skip
 """Every target by name. A new one is a file with a writer and a runner, and its place here."""

@@ -81,15 +81,9 @@ def slow_gradients(
 ) -> Grads | None:
     """Returns the gradients that the kernels cannot form, or None where they can form them.
 
-    Args:
-        args: of the sequence, with the graph they belong to.
-        options: what the cell computes.
-        grads: of `y`, `hT`, `cT`, or None.
-        needs: for every argument, whether its gradient is wanted.
-        strict: raise KernelError instead of forming them slowly, by torch's operators.
-
-    Returns:
-        The gradient of every argument in its dtype, or None; differentiable where grad mode is on.
+    `grads` are of `y`, `hT`, `cT`, or None; `needs` says of every argument whether its gradient is
+    wanted. They are formed by torch's operators, in the dtype of each argument, differentiable
+    where grad mode is on; with `strict` KernelError is raised instead.
     """
     present = [g for g in grads if g is not None]
     if not present:

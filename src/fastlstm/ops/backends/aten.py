@@ -25,7 +25,6 @@ class AtenBackend:
     device: str | None = None
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for torch's cell over whole sequences, on a CPU or CUDA, in its dtypes."""
         if call.options != TORCHS_CELL:
             return "it knows torch's cell only"
         if call.has_lengths:
@@ -46,7 +45,6 @@ class AtenBackend:
         return onednn.kernel(call)
 
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-        """Runs the kernel that `describe` names."""
         args = args.embedded()
         with torch.autocast(call.device, enabled=False):
             if call.device == "cuda":

@@ -31,7 +31,6 @@ class ClusterBackend:
     device: str | None = "cuda"
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for a call in bf16 or fp16, up to 512 units, on a GPU with clusters."""
         if call.device != "cuda":
             return f"these kernels run on NVIDIA GPUs, not on {call.device}"
         if torch.compiler.is_compiling():

@@ -32,7 +32,6 @@ class NativeBackend:
     device: str | None = "cpu"
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for a CPU call in float32 or bf16."""
         if call.device != "cpu":
             return f"these kernels run on the CPU, not on {call.device}"
         if call.dtype not in (torch.float32, torch.bfloat16):
