@@ -242,13 +242,15 @@ def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
             remove_unlocked(left)
     temporary, lock = temporary_name(path), -1
     try:
-        while lock < 0 or not os.fstat(lock).st_nlink:  # it may be swept before it is locked
+        while lock < 0:
             create(temporary)
-            if lock >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+                with contextlib.suppress(OSError):  # some network disks have no locks, nor sweeps
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            if lock >= 0 and not temporary.exists():  # it was swept before it was locked
                 os.close(lock)
-            lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # some network disks have no locks, and no sweeps
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock = -1
         yield temporary
         rename(temporary, path)
     except BaseException:
