@@ -15,7 +15,7 @@ import fastlstm.distributed.launch as launching
 import fastlstm.distributed.stop_signals as stop_signals
 from fastlstm.distributed.launch import end_process, launch
 from fastlstm.distributed.stop_signals import StopSignals
-from fastlstm.system.children import children
+from fastlstm.system.processes import children
 
 HANDS_SIGNALS_OVER = "signals_to_handle" in torch_launcher.LaunchConfig.__dataclass_fields__
 

@@ -16,7 +16,7 @@ from fastlstm.distributed import joining, meeting
 from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, UsageError
-from fastlstm.system import hardware, parent
+from fastlstm.system import hardware, processes
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.pipelined_task import check_pipeline, layers_of, pipeline_notes, stage_names
@@ -171,10 +171,10 @@ def test_one_process_says_the_error_that_ends_a_run(rank, error, before, raised,
 
 
 def test_the_agent_may_be_process_1_of_a_container(monkeypatch):
-    monkeypatch.setattr(parent.os, "getppid", lambda: 1)
-    monkeypatch.setattr(parent.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
-    monkeypatch.setattr(parent.os, "_exit", pytest.fail)
-    parent.die_with_parent()
+    monkeypatch.setattr(processes.os, "getppid", lambda: 1)
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(processes.os, "_exit", pytest.fail)
+    processes.die_with_parent()
 
 
 def test_processes_meet_that_agents_have_started_unequally_often():

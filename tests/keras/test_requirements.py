@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastlstm.errors import ConfigError, MissingExtraError
-from fastlstm.keras.requirements import check_backend
+from fastlstm.keras import check_backend
 
 
 def fake_keras(monkeypatch: pytest.MonkeyPatch, version: str, backend: str) -> None:

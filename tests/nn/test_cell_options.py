@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import fastlstm
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.nn import layer_calls, lstm
+from fastlstm.nn import lstm
 from fastlstm.ops import reference
 from fastlstm.ops.call import LSTMWeights
 from fastlstm.ops.cell_call import CellCall, Norm
@@ -74,8 +74,8 @@ def drawn(monkeypatch):
         found.append(draw(*args))
         return found[-1]
 
-    draw = layer_calls.draw_cell_call
-    monkeypatch.setattr(layer_calls, "draw_cell_call", spy)
+    draw = lstm.draw_cell_call
+    monkeypatch.setattr(lstm, "draw_cell_call", spy)
     return found
 
 

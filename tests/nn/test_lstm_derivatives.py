@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.nn.cell_parameters import parameter_names
 from fastlstm.ops.lstm import lstm
 from native_run import lstm_tokens
 
@@ -101,7 +100,7 @@ def test_a_gradient_penalty_with_options_is_that_of_the_reference(extra):
     ours = fastlstm.LSTM(I, H, **EXTRAS[extra])
     if ours.layer_norm:
         with torch.no_grad():
-            for name in next(parameter_names(ours)):
+            for name in next(ours._parameter_names()):
                 getattr(ours, name).add_(torch.randn(getattr(ours, name).shape) * 0.1)
     loop = copy.deepcopy(ours)
     loop.backend = "reference"

@@ -247,3 +247,20 @@ def test_lines_are_added_to_regular_files_alone(tmp_path):
             file.write(text)
     assert (tmp_path / "new").read_bytes() == b"a\nb\n"
     assert (tmp_path / "other").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("create", [Path.touch, Path.mkdir])
+def test_what_is_swept_before_it_is_locked_is_made_again(tmp_path, create):
+    made = []
+
+    def create_and_be_swept(path):
+        create(path)
+        made.append(path)
+        if len(made) == 1:
+            storage.remove_unlocked(path)
+
+    with storage.staged(tmp_path / "out", create_and_be_swept) as staged:
+        storage.remove_unlocked(staged)  # in use
+        assert staged.exists()
+    assert len(made) == 2
+    assert os.listdir(tmp_path) == ["out"]

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, KernelError, ShapeError
-from fastlstm.nn.layer_weights import flat_weights, layer_weights
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.call import LSTMOutput
 from fastlstm.ops.explain import explain
@@ -176,7 +175,7 @@ def masks(monkeypatch):
 
     def run_layer(self, x, h0, c0, *, embedding=None):
         x = x if embedding is None else embedding[x]
-        self.seen = x.detach(), layer_weights(self, flat_weights(self))[0].w_hh.detach()
+        self.seen = x.detach(), self._layer_weights(self.flat_weights())[0].w_hh.detach()
         return LSTMOutput(x, h0, c0)
 
     def run(config):

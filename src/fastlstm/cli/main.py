@@ -32,7 +32,7 @@ from fastlstm.errors import (
     nearest_hint,
 )
 from fastlstm.system import environment
-from fastlstm.system.parent import die_with_parent
+from fastlstm.system.processes import die_with_parent
 from fastlstm.system.redaction import redacted, redacted_words
 from fastlstm.system.signal_handlers import STOP_SIGNALS
 from fastlstm.system.storage import is_own, write_new

@@ -22,7 +22,7 @@ from fastlstm.distributed.meeting import MEETING, met
 from fastlstm.distributed.world import DEADLINE, PATIENCE, World
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, Stopped, UsageError
 from fastlstm.system import environment, hardware
-from fastlstm.system.parent import die_with_parent
+from fastlstm.system.processes import die_with_parent
 from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignored
 
 _SAID_AFTER_S = 15.0

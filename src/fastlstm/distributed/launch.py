@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from fastlstm.distributed.stop_signals import StopSignals
 from fastlstm.errors import EXIT_FAILED, EXIT_LOST, EXIT_OK, EXIT_STOPPED
 from fastlstm.system import environment
-from fastlstm.system.children import can_list_children
+from fastlstm.system.processes import can_list_children
 
 _MAX_RESTARTS = 100
 _SIGNALS = "signals_to_handle"

@@ -7,9 +7,7 @@ writes. `prove` runs the written file in the target's own runtime beside fastlst
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -89,10 +87,6 @@ class Target:
     exact_runner: Callable[[Path], Runner] | None = None
 
 
-def _saved_model(graph: Graph) -> dict[str, bytes]:
-    return {f"1/{name}": data for name, data in write_saved_model(graph).items()}
-
-
 def _torch(graph: Graph) -> dict[str, bytes]:
     files = {"model.pt2": write_torch(graph)}
     if graph.name == TEXT_GRAPH:  # other models have names of their own
@@ -100,24 +94,25 @@ def _torch(graph: Graph) -> dict[str, bytes]:
     return files
 
 
-def _one_file(name: str, write: Callable[[Graph], bytes]) -> Callable[[Graph], dict[str, bytes]]:
-    return lambda graph: {name: write(graph)}
-
-
 _EXACT = {"fp32": 1e-5, "fp16": 1e-5, "int8": 1e-5}
 _LITERT = {"fp32": 1e-4, "fp16": 1e-4, "int8": 0.1}
 """Of int8 the activations are rounded too, by LiteRT's kernels."""
 TARGETS = {
     "keras": Target(
-        "model.keras", _one_file("model.keras", write_keras), KerasRunner, {"fp32": 1e-5},
-        has_state=False,
+        "model.keras", lambda graph: {"model.keras": write_keras(graph)}, KerasRunner,
+        {"fp32": 1e-5}, has_state=False,
     ),
     "litert": Target(
-        "model.tflite", _one_file("model.tflite", write_litert), LitertRunner, _LITERT,
+        "model.tflite", lambda graph: {"model.tflite": write_litert(graph)}, LitertRunner, _LITERT,
         has_loops=False, exact_runner=partial(LitertRunner, is_exact=True),
     ),
-    "onnx": Target("model.onnx", _one_file("model.onnx", write_onnx), OnnxRunner, _EXACT),
-    "saved-model": Target("1", _saved_model, SavedModelRunner, _EXACT),
+    "onnx": Target(
+        "model.onnx", lambda graph: {"model.onnx": write_onnx(graph)}, OnnxRunner, _EXACT
+    ),
+    "saved-model": Target(
+        "1", lambda graph: {f"1/{n}": data for n, data in write_saved_model(graph).items()},
+        SavedModelRunner, _EXACT,
+    ),
     "torch": Target("model.pt2", _torch, TorchRunner, {"fp32": 1e-5}),
 }  # fmt: skip
 """Every target by name. A new one is a file with a writer and a runner, and its place here."""
@@ -454,39 +449,20 @@ def _rounding(own: Source, source: Source) -> dict[str, float]:
 def staged_directory(path: Path) -> Iterator[Path]:
     """Yields a new directory beside `path`, which is renamed to `path` after the block.
 
-    An error, SIGTERM, SIGHUP or Ctrl-C removes it, and the parents that were made for it. What
-    killed processes left of the same `path` is removed first: the directory is locked while it is
-    in use.
-    In the main thread SIGTERM raises SystemExit(143) within the block.
+    An error, SIGTERM, SIGHUP or Ctrl-C removes it, and the parents that were made for it. In the
+    main thread SIGTERM raises SystemExit(143) within the block.
 
     Raises:
         OSError: a directory cannot be made or renamed.
     """
     made = [parent for parent in path.parents if not parent.exists()]
-    staged, lock = storage.temporary_name(path), -1
     with ended_like_ctrl_c():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_left_overs(path)
-            storage.make_dir(staged)
-            lock = os.open(staged, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield staged
-            storage.rename(staged, path)
+            with storage.staged(path, storage.make_dir) as staged:
+                yield staged
         except BaseException:
-            with suppress(OSError):
-                storage.remove_tree(staged)
             with suppress(OSError):
                 for parent in made:
                     parent.rmdir()
             raise
-        finally:
-            if lock >= 0:
-                os.close(lock)
-
-
-def _remove_left_overs(path: Path) -> None:
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.tmp-[0-9]+-[0-9a-f]{{8}}")
-    for old in list(path.parent.iterdir()):
-        if pattern.fullmatch(old.name) and old.is_dir() and not old.is_symlink():
-            storage.remove_unlocked(old)

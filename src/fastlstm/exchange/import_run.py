@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fastlstm.exchange.model_file import (
     read_safetensors,
     read_torch,
 )
+from fastlstm.exchange.sequence_import import sequence_run_files
 from fastlstm.exchange.text_import import (
     read_vocabulary,
     refuse_vocabulary,
@@ -30,10 +31,8 @@ from fastlstm.exchange.text_import import (
 from fastlstm.exchange.torch_state import read_state
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.sequence.layer_stack import LayerStack
+from fastlstm.sequence.stack_module import ImportedModel, check_widths
 from fastlstm.training.session import locked_run
-
-if TYPE_CHECKING:
-    from fastlstm.sequence.stack_module import ImportedModel
 
 Answer = Literal["last", "state", "mean", "max"]
 
@@ -110,8 +109,6 @@ def import_run(
             text_parts(stack)  # before a vocabulary is asked for
             files, notes = text_files(stack, read_vocabulary(size, **given), about)
         else:
-            from fastlstm.exchange.sequence_import import sequence_run_files
-
             files, notes, is_class = sequence_run_files(stack, about, answer, classes)
             opened_by = "SequenceClassifier" if is_class else "SequenceRegressor"
     except FormatError as error:
@@ -161,9 +158,6 @@ def import_module(path: str | os.PathLike[str], *, activation: str | None = None
             are not installed.
     """
     stack = read_layer_stack(path, activation)
-
-    from fastlstm.sequence.stack_module import ImportedModel
-
     return ImportedModel(stack)
 
 
@@ -195,8 +189,6 @@ def read_layer_stack(path: str | os.PathLike[str], activation: str | None = None
 
     if not stack.logits.layers:
         raise FormatError(f"{file}: the model has no layer but a softmax")
-
-    from fastlstm.sequence.stack_module import check_widths
 
     check_widths(stack)
     _check_finite(stack)

@@ -83,7 +83,6 @@ class _Writer:
         self._made: dict[str, int] = {}
 
     def file(self) -> bytes:
-        """Returns the file."""
         schema, inputs = self._schema, {v.name: self._result(v) for v in self._graph.inputs}
         outputs = interpret(self._graph, inputs, self._written)
         graph, signature, model = schema.SubGraphT(), schema.SignatureDefT(), schema.ModelT()
@@ -436,7 +435,6 @@ class LitertRunner:
             raise self._refused(error) from None
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs by name."""
         try:
             return dict(self._run(**{k: np.ascontiguousarray(a) for k, a in inputs.items()}))
         except (ValueError, RuntimeError) as error:

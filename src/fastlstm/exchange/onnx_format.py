@@ -46,7 +46,6 @@ class _Writer:
         self._made: dict[str, str] = {}
 
     def model(self) -> bytes:
-        """Returns the file."""
         for node in self._graph.nodes:
             self._write(node)
         onnx, helper, graph = self._onnx, self._onnx.helper, self._graph
@@ -273,5 +272,4 @@ class OnnxRunner:
         self._names = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs by name."""
         return dict(zip(self._names, self._session.run(None, dict(inputs)), strict=True))

@@ -196,6 +196,5 @@ class SavedModelRunner:
         self._call = self._loaded.signatures[SIGNATURE]
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs by name."""
         given = {name: self._tf.constant(array) for name, array in inputs.items()}
         return {name: value.numpy() for name, value in self._call(**given).items()}

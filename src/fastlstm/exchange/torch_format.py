@@ -185,7 +185,6 @@ class TorchRunner:
 
     @torch.no_grad()
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Returns the outputs by name."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import keras
 
 from fastlstm.errors import UsageError, kind_of_value
 from fastlstm.keras.lstm import LSTM
 from fastlstm.ops.left_alone import left_alone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Layer = TypeVar("Layer", bound=Any)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fastlstm.errors import ShapeError
@@ -23,9 +24,6 @@ from fastlstm.ops.projection import (
     nats_and_gradients,
     nats_of,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits per chunk: 16 MB in float32. Few, large chunks: the GEMMs stay efficient."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
+from operator import is_not
 from typing import Any, NoReturn
 
 import torch
@@ -12,28 +15,36 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from fastlstm.errors import ConfigError, ShapeError, UsageError, kind_of_value
-from fastlstm.nn.cell_parameters import add_parameters, norms, reset_parameters
-from fastlstm.nn.layer_calls import call_args, run_layers
-from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
-from fastlstm.nn.lengths import Padding, lanes_of, without_padding
+from fastlstm.errors import ConfigError, KernelError, ShapeError, UsageError, kind_of_value
+from fastlstm.nn.dropout import dropped_between_layers
+from fastlstm.nn.lengths import Lanes, Padding, lanes_of, without_padding
 from fastlstm.nn.prepared import PreparedCall, can_prepare
-from fastlstm.nn.torch_fallback import (
-    is_torchs,
-    on_one_buffer,
-    run_lengths,
-    run_on,
-    without_missing_kernel,
+from fastlstm.ops.backends.cudnn import lie_apart
+from fastlstm.ops.backends.onednn import hidden_from
+from fastlstm.ops.call import (
+    LSTMArgs,
+    LSTMCall,
+    LSTMOutput,
+    LSTMWeights,
+    compute_dtype,
+    is_autocast,
 )
-from fastlstm.ops.call import LSTMArgs, LSTMOutput
+from fastlstm.ops.cell_call import CellCall, Norm, draw_cell_call
 from fastlstm.ops.cell_options import OPTION_NAMES, TORCHS_CELL, CellOptions
-from fastlstm.ops.left_alone import options_of
+from fastlstm.ops.left_alone import (
+    BEYOND_TORCH,
+    active_transform,
+    is_beyond_torch,
+    left_to_torch,
+    options_of,
+)
 from fastlstm.ops.lstm import check_args, run
 from fastlstm.system.fields import is_whole
 
 State = tuple[Tensor, Tensor]
 WeightHook = Callable[[str, Tensor], Tensor]
 
+_TORCHS_CALL = CellCall()
 _SIZES = ("input_size", "hidden_size", "num_layers", "proj_size")
 
 
@@ -130,7 +141,10 @@ class LSTM(nn.LSTM):
             self.max_activation_bytes = max_activation_bytes
         options = dataclasses.replace(TORCHS_CELL if options is None else options, **own)
         self._set_options(options)
-        add_parameters(self)
+        for name, length, _ in self._added():
+            empty = self.weight_ih_l0.new_empty(length * self.hidden_size)
+            self.register_parameter(name, nn.Parameter(empty))
+        self.reset_norms()
 
     @property
     def options(self) -> CellOptions:
@@ -169,7 +183,12 @@ class LSTM(nn.LSTM):
     def reset_parameters(self) -> None:
         """Draws the weights as torch does; layer norms start at 1 and 0."""
         super().reset_parameters()
-        reset_parameters(self)
+        self.reset_norms()
+
+    def reset_norms(self) -> None:
+        """Sets the factors of layer norms to 1, what they add to 0."""
+        for name, _, first in self._added():
+            nn.init.constant_(getattr(self, name), first)
 
     def extra_repr(self) -> str:
         """As torch's, and the options in use."""
@@ -249,12 +268,12 @@ class LSTM(nn.LSTM):
             self._prepared = None
         if (proxy := _proxy_in(hx, lengths)) is not None:
             return self._fx_node(proxy, input, hx, lengths=lengths, padding=padding)
-        is_ours = not is_torchs(self, input)
+        is_ours = not self._is_torchs(input)
         if not is_ours and lengths is None:
             return self._torch(input, hx)
-        flat = flat_weights(self)
-        weights = layer_weights(self, flat)
-        if not fits(self, input, hx, weights):
+        flat = self.flat_weights()
+        weights = self._layer_weights(flat)
+        if not self._fits(input, hx, weights):
             return self._unfit(input, hx, flat, lengths is not None)
         if may_prepare and is_ours:
             if self._last_shape == input.shape and can_prepare(self, input):
@@ -266,10 +285,10 @@ class LSTM(nn.LSTM):
         state = hx if hx is None or is_batched else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
         lanes = None if lengths is None else lanes_of(lengths, padding, x)
         if is_ours:
-            y, h, c = run_layers(self, x, state, lanes, weights)
+            y, h, c = self._run_layers(x, state, lanes, weights)
         else:
             assert lanes is not None
-            y, h, c = run_lengths(self, without_padding(x, lanes), state, lanes, flat)
+            y, h, c = self._run_lengths(without_padding(x, lanes), state, lanes, flat)
         y = y.transpose(0, 1) if self.batch_first else y
         if not is_batched:
             return y.squeeze(0 if self.batch_first else 1), (h.squeeze(1), c.squeeze(1))
@@ -308,12 +327,12 @@ class LSTM(nn.LSTM):
             raise UsageError(
                 f"run takes one layer in one direction, this is {self}; call the layer itself"
             )
-        (weights,) = layer_weights(self, flat_weights(self))
+        (weights,) = self._layer_weights(self.flat_weights())
         rows, tokens = (x, None) if embedding is None else (embedding, x)
         check_args(LSTMArgs(rows, tokens, h0, c0, *weights))  # before anything is drawn
         lanes = None if lengths is None else lanes_of(lengths, "right", x)
-        norm = next(norms(self, x.device)) if self.options.layer_norm else None
-        args = call_args(self, x, h0, c0, weights, lanes, norm, embedding)
+        norm = next(self.norms(x.device)) if self.options.layer_norm else None
+        args = self._call_args(x, h0, c0, weights, lanes, norm, embedding)
         return run(
             args,
             options_of(self),
@@ -361,8 +380,8 @@ class LSTM(nn.LSTM):
         if self.weight_hook is None and not is_on_gpu:
             with without_missing_kernel(input):
                 return super().forward(input, hx)
-        own = flat_weights(self) if flat is None else flat
-        one = on_one_buffer(self, own) if is_on_gpu else own
+        own = self.flat_weights() if flat is None else flat
+        one = self._on_one_buffer(own) if is_on_gpu else own
         if self.weight_hook is None and one is own:
             return super().forward(input, hx)
         return run_on(self, one, input, hx)
@@ -375,20 +394,282 @@ class LSTM(nn.LSTM):
         if has_lengths:
             raise ShapeError("a PackedSequence knows its lengths; leave out lengths=")
         data, batch_sizes, order, back = input
-        if is_torchs(self, data):
+        if self._is_torchs(data):
             return self._torch(input, hx)
-        flat = flat_weights(self)
-        weights = layer_weights(self, flat)
-        if not fits(self, data, hx, weights, batch_sizes):
+        flat = self.flat_weights()
+        weights = self._layer_weights(flat)
+        if not self._fits(data, hx, weights, batch_sizes):
             return self._unfit(input, hx, flat, has_lengths=False)
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
         state = None if hx is None else self.permute_hidden(hx, order)
-        y, h, c = run_layers(self, x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
+        y, h, c = self._run_layers(x, state, lanes_of(lengths, "right", x), weights, is_packed=True)
         # Under autocast torch computes a packed sequence in its own dtype, unless all are as long.
         dtype = y.dtype if int(lengths[-1]) == x.shape[0] else data.dtype
         y = pack_padded_sequence(y, lengths).data.to(dtype)
         last: State = self.permute_hidden((h.to(dtype), c.to(dtype)), back)
         return PackedSequence(y, batch_sizes, order, back), last
+
+    def _layer_weights(self, flat: list[Any]) -> list[LSTMWeights]:
+        """Returns the weights of `flat_weights` by layer and direction."""
+        size = len(self._all_weights[0])  # with that of a projection, which no kernel takes
+        num = 4 if self.bias else 2
+        rows = [flat[k * size : k * size + num] for k in range(len(self._all_weights))]
+        return [LSTMWeights(*row, *[None] * (4 - num)) for row in rows]
+
+    def flat_weights(self) -> list[Any]:
+        """Returns the weights in one list, as `nn.LSTM` keeps it; `weight_hook` has seen them."""
+        flat, hook = self._flat(), self.weight_hook
+        return flat if hook is None else list(map(hook, self._flat_weights_names, flat))
+
+    def _flat(self) -> list[Any]:
+        """The weights in one list; as in torch, entries written to `_flat_weights` are used.
+
+        They are used until a parameter is replaced: then all parameters are.
+        """
+        own: dict[str, Any] = self._parameters
+        names = self._flat_weights_names
+        if torch.compiler.is_compiling() or any(name not in own for name in names):
+            return [own[n] if n in own else getattr(self, n) for n in names]
+        seen = [None if ref is None else ref() for ref in self._flat_weight_refs]
+        if len(seen) != len(names) or any(map(is_not, seen, map(own.get, names))):
+            self._init_flat_weights()
+        return self._flat_weights
+
+    def _fits(
+        self,
+        x: Tensor,
+        hx: State | None,
+        weights: list[LSTMWeights],
+        batch_sizes: Tensor | None = None,
+    ) -> bool:
+        """Whether input, state and weights fit the layer, and none is empty.
+
+        Raises:
+            ShapeError: a weight of another shape.
+        """
+        weight = weights[0].w_ih
+        device = weight.device
+        is_cast = is_autocast(device.type)
+        if (
+            x.dim() not in ((2, 3) if batch_sizes is None else (2,))
+            or x.shape[-1] != self.input_size
+            or 0 in x.shape
+            or x.device != device
+            or (x.dtype != weight.dtype and not (is_cast and x.dtype.is_floating_point))
+        ):
+            return False
+        H, P = self.hidden_size, self.proj_size or self.hidden_size
+        I, directions = self.input_size, 2 if self.bidirectional else 1  # noqa: E741
+        for index, layer_weight in enumerate(weights):
+            expected = ((4 * H, I if index < directions else directions * P), (4 * H, P))
+            shapes = (*expected, (4 * H,), (4 * H,))
+            for k, (w, shape) in enumerate(zip(layer_weight, shapes, strict=True)):
+                if w is None:
+                    continue
+                if w.shape != shape:  # oneDNN would read beyond it
+                    name = self._all_weights[index][k]
+                    raise ShapeError(f"{name} has shape {tuple(w.shape)}, expected {shape}")
+                if w.device != device or (k < 2 and w.dtype != weight.dtype and not is_cast):
+                    return False
+        if hx is None:
+            return True
+        if not isinstance(hx, tuple | list) or [isinstance(t, Tensor) for t in hx] != [True, True]:
+            return False
+        batch: tuple[int, ...] = ()
+        if batch_sizes is not None:
+            batch = (int(batch_sizes[0]),)
+        elif x.dim() == 3:
+            batch = (x.shape[0 if self.batch_first else 1],)
+        return all(
+            t.shape == (len(weights), *batch, size)
+            and t.device == device
+            and t.dtype.is_floating_point
+            and (t.dtype == x.dtype or is_cast)
+            for t, size in zip(hx, (P, H), strict=True)
+        )
+
+    def _parameter_names(self) -> Iterator[list[str]]:
+        """Yields the names of what the options add, for every layer and direction."""
+        for w_ih, *_ in self._all_weights:
+            place = w_ih.removeprefix("weight_ih")
+            yield [f"{name}{place}" for name in self.options.parameters]
+
+    def _added(self) -> Iterator[tuple[str, int, float]]:
+        """Yields name, length in units of H and first value of every parameter."""
+        for names in self._parameter_names():
+            for name, (length, first) in zip(names, self.options.parameters.values(), strict=True):
+                yield name, length, first
+
+    def norms(self, device: torch.device) -> Iterator[Norm]:
+        """Yields the parameters of layer norm of every layer and direction.
+
+        Raises:
+            ShapeError: a parameter that does not fit the layer.
+        """
+        for names in self._parameter_names():
+            values: list[Tensor] = [getattr(self, name) for name in names]
+            lengths = (length for length, _ in self.options.parameters.values())
+            for name, value, length in zip(names, values, lengths, strict=True):
+                shape = (length * self.hidden_size,)
+                if value.shape != shape or value.device != device:
+                    raise ShapeError(
+                        f"{name} has shape {tuple(value.shape)} on {value.device}, expected"
+                        f" {shape} on {device}"
+                    )
+            yield Norm(*values)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        state: State | None,
+        lanes: Lanes | None,
+        weights: list[LSTMWeights],
+        *,
+        is_packed: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs all layers and directions on `x` `(T, B, I)`.
+
+        Where `x` was a PackedSequence (`is_packed`), dropout draws nothing for padding. Returns
+        `(T, B, D * H)` and the last `h` and `c`, `(L * D, B, H)` each, all in the compute dtype.
+        """
+        directions = 2 if self.bidirectional else 1
+        dtype = compute_dtype(x)
+        if state is None:
+            zero = torch.zeros((x.shape[1], self.hidden_size), device=x.device)
+        is_slow = self._is_left_to_reference()
+        if not is_slow and (is_slow := is_beyond_torch()):
+            text = f"this LSTM runs as a Python loop over time: {BEYOND_TORCH}"
+            warnings.warn(text, stacklevel=5)
+        options = options_of(self)
+        layer_norms = self.norms(x.device) if options.layer_norm else repeat(None)
+        hs, cs = [], []
+        for layer in range(self.num_layers):
+            outputs = []
+            for index in range(layer * directions, (layer + 1) * directions):
+                h0, c0 = (zero, zero) if state is None else (state[0][index], state[1][index])
+                # A float16 state would round the last one.
+                wide = torch.promote_types(h0.dtype, dtype)
+                h0, c0 = h0.to(wide), c0.to(wide)
+                steps, step_lanes = x, lanes
+                if is_reverse := index % directions == 1:
+                    steps = x.flip(0)
+                    step_lanes = None if lanes is None else lanes.reversed(x.shape[0])
+                out = run(
+                    self._call_args(steps, h0, c0, weights[index], step_lanes, next(layer_norms)),
+                    options,
+                    backend=self.backend or ("reference" if is_slow else None),
+                    strict=self.strict,
+                    max_activation_bytes=self.max_activation_bytes,
+                )
+                outputs.append(out.y.flip(0) if is_reverse else out.y)
+                hs.append(out.hT)
+                cs.append(out.cT)
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
+            if self.dropout > 0 and self.training and layer < self.num_layers - 1:
+                x = dropped_between_layers(x, self.dropout, lanes if is_packed else None)
+        if len(hs) == 1:
+            return x, hs[0].to(dtype).unsqueeze(0), cs[0].to(dtype).unsqueeze(0)
+        return x, torch.stack(hs).to(dtype), torch.stack(cs).to(dtype)
+
+    def _call_args(
+        self,
+        x: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        weights: LSTMWeights,
+        lanes: Lanes | None,
+        norm: Norm | None,
+        embedding: Tensor | None = None,
+    ) -> LSTMArgs:
+        """Returns the tensors of one call of one layer and direction; draws what training draws."""
+        rows, tokens = (x, None) if embedding is None else (embedding, x)
+        cell = _TORCHS_CALL
+        if self.options is not TORCHS_CELL:
+            size, dtype = (x.shape[1], self.hidden_size), compute_dtype(rows)
+            cell = draw_cell_call(self.options, norm, size, x.device, dtype, self.training)
+        begins, ends = lanes or (None, None)
+        args = LSTMArgs(rows, tokens, h0, c0, *weights, cell.mask, begins, ends, seed=cell.seed)
+        return args if norm is None else args._replace(**norm._asdict())
+
+    def _is_torchs(self, x: Tensor) -> bool:
+        """Whether torch's own must run this input.
+
+        Raises:
+            KernelError: it must, but the layer is strict or names a backend.
+        """
+        if options_of(self) != TORCHS_CELL:
+            return False
+        call = LSTMCall(
+            1, 1, 1, 1, compute_dtype(x), x.device.type, requires_grad=False,
+            options=TORCHS_CELL,  # named, as torch 2.11 cannot compile the default
+        )  # fmt: skip
+        reason = left_to_torch(self, call) or active_transform()
+        if reason is not None and (self.strict or self.backend is not None):
+            demand = "strict" if self.backend is None else f"backend '{self.backend}'"
+            raise KernelError(
+                f"this LSTM would run on torch's own nn.LSTM ({reason}); change that or leave out"
+                f" {demand}"
+            )
+        return reason is not None and not (self.proj_size == 0 and is_beyond_torch())
+
+    def _is_left_to_reference(self) -> bool:
+        """Whether a transform needs a slow loop.
+
+        Raises:
+            KernelError: it does, but the layer is strict or names the native kernels.
+        """
+        names = options_of(self).active(training=True)
+        reason = active_transform() if names else None
+        if reason is not None and (self.strict or self.backend == "native"):
+            demand = "strict" if self.strict else "backend 'native'"
+            raise KernelError(
+                f"this LSTM with {', '.join(names)} would run on the reference, a Python loop over"
+                f" time ({reason}); change that or leave out {demand}"
+            )
+        return reason is not None
+
+    def _on_one_buffer(self, flat: list[Any]) -> list[Any]:
+        """Returns the weights as cuDNN wants them, in one buffer: copies where they lie apart.
+
+        torch makes such copies in every call, too, and warns of it.
+        """
+        if torch.compiler.is_compiling() or active_transform() is not None:
+            return flat
+        kinds = {(w.dtype, w.device) if isinstance(w, Tensor) else None for w in flat}
+        # Under autocast torch lays them out itself.
+        if len(kinds) > 1 or None in kinds or is_autocast("cuda") or not lie_apart(flat):
+            return flat
+        copies, lstm_mode = [w.clone() for w in flat], 2
+        with torch.no_grad():
+            torch._cudnn_rnn_flatten_weight(
+                copies, len(self._all_weights[0]), self.input_size, lstm_mode, self.hidden_size,
+                self.proj_size, self.num_layers, self.batch_first, self.bidirectional,
+            )  # fmt: skip
+        return copies
+
+    def _run_lengths(
+        self, x: Tensor, state: State | None, lanes: Lanes, flat: list[Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs lengths on torch's own: packed; sequences of length 0 are corrected afterwards."""
+        T, B = x.shape[:2]
+        H, P = self.hidden_size, self.proj_size or self.hidden_size
+        steps = torch.arange(T, device=x.device)[:, None]
+        lengths = lanes.ends - lanes.begins
+        is_real = (steps < lengths)[:, :, None]
+        has_steps = (lengths > 0)[None, :, None]
+        sources = ((steps + lanes.begins) % T)[:, :, None]  # all sequences start at step 0
+        shifted = x.gather(0, sources.expand_as(x))
+        if state is None:
+            sizes = (len(self._all_weights), B)
+            state = (x.new_zeros((*sizes, P)), x.new_zeros((*sizes, H)))
+        packed = pack_padded_sequence(shifted, lengths.clamp(min=1).cpu(), enforce_sorted=False)
+        y_packed, (h, c) = self._torch(packed, state, flat)
+        y, _ = pad_packed_sequence(y_packed, total_length=T)
+        y = y.where(is_real, y.new_zeros(()))
+        back = ((steps - lanes.begins) % T)[:, :, None]
+        y = y.gather(0, back.expand_as(y))
+        h0, c0 = state
+        return y, h.where(has_steps, h0.to(h.dtype)), c.where(has_steps, c0.to(c.dtype))
 
 
 for _name in OPTION_NAMES:
@@ -404,3 +685,29 @@ def _proxy_in(hx: Any, lengths: Any) -> Proxy | None:
     """Returns the state or the lengths that `torch.fx` traces, or None."""
     values = (*hx, lengths) if isinstance(hx, tuple | list) else (hx, lengths)
     return next((t for t in values if isinstance(t, Proxy)), None)
+
+
+class _OnWeights(nn.LSTM):
+    """torch's layer on the list of weights that it is given."""
+
+    def _update_flat_weights(self) -> None:
+        return
+
+    def _weights_have_changed(self) -> bool:
+        return False
+
+
+def run_on(layer: LSTM, flat: list[Any], input: Any, hx: State | None) -> tuple[Any, State]:
+    """Runs torch's own layer on other weights; the layer itself, which threads share, stays."""
+    other = _OnWeights.__new__(_OnWeights)
+    other.__dict__ = {**layer.__dict__, "_flat_weights": flat}
+    with without_missing_kernel(input):
+        return nn.LSTM.forward(other, input, hx)
+
+
+def without_missing_kernel(input: Any) -> AbstractContextManager[None]:
+    """Returns a context in which torch's LSTM of `input` asks for no kernel that oneDNN lacks."""
+    x = input.data if isinstance(input, PackedSequence) else input
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling():
+        return nullcontext()
+    return hidden_from(compute_dtype(x), x.device.type)

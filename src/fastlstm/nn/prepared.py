@@ -6,22 +6,17 @@ Checking a call, packing weights and choosing kernels costs more than a step of 
 from __future__ import annotations
 
 from operator import is_not
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastlstm.ops import kernels
-from fastlstm.ops.call import LSTMArgs, compute_dtype
+from fastlstm.ops.call import LSTMArgs, LSTMWeights, compute_dtype
 from fastlstm.ops.custom_op import is_traced
 from fastlstm.ops.packed_weights import packed
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fastlstm.ops.call import LSTMWeights
-
-    State = tuple[Tensor, Tensor]
+State = tuple[Tensor, Tensor]
 
 _MAX_ROWS = 64
 """With more steps times lanes than this the checks cost nothing beside the work."""

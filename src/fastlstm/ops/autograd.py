@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import KernelError
 from fastlstm.ops import native_call
-from fastlstm.ops.call import LSTMArgs, LSTMOutput
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.native_call import Gradients, SavedActivations
 from fastlstm.ops.reference import run_reference
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.cell_options import CellOptions
-
-    Grads = tuple[Tensor | None, ...]
+Grads = tuple[Tensor | None, ...]
 
 NUM_ARGS = len(LSTMArgs._fields)
 
@@ -29,8 +25,13 @@ class LSTMFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: LSTMCall, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.is_used = False
-        return _run_and_save(ctx, call, LSTMArgs(*tensors))
+        is_bf16 = call.dtype is torch.bfloat16
+        y, hT, cT, saved = native_call.forward(LSTMArgs(*tensors), is_bf16, True, call.options)
+        assert saved is not None
+        ctx.save_for_backward(*tensors, y, *saved)
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.is_used = call, False
+        return y, hT, cT
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Grads:
@@ -49,17 +50,6 @@ class LSTMFunction(torch.autograd.Function):
         ctx.is_used = True
         gradients = native_call.backward(args, y, saved, grads, needs, call.options)
         return None, *by_argument(args, gradients, needs)
-
-
-def _run_and_save(ctx: Any, call: LSTMCall, args: LSTMArgs) -> tuple[Tensor, ...]:
-    """Runs a sequence, and saves what `saved_tensors` returns."""
-    is_bf16 = call.dtype is torch.bfloat16
-    y, hT, cT, saved = native_call.forward(args, is_bf16, True, call.options)
-    assert saved is not None
-    ctx.save_for_backward(*args, y, *saved)
-    ctx.set_materialize_grads(False)
-    ctx.call = call
-    return y, hT, cT
 
 
 def saved_tensors(ctx: Any) -> tuple[LSTMArgs, Tensor, tuple[Tensor, ...]]:
@@ -91,22 +81,18 @@ def slow_gradients(
 ) -> Grads | None:
     """Returns the gradients that the kernels cannot form, or None where they can form them.
 
-    Args:
-        args: of the sequence, with the graph they belong to.
-        options: what the cell computes.
-        grads: of `y`, `hT`, `cT`, or None.
-        needs: for every argument, whether its gradient is wanted.
-        strict: raise KernelError instead of forming them slowly, by torch's operators.
-
-    Returns:
-        The gradient of every argument in its dtype, or None; differentiable where grad mode is on.
+    `grads` are of `y`, `hT`, `cT`, or None; `needs` says of every argument whether its gradient is
+    wanted. They are formed by torch's operators, in the dtype of each argument, differentiable
+    where grad mode is on; with `strict` KernelError is raised instead.
     """
     present = [g for g in grads if g is not None]
     if not present:
         return (None,) * NUM_ARGS
     if any(map(is_batched, present)):
         why = "gradients in batches (is_grads_batched=True, vectorize=True)"
-    elif torch.is_grad_enabled() and _requires_grad((*args, *present)):
+    elif torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (*args, *present)
+    ):
         why = "a gradient that is itself differentiated (create_graph=True)"
     else:
         return None
@@ -150,10 +136,6 @@ def is_batched(t: Tensor) -> bool:
     """Returns whether vmap or `is_grads_batched` stand for several tensors by one."""
     of_torch = torch._C._functorch
     return of_torch.is_functorch_wrapped_tensor(t) or of_torch.is_legacy_batchedtensor(t)
-
-
-def _requires_grad(tensors: Grads) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
 
 
 def _refuse_or_warn(why: str, *, strict: bool) -> None:

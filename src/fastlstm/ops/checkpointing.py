@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import counted
 from fastlstm.ops import native_call
 from fastlstm.ops.autograd import by_argument, saved_tensors, slow_gradients
-from fastlstm.ops.call import LSTMArgs
+from fastlstm.ops.call import LSTMArgs, LSTMCall
 from fastlstm.ops.kernels import element_dtype, empty, fastest_kernels
 from fastlstm.ops.native_call import Gradients
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMCall
 
 
 class CheckpointedLSTMFunction(torch.autograd.Function):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastlstm.errors import ShapeError, kind_of_value
 from fastlstm.ops.call import LSTMCall, compute_dtype
 from fastlstm.ops.left_alone import left_to_torch, options_of, recurrent_modules
 from fastlstm.ops.registry import select
 from fastlstm.system.fields import is_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from fastlstm.errors import UsageError, kind_of_value
-from fastlstm.ops.cell_options import TORCHS_CELL
+from fastlstm.ops.call import LSTMCall
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.registry import own_refusal
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.cell_options import CellOptions
-
+BEYOND_TORCH = "torch.func.vmap, jvp and forward-mode derivatives have no rule for torch's LSTM"
 _WORDS = ("LSTM", "GRU", "RNN")
 
 
@@ -150,3 +147,26 @@ def options_of(lstm: nn.LSTM) -> CellOptions:
     """Returns what a layer computes in its present mode; recurrent dropout is for training."""
     options: CellOptions = getattr(lstm, "options", TORCHS_CELL)
     return options if lstm.training else options.in_evaluation()
+
+
+def is_beyond_torch() -> bool:
+    """Whether a transform is active for which torch has no rule of its LSTM."""
+    if torch.compiler.is_compiling():
+        return False
+    kinds = {level.key() for level in torch._C._functorch.get_interpreter_stack() or ()}
+    known = torch._C._functorch.TransformType
+    is_forward = torch.autograd.forward_ad._current_level >= 0
+    return is_forward or known.Vmap in kinds or known.Jvp in kinds
+
+
+def active_transform() -> str | None:
+    """Returns the active transform that takes torch's operators only, or None."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return "torch.jit.trace records torch's operators only"
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        return "torch.onnx.export translates torch's operators only"
+    if torch._C._are_functorch_transforms_active():
+        return "torch.func transforms torch's operators only"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode derivatives see torch's operators only"
+    return None

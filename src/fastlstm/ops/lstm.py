@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from fastlstm.errors import ShapeError
-from fastlstm.ops.call import LSTMArgs, LSTMOutput, describe_call
-from fastlstm.ops.cell_options import TORCHS_CELL
+from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, describe_call
+from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.registry import select
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMCall
-    from fastlstm.ops.cell_options import CellOptions
 
 
 def lstm(

@@ -5,22 +5,18 @@ Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import ShapeError
 from fastlstm.ops import kernels
-from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL
+from fastlstm.ops.call import LSTMArgs
+from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
 from fastlstm.ops.kernels import address_of, dense, each, element_dtype, elements, empty, floats
 from fastlstm.ops.packed_weights import packed
 from fastlstm.system import hardware
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMArgs
-    from fastlstm.ops.cell_options import CellOptions
 
 CHUNK_ROWS = 128
 """Rows of whole steps that lie together in `SavedActivations`: chunk_steps of csrc/lstm.h."""
@@ -87,21 +83,12 @@ def forward(
     first_row: int = 0,
     y: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, SavedActivations | None]:
-    """Runs a sequence.
+    """Runs a sequence on the CPU, with matrix operands in bf16 or float32.
 
-    Args:
-        args: tensors on the CPU.
-        is_bf16: dtype of the matrix operands.
-        keep: save what backward needs.
-        options: what the cell computes.
-        first_row: rows `t * B + b` of a longer sequence that came before, for its random draws.
-        y: where the output goes, `(T, B, H)`; default new memory.
-
-    Returns:
-        `y`, `hT`, `cT` `(B, H)` float32 and the saved activations.
-
-    Raises:
-        ShapeError: a token that is no row of the embedding.
+    Returns `y` `(T, B, H)`, new memory unless it is given, `hT`, `cT` `(B, H)` float32 and, with
+    `keep`, what backward needs. `first_row` counts the rows `t * B + b` of a longer sequence that
+    came before, for its random draws. Raises ShapeError for a token that is no row of the
+    embedding.
     """
     T, B, I, H = args.sizes  # noqa: E741
     _check_tokens(args)
@@ -142,22 +129,11 @@ def backward(
     *,
     first_row: int = 0,
 ) -> Gradients:
-    """Runs a sequence backward; `saved.gates` and `saved.normed` are overwritten.
+    """Runs a sequence of `forward` backward; `saved.gates` and `saved.normed` are overwritten.
 
-    Args:
-        args: as in `forward`.
-        y: its output.
-        saved: its activations.
-        grads: of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, each may be None.
-        needs: for every argument, whether its gradient is wanted.
-        options: as in `forward`.
-        first_row: as in `forward`.
-
-    Returns:
-        Float32 gradients, that of dense rows in the dtype of `y`.
-
-    Raises:
-        ShapeError: as in `forward`.
+    `grads` are of `y` `(T, B, H)`, `hT` and `cT` `(B, H)`, each may be None; `needs` says of every
+    argument whether its gradient is wanted. Returns float32 gradients, that of dense rows in the
+    dtype of `y`; raises what `forward` does.
     """
     T, B, I, H = args.sizes  # noqa: E741
     is_bf16 = y.dtype == torch.bfloat16

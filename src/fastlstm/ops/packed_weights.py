@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastlstm.ops.call import LSTMArgs
 from fastlstm.ops.kernels import address_of, each, empty, fastest_kernels, floats
 from fastlstm.system import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from torch import Tensor
-
-    from fastlstm.ops.call import LSTMArgs
 
 
 def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fastlstm.ops.kernels import address_of, empty, fastest_kernels, padded_columns
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MIN_FLOP = 1 << 20
 """Less work than this runs on one thread: meeting the others would cost more."""

@@ -56,15 +56,8 @@ def lstm_reference(
 ) -> LSTMOutput:
     """Runs one layer over `x` `(T, B, I)` from `h0`, `c0` `(B, H)`.
 
-    Args:
-        x: input.
-        h0: initial output.
-        c0: initial cell.
-        weights: of torch's cell.
-        cell: what is computed beyond it.
-        begins: `(B,)` first step of each lane; give both or none.
-        ends: `(B,)` one past the last step of each lane. Outside of it a lane keeps its state and
-            its output is zero.
+    `begins` and `ends` `(B,)` are the first step and one past the last step of each lane; outside
+    of it a lane keeps its state and its output is zero. Give both or none.
 
     Source: Hochreiter & Schmidhuber 1997 with the forget gate of Gers et al. 2000; gate order and
         the two biases are torch's. Layer norm as in Ba et al. 2016, recurrent dropout as in Gal &

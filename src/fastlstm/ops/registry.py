@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -12,9 +13,6 @@ from fastlstm.ops.backends.cluster import ClusterBackend
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Backend, Kernel, LSTMCall
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 BACKENDS: tuple[Backend, ...] = (
     NativeBackend(),
@@ -67,8 +65,13 @@ def select(call: LSTMCall, *, backend: str | None = None, strict: bool = False) 
         if reason is None:
             selection = Selection(call, candidate, _for_device(refusals, call.device))
             # What this CPU is cannot be asked within a trace; our own kernels are taken for fast.
-            if strict and not (candidate.is_own and torch.compiler.is_compiling()):
-                _refuse_slow(selection)
+            is_taken_for_fast = candidate.is_own and torch.compiler.is_compiling()
+            if strict and not is_taken_for_fast and not selection.kernel.is_fast:
+                raise KernelError(
+                    f"LSTM {call} would run on a slow path, {candidate.name}:"
+                    f" {selection.kernel.name} ({selection.why}); change that or leave out"
+                    " `strict_kernels`"
+                )
             return selection
         refusals += ((candidate.name, reason),)
     name, reason = refusals[-1]
@@ -91,15 +94,6 @@ def own_refusal(call: LSTMCall) -> str | None:
 def _for_device(refusals: Iterable[tuple[str, str]], device: str) -> tuple[tuple[str, str], ...]:
     """Returns the refusals without backends of another device."""
     return tuple(r for r in refusals if _BY_NAME[r[0]].device in (None, device))
-
-
-def _refuse_slow(selection: Selection) -> None:
-    kernel = selection.kernel
-    if not kernel.is_fast:
-        raise KernelError(
-            f"LSTM {selection.call} would run on a slow path, {selection.backend.name}:"
-            f" {kernel.name} ({selection.why}); change that or leave out `strict_kernels`"
-        )
 
 
 def _named(name: str) -> Backend:

@@ -102,13 +102,7 @@ def ceiling_dtype(dtype: str, device: str) -> str:
 
 
 def doubt_ceilings(dtype: str, threads: int, *, device: str = "cpu") -> None:
-    """Has the next caller measure again: something ran faster than the stored ceiling.
-
-    Args:
-        dtype: as of `measured_ceilings`.
-        threads: as of `measured_ceilings`.
-        device: as of `measured_ceilings`.
-    """
+    """Has the next caller of `measured_ceilings` measure again: something ran faster."""
     of = _about(ceiling_dtype(dtype, device), threads, device, GEMM_SHAPE)
     known = _stored(of)
     if known is not None:

@@ -18,6 +18,9 @@ ConfigT = TypeVar("ConfigT")
 
 BELOW_1 = math.nextafter(1.0, 0.0)
 """The upper bound of a probability that is less than 1."""
+_POWERS = {"": 1.0} | {
+    u: 1000.0**k for k, pair in enumerate(("kK", "mM", "gG", "tT"), 1) for u in pair
+}
 _KINDS: dict[str, tuple[Any, str]] = {
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
@@ -128,17 +131,15 @@ def parse_duration(text: str, name: str = "budget") -> float:
     return seconds
 
 
-def parse_latency(text: str, name: str) -> float:
-    """Returns the seconds in ``"500us"``, ``"1ms"`` or ``"0.1s"``.
+def _quantity(text: str, pattern: str, units: Mapping[str, float]) -> float:
+    """Returns the number of a text times its unit, 0 if the text is no number and unit."""
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{pattern}", text.strip())
+    return 0.0 if match is None else float(match[1]) * units[match[2]]
 
-    Args:
-        text: a time above 0 with its unit.
-        name: of the setting, for the message.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s)", text.strip().lower())
-    seconds = (
-        0.0 if match is None else float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
-    )
+
+def parse_latency(text: str, name: str) -> float:
+    """Returns the seconds in ``"500us"``, ``"1ms"`` or ``"0.1s"``; `name` is the setting's."""
+    seconds = _quantity(text.lower(), "(us|ms|s)", {"us": 1e-6, "ms": 1e-3, "s": 1.0})
     if not 0.0 < seconds < 3600.0:
         raise ConfigError(
             f"`{name}` is {text!r:.60}, expected a time above 0 such as 500us, 1ms or 0.1s"
@@ -149,16 +150,9 @@ def parse_latency(text: str, name: str) -> float:
 def parse_amount(name: str, text: str, unit: str = "") -> float:
     """Returns the number in ``"200000"``, ``"500k"`` or ``"1.5M"`` (k, M, G: powers of 1,000).
 
-    Args:
-        name: of the setting, for the message.
-        text: a number above 0.
-        unit: may follow the number, such as "/s".
-
-    Raises:
-        ConfigError: something else.
+    `name` is the setting's; `unit`, such as "/s", may follow the number.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG]?)", text.strip().removesuffix(unit).strip())
-    amount = 0.0 if match is None else float(match[1]) * 1000.0 ** " kMG".index(match[2] or " ")
+    amount = _quantity(text.strip().removesuffix(unit), "([kMG]?)", _POWERS)
     if not 0 < amount < 1e15:
         raise ConfigError(
             f"`{name}` is {text!r:.60}, expected a number above 0 such as 200000{unit}, 500k{unit}"
@@ -168,18 +162,10 @@ def parse_amount(name: str, text: str, unit: str = "") -> float:
 
 
 def parse_rate(text: str, name: str) -> float:
-    """Returns the bytes a second in ``"1gbit"``, ``"100mbit"``, ``"25Gbit/s"`` or ``"125MB/s"``.
-
-    Args:
-        text: a speed above 0 with its unit; k, M, G are powers of 1,000.
-        name: of the setting, for the message.
-    """
-    bits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:bit(?:/s)?|bps)", text.strip().lower())
-    whole = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)B/s", text.strip())
-    match, size = (bits, 1 / 8) if bits is not None else (whole, 1.0)
-    amount = 0.0
-    if match is not None:
-        amount = float(match[1]) * 1000.0 ** " kmgt".index(match[2].lower() or " ") * size
+    """Returns the bytes a second in ``"1gbit"``, ``"100mbit"``, ``"25Gbit/s"`` or ``"125MB/s"``
+    (k, M, G, T: powers of 1,000); `name` is the setting's."""
+    bits = _quantity(text.lower(), "([kmgt]?)(?:bit(?:/s)?|bps)", _POWERS)
+    amount = bits / 8 or _quantity(text, "([kmgtKMGT]?)B/s", _POWERS)
     if not 1e3 <= amount <= 1e13:
         raise ConfigError(
             f"`{name}` is {text!r:.60}, expected the speed of a network such as 1gbit, 100mbit,"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 from fastlstm.system import environment
@@ -37,34 +38,27 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
     """Returns what one GPU tells; each figure may be missing on its own."""
     device, found = nvml.nvmlDeviceGetHandleByIndex(index), dict[str, Any](index=index)
 
-    def busy() -> dict[str, Any]:
-        return {"busy_share": nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100}
-
-    def memory() -> dict[str, Any]:
-        read = nvml.nvmlDeviceGetMemoryInfo(device)
-        return {"used_bytes": read.used, "total_bytes": read.total}
-
-    def others() -> dict[str, Any]:
+    def others_bytes() -> int | None:
         processes = nvml.nvmlDeviceGetComputeRunningProcesses(device)
         used = [p.usedGpuMemory for p in processes if p.pid != os.getpid()]
-        return {"others_bytes": sum(used)} if None not in used else {}
+        return sum(used) if None not in used else None
 
-    def power() -> dict[str, Any]:
-        return {"power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1000}
-
-    def power_limit() -> dict[str, Any]:
-        return {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000}
-
-    def clock() -> dict[str, Any]:
-        return {"clock_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)}
-
-    def held_back() -> dict[str, Any]:
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
-        return {"is_held_back": bool(reasons & _HELD_BACK)}
-
-    for part in (busy, memory, others, power, power_limit, clock, held_back):
+    figures: dict[str, Callable[[], Any]] = {
+        "busy_share": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+        "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used,
+        "total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).total,
+        "others_bytes": others_bytes,
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000,
+        "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+        "is_held_back": lambda: bool(
+            nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device) & _HELD_BACK
+        ),
+    }
+    for name, read in figures.items():
         try:
-            found |= part()
+            value = read()
         except (nvml.NVMLError, AttributeError):  # a GPU, or a package, that does not tell it
             continue
+        found |= {} if value is None else {name: value}
     return found

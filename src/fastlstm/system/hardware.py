@@ -6,7 +6,6 @@ import torch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
@@ -332,15 +331,6 @@ def machine_name(device: str) -> str:
     return f"{info.model}, {info.isa}, {cores()} cores"
 
 
-@functools.cache
-def machine_id() -> str:
-    """Returns what tells this start of this machine, or of a container on it, from all others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    with contextlib.suppress(OSError):
-        return f"{platform.node()} {boot.read_text(encoding='ascii').strip()}"
-    return platform.node()
-
-
 def machine(device: str, threads: int) -> dict[str, object]:
     """Returns what every measurement depends on: device ("cpu" or "cuda"), cores, threads, versions
     and the build of the kernels, of which there may be several of one version."""
@@ -406,9 +396,13 @@ def _look_for_openmp(_libraries_loaded: int) -> None:
     if not maps.exists():
         return
     loaded = {line.split(maxsplit=5)[5] for line in maps.read_text().splitlines() if "/lib" in line}
+
+    def beside_torch(path: str) -> tuple[bool, str]:
+        return not any(part.startswith("torch") for part in Path(path).parts), path
+
     runtimes = [p for p in loaded if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
     # Other libraries may load runtimes of their own; torch's is in its directory.
-    any(map(native().use_openmp, sorted(runtimes, key=_beside_torch)))
+    any(map(native().use_openmp, sorted(runtimes, key=beside_torch)))
 
 
 def _beside_torch(path: str) -> tuple[bool, str]:

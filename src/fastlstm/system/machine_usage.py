@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastlstm.system.machine_counters import PRESSURES, MachineCounters, first_words, text_of
+from fastlstm.system import cgroup, hardware
 
 CORE_WAIT = 0.25
 """Threads of a process that wait for a core, in the mean, above which it is slow for that reason.
@@ -17,6 +17,7 @@ Two training threads: 0.05 alone, 0.6 beside one busy process on two cores.
 """
 LEAST_OTHERS = 0.03
 """Share of all cores that other processes use, below which a run's own threads share them."""
+PRESSURES = ("cpu", "io", "memory")
 _LEAST_S = 0.05
 """Of a shorter time no share is known: processor time is counted in steps of 10 ms."""
 
@@ -30,9 +31,8 @@ class MachineUsage:
     """
 
     def __init__(self, directory: Path | None = None, root: Path = Path("/")) -> None:
-        self._directory, self._process = directory, root / "proc/self"
-        self._machine = MachineCounters(root)
-        self._before = self._machine.read(), self._counters()
+        self._directory, self._root, self._process = directory, root, root / "proc/self"
+        self._before = _machine(root), self._counters()
 
     def read(self) -> dict[str, Any]:
         """Returns what was used since the last reading, or the construction.
@@ -56,15 +56,13 @@ class MachineUsage:
             disk_free_bytes: of the directory.
         """
         before, own_before = self._before
-        now, own_now = self._before = self._machine.read(), self._counters()
+        now, own_now = self._before = _machine(self._root), self._counters()
         own, seconds = _change(own_now, own_before), own_now["time"] - own_before["time"]
-        found: dict[str, Any] = {"seconds": round(seconds, 2), "cores": now.cores}
+        found: dict[str, Any] = {"seconds": round(seconds, 2), "cores": hardware.cores()}
         if seconds >= _LEAST_S:
             rates = {name: value / seconds for name, value in own.items()}
-            machine = _change(now.seconds, before.seconds)
-            found |= _shares(rates, machine, now.time_s - before.time_s)
-        if now.available_bytes is not None:
-            found["available_bytes"] = now.available_bytes
+            machine = _change(now, before)
+            found |= _shares(rates, machine, machine["time"])
         return found | self._left()
 
     def _counters(self) -> dict[str, float]:
@@ -81,6 +79,12 @@ class MachineUsage:
 
     def _left(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        lines = text_of(self._root / "proc/meminfo").splitlines()
+        free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+        if (limit := cgroup.available_memory(self._root)) is not None:
+            free.append(limit)
+        if free:
+            found["available_bytes"] = min(free)
         pages = first_words(self._process / "statm", 3)
         if len(pages) == 3:
             size = os.sysconf("SC_PAGE_SIZE")
@@ -128,3 +132,37 @@ def _shares(own: dict[str, float], machine: dict[str, float], seconds: float) ->
         if "throttled" in machine:
             found["throttled_share"] = min(machine["throttled"] / seconds, 1.0)
     return {name: round(value, 3) for name, value in found.items()}
+
+
+# the whole machine --------------------------------------------------------------------------
+
+
+def _machine(root: Path) -> dict[str, float]:
+    """Returns the counters in seconds that the system tells: all, idle, steal of all cores;
+    cpu_pressure, io_pressure, memory_pressure; throttled; time, when they were read."""
+    found = {"time": time.monotonic()}
+    tick = os.sysconf("SC_CLK_TCK")
+    words = first_words(root / "proc/stat", 9)
+    if len(words) == 9 and all(word.isdecimal() for word in words[1:]):
+        ticks = [int(word) / tick for word in words[1:]]
+        found |= {"all": sum(ticks), "idle": ticks[3] + ticks[4], "steal": ticks[7]}
+    for name in PRESSURES:
+        total = text_of(root / "proc/pressure" / name).partition("\n")[0]
+        total = total.rpartition("total=")[2]
+        if total.isdecimal():
+            found[f"{name}_pressure"] = int(total) / 1e6
+    throttled = cgroup.throttled_s(root)
+    return found if throttled is None else {**found, "throttled": throttled}
+
+
+def first_words(path: Path, count: int) -> list[str]:
+    """Returns so many words of a file's first line."""
+    return text_of(path).partition("\n")[0].split()[:count]
+
+
+def text_of(path: Path) -> str:
+    """Returns the text of a file; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

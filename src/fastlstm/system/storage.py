@@ -13,9 +13,10 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Never, TextIO
@@ -211,14 +212,54 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_unlocked(path: Path) -> None:
-    """Removes a directory unless a process has locked it, or it is gone."""
+    """Removes a file or directory unless a process has locked it, or it is gone."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(path)
+            remove_tree(path) if path.is_dir() else os.unlink(path)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def staged(path: Path, create: Callable[[Path], object]) -> Iterator[Path]:
+    """Yields a new file or directory beside `path`, which is renamed to `path` after the block.
+
+    An error removes it. What killed processes left of the same `path` is removed first: what is in
+    use is locked.
+
+    Args:
+        path: its parent exists.
+        create: makes the file or directory that it is given.
+
+    Raises:
+        OSError: it cannot be made or renamed.
+    """
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.tmp-[0-9]+-[0-9a-f]{{8}}")
+    for left in list(path.parent.iterdir()):
+        if pattern.fullmatch(left.name):
+            remove_unlocked(left)
+    temporary, lock = temporary_name(path), -1
+    try:
+        while lock < 0:
+            create(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+                with contextlib.suppress(OSError):  # some network disks have no locks, nor sweeps
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            if lock >= 0 and not temporary.exists():  # it was swept before it was locked
+                os.close(lock)
+                lock = -1
+        yield temporary
+        rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove_tree(temporary) if temporary.is_dir() else os.unlink(temporary)
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
 
 
 def discard(path: Path) -> None:

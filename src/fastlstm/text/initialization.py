@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fastlstm.errors import ShapeError
-from fastlstm.nn.cell_parameters import reset_parameters
 from fastlstm.nn.lstm import LSTM
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Init
     layer.bias_ih_l0.zero_()
     layer.bias_ih_l0[H : 2 * H] = FORGET_BIAS
     layer.bias_hh_l0.zero_()
-    reset_parameters(layer)
+    layer.reset_norms()
 
 
 def _uniform(weight: torch.Tensor, *, generator: torch.Generator) -> None:

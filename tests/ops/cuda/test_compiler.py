@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import re
 from pathlib import Path
 from typing import Any
@@ -149,16 +148,12 @@ def test_an_error_of_the_source_is_told_once(
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    load = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name == "cuda.bindings":
-            raise ImportError(name)
-        return load(name, *args)
+    def without(name: str) -> Any:
+        raise ImportError(name)
 
     compiler._version.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(builtins, "__import__", without)
+        patch.setattr(compiler, "import_module", without)
         told = compiler.nvrtc_refusal()
     assert told is not None
     assert told.startswith("cuda.bindings is missing")
@@ -168,6 +163,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         def nvrtcVersion() -> Any:  # noqa: N802
             raise RuntimeError("libnvrtc.so.13 not found")
 
-    monkeypatch.setattr(compiler, "_bindings", NoLibrary)
+    monkeypatch.setattr(compiler, "bindings", lambda name: NoLibrary())
     assert compiler.nvrtc_refusal() == "NVRTC cannot be loaded (libnvrtc.so.13 not found)"
     compiler._version.cache_clear()

@@ -64,7 +64,7 @@ def kernel_on(
     monkeypatch: pytest.MonkeyPatch, driver: Driver, cluster: int = 8, capability: Any = (9, 0)
 ) -> Kernel:
     made: list[Any] = []
-    monkeypatch.setattr(module, "driver_bindings", lambda: driver)
+    monkeypatch.setattr(module, "bindings", lambda name: driver)
     monkeypatch.setattr(module, "compiled", lambda *args: made.append(args) or b"code")
     monkeypatch.setattr(module, "_primary_context", lambda device: 7)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -7,6 +7,7 @@ the choice is known before the call, printed, and refused with `--strict-kernels
 from __future__ import annotations
 
 import torch
+from torch.autograd.grad_mode import set_grad_enabled
 
 from fastlstm.ops.backends import onednn
 from fastlstm.ops.backends.cudnn import cudnn_kernel, cudnn_lstm, torch_lstm
@@ -24,7 +25,6 @@ class AtenBackend:
     device: str | None = None
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for torch's cell over whole sequences, on a CPU or CUDA, in its dtypes."""
         if call.options != TORCHS_CELL:
             return "it knows torch's cell only"
         if call.has_lengths:
@@ -45,12 +45,10 @@ class AtenBackend:
         return onednn.kernel(call)
 
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-        """Runs the kernel that `describe` names."""
         args = args.embedded()
         with torch.autocast(call.device, enabled=False):
             if call.device == "cuda":
                 return cudnn_lstm(call, args)
-            if onednn.refusal(call) is None:
-                return onednn.run(call, args)
-            with onednn.hidden_from(call.dtype, call.device):
-                return torch_lstm(call, args.cast(call.dtype))  # a small GEMM and more per step
+            # With gradients on, torch never takes oneDNN's fp16 kernel.
+            with onednn.hidden_from(call.dtype, call.device), set_grad_enabled(call.requires_grad):
+                return torch_lstm(call, args.cast(call.dtype))

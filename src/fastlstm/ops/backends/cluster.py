@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
 
 from fastlstm.errors import KernelError
+from fastlstm.ops.backends.cudnn import pad_arguments
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cuda.cluster_lstm import (
     SIZES,
@@ -19,9 +19,6 @@ from fastlstm.ops.cuda.cluster_lstm import (
     rows_per_cluster,
     run_cluster_lstm,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MIN_CAPABILITY = (9, 0)
 
@@ -34,7 +31,6 @@ class ClusterBackend:
     device: str | None = "cuda"
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for a call in bf16 or fp16, up to 512 units, on a GPU with clusters."""
         if call.device != "cuda":
             return f"these kernels run on NVIDIA GPUs, not on {call.device}"
         if torch.compiler.is_compiling():
@@ -72,8 +68,8 @@ class ClusterBackend:
             if size == H:
                 return run_cluster_lstm(call, args, gx, norm_size)
             gx = None if gx is None else pad(gx, (0, 4 * (size - H)))
-            padded = _padded(args, H, size)
-            y, h, c = run_cluster_lstm(call._replace(H=size), padded, gx, norm_size)
+            to = call._replace(H=size)
+            y, h, c = run_cluster_lstm(to, pad_arguments(call, to, args), gx, norm_size)
             return LSTMOutput(y[:, :, :H], h[:, :H], c[:, :H])
 
 
@@ -89,31 +85,3 @@ def refusal(device: int, H: int) -> str | None:
     except (KernelError, RuntimeError, OSError) as error:  # a driver, or bindings, without a call
         return str(error).partition("\n")[0]
     return None if fits else f"this GPU cannot run a cluster of {H // 32} blocks"
-
-
-def _padded(args: LSTMArgs, H: int, size: int) -> LSTMArgs:
-    """Returns the arguments with zeros for the units beyond H, differentiably.
-
-    A cell of zero weights stays 0: its candidate is activation(0), which is 0 of every one but
-    sigmoid and hard_sigmoid, whose columns of w_hh are zero too.
-    """
-    more = size - H
-
-    def per_gate(w: Tensor | None, columns: int = 0) -> Any:
-        if w is None:
-            return None
-        padded = pad(w.reshape(4, H, -1), (0, columns, 0, more))
-        return padded.reshape(4 * size, *((-1,) if w.dim() == 2 else ()))
-
-    return args._replace(
-        h0=pad(args.h0, (0, more)),
-        c0=pad(args.c0, (0, more)),
-        w_ih=per_gate(args.w_ih),
-        w_hh=per_gate(args.w_hh, more),
-        b_ih=per_gate(args.b_ih),
-        b_hh=per_gate(args.b_hh),
-        mask=None if args.mask is None else pad(args.mask, (0, more)),
-        gamma_hh=per_gate(args.gamma_hh),
-        gamma_c=None if args.gamma_c is None else pad(args.gamma_c, (0, more)),
-        beta_c=None if args.beta_c is None else pad(args.beta_c, (0, more)),
-    )

@@ -12,17 +12,14 @@ tanh(0) = 0, so its cell and output stay 0 and the result is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor
 
 MAX_PERSISTENT_H = 1024
 MAX_PERSISTENT_B = 128
@@ -80,23 +77,31 @@ def _up(size: int, step: int) -> int:
 
 
 def pad_arguments(call: LSTMCall, to: LSTMCall, args: LSTMArgs) -> LSTMArgs:
-    """Returns the arguments of `call` zero-padded to the sizes of `to`, differentiably."""
+    """Returns the arguments of `call` zero-padded to the sizes of `to`, differentiably.
+
+    A cell of zero weights stays 0: its candidate is activation(0), which is 0 of every one but
+    sigmoid and hard_sigmoid, whose columns of w_hh are zero too.
+    """
     rows, units, inputs = to.B - call.B, to.H - call.H, to.I - call.I
 
-    def per_gate(w: Tensor | None, columns: int) -> Any:
+    def per_gate(w: Tensor | None, columns: int = 0) -> Any:
         if w is None:
             return None
         padded = pad(w.reshape(4, call.H, -1), (0, columns, 0, units))
         return padded.reshape(4 * to.H, *((-1,) if w.dim() == 2 else ()))
 
+    def per_unit(t: Tensor | None) -> Any:
+        return None if t is None else pad(t, (0, units, 0, rows)[: 2 * t.dim()])
+
     return args._replace(
-        rows=pad(args.rows, (0, inputs, 0, rows)),
-        h0=pad(args.h0, (0, units, 0, rows)),
-        c0=pad(args.c0, (0, units, 0, rows)),
+        rows=pad(args.rows, (0, inputs, 0, rows)) if rows or inputs else args.rows,
         w_ih=per_gate(args.w_ih, inputs),
         w_hh=per_gate(args.w_hh, units),
-        b_ih=per_gate(args.b_ih, 0),
-        b_hh=per_gate(args.b_hh, 0),
+        **{name: per_gate(getattr(args, name)) for name in ("b_ih", "b_hh", "gamma_hh")},
+        **{
+            name: per_unit(getattr(args, name))
+            for name in ("h0", "c0", "mask", "gamma_c", "beta_c")
+        },
     )
 
 

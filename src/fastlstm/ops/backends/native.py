@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -13,9 +14,6 @@ from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.checkpointing import CheckpointedLSTMFunction, describe_saved, steps_per_part
 from fastlstm.ops.custom_op import is_traced, run_custom_op
 from fastlstm.system import environment, hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _UNITS = {
     "scalar": "portable code",
@@ -34,7 +32,6 @@ class NativeBackend:
     device: str | None = "cpu"
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None for a CPU call in float32 or bf16."""
         if call.device != "cpu":
             return f"these kernels run on the CPU, not on {call.device}"
         if call.dtype not in (torch.float32, torch.bfloat16):

@@ -1,31 +1,14 @@
-"""oneDNN's fused LSTM layer as torch ships it (`aten::mkldnn_rnn_layer`).
-
-`nn.LSTM` under autocast hands every operand over in bf16, the cell state and the biases included,
-and rounds the gradients of the weights to bf16. The kernel itself takes the cell and the bias in
-float32 and forms every gradient in float32; calling it directly keeps them. Relative RMS error
-against float64 at T=100 B=8 I=32 H=128: y 0.0053 -> 0.0019, cT 0.0063 -> 0.0008, dw_hh 0.011 ->
-0.005.
-"""
+"""oneDNN's fused LSTM layer as `torch.lstm` chooses it: whether it does, and what it is called."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.errors import KernelError
-from fastlstm.ops.call import Kernel, LSTMArgs, LSTMCall, LSTMOutput
+from fastlstm.ops.call import Kernel, LSTMCall
 from fastlstm.system import hardware
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
-_LSTM_MODE = 2
-"""torch's number of the LSTM among its RNN kinds."""
 
 
 def refusal(call: LSTMCall) -> str | None:
@@ -42,15 +25,13 @@ def refusal(call: LSTMCall) -> str | None:
     if call.dtype == torch.float32:
         return None
     if call.dtype == torch.bfloat16:
-        return (
-            None
-            if hardware.has_bf16_products()
-            else "oneDNN needs AVX-512 for bf16 and this CPU has none"
-        )
+        is_able = hardware.has_bf16_products()
+        return None if is_able else "oneDNN needs AVX-512 for bf16 and this CPU has none"
     if call.dtype == torch.float16:
         if call.requires_grad:
             return "oneDNN trains no LSTM in fp16; use bf16 or fp32"
-        return None if _has_fp16() else "oneDNN needs AVX512-FP16 for fp16 and this CPU has none"
+        is_able = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+        return None if is_able else "oneDNN needs AVX512-FP16 for fp16 and this CPU has none"
     return f"oneDNN has no LSTM in {str(call.dtype).removeprefix('torch.')}"
 
 
@@ -70,11 +51,6 @@ def kernel(call: LSTMCall) -> Kernel:
     return Kernel(f"oneDNN fused LSTM fp32 ({isa})", is_fast=True, why=why)
 
 
-@cache
-def _has_fp16() -> bool:
-    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
 @contextmanager
 def hidden_from(dtype: torch.dtype, device: str) -> Iterator[None]:
     """Hides oneDNN from torch's LSTM in bf16 on a CPU where oneDNN has none.
@@ -91,70 +67,3 @@ def hidden_from(dtype: torch.dtype, device: str) -> Iterator[None]:
     finally:
         if is_hidden:
             torch._C._set_mkldnn_enabled(True)
-
-
-def run(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-    """Runs a call that `refusal` lets pass, with dense rows."""
-    y, h, c = _OneDNNLayer.apply(call, args.rows, args.h0, args.c0, *args.weights)  # type: ignore[no-untyped-call]
-    return LSTMOutput(y, h, c)
-
-
-class _OneDNNLayer(torch.autograd.Function):
-    """Casts inside, so that gradients leave in float32 without a detour over bf16."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        call: LSTMCall,
-        x: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None,
-        b_hh: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        args = [_dense(t, call.dtype) for t in (x, w_ih, w_hh)]
-        args += _biases(b_ih, b_hh, w_hh)
-        args += [_dense(h0, call.dtype).unsqueeze(0), _dense(c0, torch.float32).unsqueeze(0)]
-        with torch.set_grad_enabled(call.requires_grad):  # torch's switch for the training kernel
-            y, h, c, workspace = torch.ops.aten.mkldnn_rnn_layer(
-                *args, False, [], _LSTM_MODE, call.H, 1, True, False, False, call.requires_grad
-            )
-        if call.requires_grad:
-            ctx.save_for_backward(*args, y, h, c, workspace)
-            ctx.set_materialize_grads(False)
-            ctx.H = call.H
-            tensors = (x, h0, c0, w_ih, w_hh, b_ih, b_hh)
-            ctx.dtypes = [None if t is None else t.dtype for t in tensors]
-        return y, h.squeeze(0), c.squeeze(0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise KernelError(
-                "oneDNN's LSTM has no second derivative (create_graph=True); leave out backend and"
-                " use the native kernels, or float64"
-            )
-        dy, dh, dc = grads
-        if dy is None and dh is None and dc is None:
-            return (None,) * 8
-        *args, y, h, c, workspace = ctx.saved_tensors
-        d_state = (None if d is None else d.unsqueeze(0) for d in (dh, dc))
-        dx, dw_ih, dw_hh, db, _, dh0, dc0 = torch.ops.aten.mkldnn_rnn_layer_backward(
-            *args, y, h, c, dy, *d_state,
-            False, _LSTM_MODE, ctx.H, 1, True, True, False, [], False, workspace,
-        )  # fmt: skip
-        gradients = (dx, dh0.squeeze(0), dc0.squeeze(0), dw_ih, dw_hh, db, db)
-        places = zip(gradients, ctx.dtypes, ctx.needs_input_grad[1:], strict=True)
-        return None, *(g.to(dtype) if dtype and needed else None for g, dtype, needed in places)
-
-
-def _dense(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t.detach().to(dtype).contiguous()
-
-
-def _biases(b_ih: Tensor | None, b_hh: Tensor | None, w_hh: Tensor) -> list[Tensor]:
-    """Returns the two float32 biases the kernel adds up; zeros for none."""
-    zero = torch.zeros(w_hh.shape[0], device=w_hh.device)
-    return [zero if b is None else _dense(b, torch.float32) for b in (b_ih, b_hh)]

@@ -14,16 +14,12 @@ class ReferenceBackend:
     device: str | None = None
 
     def supports(self, call: LSTMCall) -> str | None:
-        """Returns None: there is nothing it cannot run."""
-        del call
         return None
 
     def describe(self, call: LSTMCall) -> Kernel:
-        """Returns the Python loop."""
         extras = call.options.active(training=True)
         name = " + ".join(["Python loop over time", *([", ".join(extras)] if extras else [])])
         return Kernel(name, is_fast=False, why="it defines what is correct")
 
     def run(self, call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
-        """Runs the loop in `call.dtype`."""
         return run_reference(args, call.options, call.dtype)

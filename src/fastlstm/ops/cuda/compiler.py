@@ -7,17 +7,16 @@ architecture and NVRTC's version, behind the SHA-256 of its own bytes.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastlstm.errors import FastLSTMError, KernelError
 from fastlstm.system import environment, storage
 from fastlstm.system.cache import Cache, make_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _HASH_BYTES = 32
 _MAX_BYTES = 64 << 20
@@ -70,19 +69,19 @@ def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[byt
     Raises:
         KernelError: as `compiled`.
     """
-    nvrtc = _bindings()
-    program = _checked(
+    nvrtc = bindings("nvrtc")
+    program = checked(
         nvrtc.nvrtcCreateProgram(source_text(name).encode(), f"{name}.cu".encode(), 0, None, None)
     )
     options = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v"]
     options += [f"-D{macro}={value}" for macro, value in macros.items()]
     status, *_ = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
     nvrtc.nvrtcGetProgramLog(program, log)
     text = log.decode(errors="replace").strip("\0 \n")
     if int(status):
         raise KernelError(f"NVRTC {_version()} cannot compile {name}.cu for {arch}: {text:.400}")
-    image = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
     nvrtc.nvrtcGetCUBIN(program, image)
     nvrtc.nvrtcDestroyProgram(program)
     return image, text
@@ -90,28 +89,29 @@ def compile_source(name: str, macros: Mapping[str, int], arch: str) -> tuple[byt
 
 @lru_cache
 def _version() -> str:
-    nvrtc = _bindings()
+    nvrtc = bindings("nvrtc")
     try:
         status, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # of the loader of libraries, each release has its own kind
         raise KernelError(f"NVRTC cannot be loaded ({error})") from error
-    _checked((status, None))
+    checked((status, None))
     return f"{major}.{minor}"
 
 
-def _bindings() -> Any:
+def bindings(name: str) -> Any:
+    """Returns a module of cuda.bindings, `driver` or `nvrtc`."""
     try:
-        from cuda.bindings import nvrtc
+        return import_module(f"cuda.bindings.{name}")
     except ImportError as error:
         raise KernelError(
             "cuda.bindings is missing, which CUDA builds of torch from 2.10 on bring; install"
             " cuda-bindings"
         ) from error
-    return nvrtc
 
 
-def _checked(result: tuple[Any, ...]) -> Any:
+def checked(result: tuple[Any, ...], failed: str = "NVRTC failed") -> Any:
+    """Returns what a function of CUDA gives; raises KernelError for a status but success."""
     status, *values = result
     if int(status):
-        raise KernelError(f"NVRTC failed: {status.name}")
+        raise KernelError(f"{failed}: {status.name}")
     return values[0] if values else None

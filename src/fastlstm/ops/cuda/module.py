@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from fastlstm.errors import KernelError
-from fastlstm.ops.cuda.compiler import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from fastlstm.ops.cuda.compiler import bindings, checked, compiled
 
 _PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every GPU with clusters runs; more must be allowed by name."""
@@ -61,7 +58,7 @@ class CudaKernel:
         cluster: int = 1,
         shared_bytes: int = 0,
     ) -> None:
-        driver = self._driver = driver_bindings()
+        driver = self._driver = bindings("driver")
         self._device = device
         self._threads, self._cluster, self._shared_bytes = threads, cluster, shared_bytes
         major, minor = torch.cuda.get_device_capability(device)
@@ -124,27 +121,12 @@ class CudaKernel:
                 _checked(self._driver.cuCtxSetCurrent(before))
 
 
-def driver_bindings() -> Any:
-    """Returns the CUDA driver's functions; raises KernelError where the package is missing."""
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise KernelError(
-            "cuda.bindings is missing, which CUDA builds of torch from 2.10 on bring; install"
-            " cuda-bindings"
-        ) from error
-    return driver
-
-
 @lru_cache
 def _primary_context(device: int) -> Any:
-    driver = driver_bindings()
+    driver = bindings("driver")
     torch.cuda.synchronize(device)  # torch makes the context
     return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device))))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    status, *values = result
-    if int(status):
-        raise KernelError(f"the CUDA driver refused a kernel: {status.name}")
-    return values[0] if values else None
+    return checked(result, "the CUDA driver refused a kernel")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.autograd import is_batched
 from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
 from fastlstm.ops.custom_op import is_traced
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ROWS = 8
 """Of a block, each by a warp."""

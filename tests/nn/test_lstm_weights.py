@@ -6,7 +6,6 @@ from torch import nn
 
 import fastlstm
 from fastlstm.errors import ShapeError
-from fastlstm.nn.layer_weights import fits, flat_weights, layer_weights
 
 I, H = 3, 5  # noqa: E741
 
@@ -15,7 +14,7 @@ I, H = 3, 5  # noqa: E741
 @pytest.mark.parametrize("proj_size", [0, 2])
 def test_weights_come_by_layer_and_direction(bias, proj_size):
     layer = fastlstm.LSTM(I, H, 2, bias=bias, bidirectional=True, proj_size=proj_size)
-    found = layer_weights(layer, flat_weights(layer))
+    found = layer._layer_weights(layer.flat_weights())
     for place, weights in zip(["l0", "l0_reverse", "l1", "l1_reverse"], found, strict=True):
         names = ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if bias else [])]
         expected = [getattr(layer, f"{name}_{place}") for name in names]
@@ -31,7 +30,7 @@ def test_a_hook_sees_every_weight_by_its_name():
         return 2 * weight
 
     layer.weight_hook = doubled
-    flat = flat_weights(layer)
+    flat = layer.flat_weights()
     assert seen == [name for name, _ in layer.named_parameters()]
     assert all(torch.equal(w, 2 * p) for w, p in zip(flat, layer.parameters(), strict=True))
 
@@ -39,9 +38,9 @@ def test_a_hook_sees_every_weight_by_its_name():
 def test_a_replaced_parameter_is_used_with_all_others():
     layer = fastlstm.LSTM(I, H)
     layer._flat_weights[0] = torch.zeros(4 * H, I)
-    assert flat_weights(layer)[0] is layer._flat_weights[0]
+    assert layer.flat_weights()[0] is layer._flat_weights[0]
     layer.bias_hh_l0 = nn.Parameter(torch.ones(4 * H))
-    assert all(w is p for w, p in zip(flat_weights(layer), layer.parameters(), strict=True))
+    assert all(w is p for w, p in zip(layer.flat_weights(), layer.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -62,29 +61,29 @@ def test_a_replaced_parameter_is_used_with_all_others():
 def test_shapes_of_input_and_state(x, hx, expected):
     layer = fastlstm.LSTM(I, H)
     state = None if hx is None else (torch.zeros(hx), torch.zeros(hx))
-    weights = layer_weights(layer, flat_weights(layer))
-    assert fits(layer, torch.zeros(x), state, weights) is expected
+    weights = layer._layer_weights(layer.flat_weights())
+    assert layer._fits(torch.zeros(x), state, weights) is expected
 
 
 def test_dtypes_of_input_and_state():
     layer = fastlstm.LSTM(I, H)
     weights, x, h = (
-        layer_weights(layer, flat_weights(layer)),
+        layer._layer_weights(layer.flat_weights()),
         torch.zeros(4, 2, I),
         torch.zeros(1, 2, H),
     )
-    assert fits(layer, x, (h, h), weights)
-    assert not fits(layer, x.double(), None, weights)
-    assert not fits(layer, x, (h, h.double()), weights)
-    assert not fits(layer, x, (h,), weights)
-    assert not fits(layer, x, h, weights)
+    assert layer._fits(x, (h, h), weights)
+    assert not layer._fits(x.double(), None, weights)
+    assert not layer._fits(x, (h, h.double()), weights)
+    assert not layer._fits(x, (h,), weights)
+    assert not layer._fits(x, h, weights)
     with torch.autocast("cpu", torch.bfloat16):
-        assert fits(layer, x.double(), (h, h.double()), weights)
+        assert layer._fits(x.double(), (h, h.double()), weights)
 
 
 def test_a_weight_of_another_shape_is_named():
     layer = fastlstm.LSTM(I, H, 2)
     layer.weight_ih_l1 = nn.Parameter(torch.zeros(4 * H, I))
-    weights = layer_weights(layer, flat_weights(layer))
+    weights = layer._layer_weights(layer.flat_weights())
     with pytest.raises(ShapeError, match=r"weight_ih_l1 has shape \(20, 3\), expected \(20, 5\)"):
-        fits(layer, torch.zeros(4, 2, I), None, weights)
+        layer._fits(torch.zeros(4, 2, I), None, weights)

@@ -6,16 +6,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.nn.layer_weights import flat_weights
 from fastlstm.nn.lengths import lanes_of, without_padding
-from fastlstm.nn.torch_fallback import (
-    active_transform,
-    is_beyond_torch,
-    is_left_to_reference,
-    is_torchs,
-    run_lengths,
-    run_on,
-)
+from fastlstm.nn.lstm import run_on
+from fastlstm.ops.left_alone import active_transform, is_beyond_torch
 from fastlstm.system import hardware
 
 T, B, I, H = 6, 3, 5, 7  # noqa: E741
@@ -23,10 +16,10 @@ X = torch.zeros(T, B, I)
 
 
 def test_only_what_no_kernel_runs_is_torchs():
-    assert not is_torchs(fastlstm.LSTM(I, H), X)
-    assert is_torchs(fastlstm.LSTM(I, H, proj_size=2), X)
-    assert is_torchs(fastlstm.LSTM(I, H), X.double())
-    assert not is_torchs(fastlstm.LSTM(I, H, zoneout=0.1), X.double())
+    assert not fastlstm.LSTM(I, H)._is_torchs(X)
+    assert fastlstm.LSTM(I, H, proj_size=2)._is_torchs(X)
+    assert fastlstm.LSTM(I, H)._is_torchs(X.double())
+    assert not fastlstm.LSTM(I, H, zoneout=0.1)._is_torchs(X.double())
 
 
 @pytest.mark.parametrize(
@@ -37,7 +30,7 @@ def test_a_strict_layer_and_one_with_a_backend_refuse_torchs(fields, message):
     layer = fastlstm.LSTM(I, H, proj_size=2)
     vars(layer).update(fields)
     with pytest.raises(KernelError, match=message):
-        is_torchs(layer, X)
+        layer._is_torchs(X)
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "bf16"])
@@ -87,11 +80,11 @@ def test_transforms_are_seen_while_they_are_active():
     assert seen == [(None, False), (transform, False), (transform, True), (transform, True)]
     layer = fastlstm.LSTM(I, H, zoneout=0.1)
     left = []
-    torch.func.grad(lambda x: left.append(is_left_to_reference(layer)) or x.sum())(X)
-    assert (left, is_left_to_reference(layer)) == ([True], False)
+    torch.func.grad(lambda x: left.append(layer._is_left_to_reference()) or x.sum())(X)
+    assert (left, layer._is_left_to_reference()) == ([True], False)
     layer.strict = True
     with pytest.raises(KernelError, match=r"with zoneout would run on the reference, .* strict$"):
-        torch.func.grad(lambda x: is_left_to_reference(layer) or x.sum())(X)
+        torch.func.grad(lambda x: layer._is_left_to_reference() or x.sum())(X)
 
 
 def test_other_weights_leave_the_layer_alone():
@@ -113,7 +106,7 @@ def test_every_sequence_of_a_batch_with_lengths_runs_as_if_alone(padding, with_s
     state = torch.randn(2, 4, B, H).unbind() if with_state else None
     lanes = lanes_of(lengths, padding, x)
     x = without_padding(x, lanes)
-    y, h, c = run_lengths(layer, x, state, lanes, flat_weights(layer))
+    y, h, c = layer._run_lengths(x, state, lanes, layer.flat_weights())
     zero = torch.zeros(2, 4, B, H).unbind()
     for k, (begin, end) in enumerate(zip(*(t.tolist() for t in lanes), strict=True)):
         own = tuple(t[:, k : k + 1].contiguous() for t in state or zero)

@@ -6,7 +6,6 @@ from torch import nn
 
 import fastlstm
 from fastlstm.errors import ShapeError
-from fastlstm.nn.cell_parameters import norms, parameter_names
 
 T, B, I, H = 6, 4, 5, 7  # noqa: E741
 
@@ -55,7 +54,7 @@ def test_names_and_norms_come_by_layer_and_direction():
     layer = fastlstm.LSTM(I, H, 2, bidirectional=True, layer_norm=True)
     places = ["l0", "l0_reverse", "l1", "l1_reverse"]
     parts = ["gamma_ih", "gamma_hh", "gamma_c", "beta_c"]
-    assert list(parameter_names(layer)) == [[f"{part}_{at}" for part in parts] for at in places]
-    for place, norm in zip(places, norms(layer, torch.device("cpu")), strict=True):
+    assert list(layer._parameter_names()) == [[f"{part}_{at}" for part in parts] for at in places]
+    for place, norm in zip(places, layer.norms(torch.device("cpu")), strict=True):
         assert all(getattr(norm, part) is getattr(layer, f"{part}_{place}") for part in parts)
-    assert list(parameter_names(fastlstm.LSTM(I, H, 2))) == [[], []]
+    assert list(fastlstm.LSTM(I, H, 2)._parameter_names()) == [[], []]
