@@ -24,13 +24,12 @@ from fastlstm.errors import (
 from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Arrangement, Policy
 from fastlstm.forecast.data.column_stats import shown
-from fastlstm.forecast.data.csv_look import Asked
 from fastlstm.forecast.data.ingest import Codes, TableIngest
 from fastlstm.forecast.data.opening import look_at, open_records
-from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
-from fastlstm.forecast.data.reshaped import reshaped
-from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
+from fastlstm.forecast.data.reshaped import Head, reshaped
+from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
 from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_values
 from fastlstm.forecast.data.table import DTYPES, Segments, Table
 from fastlstm.forecast.data.time_reader import Clock
@@ -39,7 +38,7 @@ from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
 
@@ -131,6 +130,7 @@ def prepare_table(
     options: PrepareOptions | None = None,
     cache_dir: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
+    is_trial: bool = False,
 ) -> SeriesDataset:
     """Reads a table into the cache, or opens it from there.
 
@@ -139,6 +139,7 @@ def prepare_table(
         options: how to read it.
         cache_dir: default `environment.cache_dir()`.
         on_progress: called with bytes done and the total in bytes, or None.
+        is_trial: read the first rows only, to try the options.
 
     Raises:
         DataError: the table cannot be used; says where and why.
@@ -153,22 +154,23 @@ def prepare_table(
     options = options or PrepareOptions()
     request = options.roles
     others = (*request.ignore, *request.categorical, *request.static)
-    asked = Asked(request.time, options.time_format, options.wide, others)
-    records = open_records(source, options.csv, asked)
+    records = open_records(source, options.csv, others)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
-    signature = records.signature
+    signature = None if is_trial else records.signature
     key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
-    look_at(records, asked)
-    records, request = reshaped(records, request, options.wide)
+    look_at(records, others)
+    records = Head(records) if is_trial else records
+    records, request = reshaped(records, request, options.wide, options.csv.look)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
+    key_of = partial(series_key, records, request, roles, options.clock)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, problems, on_progress)
+            _prepare(work, records, roles, options, problems, on_progress, key_of)
         records.require_unchanged()
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -185,6 +187,7 @@ def _prepare(
     options: PrepareOptions,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
+    find_key: Callable[[], str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
     like, codes = options.like, options.codes
@@ -203,7 +206,7 @@ def _prepare(
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
     notes += ingested.notes
-    arrangement = Arrangement(ingested, options.policy, records.name, like)
+    arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
     segments, num_rows = arrangement.run(), arrangement.num_rows
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
@@ -335,8 +338,9 @@ def _column_notes(
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
-            no_values = f"{origin}: column '{name}' has no values; leave it out with "
-            problems.add(DataError(f"{no_values}`ignore={name!r}`"), name)
+            what, cure = f"column '{name}' has no values", {"ignore": (name,)}
+            text = f"{origin}: {what}; leave it out with {settings(cure)}"
+            problems.add(CurableError(text, (f"{what} in {ingested.num_rows:,} rows", cure)), name)
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
@@ -364,11 +368,12 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
             low, high = column.others_than(far)
             what = "row" if name in ingested.columns else "series"
             count = counted(sum(far.values()), what)
-            error = DataError(
-                f"{origin}: column '{name}' is {' and '.join(map(shown, far))} in {count} and"
-                f" between {low:g} and {high:g} in all others, which looks like a code for no"
-                f" value; give {_codes('missing_value', *codes.missing, *far)} if it is one, or"
-                f" {_codes('keep_value', *codes.kept, *far)} if it is a value"
+            what = f"column '{name}' is {' and '.join(map(shown, far))} in {count}"
+            error = CurableError(
+                f"{origin}: {what} and between {low:g} and {high:g} in all others, which looks like"
+                f" a code for no value; give {_codes('missing_value', *codes.missing, *far)} if it"
+                f" is one, or {_codes('keep_value', *codes.kept, *far)} if it is a value",
+                (what, {"missing_value": tuple(far)}),
             )
             problems.add(error, name)
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastlstm.errors import DataError
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.errors import DataError, DataErrors
+from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.calendar import with_calendar
+from fastlstm.forecast.data.csv_look import LOOK_HINT
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.problems import Finding, findings, looks_like, merged
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
 ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
+_MAX_TRIALS = 8
 Progress = Callable[[int, int | None], None]
 
 
@@ -47,8 +52,36 @@ def prepare(
         roles: of the columns; default those of `config`, whose calendar is added.
     """
     options = prepare_options(config, dtype, like, roles)
-    dataset = prepare_table(frame, options, config.cache_dir, on_progress)
+    try:
+        dataset = prepare_table(frame, options, config.cache_dir, on_progress)
+    except DataError as error:
+        if roles is None and (found := findings(error)):
+            raise _with_all_options(error, found, frame, config) from error
+        raise
     return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
+
+
+def _with_all_options(
+    error: DataError, found: list[Finding], frame: Any, config: ForecastConfig
+) -> DataError:
+    """Returns an error with all options that the first rows of a table need, found by trial."""
+    own = {name: getattr(config, name) for name in READING + ROLES}
+    every, rest = list(found), ""
+    for _ in range(_MAX_TRIALS):
+        tried = replace(config, **merged(every, own))
+        try:
+            prepare_table(frame, prepare_options(tried), config.cache_dir, is_trial=True)
+            break
+        except DataError as next_error:
+            more = [one for one in findings(next_error) if one not in every]
+            if not more:
+                rest = "" if str(next_error) == str(error) else f"; then: {next_error}"
+                break
+            every += more
+    if len(every) == len(found) and not isinstance(error, DataErrors):
+        return DataError(f"{error}{rest}") if rest else error
+    name = str(frame) if isinstance(frame, str | Path) else "the table"
+    return looks_like(name, every, LOOK_HINT if "looks like" in str(error) and not rest else rest)
 
 
 def prepare_options(
