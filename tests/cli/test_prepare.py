@@ -53,7 +53,7 @@ def test_one_object_for_machines(path: str, capsys: pytest.CaptureFixture[str]) 
         (["--target", "z"], "no column 'z'"),
         (["--dtype", "int8"], "expected one of auto, float32, float16, int16"),
         (["--gaps", "jump"], "expected one of split, fill"),
-        (["--missing-value", "none"], "`missing_value` is 'none'"),
+        (["--missing-value", "none"], "`--missing-value` is 'none'"),
         (["no-such-file.csv"], "there is no file no-such-file.csv"),
     ],
 )

@@ -144,9 +144,9 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--horizon", "0"], "`horizon` is 0, expected a number from 1"),
+        (["--horizon", "0"], "`--horizon` is 0, expected a number from 1"),
         (["--horizon", "4", "--target", "z"], "no column 'z'"),
-        (["--horizon", "4", "--split", "9"], "`split` is '9', expected"),
+        (["--horizon", "4", "--split", "9"], "`--split` is '9', expected"),
         (["--horizon", "4", "--steps", "3", "--epochs", "1"], "exclude each other"),
         (["--horizon", "400"], "needs at least 401"),
         (["--target", "y"], "--horizon is missing: give --horizon N to train a forecaster of the"),
@@ -183,7 +183,7 @@ def test_a_path_that_reads_like_a_parameter_is_left_alone(
     assert main(["prepare", str(path)]) == 2
     shown = capsys.readouterr().err
     assert f"{path}: series" in shown
-    assert "correct it, or give `disorder='sort'`" in shown
+    assert "correct it, or give `--disorder sort`" in shown
 
 
 def test_notes_about_tables_name_settings(

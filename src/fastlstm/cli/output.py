@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.errors import UsageError
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _SETTING = re.compile(r"""`([a-z_]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
+_NAME = re.compile(r"`([a-z_]+)`")
+_FLAGS = {option.name: option.flag for option in (*TEXT_OPTIONS, *FORECAST_OPTIONS)}
 _SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")
 
 
@@ -65,7 +68,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def with_flags(text: str) -> str:
     """Returns a message with its settings as flags: `gaps='fill'` becomes ``--gaps fill``."""
-    return _SETTINGS.sub(lambda many: f"`{' '.join(map(_flag, _SETTING.finditer(many[0])))}`", text)
+    text = _SETTINGS.sub(lambda many: f"`{' '.join(map(_flag, _SETTING.finditer(many[0])))}`", text)
+    return _NAME.sub(lambda name: f"`{_FLAGS.get(name[1], name[1])}`", text)
 
 
 def _flag(setting: re.Match[str]) -> str:

@@ -209,7 +209,7 @@ def test_disorder_is_refused_or_sorted() -> None:
 
 def test_several_series_without_a_column_that_tells_them_apart_are_named_as_the_cause() -> None:
     table = long_table()
-    hint = r"; if the table has several series, name their column with `series`; otherwise"
+    hint = r"; each shop has its own times: give `series='shop'`; if they are one series, correct"
     shops = table.rename_columns(
         ["shop" if name == "unique_id" else name for name in table.column_names]
     )
@@ -344,8 +344,8 @@ def test_sentinels_and_missing_values_are_told() -> None:
 
 BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     (
-        "no target", lambda: long_table(y=None), {},
-        "no column 'y' to forecast; name one with `target`",
+        "no target", lambda: long_table(y=None, load=list(range(150))), {},
+        "no column 'y' to forecast; name one with `target`, such as `target='load'`",
     ),
     (
         "no numbers", lambda: pa.table({"ds": ["2020-01-01"], "a": ["1,5"]}), {},

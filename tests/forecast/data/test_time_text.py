@@ -284,7 +284,7 @@ def test_iso_weeks_agree_with_pythons(tmp_path: Path) -> None:
     assert [time.date() for time in read_times(pa.array(texts)).to_pylist()] == days
     rows = [f"{week},{name}" for name in ("a", "b") for week in texts[:60]]
     source = table(tmp_path / "weeks.csv", rows, "week,country,y")
-    with pytest.raises(DataError, match="name their column with `series`"):
+    with pytest.raises(DataError, match="each country has its own times: give `series='country'`"):
         prepared(source)
     assert prepared(source, roles=RoleRequest(series="country")).roles.time == "week"
 

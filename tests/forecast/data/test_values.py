@@ -129,14 +129,14 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     assert main(["prepare", str(data)]) == 2
     assert main(train) == 2
     shown = capsys.readouterr().err
-    assert "give `missing_value=-9999` if it is one, or `keep_value=-9999` if it is a" in shown
+    assert "give `--missing-value -9999` if it is one, or `--keep-value -9999` if it is a" in shown
     assert main([*train, "--missing-value", "-9999", "--threads", "1"]) == 0
     assert main(["forecast", run, str(data)]) == 0
     values[30:33] = -99
     csv.write_csv(long_table(y=values), data)
     assert main(["forecast", run, str(data)]) == 2
     shown = capsys.readouterr().err
-    assert "give `missing_value='-9999,-99'` if it is one, or `keep_value=-99` if it is a" in shown
+    assert "give `--missing-value -9999,-99` if it is one, or `--keep-value -99` if" in shown
     for verb in ("forecast", "evaluate"):
         assert main([verb, run, str(data), "--missing-value", "-9999,-99"]) == 0
     model = Forecaster.load(run, keep_value=-99)

@@ -19,8 +19,10 @@ from fastlstm.errors import DataError, counted
 from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.csv_records import (
     DELIMITERS,
+    Quoting,
     delimiter_of,
     open_text,
+    quoting_of,
     without_unit,
 )
 from fastlstm.forecast.data.problems import Finding, looks_like
@@ -205,19 +207,25 @@ def _encoding(guess: str, lines: list[str]) -> Finding:
     }
 
 
-def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> int:
+def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> Quoting:
     """Returns how quotes are read; a single quote in a file without any pair is none."""
     odd = [number for number, line in enumerate(lines) if line.count('"') % 2]
     if not form.quotes or not odd:
-        return csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+        return quoting_of(form)
     where = f"a quote that is not closed ({lines[odd[0]]:.60})"
-    if any(line.count('"') > 1 for line in lines):
-        raise DataError(f"{file} has {where}; close or remove it, and write every row on one line")
+    mark = form.delimiter or delimiter_of(lines[odd[0]])
+    usual = Counter(line.count(mark) for line in lines).most_common(1)[0][0]
+    is_whole = lines[odd[0]].count(mark) == usual and len(odd) == 1
+    if not is_whole or any(line.count('"') > 1 for line in lines):
+        raise DataError(
+            f"{file}: a quoted value spans lines, or it has {where}; write every row on one line,"
+            " or give `quotes=False` if quotes are characters like others"
+        )
     found.append((where, {"quotes": False}))
     return csv.QUOTE_NONE
 
 
-def _delimiter(lines: Sequence[str], quoting: int) -> str:
+def _delimiter(lines: Sequence[str], quoting: Quoting) -> str:
     """Returns the delimiter with which most lines have equally many columns."""
 
     def agreement(mark: str) -> tuple[float, int]:

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,6 +53,15 @@ _NO_ROWS = {
 """Explanations of Arrow's messages."""
 
 
+Quoting = Literal[0, 3]
+"""Of Python's csv module: with quotes where needed, or none."""
+
+
+def quoting_of(form: CsvFormat) -> Quoting:
+    """Returns how Python's csv module reads quotes."""
+    return csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+
+
 def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
     """Opens a CSV; returns its bytes on disk, and its text in UTF-8 decompressed."""
     raw = open_input(file)
@@ -87,8 +96,8 @@ class CsvRecords(FileRecords):
         self._header, self.delimiter = header, form.delimiter or delimiter_of(line)
         self._has_one_column = self.delimiter not in line
         try:
-            quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
-            [columns] = csv.reader([line.rstrip("\r")], delimiter=self.delimiter, quoting=quoting)
+            lines, quoting = [line.rstrip("\r")], quoting_of(form)
+            [columns] = csv.reader(lines, delimiter=self.delimiter, quoting=quoting)
         except csv.Error:  # a name of more than 128 KiB
             columns = [line]
         self._names: list[str] | None = None

@@ -53,7 +53,7 @@ class PrepareOptions:
         dtype: of stored values; auto means int16 if all values are whole numbers within it, else
             float32. The error of float16 and int16 is measured and reported.
         time_format: strptime format of times stored as text or whole numbers; or s, ms, us, ns:
-            whole numbers count such units since 1970.
+            whole numbers count such units since 1970; or excel: days since 1900.
         codes: numbers that mean "no value", and look-alikes that are values.
         like: timeline of a table that this one must match, or None.
         csv: format of its CSV files.
@@ -205,12 +205,11 @@ def _prepare(
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
-    notes += ingested.notes
     arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
-    segments, num_rows = arrangement.run(), arrangement.num_rows
+    segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
-    stored = store_values(work, num_rows, options.dtype, columns, roles.values)
+    stored = store_values(work, arrangement.num_rows, options.dtype, columns, roles.values)
     repairs = [*ingested.repairs, *_repairs(arrangement, options.policy), *_drops(records, roles)]
     notes += [*_time_notes(arrangement, ingested, options.policy), *repairs, *stored.notes]
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]

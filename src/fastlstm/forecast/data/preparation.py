@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,14 @@ from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.csv_look import LOOK_HINT
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
-from fastlstm.forecast.data.problems import Finding, findings, looks_like, merged
+from fastlstm.forecast.data.problems import (
+    Finding,
+    findings,
+    listed_findings,
+    looks_like,
+    merged,
+    settings,
+)
 from fastlstm.forecast.data.roles import RoleRequest
 from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table import row_blocks
@@ -78,10 +84,17 @@ def _with_all_options(
                 rest = "" if str(next_error) == str(error) else f"; then: {next_error}"
                 break
             every += more
-    if len(every) == len(found) and not isinstance(error, DataErrors):
+    cure = f"add {settings(merged(every))}{rest}"
+    if isinstance(error, DataErrors):
+        return DataErrors(*error.args, DataError(f"for all of these {cure}"))
+    if len(every) == len(found):
         return DataError(f"{error}{rest}") if rest else error
-    name = str(frame) if isinstance(frame, str | Path) else "the table"
-    return looks_like(name, every, LOOK_HINT if "looks like" in str(error) and not rest else rest)
+    name, is_look, text = str(error).partition(" looks like ")
+    if is_look and ": add " in text:
+        return looks_like(name, every, rest or (LOOK_HINT if LOOK_HINT in text else ""))
+    return DataError(
+        f"{error}; with that it looks like {listed_findings(every[len(found) :])}: {cure}"
+    )
 
 
 def prepare_options(

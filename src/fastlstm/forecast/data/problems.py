@@ -41,9 +41,14 @@ def merged(found: Sequence[Finding], options: dict[str, Any] | None = None) -> d
 
 def looks_like(name: str, found: Sequence[Finding], end: str) -> CurableError:
     """Returns the error for a table that looks like findings, with all options that they need."""
+    what = listed_findings(found)
+    return CurableError(f"{name} looks like {what}: add {settings(merged(found))}{end}", *found)
+
+
+def listed_findings(found: Sequence[Finding]) -> str:
+    """Returns what a table looks like, as a message lists it."""
     words = list(dict.fromkeys(text for text, _ in found))
-    listed = ", ".join(words[:-1]) + (" and " if words[1:] else "") + words[-1]
-    return CurableError(f"{name} looks like {listed}: add {settings(merged(found))}{end}", *found)
+    return ", ".join(words[:-1]) + (" and " if words[1:] else "") + words[-1]
 
 
 def settings(options: dict[str, Any]) -> str:

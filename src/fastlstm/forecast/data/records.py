@@ -284,6 +284,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 def with_nulls(column: pa.Array, words: Sequence[str]) -> pa.Array:
     """Returns texts of a CSV with the `words` that mean "no value" (NA, null …) as null."""
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
     is_word = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(words, column.type))
     return pc.if_else(is_word, pa.scalar(None, column.type), column)
 
@@ -305,8 +307,12 @@ def numbers_of(
         found, cure = list[Finding](), ""
         if is_csv and _GROUPED.fullmatch(text):
             found, cure = [(what, {"thousands": ","})], "give `thousands=','` if it is a number, "
+        elif is_csv and text.strip() == column:
+            found = [("a header that rows repeat", {"skip_headers": True})]
+            cure = "give `skip_headers=True`, "
         elif is_csv and not any(map(str.isdecimal, text)) and len(text) <= _LONGEST_WORD:
-            found, cure = [(what, {"na": (text,)})], f"give `na={text!r}` if it means no value, "
+            found = [(what, {"na": (text.strip(),)})]
+            cure = f"give `na={text.strip()!r}` if it means no value, "
         raise CurableError(
             f"{origin}: {what}, expected numbers{how}; {cure}correct it, or, unless it is a target,"
             f" read the column as names with `categorical={column!r}`, or leave it out with"

@@ -192,9 +192,9 @@ def _months(records: Records, columns: Sequence[str]) -> list[str]:
     """Returns the columns of the years and of January to December; none without all of them."""
     plain = {name.strip().lower()[:3]: name for name in columns if name.strip().isalpha()}
     months = [plain.get(calendar.month_abbr[k].lower(), "") for k in range(1, 13)]
-    year = next((n for n in columns if n.strip().lower() in ("year", "yr")), columns[:1][0])
-    kind = records.schema.field(year).type
-    return [year, *months] if all(months) and pa.types.is_integer(kind) else []
+    year = next((n for n in columns if n.strip().lower() in ("year", "yr")), "")
+    is_year = bool(year) and pa.types.is_integer(records.schema.field(year).type)
+    return [year, *months] if all(months) and is_year else []
 
 
 def _by_month(

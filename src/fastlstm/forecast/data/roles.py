@@ -205,7 +205,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Cloc
                 and steps.min() > 0
                 and 2 * _num_usual(steps) > len(steps) > len(times) / 2
             ):
-                return ",".join(names)
+                return ",".join(more and names)
     return ""
 
 
@@ -319,7 +319,7 @@ def _first_word(records: Records, name: str) -> str:
         column = with_nulls(batch.column(name), records.null_words).drop_null()
         words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
         if len(words):
-            return str(words[0].as_py())[:_MAX_WORD]
+            return str(words[0].as_py()).strip()[:_MAX_WORD]
     return ""
 
 
