@@ -194,15 +194,6 @@ def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -
     assert not any("float32" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("dtype", ["int16", "float16"])
-def test_a_smaller_dtype_holds_what_is_left_of_a_level(dtype: Any) -> None:
-    y = counted() + 0.25
-    found = prepared(pa.table({"y": y}), dtype=dtype).table
-    assert found.values.dtype == dtype
-    back = found.rows(0, 150).astype(np.float64) + found.origin
-    np.testing.assert_allclose(back[:, 0] - 1e9, y - 1e9, atol=0.02)
-
-
 def test_what_needs_no_origin_has_none() -> None:
     values = {"y": np.arange(150.0) + 0.5, "temp": np.full(150, 7.0)}
     assert prepared(long_table(**values)).table.origin.tolist() == [[0, 0]]

@@ -116,11 +116,10 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
     num = values.shape[1]
     origin = np.zeros((len(table.origin), num))
     origin[:, : len(table.columns)] = table.origin
-    scale, offset = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
     columns = (*table.columns, *names)
     future = (*dataset.roles.future, *names)
     return replace(
         dataset,
-        table=Table(values, columns, segments, scale, offset, origin),
+        table=Table(values, columns, segments, origin),
         roles=replace(dataset.roles, future=future),
     )

@@ -18,7 +18,6 @@ from fastlstm.forecast.data.records import (
     NumpyRecords,
     ParquetRecords,
     Records,
-    joined,
 )
 from fastlstm.forecast.data.table_files import SUFFIXES, TableFile, require_files
 
@@ -51,7 +50,8 @@ def open_records(
     files = require_files(source)
     if files is None:
         return FrameRecords(source)
-    return joined([open_file(path, form, others) for path in files])
+    parts = [open_file(path, form, others) for path in files]
+    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
 
 def look_at(records: Records, others: Sequence[str]) -> None:

@@ -25,7 +25,6 @@ from fastlstm.forecast.data.problems import (
     settings,
 )
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
@@ -43,7 +42,6 @@ def prepare(
     frame: Any,
     config: ForecastConfig,
     on_progress: Progress | None = None,
-    dtype: Dtype = "auto",
     like: Timeline | None = None,
     roles: RoleRequest | None = None,
 ) -> SeriesDataset:
@@ -53,11 +51,10 @@ def prepare(
         frame: the table.
         config: of the forecaster.
         on_progress: called with bytes done and the total in bytes, or None.
-        dtype: of stored values.
         like: timeline of a table that this one must match, or None.
         roles: of the columns; default those of `config`, whose calendar is added.
     """
-    options = prepare_options(config, dtype, like, roles)
+    options = prepare_options(config, like, roles)
     try:
         dataset = prepare_table(frame, options, config.cache_dir, on_progress)
     except DataError as error:
@@ -99,7 +96,6 @@ def _with_all_options(
 
 def prepare_options(
     config: ForecastConfig,
-    dtype: Dtype = "auto",
     like: Timeline | None = None,
     roles: RoleRequest | None = None,
 ) -> PrepareOptions:
@@ -109,7 +105,7 @@ def prepare_options(
     roles = roles or role_request(config)
     csv = CsvFormat(**{name: getattr(config, name) for name in CSV_OPTIONS})
     return PrepareOptions(
-        roles, policy, dtype, config.time_format, codes, like, csv,
+        roles, policy, config.time_format, codes, like, csv,
         config.wide, config.tz, config.snap,
     )  # fmt: skip
 

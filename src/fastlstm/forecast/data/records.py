@@ -259,11 +259,6 @@ def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     return floating[0] if floating and pa.types.is_integer(present[0]) else present[0]
 
 
-def joined(files: Sequence[Records]) -> Records:
-    """Returns the rows of one file or more, in order. Raises DataError for different columns."""
-    return files[0] if len(files) == 1 else JoinedRecords(files)
-
-
 def require_distinct(names: Sequence[str], origin: str) -> None:
     """Raises DataError for two columns of one name."""
     double = [name for name, count in Counter(names).items() if count > 1]

@@ -11,7 +11,6 @@ series: each of its rows becomes several, with the columns unique_id, ds and y.
 
 from __future__ import annotations
 
-import calendar
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +32,7 @@ from fastlstm.forecast.data.roles import (
 )
 from fastlstm.forecast.data.time_text import parts_of
 
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _HEAD_ROWS = 1 << 17
 _SERIES, _TIME, _TARGET = "unique_id", "ds", "y"
 
@@ -72,8 +72,6 @@ def reshaped(
         raise looks_like(records.name, [(what, {"wide": True})], LOOK_HINT)
     if not wide:
         return records, request
-    if months:
-        return _by_month(records, request, months, columns)
     return (_by_time if is_by_time else _by_series)(records, request, columns)
 
 
@@ -128,20 +126,22 @@ def _text(column: pa.Array) -> pa.Array:
 def _by_time(
     records: Records, request: RoleRequest, columns: list[str]
 ) -> tuple[Records, RoleRequest]:
-    """A row per series and a column per time; the series are named by the columns of text."""
-    steps = numbered(columns)
-    times = steps or list(filter(is_date, columns))
-    schema, others = records.schema, [name for name in columns if name not in times]
-    texts = [name for name in others if is_text(schema.field(name).type)]
-    names = parts_of(request.series) if request.series else texts or others[:1]
-    if missing := [name for name in names if name not in schema.names]:
+    """A row per series or year, a column per time or month; columns of text name the series."""
+    months, steps = _months(records, columns), numbered(columns)
+    times = months[1:] or steps or list(filter(is_date, columns))
+    others = [name for name in columns if name not in (*times, *months)]
+    texts = [name for name in others if is_text(records.schema.field(name).type)]
+    names = parts_of(request.series) if request.series else texts or others[: not months]
+    if missing := [name for name in names if name not in columns]:
         raise DataError(
-            f"{records.name} has no column '{missing[0]}'; its columns: {listed(names)}"
+            f"{records.name} has no column '{missing[0]}'; its columns: {listed(columns)}"
         )
     roles = replace(
-        request, series=_SERIES, time=_TIME, target=(_TARGET,), past=(), static=(), ignore=()
-    )
-    return _TimeColumns(records, names, times, pa.int64() if steps else pa.string(), ""), roles
+        request, series=_SERIES if names else None, time=_TIME, target=(_TARGET,), past=(),
+        static=(), ignore=(),
+    )  # fmt: skip
+    kind = pa.int64() if times == steps else pa.string()
+    return _TimeColumns(records, names, times, kind, "".join(months[:1])), roles
 
 
 class _TimeColumns(_Reshaped):
@@ -191,23 +191,10 @@ class _TimeColumns(_Reshaped):
 def _months(records: Records, columns: Sequence[str]) -> list[str]:
     """Returns the columns of the years and of January to December; none without all of them."""
     plain = {name.strip().lower()[:3]: name for name in columns if name.strip().isalpha()}
-    months = [plain.get(calendar.month_abbr[k].lower(), "") for k in range(1, 13)]
+    months = [plain.get(name, "") for name in _MONTHS]
     year = next((n for n in columns if n.strip().lower() in ("year", "yr")), "")
     is_year = bool(year) and pa.types.is_integer(records.schema.field(year).type)
     return [year, *months] if all(months) and is_year else []
-
-
-def _by_month(
-    records: Records, request: RoleRequest, months: list[str], columns: list[str]
-) -> tuple[Records, RoleRequest]:
-    """A row per year and a column per month; columns of text name the series."""
-    texts = [n for n in columns if n not in months and is_text(records.schema.field(n).type)]
-    names = [n for n in (parts_of(request.series) if request.series else texts) if n in columns]
-    roles = replace(
-        request, series=_SERIES if names else None, time=_TIME, target=(_TARGET,), past=(),
-        static=(), ignore=(),
-    )  # fmt: skip
-    return _TimeColumns(records, names, months[1:], pa.string(), months[0]), roles
 
 
 def _by_series(

@@ -197,11 +197,6 @@ def are_mostly_times(texts: pa.Array) -> bool:
     return 2 * len(kept) > len(texts)
 
 
-def are_like_dates(texts: pa.Array) -> bool:
-    """Returns whether all texts look like dates in some form."""
-    return len(texts) > 0 and pc.all(pc.match_substring_regex(texts, _ANY_DATE)).as_py()
-
-
 def is_like_time(text: str) -> bool:
     """Returns whether a text looks like a date in some form, or like an interval of two."""
     span = re.match(_INTERVAL, text)
