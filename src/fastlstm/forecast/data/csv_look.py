@@ -57,22 +57,7 @@ _KINDS = 200
 """Rows that are looked at to see what a column holds."""
 _FEW_WORDS = 3
 """Different texts among numbers, each so often, that are taken to mean "no value"."""
-_PLACEHOLDERS = (
-    "-",
-    "--",
-    "---",
-    ".",
-    "..",
-    "...",
-    ":",
-    "?",
-    "*",
-    "/",
-    "x",
-    "n.a.",
-    "none",
-    "missing",
-)
+_PLACEHOLDERS = (*("-", "--", "---", ".", "..", "..."), *":?*/x", "n.a.", "none", "missing")
 """Those that are taken so where they occur once."""
 LOOK_HINT = "; if it is not so, add `look=False`"
 _COUNTED = re.compile(r"([A-Za-z]+[_ ]?)(\d+)")

@@ -53,7 +53,7 @@ _PARTS = (("year", "yr"), ("month", "mon", "mo"), ("day", "dy"), ("hour", "hr"))
 """Names of columns that are parts of a time."""
 _YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
 _NUMBER = rf"^\s*{NUMBER}\s*$"
-_KEY_ROWS, _KEY_COLUMNS = 1 << 17, 4
+_KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
 _MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
 _MAX_WORD = 20
@@ -187,24 +187,24 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Cloc
     kinds = {f.name: f.type for f in records.schema if f.name not in taken}
     likely = [n for n, k in kinds.items() if is_text(k) or pa.types.is_dictionary(k)]
     likely += [n for n, k in kinds.items() if pa.types.is_integer(k)]
+    likely = likely[:_MAX_LISTED]
     types = {n: records.schema.field(n).type for n in (roles.time, *base, *likely)}
     batch = next(records.batches(types)).slice(0, _KEY_ROWS)
     texts = batch.column(roles.time)
     texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
     times = TimeReader(roles.time, records.name, clock).read(texts, 0)
     codes = {name: _codes(batch.column(name)) for name in (*base, *likely)}
-    likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2]
+    likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
+        :_KEY_CHOICES
+    ]
     for count in range(0 if base else 1, _KEY_COLUMNS):
         for more in combinations(likely, count):
             names = [*base, *more]
             order = np.lexsort((times, *(codes[name] for name in names)))
             is_same = ~np.any([np.diff(codes[name][order]) for name in names], axis=0)
             steps = np.diff(times[order])[is_same]
-            if (
-                len(steps)
-                and steps.min() > 0
-                and 2 * _num_usual(steps) > len(steps) > len(times) / 2
-            ):
+            usual = np.unique(steps, return_counts=True)[1].max(initial=0)
+            if 2 * usual > len(steps) > len(times) / 2 and steps.min() > 0:
                 return ",".join(more and names)
     return ""
 
@@ -212,10 +212,6 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Cloc
 def _codes(column: pa.Array) -> NDArray[np.int64]:
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     return np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _num_usual(steps: NDArray[np.int64]) -> int:
-    return int(np.unique(steps, return_counts=True)[1].max())
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -233,13 +229,14 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
     }
     named, typed = _first(TIME_NAMES, free), [name for name in free if is_typed[name]]
     parts = {name for names in _PARTS for name in names} | {"1", "2"}
-    texts = records.first_texts(
-        [
-            n
-            for n, kind in kinds.items()
-            if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
-        ]
-    )
+    likely = [
+        n
+        for n, kind in kinds.items()
+        if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
+    ]
+    if likely == [named]:
+        return named
+    texts = records.first_texts(likely)
     if len(joined := _parts_of_time(texts, named)) > 1:
         what = f"times in the columns {' and '.join(map(repr, joined))}"
         raise looks_like(records.name, [(what, {"time": ",".join(joined)})], "")
@@ -301,9 +298,15 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
 
 
 def _other_word(records: Records, name: str) -> CurableError:
-    """Returns the error for a column of numbers and a word."""
-    word = _first_word(records, name)
-    if word.strip() == name.strip():
+    """Returns the error for a column of numbers and a word: the first text that is no number."""
+    word = ""
+    for batch in records.batches({name: pa.string()}):
+        column = with_nulls(batch.column(name), records.null_words).drop_null()
+        words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
+        if len(words):
+            word = str(words[0].as_py()).strip()[:_MAX_WORD]
+            break
+    if word == name.strip():
         return looks_like(records.name, [("a header that rows repeat", {"skip_headers": True})], "")
     what, cure = f"column '{name}' holds numbers and {word!r}", {"na": (word,)}
     return CurableError(
@@ -311,16 +314,6 @@ def _other_word(records: Records, name: str) -> CurableError:
         f" column out with `ignore={name!r}`",
         (what, cure),
     )
-
-
-def _first_word(records: Records, name: str) -> str:
-    """Returns the first text of a column that is no number."""
-    for batch in records.batches({name: pa.string()}):
-        column = with_nulls(batch.column(name), records.null_words).drop_null()
-        words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
-        if len(words):
-            return str(words[0].as_py()).strip()[:_MAX_WORD]
-    return ""
 
 
 def _columns(roles: RoleRequest | Roles, role: str) -> tuple[str, ...]:
