@@ -362,6 +362,22 @@ def test_a_wide_parquet_is_asked_about_as_a_csv_is(tmp_path: Path) -> None:
         prepare(table, ForecastConfig(cache_dir=str(tmp_path)))
 
 
+def test_a_counter_within_the_days_of_excel_is_no_time(read: Any) -> None:
+    lines = ["ds,y,percentage_total", *rows(DAY + ",{n},4{k}")]
+    assert read(lines).roles.past == ("percentage_total",)
+    with pytest.raises(
+        DataError, match=r"days since 1900, as in Excel .45292.; give `time_format="
+    ):
+        read(["day,y", *(f"{45292 + n},{n}" for n in range(60))], "--time day")
+
+
+def test_damaged_bytes_in_a_guessed_encoding_are_no_crash(tmp_path: Path) -> None:
+    lines = [f"2024-01-{n:02},Logro\xf1o \x81\x8d,{n}" for n in range(1, 29)]
+    (tmp_path / "a.csv").write_bytes("\n".join(["ds,city,y", *lines]).encode("latin-1"))
+    with pytest.raises(DataError, match=r"Logroño.* then: byte 0x81 is no character in"):
+        prepare(str(tmp_path / "a.csv"), ForecastConfig(cache_dir=str(tmp_path)))
+
+
 def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
     lines = ["when,y", *(f"{45292 + n / 4},{n}" for n in range(60))]
     segments = read(lines, "--time when --time-format excel").table.segments

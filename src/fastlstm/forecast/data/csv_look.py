@@ -177,14 +177,15 @@ def _lines(file: TableFile, form: CsvFormat) -> tuple[list[str], list[str], str]
 def _encoding(guess: str, lines: list[str]) -> Finding:
     """Returns the encoding, with a word that it reads; few words do not tell western letters from
     central European ones: no capital letter stands within a word."""
-    words = [word for line in lines for word in _WORDS.findall(line) if not word.isascii()]
-    words, others, latin = list(dict.fromkeys(words)), "", ("cp1252", "cp1250")
+    found = dict.fromkeys(word for line in lines for word in _WORDS.findall(line))
+    words = [word for word in found if not word.isascii() and "\ufffd" not in word]
+    others, latin = "", ("cp1252", "cp1250")
     if guess in latin and words and len(words) < _MANY_WORDS:
-        raw = " ".join(words).encode(guess)
+        raw = " ".join(words).encode(guess, "replace")
         texts = [raw.decode(name, "replace") for name in latin]
         guess = next((n for n, t in zip(latin, texts, strict=True) if not _ODD.search(t)), guess)
         words, other = (text.split() for text in (texts if guess == latin[0] else texts[::-1]))
-        if pairs := [pair for pair in zip(words, other, strict=True) if pair[0] != pair[1]]:
+        if pairs := [pair for pair in zip(words, other, strict=False) if pair[0] != pair[1]]:
             words = [pairs[0][0]]
             others = f"; {latin[guess == latin[0]]} reads {pairs[0][1]!r}"
     return f"text in {guess} ({words[0]!r}, a guess{others})" if words else f"text in {guess}", {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastlstm.errors import DataError, DataErrors
+from fastlstm.errors import ConfigError, DataError, DataErrors
 from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.arrange import Policy
@@ -56,12 +56,28 @@ def prepare(
     """
     options = prepare_options(config, like, roles)
     try:
-        dataset = prepare_table(frame, options, config.cache_dir, on_progress)
+        dataset = _read(frame, options, config, on_progress)
     except DataError as error:
         if roles is None and (found := findings(error)):
-            raise _with_all_options(error, found, frame, config) from error
+            raise _with_all_options(error, found, frame, config) from None
         raise
     return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
+
+
+def _read(
+    frame: Any,
+    options: PrepareOptions,
+    config: ForecastConfig,
+    on_progress: Progress | None = None,
+    is_trial: bool = False,
+) -> SeriesDataset:
+    try:
+        return prepare_table(frame, options, config.cache_dir, on_progress, is_trial)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"byte {error.object[error.start]:#x} is no character in"
+            f" `encoding={options.csv.encoding!r}`; give another, or correct the file"
+        ) from error
 
 
 def _with_all_options(
@@ -71,9 +87,9 @@ def _with_all_options(
     own = {name: getattr(config, name) for name in READING + ROLES}
     every, rest = list(found), ""
     for _ in range(_MAX_TRIALS):
-        tried = replace(config, **merged(every, own))
         try:
-            prepare_table(frame, prepare_options(tried), config.cache_dir, is_trial=True)
+            tried = replace(config, **merged(every, own))
+            _read(frame, prepare_options(tried), config, is_trial=True)
             break
         except DataError as next_error:
             more = [one for one in findings(next_error) if one not in every]
@@ -81,6 +97,8 @@ def _with_all_options(
                 rest = "" if str(next_error) == str(error) else f"; then: {next_error}"
                 break
             every += more
+        except ConfigError:  # options that exclude each other
+            return error
     cure = f"add {settings(merged(every))}{rest}"
     if isinstance(error, DataErrors):
         return DataErrors(*error.args, DataError(f"for all of these {cure}"))

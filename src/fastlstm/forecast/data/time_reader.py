@@ -34,7 +34,9 @@ _EXCEL_1970 = 25_569
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
-_NAMES_OF_TIME = re.compile("time|epoch|stamp|dat|day|tag|month|period|week", re.I)
+_NAMES_OF_TIME = re.compile(
+    "time|epoch|stamp|(^|[^a-z])(date|datum|day|tag|week|month|period)([^a-z]|$)", re.I
+)
 _CALENDAR = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 at the start of year 1 and the end of year 9999."""
 _INT64 = np.iinfo(np.int64)
