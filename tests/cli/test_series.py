@@ -193,10 +193,10 @@ def test_notes_about_tables_name_settings(
     path.write_text("ds,y\n" + "".join(f"{1467331200 + 3600 * k},{k}\n" for k in range(99)))
     for _ in range(2):  # the second time from the cache
         assert main(["prepare", str(path)]) == 0
-        assert "give `time_format='s'`" in capsys.readouterr().out
+        assert "give `--time-format s`" in capsys.readouterr().out
     new = [str(path), "--out", str(tmp_path / "new"), *SMALL]
     assert main(["train", *new]) == 0
-    assert "give `time_format='s'`" in " ".join(capsys.readouterr().out.split())
+    assert "give `--time-format s`" in " ".join(capsys.readouterr().out.split())
 
 
 def test_texts_beside_tables_are_left_out_and_named(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.cli.command import Command, parse
 from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.options import JSON, TABLE_OPTIONS, TABLES
-from fastlstm.cli.output import print_result
+from fastlstm.cli.output import print_result, with_flags
 from fastlstm.errors import EXIT_OK, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
@@ -78,6 +78,6 @@ def _described(dataset: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, 
         ("target", ", ".join(dataset.roles.target)),
         ("step", step),
         ("stored as", f"{dtype}, {counted(table.values.nbytes, 'byte')}"),
-        *(("note", note) for note in notes),
+        *(("note", with_flags(note)) for note in notes),
         ("time", f"{seconds:.2f} s, {'found in the cache' if dataset.from_cache else speed}"),
     ]
