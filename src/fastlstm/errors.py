@@ -26,8 +26,8 @@
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
 
 Each message says what came, what was expected and what to do. Names of settings and commands
-stand in backticks: ```gaps='fill'``` is an argument in Python, ``--gaps='fill'`` on the command
-line and ``gaps: fill`` in a configuration file.
+stand in backticks: ```gaps='fill'``` is an argument in Python; the command line shows it as the
+flag ``--gaps fill``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_invalid_utf8_names_the_switches(capsys, tmp_path):
     path.write_bytes(b"x" * 1000 + b"\xff" + b"y" * 1000)
     line = train(capsys, path, tmp_path)
     assert "`invalid_utf8='replace'`" in line
-    assert "`vocab='byte'`" in line
+    assert "`--vocab byte`" in line
 
 
 def test_missing_file_and_directory_without_text(capsys, tmp_path):
@@ -88,7 +88,7 @@ def test_run_directory_in_use_and_unwritable(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; remove them, or train with `vocab='byte'`"),
+        (["--prompt", "ÄÖ"], "'Ä' at 0, 'Ö' at 1; remove them, or train with `--vocab byte`"),
         (["--temperature", "-1"], "`temperature` is -1"),
         (["--temperature", "nan"], "nan"),
         (["--top-p", "2"], "`top_p` is 2"),

@@ -62,7 +62,7 @@ def test_training(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
     assert main([*command, "--max-loss", "0", "--json"]) == 2
     output = capsys.readouterr()
-    assert "more than `max_loss=0`; nothing is published in" in output.err
+    assert "more than `--max-loss 0`; nothing is published in" in output.err
     facts = json.loads(output.out.splitlines()[-1])
     assert facts["event"] == "compression"
     assert not facts["is_published"]
@@ -100,7 +100,7 @@ def test_a_result_too_bad_to_publish_is_not_offered(
         (["--out", "x", "--to", "int2"], "--to is 'int2', expected one of fp32, fp16, int8, int4"),
         (
             ["--out", "x", "--to", "int4", "--prune", "0.9", "--structured", "blocks"],
-            "`to='int4'` has no block-sparse form; give `to='int8'` with `structured='blocks'`",
+            "`--to int4` has no block-sparse form; give `--to int8` with `--structured blocks`",
         ),
         (
             ["--out", "x", "--hidden-size", "8"],

@@ -23,7 +23,7 @@ def test_a_gpu_that_is_not_there_is_refused(verb: str, tiny_run: Path, capfd: An
     error = capfd.readouterr().err
     why = r"\(\w.+\)"
     assert re.search(
-        rf"`device='cuda'`: no usable NVIDIA GPU here {why}; use `device='cpu'` or auto\n", error
+        rf"`--device cuda`: no usable NVIDIA GPU here {why}; use `--device cpu` or auto\n", error
     )
     assert "Traceback" not in error
 

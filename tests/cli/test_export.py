@@ -50,7 +50,7 @@ def test_all_targets_are_offered() -> None:
         (["--to", "tflite"], "tflite"),
         (["--to", "onnx", "--weights", "int4"], "int4"),
         (["--to", "onnx", "--quantiles", "0.1"], "`quantiles` has no meaning for a text"),
-        (["--to", "keras", "--step"], "`step=True` needs the state as an input"),
+        (["--to", "keras", "--step"], "`--step` needs the state as an input"),
         (["--to", "onnx", "--check-text", "nothing.txt"], "nothing.txt"),
     ],
 )

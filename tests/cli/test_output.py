@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastlstm.cli import output
-from fastlstm.cli.output import print_json, print_result, say, write_page
+from fastlstm.cli.output import print_json, print_result, say, with_flags, write_page
 from fastlstm.errors import UsageError
 
 ROWS = [("model", "runs/book"), ("bits/char", "1.5"), ("damage", "a\x1b[31mred")]
@@ -62,6 +62,22 @@ def test_a_message_has_indented_details(capsys: pytest.CaptureFixture[str]) -> N
     first, second, third = err.splitlines()
     assert (first, third) == ("fastlstm: 3 problems", "  row 2")
     assert "\x07" not in second
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("`decimal=','`, `wide=True`; or `look=False`", "`--decimal , --wide`; or `--no-look`"),
+        ("add `thousands=\"'\"`, `na='***'`", "add `--thousands ''\"'\"'' --na '***'`"),
+        (
+            "give `keep_value=-9999` or name `series`",
+            "give `--keep-value -9999` or name `--series`",
+        ),
+        ("`DataFrame` and `reset_index(drop=True)`", "`DataFrame` and `reset_index(drop=True)`"),
+    ],
+)
+def test_settings_of_a_message_are_shown_as_flags(text: str, shown: str) -> None:
+    assert with_flags(text) == shown
 
 
 def test_a_message_to_a_closed_pipe_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

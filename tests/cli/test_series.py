@@ -144,9 +144,9 @@ def test_a_file_with_a_horizon_is_a_forecasters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--horizon", "0"], "`horizon` is 0, expected a number from 1"),
+        (["--horizon", "0"], "`--horizon` is 0, expected a number from 1"),
         (["--horizon", "4", "--target", "z"], "no column 'z'"),
-        (["--horizon", "4", "--split", "9"], "`split` is '9', expected"),
+        (["--horizon", "4", "--split", "9"], "`--split` is '9', expected"),
         (["--horizon", "4", "--steps", "3", "--epochs", "1"], "exclude each other"),
         (["--horizon", "400"], "needs at least 401"),
         (["--target", "y"], "--horizon is missing: give --horizon N to train a forecaster of the"),
@@ -183,7 +183,7 @@ def test_a_path_that_reads_like_a_parameter_is_left_alone(
     assert main(["prepare", str(path)]) == 2
     shown = capsys.readouterr().err
     assert f"{path}: series" in shown
-    assert "correct it, or give `disorder='sort'`" in shown
+    assert "correct it, or give `--disorder sort`" in shown
 
 
 def test_notes_about_tables_name_settings(
@@ -193,10 +193,10 @@ def test_notes_about_tables_name_settings(
     path.write_text("ds,y\n" + "".join(f"{1467331200 + 3600 * k},{k}\n" for k in range(99)))
     for _ in range(2):  # the second time from the cache
         assert main(["prepare", str(path)]) == 0
-        assert "give `time_format='s'`" in capsys.readouterr().out
+        assert "give `--time-format s`" in capsys.readouterr().out
     new = [str(path), "--out", str(tmp_path / "new"), *SMALL]
     assert main(["train", *new]) == 0
-    assert "give `time_format='s'`" in " ".join(capsys.readouterr().out.split())
+    assert "give `--time-format s`" in " ".join(capsys.readouterr().out.split())
 
 
 def test_texts_beside_tables_are_left_out_and_named(

@@ -76,10 +76,10 @@ def test_flags_win_over_the_file(trained: list[dict[str, Any]], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "5", "--budget", "1m"], "`steps` and `budget` exclude each other"),
-        (["--rnn-size", "0"], "`rnn_size` is 0, expected a number from 1 to 65536"),
-        (["--budget", "soon"], "`budget` is 'soon', expected a duration such as 90s, 5m or 1h30m"),
-        (["--split", "50/20"], "`split` is '50/20', expected train/validation/test in percent"),
+        (["--steps", "5", "--budget", "1m"], "`--steps` and `--budget` exclude each other"),
+        (["--rnn-size", "0"], "`--rnn-size` is 0, expected a number from 1 to 65536"),
+        (["--budget", "soon"], "`--budget` is 'soon', expected a duration such as 90s, 5m"),
+        (["--split", "50/20"], "`--split` is '50/20', expected train/validation/test in percent"),
         (["--config", "missing.yaml"], "--config missing.yaml: no such file or directory"),
     ],
 )

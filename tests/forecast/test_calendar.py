@@ -32,6 +32,25 @@ def columns_of(frame: Any, *parts: str) -> Any:
     return pandas.DataFrame(values, columns=dataset.table.columns[1:])
 
 
+def test_a_column_with_a_name_of_the_calendar_is_said_to_leave_a_part_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    frame = daily(9.0, freq="h").assign(hour_sin1=1.0)
+    frame["hour_sin1"] = np.arange(500.0)
+    with caplog.at_level("INFO", "fastlstm"):
+        model = Forecaster(**QUICK, linear=True).fit(frame)
+    assert "the column 'hour_sin1' has a name of the calendar, which leaves out hour" in caplog.text
+    assert "hour" not in (model.stored_.config.calendar or ())
+
+
+def test_notes_on_columns_are_logged_in_python(caplog: pytest.LogCaptureFixture) -> None:
+    frame = daily(9.0).assign(flat=1.0, large=np.arange(500.0) * 1e7)
+    with caplog.at_level("INFO", "fastlstm"):
+        Forecaster(**QUICK, target="y", verbose=False).fit(frame)
+    assert "column 'flat' is constant (1): it carries no information" in caplog.text
+    assert "column 'large' ranges from 0 to 4.99e+09: float32 keeps seven digits" in caplog.text
+
+
 def test_columns_are_sines_of_local_time() -> None:
     times = pandas.date_range("2021-03-01", periods=500, freq="h", tz="UTC")
     frame = pandas.DataFrame({"ds": times.tz_convert("Europe/Berlin"), "y": np.arange(500.0) % 7})

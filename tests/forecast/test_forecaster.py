@@ -488,3 +488,17 @@ def test_steps_of_a_time_zone_are_those_of_its_clocks(zone: str, freq: str) -> N
     frame = pandas.DataFrame({"ds": times[:200], "y": y.astype(np.float32)})
     model = Forecaster(**{**QUICK, "steps": 1}).fit(frame)
     assert model.predict()["ds"].tolist() == times[200:].tolist()
+
+
+def test_series_may_be_named_by_several_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    days = pandas.date_range("2024-01-01", periods=60)
+    parts = [
+        pandas.DataFrame({"ds": days, "store": s, "item": i, "y": np.arange(60.0) % 7})
+        for s in (1, 2)
+        for i in "ab"
+    ]
+    model = Forecaster(horizon=2, input_size=8, hidden_size=4, steps=1, series=["store", "item"])
+    model.fit(pandas.concat(parts))
+    assert model.dataset_.series == ("1/a", "1/b", "2/a", "2/b")
+    assert set(model.predict()["store,item"]) == {"1/a", "1/b", "2/a", "2/b"}

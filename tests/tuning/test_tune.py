@@ -495,7 +495,7 @@ def test_a_search_that_was_stopped_says_how_to_continue(
     words = ["tune", str(text), "--out", str(out), *WORDS]
     assert main(words) == 75
     said = capsys.readouterr().err
-    assert f"stopped; 1 finished short run kept in {out}, continue with `resume=True`" in said
+    assert f"stopped; 1 finished short run kept in {out}, continue with `--resume`" in said
     assert main([*words, "--resume"]) == 0
     shown = capsys.readouterr().out
     assert "\n000 " not in f"\n{shown}", "what has ended is not shown again"

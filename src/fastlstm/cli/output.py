@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastlstm.cli.options import FORECAST_OPTIONS, TEXT_OPTIONS
 from fastlstm.errors import UsageError
 from fastlstm.report.markup import visible
 from fastlstm.report.terminal import cell_width, columns, is_terminal, style_for, wrap
@@ -16,6 +20,12 @@ from fastlstm.system.storage import finite, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_SETTING = re.compile(r"""`([a-z_]+)=('[^'\n]*'|"[^"\n]*"|[^`'"\n]+)`""")
+_NAME = re.compile(r"`([a-z_]+)`")
+_FLAGS = {option.name: option.flag for option in (*TEXT_OPTIONS, *FORECAST_OPTIONS)}
+_SETTINGS = re.compile(rf"{_SETTING.pattern}(?:,? (?:and )?{_SETTING.pattern})*")
 
 
 def print_json(values: dict[str, Any]) -> None:
@@ -56,8 +66,26 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def with_flags(text: str) -> str:
+    """Returns a message with its settings as flags: `gaps='fill'` becomes ``--gaps fill``."""
+    text = _SETTINGS.sub(lambda many: f"`{' '.join(map(_flag, _SETTING.finditer(many[0])))}`", text)
+    return _NAME.sub(lambda name: f"`{_FLAGS.get(name[1], name[1])}`", text)
+
+
+def _flag(setting: re.Match[str]) -> str:
+    name, text = setting[1].replace("_", "-"), setting[2]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {shlex.quote(str(value))}"
+
+
 def say(text: str, details: Sequence[str] = ()) -> None:
     """Prints a message on standard error, and indented lines below it."""
+    text, details = with_flags(text), list(map(with_flags, details))
     texts = [f"fastlstm: {text}", *(f"  {line}" for line in details)]
     lines = [visible(redacted(line)) for line in texts]
     with contextlib.suppress(OSError, ValueError):  # it is closed, or full

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from fastlstm.cli.command import Command, Option, parse
+from fastlstm.cli.command import Command, parse
 from fastlstm.cli.inputs import one_or_many, require_tables
 from fastlstm.cli.options import JSON, TABLE_OPTIONS, TABLES
-from fastlstm.cli.output import print_result
+from fastlstm.cli.output import print_result, with_flags
 from fastlstm.errors import EXIT_OK, counted
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.system.fields import built
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from fastlstm.forecast.data.dataset import SeriesDataset
     from fastlstm.forecast.data.preparation import Progress
 
-_DTYPE = Literal["auto", "float32", "float16", "int16"]
 COMMAND = Command(
     verb="prepare",
     summary="Read a table of time series into the cache, check it and describe it.",
     positionals=(TABLES,),
     options=(
         *TABLE_OPTIONS,
-        Option("dtype", "data type of the stored values", _DTYPE, "auto", "table"),
         JSON,
     ),
     examples=(
@@ -44,9 +42,8 @@ def run(argv: list[str]) -> int:
     from fastlstm.forecast.data.preparation import prepare
 
     require_tables(parsed.positionals)
-    tables, dtype = one_or_many(parsed.positionals), parsed["dtype"]
     with _progress(parsed["json"]) as show:
-        dataset = prepare(tables, config, show, dtype)
+        dataset = prepare(one_or_many(parsed.positionals), config, show)
     print_result(*_described(dataset), parsed["json"])
     return EXIT_OK
 
@@ -81,6 +78,6 @@ def _described(dataset: SeriesDataset) -> tuple[dict[str, Any], list[tuple[str, 
         ("target", ", ".join(dataset.roles.target)),
         ("step", step),
         ("stored as", f"{dtype}, {counted(table.values.nbytes, 'byte')}"),
-        *(("note", note) for note in notes),
+        *(("note", with_flags(note)) for note in notes),
         ("time", f"{seconds:.2f} s, {'found in the cache' if dataset.from_cache else speed}"),
     ]

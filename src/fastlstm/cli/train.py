@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fastlstm.cli.command import Command, Option, Parsed, Positional, switch
 from fastlstm.cli.inputs import require_run
 from fastlstm.cli.options import CONFIG, FORECAST_OPTIONS, TABLES, TEXT_OPTIONS
+from fastlstm.cli.output import with_flags
 from fastlstm.cli.training import TrainingRun, read_training
 from fastlstm.distributed.launch import is_started_by_torchrun, launch
 from fastlstm.errors import EXIT_OK, ConfigError, Stopped, counted
@@ -126,6 +127,8 @@ def observed(use_json: bool) -> Iterator[tuple[StopFlag, Observer]]:
         def show(event: dict[str, Any]) -> None:
             nonlocal has_ended
             has_ended |= event.get("event") == "end"
+            if event.get("event") == "message" and not use_json:
+                event = event | {"text": with_flags(event["text"])}
             output(event)
 
         try:

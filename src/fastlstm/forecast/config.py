@@ -41,7 +41,8 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         target: columns to forecast; default y, or all numeric columns of a single series.
         time: column of timestamps; default ds, date … or the only one with times. Several with
             commas between them are joined: Date,Time.
-        series: column with the name of the series; default unique_id if there is one.
+        series: column with the name of the series; default unique_id if there is one. Several with
+            commas between them are joined: store,item.
         past: past covariates, unknown in the future; default all other numeric columns.
         future: future covariates, known in advance.
         calendar: sines and cosines of the time as future covariates: of hour, weekday, year, or
@@ -56,11 +57,12 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         duplicates: rows with the same timestamp: an error, or keep the first or last.
         missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9.
         keep_value: numbers that look like codes of missing values and are not.
-        time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970.
+        time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
+            since 1900.
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
             autumn is read in order.
         snap: round times to multiples of a duration, such as 1h.
-        wide: a column for each time or for each series, instead of a row for each of both.
+        wide: a column for each time, month of a year or series, instead of a row for each of both.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
         input_size: past steps that the model reads; default up to 720, as the data allows.

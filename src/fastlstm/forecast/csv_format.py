@@ -20,6 +20,9 @@ class CsvFormat:
         thousands: mark between groups of three digits of a CSV; default none.
         encoding: of a CSV, such as cp1252 or gb18030.
         header: the first line of a CSV names its columns; else their names are 1, 2 ….
+        quotes: a CSV may have texts in double quotes; else these are characters like others.
+        units: read numbers of a CSV with signs beside them: $ or other currencies, %, K, M and B
+            for thousands, millions and billions, and parentheses for negative ones.
         skip_rows: lines of a CSV before its header.
         skip_footer: lines at the end of a CSV that are no rows.
         skip_below: lines of a CSV below its header that are no rows, such as units.
@@ -33,6 +36,8 @@ class CsvFormat:
     thousands: str = ""
     encoding: str = "utf-8"
     header: bool = True
+    quotes: bool = True
+    units: bool = False
     skip_rows: int = 0
     skip_footer: int = 0
     skip_below: int = 0

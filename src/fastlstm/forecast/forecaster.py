@@ -563,6 +563,9 @@ def _config(options: dict[str, Any]) -> ForecastConfig:
     for name in _COLUMN_LISTS:
         if isinstance(options[name], str):
             options[name] = (options[name],)
+    for name in ("time", "series"):
+        if isinstance(options[name], list | tuple):
+            options[name] = ",".join(options[name])
     split = options["split"]
     if isinstance(split, Iterable) and not isinstance(split, str):
         options["split"] = ",".join(str(count) for count in split)

@@ -254,7 +254,12 @@ class _Session(RunSession):
         path on validation windows, and that path."""
         parts: tuple[str, ...] = ()
         if config.calendar is None and can_choose_calendar(config, dataset):
-            parts = calendar_parts(dataset, split.train_ends)
+            parts, taken = calendar_parts(dataset, split.train_ends)
+            if taken:
+                self.notes.append(
+                    f"the column '{taken[0]}' has a name of the calendar, which leaves out"
+                    f" {taken[0].partition('_')[0]}: rename it, or give `calendar='none'`"
+                )
         if not parts:
             return config, dataset, None
         with self.part_of_setup("the calendar"):

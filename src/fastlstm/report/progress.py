@@ -7,6 +7,7 @@ continues.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import time
@@ -43,6 +44,7 @@ LABEL_WIDTH = 11
 SHOWN_EVERY_S = 5.0
 """Between plain lines about the progress of reading or of an evaluation."""
 MIN_BAR, MAX_BAR = 4, 30
+_LOG = logging.getLogger("fastlstm")
 
 
 class Output:
@@ -95,7 +97,8 @@ def default_output(*, use_json: bool) -> Output:
 
 @contextmanager
 def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
-    """Yields the observer of a fit in Python, which hands its warnings to Python's own.
+    """Yields the observer of a fit in Python, which hands warnings to Python's own, and other
+    messages to the logger "fastlstm" too.
 
     Args:
         verbose: True shows all that the command line shows; None a live line in a terminal or a
@@ -114,8 +117,10 @@ def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
         if event["event"] == "message" and event["level"] == "warning":
             output.close()  # the warning begins a line
             show_warning(event)
-        else:
-            output(event)
+            return
+        if event["event"] == "message":
+            _LOG.info(event["text"])
+        output(event)
 
     with output:
         yield show

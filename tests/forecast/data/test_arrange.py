@@ -60,7 +60,7 @@ def test_any_rows(seed: int, kept: Any, gaps: Any, monkeypatch: pytest.MonkeyPat
     names = np.array([f"n{k}" for k in rows[:, 0]])
     table = pa.table({"unique_id": names, "ds": rows[:, 1], "y": values})
     policy = Policy(disorder="sort", duplicates=kept, gaps=gaps)
-    found = prepare_table(table, PrepareOptions(policy=policy, dtype="float32"))
+    found = prepare_table(table, PrepareOptions(policy=policy))
     which, segments, wanted = plainly(names, rows[:, 1], values, kept, gaps == "fill")
     assert found.table.segments.series.tolist() == which
     assert found.table.segments.start_times.tolist() == [start for start, _ in segments]

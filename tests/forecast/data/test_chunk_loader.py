@@ -20,7 +20,7 @@ def table() -> Table:
     plain = table_from_array(np.arange(num_rows.sum(), dtype=np.float32))
     series = np.arange(len(LENGTHS), dtype=np.int64)
     segments = Segments(series, first, num_rows, np.zeros_like(first))
-    return Table(plain.values, plain.columns, segments, plain.scale, plain.offset)
+    return Table(plain.values, plain.columns, segments)
 
 
 def loader(

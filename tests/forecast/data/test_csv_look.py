@@ -9,10 +9,12 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from fastlstm.cli.command import parse
 from fastlstm.cli.options import TABLE_OPTIONS
+from fastlstm.cli.output import with_flags
 from fastlstm.cli.prepare import COMMAND
 from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
@@ -84,7 +86,7 @@ CASES: dict[str, tuple[list[str], str, int]] = {
     ),
     "decimal comma": (
         ["ds;y", *rows("{t:%d.%m.%Y};{c}")],
-        "--decimal , --time ds --time-format %d.%m.%Y",
+        "--decimal , --time-format %d.%m.%Y",
         60,
     ),
     "quoted decimal comma": (["ds,y", *rows(DAY + ',"{c}"')], "--decimal ,", 60),
@@ -94,21 +96,21 @@ CASES: dict[str, tuple[list[str], str, int]] = {
         "--decimal , --thousands .",
         60,
     ),
-    "groups by space": (["ds;y", *grouped(DAY + ";{k}", "\u00a0")], "--thousands '\u00a0'", 60),
+    "groups by space": (["ds;y", *grouped(DAY + ";{k}", "\u00a0")], "--thousands ' '", 60),
     "a dash for no value": (
         ["ds,y", *[line.replace(",7", ",-") for line in rows(DAY + ",{n}")]],
         "--na -",
         60,
     ),
-    "latin letters": (["Tag;Größe", *rows(DAY + ";{n}")], "--encoding=", 60),
+    "latin letters": (["Tag;Größe", *rows(DAY + ";{n}")], "--encoding cp1252", 60),
     "months by name": (
         ["ds,y", *rows("{t:%d-%b-%Y},{n}")],
-        "--time ds --time-format %d-%b-%Y",
+        "--time-format %d-%b-%Y",
         60,
     ),
     "half days by letters": (
         ["ds,y", *rows("{t:%m/%d/%Y %I:%M %p},{n}", 120, 12)],
-        "--time ds --time-format '%m/%d/%Y %I:%M %p'",
+        "--time-format '%m/%d/%Y %I:%M %p'",
         120,
     ),
     "titles as wide as the rows": (
@@ -142,8 +144,88 @@ CASES: dict[str, tuple[list[str], str, int]] = {
     ),
     "columns without a name": (
         ["ds;y;;", *rows("{t:%d.%m.%Y};{c};;"), ";;;", ";;;"],
-        "--skip-footer 2 --decimal , --time ds --time-format %d.%m.%Y",
+        "--skip-footer 2 --decimal , --time-format %d.%m.%Y",
         60,
+    ),
+    "a column per month": (
+        ["Year," + ",".join(MONTHS) + ",J-D", *(
+            f"{y}," + ",".join("***" if y == 1999 and m > 8 else f".{m:02}" for m in range(12))
+            + ",.05" for y in range(1980, 2000))],
+        "--na '***' --wide",
+        237,  # the last three are still to come
+    ),
+    "days of Excel": (
+        ["sep=;", "Day;Visitors", *(f"{45292 + n};{200 + n % 7}" for n in range(60))],
+        "--skip-rows 1 --time Day --time-format excel",
+        60,
+    ),
+    "months with the month first": (
+        ["Date,y", *(f"{m:02}/01/{y},{y + m}" for y in range(2000, 2020) for m in range(1, 13))],
+        "--time Date --time-format %m/%d/%Y",
+        240,
+    ),
+    "months with the day first": (
+        ["Date,y", *(f"01/{m:02}/{y},{y + m}" for y in range(2000, 2020) for m in range(1, 13))],
+        "--time Date --time-format %d/%m/%Y",
+        240,
+    ),
+    "a key of two columns": (
+        ["date,store,item,price,sales", *(
+            f"{START + timedelta(days=n):%Y-%m-%d},{s},{i},{s}.5,{n + s}"
+            for n in range(40) for s in range(5) for i in ("a", "b", "c", "d"))],
+        "--series item,store --target sales",
+        800,
+    ),
+    "a series by name": (
+        ["week,country,cases", *(
+            f"2016-W{w:02},c{k},{w}" for k in range(20) for w in range(1, 53))],
+        "--series country",
+        1040,
+    ),
+    "money": (
+        ["ds,y", *rows(DAY + ',"$1,{n:03}.50"')],
+        "--units --thousands ,",
+        60,
+    ),
+    "prices, newest first": (
+        ["Date,Close,Volume,Change", *rows("{t:%m/%d/%Y},${x},{x}M,({x}%)")[::-1]],
+        "--units --time Date --time-format %m/%d/%Y --disorder sort",
+        60,
+    ),
+    "a quote": (
+        ["ds,name,y", *(line.replace(",n7,", ',"n7,') for line in rows(DAY + ",n{n},{n}"))],
+        "--no-quotes",
+        60,
+    ),
+    "titles, then a header": (
+        ["Price, United States, monthly", "https://a.org", "Month,all,homes",
+         *(f"{m} {y},{y},{'--' if y == 2001 and m == 'Jan' else 9}"
+           for y in range(2001, 2021) for m in MONTHS)],
+        "--skip-rows 2 --na -- --time Month --time-format '%b %Y'",
+        240,
+    ),
+    "a header with an empty name": (
+        ['"";USD;FLAGS', '"";"a rate";', "Unit;USD;", "As of;now;", *rows(DAY + ";{c};")],
+        "--skip-below 3 --decimal ,",
+        60,
+    ),
+    "flags behind numbers": (
+        ["unit,geo\\TIME_PERIOD\t" + "\t".join(f"2000-{m:02} " for m in range(1, 13)),
+         *(f"PC,c{k}\t" + "\t".join(": " if m == 3 else f"{m}.{k} p" for m in range(12))
+           for k in range(20))],
+        "--units --na : --wide",
+        240,
+    ),
+    "a header far down": (
+        ["ds,y", *rows(DAY + ",{n}", 1500), "ds,y", *rows(DAY + ",{n}", 3000)[1500:]],
+        "--skip-headers",
+        3000,
+    ),
+    "an hour that comes twice": (
+        ["ds,y", *rows("{t:%Y-%m-%d %H:%M},{n}", 7203, 1)[7000:], "2024-10-27 02:00,1",
+         *rows("{t:%Y-%m-%d %H:%M},{n}", 7300, 1)[7203:]],
+        "--tz Europe/Berlin",
+        301,
     ),
 }  # fmt: skip
 
@@ -151,6 +233,15 @@ CASES: dict[str, tuple[list[str], str, int]] = {
 def parsed(options: str) -> dict[str, Any]:
     """The values of options as a shell and the command line read them."""
     return parse(COMMAND, ["a.csv", *shlex.split(options)]).given(TABLE_OPTIONS)
+
+
+def told(message: str) -> str:
+    """The options of a message, as the command line shows them."""
+    first = re.compile(r"(?:: add|give) `(--.+?)`(?:(?: with, for example,| and) `(--.+?)`)?[;,\n]")
+    *_, text = re.split("(?=: add )", with_flags(message))
+    found = first.search(text + "\n")
+    assert found is not None, message
+    return " ".join(filter(None, found.groups()))
 
 
 @pytest.fixture
@@ -173,10 +264,9 @@ def test_a_file_is_read_or_the_message_holds_the_options_that_do(name: str, read
     encoding = "cp1252" if wanted.startswith("--encoding") else "utf-8"
     options = ""
     if wanted:
-        with pytest.raises(DataError, match="looks like") as caught:
+        with pytest.raises(DataError) as caught:
             read(lines, encoding=encoding)
-        told = str(caught.value).partition(": add ")[2].partition("; if it is not so")[0]
-        options = " ".join(f"--{option}" for option in re.findall("`(.*?)`", told))
+        options = told(str(caught.value))
         assert options.startswith(wanted) or parsed(options) == parsed(wanted)
     dataset = read(lines, options, encoding)
     assert dataset.table.num_rows == num_rows or len(dataset.series) == 20
@@ -190,9 +280,12 @@ def test_a_file_is_read_or_the_message_holds_the_options_that_do(name: str, read
         (["ds;y", *grouped(DAY + ";{k},25", ".")], "--decimal , --thousands .", [1000.25, 1001.25]),
         (["ds,y", *grouped(DAY + ',"{k}"', ",")], "--thousands ,", [1000.0, 1001.0]),
         (["ds;y", *rows(DAY + ";{c}")], "--decimal ,", [0.5, 1.5]),
+        (["ds;y", *rows(DAY + ";({c}K)")], "--decimal , --units", [-500.0, -1500.0]),
+        (["ds,y", *grouped(DAY + ',"-$ {k}"', ",")], "--thousands , --units", [-1000.0, -1001.0]),
+        (["ds,y", *rows(DAY + ",{x} p")], "--units", [0.5, 1.5]),
         (["a;b", *rows(DAY + ";{n}")], "--no-look --no-header --time 1 --skip-rows 1", [0.0, 1.0]),
     ],
-    ids=["both marks", "groups", "comma", "names by number"],
+    ids=["both marks", "groups", "comma", "parentheses", "currency", "flags", "names by number"],
 )
 def test_numbers_are_read_with_their_marks(
     lines: list[str], options: str, values: list[float], read: Any
@@ -243,8 +336,75 @@ def test_a_word_far_down_does_not_drop_a_column_of_numbers(read: Any) -> None:
     assert read(lines, "--target y --na '?'").roles.past == ("z",)
 
 
-def test_an_hour_that_comes_twice_has_the_zone_in_its_message(read: Any) -> None:
-    lines = ["ds,y", *rows("{t:%Y-%m-%d %H:%M},{n}", 60, 1)]
-    lines.insert(30, lines[30])
-    with pytest.raises(DataError, match="if clocks were put back there, give their zone: `tz="):
+def test_every_series_has_the_name_of_its_two_columns(read: Any) -> None:
+    lines = CASES["a key of two columns"][0]
+    dataset = read(lines, "--series store,item --target sales --static store")
+    assert dataset.series[:2] == ("0/a", "0/b")
+    assert dataset.roles.past == ("price",)
+    assert dataset.statics["store"].tolist() == [k // 4 for k in range(20)]
+    row = 40 * dataset.series.index("3/c")
+    assert dataset.table.whole_rows(row, row + 2)[:, 0].tolist() == [3.0, 4.0]
+
+
+def test_months_follow_each_other_over_the_years(read: Any) -> None:
+    dataset = read(CASES["a column per month"][0], "--na *** --wide")
+    months = [f".{m:02}" for m in range(12)] * 20
+    values = dataset.table.whole_rows(0, 237)[:, 0].tolist()
+    assert values == pytest.approx(list(map(float, months[:237])))
+    assert str(dataset.frequency) == "1 month"
+    assert (dataset.series, dataset.roles.series) == (("",), None)
+
+
+def test_a_wide_parquet_is_asked_about_as_a_csv_is(tmp_path: Path) -> None:
+    months = {m: [1.0, 2.0] for m in MONTHS}
+    table = pa.table({"Year": [2001, 2002], **months})
+    with pytest.raises(DataError, match="a column for each month: add `wide=True`; if it is not"):
+        prepare(table, ForecastConfig(cache_dir=str(tmp_path)))
+
+
+def test_a_counter_within_the_days_of_excel_is_no_time(read: Any) -> None:
+    lines = ["ds,y,percentage_total", *rows(DAY + ",{n},4{k}")]
+    assert read(lines).roles.past == ("percentage_total",)
+    with pytest.raises(
+        DataError, match=r"days since 1900, as in Excel .45292.; give `time_format="
+    ):
+        read(["day,y", *(f"{45292 + n},{n}" for n in range(60))], "--time day")
+
+
+def test_damaged_bytes_in_a_guessed_encoding_are_no_crash(tmp_path: Path) -> None:
+    lines = [f"2024-01-{n:02},Logro\xf1o \x81\x8d,{n}" for n in range(1, 29)]
+    (tmp_path / "a.csv").write_bytes("\n".join(["ds,city,y", *lines]).encode("latin-1"))
+    with pytest.raises(DataError, match=r"Logroño.* then: byte 0x81 is no character in"):
+        prepare(str(tmp_path / "a.csv"), ForecastConfig(cache_dir=str(tmp_path)))
+
+
+def test_days_of_excel_are_read_with_their_clock(read: Any) -> None:
+    lines = ["when,y", *(f"{45292 + n / 4},{n}" for n in range(60))]
+    segments = read(lines, "--time when --time-format excel").table.segments
+    assert segments.start_times.astype("M8[us]").tolist() == [START]
+
+
+@pytest.mark.parametrize(
+    ("word", "encoding", "others"),
+    [("Logroño", "cp1252", "cp1250 reads 'Logrońo'"), ("Łódź", "cp1250", "cp1252 reads '£ódŸ'")],
+)
+def test_the_guess_of_an_encoding_is_shown_by_a_word(
+    word: str, encoding: str, others: str, read: Any
+) -> None:
+    lines = ["ds,city,y", *rows(DAY + f",{word},{{n}}")]
+    with pytest.raises(DataError, match=rf"text in {encoding} \('{word}', a guess; {others}\)"):
+        read(lines, encoding=encoding)
+
+
+def test_days_and_months_that_are_both_regular_are_asked_about(read: Any) -> None:
+    lines = ["ds,y", *(f"01/{m:02}/2020,{m}" for m in range(1, 13))]
+    with pytest.raises(DataError, match="day or month may come first: give `time_f"):
+        read(lines)
+
+
+def test_several_errors_end_with_all_options(read: Any) -> None:
+    lines = ["ds,y,z", *rows(DAY + ",{n},{n}", 2000)]
+    for place, cell in ((1500, "M,1"), (1600, "1,-")):
+        lines[place] = lines[place][:11] + cell
+    with pytest.raises(DataError, match=r"(?s)row 1500, .* for all of these add `na='-,M'`$"):
         read(lines)

@@ -19,7 +19,7 @@ def table(rows: NDArray[np.float32], series: list[int], lengths: list[int]) -> T
     first = np.cumsum(num_rows) - num_rows
     segments = Segments(np.array(series), first, num_rows, 100 * np.arange(len(series)))
     plain = table_from_array(rows)
-    return Table(rows, plain.columns, segments, plain.scale, plain.offset)
+    return Table(rows, plain.columns, segments)
 
 
 def with_missing(num_rows: int, share: float) -> NDArray[np.float32]:

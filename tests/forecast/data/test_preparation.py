@@ -42,11 +42,10 @@ def test_a_table_is_read_as_the_configuration_says() -> None:
     config = ForecastConfig(
         disorder="sort", duplicates="first", gaps="fill", missing_value=-9, keep_value=-9999
     )
-    dataset = prepare(table.take(order), config, dtype="float16")
+    dataset = prepare(table.take(order), config)
     assert dataset.table.num_rows == 150
     assert np.isnan(dataset.table.rows(7, 8)[0, 0])
-    assert dataset.table.rows(8, 9)[0, 0] == np.float16(-9999)
-    assert dataset.table.values.dtype == np.float16
+    assert dataset.table.rows(8, 9)[0, 0] == -9999
     with pytest.raises(DataError, match="is earlier than the row before"):
         prepare(table.take(order), ForecastConfig(duplicates="first", keep_value=(-9, -9999)))
 

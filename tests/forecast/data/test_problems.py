@@ -80,9 +80,9 @@ def test_the_command_line_prints_a_list(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["prepare", str(path), "--target", "y", "--past", "x"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"fastlstm: error: {path}: this table has 3 errors:"
-    assert [line[:4] for line in lines[1:]] == ["  - "] * 3
-    assert "`keep_value=-9999`" in lines[2]
-    assert "`duplicates='last'`" in lines[3]
+    assert [line[:4] for line in lines[1:]] == ["  - "] * 4
+    assert "`--keep-value -9999`" in lines[2]
+    assert "`--duplicates last`" in lines[3]
 
 
 def test_of_many_problems_the_first_are_listed() -> None:

@@ -140,6 +140,7 @@ def test_an_archive_named_npy_is_refused(tmp_path: Path) -> None:
     [
         (b"a,b\n1,", b"9" * (20 << 20) + b"\n1,2\n", "a line has more than 8 MiB; is it a CSV"),
         (b"h", b"h" * (9 << 20) + b",b\n1,2\n", "the first line has no column names"),
+        (b"PK\x03\x04", b"xl/workbook.xml", "is a workbook or a zip; save its sheet as CSV"),
         (b'a,b\n1,"', b"x\n" * (40 << 19), "a quoted value spans lines"),
     ],
 )

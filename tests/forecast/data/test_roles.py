@@ -79,7 +79,7 @@ def test_roles_that_contradict_each_other_are_refused(asked: dict[str, Any], mes
     [
         (["y", "y"], ["y"], "two columns called 'y'"),
         (["ds", "a"], [], "no column of numbers to forecast"),
-        (["unique_id", "a"], ["a"], "no column 'y' to forecast"),
+        (["unique_id", "a", "b"], ["a", "b"], "no column 'y' to forecast"),
         (["ds", "cutoff"], ["cutoff"], "column name 'cutoff' is reserved"),
         (["step"], ["step"], "target name 'step' is reserved"),
     ],

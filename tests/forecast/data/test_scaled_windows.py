@@ -19,7 +19,7 @@ def table() -> Table:
     first, lengths = np.array([0, 4, 6]), np.array([4, 2, 4])
     segments = Segments(np.array([0, 0, 1]), first, lengths, np.zeros(3, dtype=np.int64))
     plain = table_from_array(rows)
-    return Table(rows, plain.columns, segments, plain.scale, plain.offset, ORIGIN)
+    return Table(rows, plain.columns, segments, ORIGIN)
 
 
 def test_windows_are_scaled_in_the_units_of_the_table() -> None:

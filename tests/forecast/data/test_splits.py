@@ -24,8 +24,7 @@ def table(starts: tuple[int, ...], lengths: tuple[int, ...]) -> Table:
     values = np.ascontiguousarray(np.stack([hours, -hours], 1).astype(np.float32))
     times = np.array(starts, dtype=np.int64) * HOUR.step
     segments = Segments(np.arange(len(starts), dtype=np.int64), first, num_rows, times)
-    ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
-    return Table(values, ("a", "b"), segments, ones, zeros)
+    return Table(values, ("a", "b"), segments)
 
 
 def test_all_series_are_cut_at_one_time() -> None:

@@ -15,7 +15,7 @@ from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.time_text import are_like_dates, micro_of_floats, read_times
+from fastlstm.forecast.data.time_text import is_like_time, micro_of_floats, read_times
 
 pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
 
@@ -252,7 +252,7 @@ def test_two_columns_of_texts_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["1.2.3", "shop 12", "12:30", "99-99-99", "2024", "a 1, 2024", ""])
 def test_other_texts_are_not_like_dates(text: str) -> None:
-    assert not are_like_dates(pa.array([text]))
+    assert not is_like_time(text)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_iso_weeks_agree_with_pythons(tmp_path: Path) -> None:
     assert [time.date() for time in read_times(pa.array(texts)).to_pylist()] == days
     rows = [f"{week},{name}" for name in ("a", "b") for week in texts[:60]]
     source = table(tmp_path / "weeks.csv", rows, "week,country,y")
-    with pytest.raises(DataError, match="name their column with `series`"):
+    with pytest.raises(DataError, match="each country has its own times: give `series='country'`"):
         prepared(source)
     assert prepared(source, roles=RoleRequest(series="country")).roles.time == "week"
 

@@ -129,14 +129,14 @@ def test_what_codes_stand_for_is_kept_with_the_run(
     assert main(["prepare", str(data)]) == 2
     assert main(train) == 2
     shown = capsys.readouterr().err
-    assert "give `missing_value=-9999` if it is one, or `keep_value=-9999` if it is a" in shown
+    assert "give `--missing-value -9999` if it is one, or `--keep-value -9999` if it is a" in shown
     assert main([*train, "--missing-value", "-9999", "--threads", "1"]) == 0
     assert main(["forecast", run, str(data)]) == 0
     values[30:33] = -99
     csv.write_csv(long_table(y=values), data)
     assert main(["forecast", run, str(data)]) == 2
     shown = capsys.readouterr().err
-    assert "give `missing_value='-9999,-99'` if it is one, or `keep_value=-99` if it is a" in shown
+    assert "give `--missing-value -9999,-99` if it is one, or `--keep-value -99` if" in shown
     for verb in ("forecast", "evaluate"):
         assert main([verb, run, str(data), "--missing-value", "-9999,-99"]) == 0
     model = Forecaster.load(run, keep_value=-99)
@@ -192,15 +192,6 @@ def test_steps_of_1_around_1e9_are_kept(kind: str, add: float, tmp_path: Path) -
     assert found.table.values.dtype == ("float32" if add == 0.25 else "int16")
     assert found.constant == ()
     assert not any("float32" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("dtype", ["int16", "float16"])
-def test_a_smaller_dtype_holds_what_is_left_of_a_level(dtype: Any) -> None:
-    y = counted() + 0.25
-    found = prepared(pa.table({"y": y}), dtype=dtype).table
-    assert found.values.dtype == dtype
-    back = found.rows(0, 150).astype(np.float64) + found.origin
-    np.testing.assert_allclose(back[:, 0] - 1e9, y - 1e9, atol=0.02)
 
 
 def test_what_needs_no_origin_has_none() -> None:

@@ -22,7 +22,7 @@ def table() -> Table:
     num = np.array(LENGTHS, dtype=np.int64)
     first = np.cumsum(num) - num
     segments = Segments(np.array(SERIES, dtype=np.int64), first, num, first)
-    return Table(plain.values, ("y",), segments, plain.scale, plain.offset)
+    return Table(plain.values, ("y",), segments)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ def test_a_field_in_quotes_may_hold_delimiters() -> None:
     rows = [f'"{", ".join("abc"[: n % 3 + 1])}",{n}' for n in range(9)]
     Path("quoted.txt").write_text("\n".join(["name,y", *rows]))
     assert kind_of_source("quoted.txt") == "csv"
+    Path("excel.txt").write_text("\n".join(["name\ty", "a\t1", "b\t2"]), encoding="utf-16")
+    assert kind_of_source("excel.txt") == "csv"
 
 
 @pytest.mark.parametrize(

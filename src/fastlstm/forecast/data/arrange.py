@@ -6,7 +6,7 @@ Works on mapped files, a block of rows at a time, so memory use does not grow wi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.config import Disorder, Duplicates, Gaps
 from fastlstm.forecast.data.ingest import TableIngest
+from fastlstm.forecast.data.problems import CurableError, Finding, settings
 from fastlstm.forecast.data.table import Segments, row_blocks
 from fastlstm.forecast.data.timeline import (
     BUSINESS_DAYS,
@@ -35,6 +36,8 @@ _DAY = 86_400_000_000
 
 
 _HOUR = _DAY // 24
+_ZONES = {10: "Europe/Berlin", 11: "America/New_York", 4: "Australia/Sydney"}
+"""A zone for each month in which clocks are put back."""
 _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
@@ -62,6 +65,7 @@ class Arrangement:
         policy: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: timeline of another table, whose frequency is used if the times fit it; or None.
+        find_key: returns columns, joined by commas, in whose combinations no time comes twice; "".
 
     Attributes:
         num_rows: N; after `run` without duplicates and with filled gaps.
@@ -75,7 +79,9 @@ class Arrangement:
         policy: Policy,
         origin: str,
         like: Timeline | None,
+        find_key: Callable[[], str],
     ) -> None:
+        self._find_key = find_key
         self._in, self._policy, self._origin = ingested, policy, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
@@ -179,8 +185,8 @@ class Arrangement:
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
                 if self._policy.disorder == "error":
-                    row, cure = first + int(back[0]), "`disorder='sort'`"
-                    raise self._fault(row, "is earlier than the row before", cure)
+                    found = ("rows out of order", {"disorder": "sort"})
+                    raise self._fault(first + int(back[0]), "is earlier than the row before", found)
                 return self._sort()
 
     def _sort(self) -> None:
@@ -201,10 +207,13 @@ class Arrangement:
         for first, times, same in self._neighbours():
             double = np.flatnonzero((np.diff(times) == 0) & same)
             if len(double) and self._policy.duplicates == "error":
-                hint = self._clock_hint if times[double[0]] % _DAY else ""
-                cure = f"`duplicates='last'` (or first){hint}"
+                zone = self._zone_of(times[double]) if self._is_local else None
+                found, more = ("rows of one time", {"duplicates": "last"}), " (or first)"
+                if zone is not None:
+                    found = ("an hour that comes twice where clocks are put back", {"tz": zone})
+                    more = ", the zone of the clocks, or `duplicates='last'`"
                 raise self._fault(
-                    first + int(double[0]), "has the same time as the row before", cure
+                    first + int(double[0]), "has the same time as the row before", found, more
                 )
             num_duplicates += len(double)
         if not num_duplicates:
@@ -231,33 +240,50 @@ class Arrangement:
         self._num_in_series -= gone_in_series
 
     @property
-    def _clock_hint(self) -> str:
-        """Advice on clock times, of which an hour comes twice in autumn."""
-        if not self._in.has_clock or self._in.time_zone is not None:
-            return ""
-        return "; if clocks were put back there, give their zone: `tz='Europe/Berlin'`"
+    def _is_local(self) -> bool:
+        """Clock times, of which an hour may come twice in autumn."""
+        return self._in.has_clock and self._in.time_zone is None
+
+    def _zone_of(self, times: NDArray[np.int64]) -> str | None:
+        """Returns a zone whose clocks are put back at all `times`, at night on a Sunday."""
+        hours, moments = times // _HOUR % (7 * 24), times.astype("M8[us]")
+        months = np.unique(moments.astype("M8[M]").astype(np.int64) % 12 + 1)
+        is_sunday_night = np.isin(hours, list(_SPRING_HOURS)).all()
+        return _ZONES.get(int(months[0])) if is_sunday_night and len(months) == 1 else None
 
     @property
     def spring_hint(self) -> str:
         """Advice on clock times, of which an hour is missing in spring: on Sundays alone, between
         midnight and 4 o'clock."""
-        if not self._clock_hint or self._gap_hours - _SPRING_HOURS or not self._gap_hours:
+        if not self._is_local or self._gap_hours - _SPRING_HOURS or not self._gap_hours:
             return ""
         return (
             "; an hour is missing at night on a Sunday, as where clocks are put forward: for local"
             " times give their zone: `tz='Europe/Berlin'`"
         )
 
-    def _fault(self, row: int, what: str, cure: str) -> DataError:
+    def _row(self, row: int) -> str:
         code, time = int(self._series_of(np.array([row]))[0]), int(self._map("times")[row])
         series = f"series '{self._in.series[code]}': " if len(self._in.series) > 1 else ""
         named = f"row {row + 1}, " if self._in.is_grouped else "the row of "
         shown = show_time(time) if self._in.has_clock else str(time)
+        return f"{self._origin}: {series}{named}{shown}"
+
+    def _fault(self, row: int, what: str, found: Finding, more: str = "") -> CurableError:
+        """Returns the error for a row out of order, or of the series that a key tells apart."""
+        where, cure = f"{self._row(row)}, {what}", settings(found[1]) + more
+        if key := self._find_key():
+            names = " and ".join(key.split(","))
+            own = (f"several series, told apart by {names}", {"series": key})
+            return CurableError(
+                f"{where}; each {names} has its own times: give {settings(own[1])}; if they are one"
+                f" series, correct it, or give {cure}",
+                own,
+            )
         apart = ""
         if self._in.series == [""]:  # there is no column of series
             apart = "if the table has several series, name their column with `series`; otherwise "
-        where = f"{self._origin}: {series}{named}{shown}, {what}"
-        return DataError(f"{where}; {apart}correct it, or give {cure}")
+        return CurableError(f"{where}; {apart}correct it, or give {cure}", found)
 
     def _find_frequency(self) -> Frequency:
         times = self._map("times")
@@ -279,10 +305,10 @@ class Arrangement:
         for first, times, same in self._neighbours():
             off = np.flatnonzero(~self.frequency.are_whole_steps(times) & same)
             if len(off):
-                raise self._fault(
-                    first + int(off[0]),
-                    f"is not a whole number of steps ({self.frequency}) after the row before",
-                    "`ignore` with the time column to count rows instead",
+                raise DataError(
+                    f"{self._row(first + int(off[0]))}, is not a whole number of steps"
+                    f" ({self.frequency}) after the row before; correct it, round times with"
+                    " `snap`, or give `ignore` with the time column to count rows instead"
                 )
             gap = same & (np.diff(self.frequency.ticks(times)) != 1)
             self.counts["gaps"] += int(gap.sum())

@@ -39,29 +39,30 @@ def calendar_names(parts: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def calendar_parts(dataset: SeriesDataset, train_ends: NDArray[np.int64]) -> tuple[str, ...]:
-    """Returns the parts that training rows can teach: two periods or more of four steps or more.
-
-    Parts of which the table has a column of the name are left out.
+def calendar_parts(
+    dataset: SeriesDataset, train_ends: NDArray[np.int64]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Returns the parts that training rows can teach, two periods or more of four steps or more,
+    and the columns of the table that have names of the calendar: their parts are left out.
 
     Args:
         dataset: a table.
         train_ends: end of the training rows in every segment.
     """
     if not dataset.has_clock:
-        return ()
+        return (), []
     segments = dataset.table.segments
     used = np.flatnonzero(train_ends > segments.first_rows)
     starts, rows = segments.start_times[used], (train_ends - segments.first_rows)[used]
     step_us = int(dataset.frequency.after(0, 2)[1])
     span_us = int((starts + rows * step_us).max() - starts.min())
-    return tuple(
+    parts = [
         part
         for part, period_us in _PERIODS_US.items()
-        if _MIN_PERIODS * period_us <= span_us
-        and _STEPS_PER_PERIOD * step_us <= period_us
-        and not set(calendar_names((part,))).intersection(dataset.table.columns)
-    )
+        if _MIN_PERIODS * period_us <= span_us and _STEPS_PER_PERIOD * step_us <= period_us
+    ]
+    taken = [name for name in calendar_names(parts) if name in dataset.table.columns]
+    return tuple(part for part in parts if not {*calendar_names((part,))} & {*taken}), taken
 
 
 def calendar_values(
@@ -115,11 +116,10 @@ def with_calendar(dataset: SeriesDataset, parts: Sequence[str]) -> SeriesDataset
     num = values.shape[1]
     origin = np.zeros((len(table.origin), num))
     origin[:, : len(table.columns)] = table.origin
-    scale, offset = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
     columns = (*table.columns, *names)
     future = (*dataset.roles.future, *names)
     return replace(
         dataset,
-        table=Table(values, columns, segments, scale, offset, origin),
+        table=Table(values, columns, segments, origin),
         roles=replace(dataset.roles, future=future),
     )

@@ -17,15 +17,18 @@ import pyarrow as pa
 
 from fastlstm.errors import DataError, counted
 from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.csv_records import DELIMITERS, delimiter_of, open_text
+from fastlstm.forecast.data.csv_records import (
+    DELIMITERS,
+    Quoting,
+    delimiter_of,
+    open_text,
+    quoting_of,
+    without_unit,
+)
+from fastlstm.forecast.data.problems import Finding, looks_like
 from fastlstm.forecast.data.records import NULL_WORDS, NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
-from fastlstm.forecast.data.time_text import (
-    are_times,
-    columns_of_time,
-    formats_of,
-    is_like_time,
-)
+from fastlstm.forecast.data.time_text import is_like_time
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.object_store import RemoteFile
 
@@ -34,7 +37,7 @@ _CELLS, _FEWEST_LINES = 50_000, 100
 """Fewer lines of a wide file are looked at."""
 _BYTES = 1 << 20
 _NUMBER = re.compile(NUMBER)
-_MARKED = re.compile(r"[+-]?(\d{1,3}([.,' \u2019\u00a0\u202f]\d{3})+([.,]\d+)?|\d*,\d+)")
+_MARKED = re.compile(NUMBER + r"|[+-]?(\d{1,3}([.,' \u2019\u00a0\u202f]\d{3})+([.,]\d+)?|\d*,\d+)")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}(\.\d{3})+,\d+|0*,\d+|\d{4,},\d+|\d+,(\d{1,2}|\d{4,}))")
 _GROUPS = re.compile(
     r"[+-]?\d{1,3}(?:([,.])\d{3}(?:\1\d{3})+|(,)\d{3}\.\d*|(\.)\d{3},\d*"
@@ -44,72 +47,36 @@ _GROUPS = re.compile(
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]|$)")
 _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
-_MONTH = re.compile(r"0?[1-9]|1[0-2]")
 _MONTHS = re.compile(r"[A-Z][a-z]{2,8}[-/ .]\d{2}(\d{2})?|\d{1,2}[-/.]\d{4}|\d{4}[-/.]\d{1,2}")
+_WORDS = re.compile(r"[^\s\d_,;|\"]+")
+_ODD = re.compile(r"[a-zß-ÿ][A-ZÀ-ÞŒŠŽŸ]|[£¡-¿×÷]|\ufffd")
+"""What no word has: a capital letter behind a small one, a sign."""
+_MANY_WORDS = 50
 _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-_PARTS = (("year", "yr"), ("month", "mon", "mo"), ("day", "dy"), ("hour", "hr"))
-"""Names of columns that are parts of a time."""
 _KINDS = 200
 """Rows that are looked at to see what a column holds."""
 _FEW_WORDS = 3
 """Different texts among numbers, each so often, that are taken to mean "no value"."""
-_PLACEHOLDERS = (
-    "-",
-    "--",
-    "---",
-    ".",
-    "..",
-    "...",
-    ":",
-    "?",
-    "*",
-    "/",
-    "x",
-    "n.a.",
-    "none",
-    "missing",
-)
+_PLACEHOLDERS = (*("-", "--", "---", ".", "..", "..."), *":?*/x", "n.a.", "none", "missing")
 """Those that are taken so where they occur once."""
+LOOK_HINT = "; if it is not so, add `look=False`"
 _COUNTED = re.compile(r"([A-Za-z]+[_ ]?)(\d+)")
 _FEWEST_STEPS = 10
 _FEWEST_DATES = 3
 """Columns named by dates from which a table is wide."""
 
-Finding = tuple[str, str]
-"""What a file looks like, and the options that read it so."""
 
+def require_expected(file: TableFile, form: CsvFormat, others: Sequence[str]) -> None:
+    """Raises DataError if a file looks unlike the format it is read with; names the options.
 
-@dataclass(frozen=True)
-class Asked:
-    """What was said of a table besides its `CsvFormat`.
-
-    Attributes:
-        time: the column of times, or None.
-        time_format: of its texts, or None.
-        wide: a column per series or per time.
+    Args:
+        file: the CSV.
+        form: that it is read with.
         others: columns that are left out, and columns of names.
     """
-
-    time: str | None = None
-    time_format: str | None = None
-    wide: bool = False
-    others: tuple[str, ...] = ()
-
-
-def require_expected(file: TableFile, form: CsvFormat, asked: Asked) -> None:
-    """Raises DataError if a file looks unlike the format it is read with; names the options."""
     sample = _sample(file, form)
-    found = list(sample.findings)
-    if sample.body:
-        found += [*_numbers(sample, form, asked), *_times(sample, asked)]
-    if not found:
-        return
-    words = [text for text, _ in found]
-    listed = ", ".join(words[:-1]) + (" and " if words[1:] else "") + words[-1]
-    raise DataError(
-        f"{file} looks like {listed}: add {', '.join(option for _, option in found)}; if it is not"
-        " so, add `look=False`"
-    )
+    if found := [*sample.findings, *_numbers(sample, form, others)]:
+        raise looks_like(str(file), found, LOOK_HINT)
 
 
 @dataclass(frozen=True)
@@ -138,12 +105,15 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     found = list[Finding]()
     try:
         head, tail, encoding = _lines(file, form)
-        mark = form.delimiter or _delimiter(head)
-        rows, last = (list(csv.reader(lines, delimiter=mark)) for lines in (head, tail))
+        quoting = _quoting(file, form, [*head, *tail], found)
+        mark = form.delimiter or _delimiter(head, quoting)
+        rows, last = (
+            list(csv.reader(lines, delimiter=mark, quoting=quoting)) for lines in (head, tail)
+        )
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
         return _Sample([], [], [], "")
     if encoding != form.encoding:
-        found.append((f"text in {encoding}", f"`encoding={encoding!r}`"))
+        found.append(_encoding(encoding, head))
     widths = Counter(len(row) for row in rows if any(row))
     if not widths:
         return _Sample([], [], [], "")
@@ -156,25 +126,25 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     if not has_header:
         names, begin = [str(number + 1) for number in range(len(names))], line
         if form.header:
-            found.append(("rows without a header", "`header=False`"))
+            found.append(("rows without a header", {"header": False}))
     elif line:
         what = f"a header in line {form.skip_rows + line + 1}"
-        found.append((what, f"`skip_rows={form.skip_rows + line}`"))
+        found.append((what, {"skip_rows": form.skip_rows + line}))
     if has_header and (below := begin - line - 1) > form.skip_below:
         what = f"{counted(below, 'line')} below the header that are no rows"
-        found.append((what, f"`skip_below={below}`"))
+        found.append((what, {"skip_below": below}))
     if mark != (form.delimiter or delimiter_of(head[line])):
-        found.append((f"{_MARKS[mark]} between columns", f"`delimiter={mark!r}`"))
+        found.append((f"{_MARKS[mark]} between columns", {"delimiter": mark}))
     repeats = [k for k in range(begin, len(rows)) if has_header and rows[k] == rows[line]]
     if repeats and not form.skip_headers:
         what = f"a header that line {form.skip_rows + repeats[0] + 1} repeats"
-        found.append((what, "`skip_headers=True`"))
+        found.append((what, {"skip_headers": True}))
     end = _footer(last or rows[begin:], is_row)
     if end:
         kept = form.skip_footer + end
-        shown = " | ".join("".join(row) for row in (last or rows)[-end:])
+        shown = " | ".join((tail or head)[-end:])
         what = f"a footer of {counted(kept, 'line')} ({shown:.60})"
-        found.append((what, f"`skip_footer={kept}`"))
+        found.append((what, {"skip_footer": kept}))
     rows = rows[begin : len(rows) - (0 if last else end)]
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
     return _Sample(names, body, found, mark)
@@ -204,11 +174,48 @@ def _lines(file: TableFile, form: CsvFormat) -> tuple[list[str], list[str], str]
     return clean[0], clean[1], other or form.encoding
 
 
-def _delimiter(lines: Sequence[str]) -> str:
+def _encoding(guess: str, lines: list[str]) -> Finding:
+    """Returns the encoding, with a word that it reads; few words do not tell western letters from
+    central European ones: no capital letter stands within a word."""
+    found = dict.fromkeys(word for line in lines for word in _WORDS.findall(line))
+    words = [word for word in found if not word.isascii() and "\ufffd" not in word]
+    others, latin = "", ("cp1252", "cp1250")
+    if guess in latin and words and len(words) < _MANY_WORDS:
+        raw = " ".join(words).encode(guess, "replace")
+        texts = [raw.decode(name, "replace") for name in latin]
+        guess = next((n for n, t in zip(latin, texts, strict=True) if not _ODD.search(t)), guess)
+        words, other = (text.split() for text in (texts if guess == latin[0] else texts[::-1]))
+        if pairs := [pair for pair in zip(words, other, strict=False) if pair[0] != pair[1]]:
+            words = [pairs[0][0]]
+            others = f"; {latin[guess == latin[0]]} reads {pairs[0][1]!r}"
+    return f"text in {guess} ({words[0]!r}, a guess{others})" if words else f"text in {guess}", {
+        "encoding": guess
+    }
+
+
+def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> Quoting:
+    """Returns how quotes are read; a single quote in a file without any pair is none."""
+    odd = [number for number, line in enumerate(lines) if line.count('"') % 2]
+    if not form.quotes or not odd:
+        return quoting_of(form)
+    where = f"a quote that is not closed ({lines[odd[0]]:.60})"
+    mark = form.delimiter or delimiter_of(lines[odd[0]])
+    usual = Counter(line.count(mark) for line in lines).most_common(1)[0][0]
+    is_whole = lines[odd[0]].count(mark) == usual and len(odd) == 1
+    if not is_whole or any(line.count('"') > 1 for line in lines):
+        raise DataError(
+            f"{file}: a quoted value spans lines, or it has {where}; write every row on one line,"
+            " or give `quotes=False` if quotes are characters like others"
+        )
+    found.append((where, {"quotes": False}))
+    return csv.QUOTE_NONE
+
+
+def _delimiter(lines: Sequence[str], quoting: Quoting) -> str:
     """Returns the delimiter with which most lines have equally many columns."""
 
     def agreement(mark: str) -> tuple[float, int]:
-        rows = [row for row in csv.reader(lines, delimiter=mark) if any(row)]
+        rows = [row for row in csv.reader(lines, delimiter=mark, quoting=quoting) if any(row)]
         common = Counter(map(len, rows)).most_common(1)
         width, count = common[0] if common else (1, 0)
         return (count / len(rows), width) if width > 1 else (0.0, 1)
@@ -217,10 +224,10 @@ def _delimiter(lines: Sequence[str]) -> str:
 
 
 @lru_cache(1 << 16)
-def _kind(cell: str) -> str:
+def kind_of(cell: str) -> str:
     """Returns what a cell holds: "", number, clock, date or text."""
     cell = cell.strip()
-    if not cell or _NUMBER.fullmatch(cell) or _MARKED.fullmatch(cell):
+    if not cell or _NUMBER.fullmatch(cell) or _MARKED.fullmatch(without_unit(cell)):
         return "number" if cell else ""
     if _CLOCK.fullmatch(cell):
         return "clock"
@@ -233,7 +240,7 @@ def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:
     """Returns whether a row is like most: dates and numbers where they have dates and numbers."""
     if not rows:
         return lambda row: False
-    usual = [_usual(column) for column in zip(*rows[-_KINDS:], strict=True)]
+    usual = [usual_kind(column) for column in zip(*rows[-_KINDS:], strict=True)]
     telling = [place for place, kind in enumerate(usual) if kind not in ("text", "")]
     times = [place for place in telling if usual[place] in ("date", "clock")]
 
@@ -241,16 +248,17 @@ def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:
         if len(row) != len(usual):
             return False
         if times:
-            return all(_kind(row[place]) == usual[place] for place in times)
-        kinds = [_kind(row[place]) for place in telling]
+            return all(kind_of(row[place]) == usual[place] for place in times)
+        kinds = [kind_of(row[place]) for place in telling]
         alike = [kind == usual[place] for kind, place in zip(kinds, telling, strict=True) if kind]
         return sum(alike) * 2 >= len(alike) > 0 if telling else any(row)
 
     return is_row
 
 
-def _usual(cells: Sequence[str]) -> str:
-    kinds = Counter(kind for kind in map(_kind, cells) if kind)
+def usual_kind(cells: Sequence[str]) -> str:
+    """Returns the kind of most cells, "" without any."""
+    kinds = Counter(kind for kind in map(kind_of, cells) if kind)
     return kinds.most_common(1)[0][0] if kinds else ""
 
 
@@ -279,15 +287,25 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 def is_date(name: str) -> bool:
     """Returns whether a column is named by a date or a year."""
-    return _kind(name) == "date" or _YEAR.fullmatch(name.strip()) is not None
+    return kind_of(name) == "date" or _YEAR.fullmatch(name.strip()) is not None
 
 
 def _header_line(rows: list[list[str]], width: int) -> int:
     """Returns the line of the column names: the first one with a different name for each column,
-    else the last one of the width of the rows, before the first row; that one if there is none."""
-    before = [k for k in range(len(rows) - 1) if len(rows[k]) == width]
-    whole = [k for k in before if len({cell.strip() for cell in rows[k]} - {""}) == width]
-    return next(iter(whole), before[-1] if before else len(rows) - 1)
+    of those above the first row without a line of another width between them; else one of which a
+    name is empty, else the last one; that row if there is none."""
+    before = len(rows) - 1
+    while before and len(rows[before - 1]) != width and any(len(r) == width for r in rows[:before]):
+        before -= 1
+    begin = before
+    while begin and len(rows[begin - 1]) == width:
+        begin -= 1
+    if begin == before:
+        return len(rows) - 1
+    names = [{cell.strip() for cell in row} for row in rows[begin:before]]
+    whole = [k for k, cells in enumerate(names) if len(cells) == width]
+    first = next((k for k in whole if "" not in names[k]), next(iter(whole), before - begin - 1))
+    return begin + first
 
 
 def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
@@ -296,21 +314,26 @@ def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
     return ends[0] if ends else 0
 
 
-def _numbers(sample: _Sample, form: CsvFormat, asked: Asked) -> list[Finding]:
+def _numbers(sample: _Sample, form: CsvFormat, others: Sequence[str]) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""
     found, cells, nulls = list[Finding](), list[str](), {*NULL_WORDS, *form.na}
     for name in sample.names:
         values = [cell for cell in sample.column(name) if cell not in nulls]
-        if name not in asked.others and _usual(values[-_KINDS:]) == "number":
+        if name not in others and usual_kind(values[-_KINDS:]) == "number":
             cells += values
-    words = Counter(cell for cell in cells if _kind(cell) != "number")
+    words = Counter(cell for cell in cells if kind_of(cell) != "number")
     numbers = [cell for cell in cells if cell not in words and not _NUMBER.fullmatch(cell)]
+    plain = list(map(without_unit, numbers))
+    if plain != numbers and not form.units:
+        shown = next(cell for cell, number in zip(numbers, plain, strict=True) if cell != number)
+        found.append((f"numbers with signs and units ({shown})", {"units": True}))
+    numbers = [cell for cell in plain if not _NUMBER.fullmatch(cell)]
     matches = [match for match in map(_GROUPS.fullmatch, numbers) if match]
     marks = Counter(next(filter(None, match.groups())) for match in matches)
     has_commas = any("," in cell for cell in numbers)
     if "," not in (form.decimal, form.thousands) and has_commas and not marks[","]:
         if sample.delimiter != "," or any(map(_DECIMAL_COMMA.fullmatch, numbers)):
-            found.append(("numbers with a decimal comma", "`decimal=','`"))
+            found.append(("numbers with a decimal comma", {"decimal": ","}))
         else:
             marks[","] = 1
     if marks and not form.thousands:
@@ -318,74 +341,11 @@ def _numbers(sample: _Sample, form: CsvFormat, asked: Asked) -> list[Finding]:
         found.append(
             (
                 "numbers in groups of three digits",
-                f"`thousands={mark!r}`" if mark.isascii() else f"`thousands='{mark}'`",
+                {"thousands": mark if mark.isascii() else " "},
             )
         )
     is_usual = all(n >= _FEW_WORDS or word in _PLACEHOLDERS for word, n in words.items())
     if is_usual and 0 < len(words) <= _FEW_WORDS:
         shown = " and ".join(map(repr, words))
-        found.append((f"a table with {shown} for no value", f"`na={','.join(words)!r}`"))
+        found.append((f"a table with {shown} for no value", {"na": tuple(words)}))
     return found
-
-
-def _times(sample: _Sample, asked: Asked) -> list[Finding]:
-    """Looks for columns named by times, for times in several columns, and for their format."""
-    wide: Finding = ("a column for each time", "`wide=True`")
-    if are_dates(sample.names):
-        dates = list(filter(is_date, sample.names))
-        return [*([] if asked.wide else [wide]), *_format(dates, asked)]
-    if steps := numbered(sample.names):
-        others = {_usual(sample.column(n)[:_KINDS]) for n in sample.names if n not in steps}
-        if others & {"text"} and not others & {"date", "clock"}:
-            return [] if asked.wide else [wide]
-    names = _time_columns(sample, asked)
-    if asked.wide or not names:
-        return []
-    found = list[Finding]()
-    if len(names) > 1 and asked.time is None:
-        what = f"times in the columns {' and '.join(map(repr, names))}"
-        found.append((what, f"`time={','.join(names)!r}`"))
-    places = [sample.names.index(name) for name in names]
-    rows = [[row[place].strip() for place in places] for row in sample.body]
-    form = _format([" ".join(row) for row in rows if all(row)], asked)
-    if form and not found and asked.time is None:
-        what = f"times in the column {names[0]!r}"
-        found.append((what, f"`time={names[0]!r}`"))
-    return found + form
-
-
-def _time_columns(sample: _Sample, asked: Asked) -> list[str]:
-    if asked.time is not None:
-        names = [asked.time] if asked.time in sample.names else columns_of_time(asked.time)
-        return names if set(names) <= set(sample.names) else []
-    usual = {name: _usual(sample.column(name)[:_KINDS]) for name in sample.names}
-    free = [name for name in sample.names if name not in asked.others]
-    dates, clocks = ([n for n in free if usual[n] == kind] for kind in ("date", "clock"))
-    if dates:
-        return [dates[0], *(clocks if len(clocks) == 1 else [])]
-    parts = [next((n for n in free if n.lower() in names), None) for names in _PARTS]
-    given = [name for name in parts if name is not None and usual[name] == "number"]
-    if parts[0] and parts[1] and len(given) > 1:
-        return given
-    are_years_and_months = (
-        free[:2] == ["1", "2"]
-        and len(free) > 2
-        and all(
-            form.fullmatch(cell)
-            for name, form in zip(free, (_YEAR, _MONTH), strict=False)
-            for cell in sample.column(name)
-        )
-    )
-    return free[:2] if are_years_and_months else []
-
-
-def _format(texts: list[str], asked: Asked) -> list[Finding]:
-    """Returns the formats that read all texts, if they need one."""
-    texts = texts[:_LINES]
-    if asked.time_format is not None or not texts or are_times(pa.array(texts)):
-        return []
-    forms = formats_of(pa.array(texts))
-    if not forms:
-        return []
-    others = f" (or {' or '.join(forms[1:])})" if forms[1:] else ""
-    return [(f"times as {forms[0]}{others}", f"`time_format={forms[0]!r}`")]

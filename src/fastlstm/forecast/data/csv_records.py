@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,16 +32,34 @@ _HEAD_BYTES = 1 << 20
 _UNNAMED = "unnamed "
 _SPACES = " \u00a0\u202f"
 """Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
+_CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹])"
+_UNITS = (
+    rf"^\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)\s*"
+    rf"(?P<scale>K|k|M|B|bn)?\s*(?:%|{_CURRENCY}|\s[bcdefnprsuz]{{1,3}})?(?P<close>\)?)(?P<behind>-?)\s*$"
+)
+"""A number, in place of ~, with signs and units that may stand beside it, or Eurostat's flags."""
+_UNIT = re.compile(_UNITS.replace("~", "[\\d.,' \u2019\u00a0\u202f]*\\d[.,]?"))
+_SCALES = {"K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "bn": 1e9}
 _OTHER_COLUMNS = re.compile(
     r"CSV parse error: (?:Row #(\d+): )?Expected (\d+) columns, got (\d+): ([^\n]*)"
 )
 _NO_ROWS = {
+    "Could not skip initial": "the first line is longer than any header; is it a CSV?",
     "straddling object": f"a line has more than {_BLOCK_BYTES >> 20} MiB; is it a CSV?",
     "Empty CSV file or block": "the first line has no column names; is it a CSV?",
     "out of sync with chunker": "a quoted value spans lines, or a quote is not closed; write every"
     " row on one line",
 }
 """Explanations of Arrow's messages."""
+
+
+Quoting = Literal[0, 3]
+"""Of Python's csv module: with quotes where needed, or none."""
+
+
+def quoting_of(form: CsvFormat) -> Quoting:
+    """Returns how Python's csv module reads quotes."""
+    return csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
 
 
 def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
@@ -69,6 +87,8 @@ class CsvRecords(FileRecords):
         with self._reading():
             text = open_text(self.file, form)[1]
             head = text.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        if head[0].startswith(b"PK\x03\x04"):
+            raise DataError(f"{self.name} is a workbook or a zip; save its sheet as CSV")
         header = next(islice(head, form.skip_rows, None), b"")
         line = header.decode("utf-8", "replace")
         if not line.strip():
@@ -76,7 +96,8 @@ class CsvRecords(FileRecords):
         self._header, self.delimiter = header, form.delimiter or delimiter_of(line)
         self._has_one_column = self.delimiter not in line
         try:
-            columns = next(csv.reader([line.rstrip("\r")], delimiter=self.delimiter))
+            lines, quoting = [line.rstrip("\r")], quoting_of(form)
+            [columns] = csv.reader(lines, delimiter=self.delimiter, quoting=quoting)
         except csv.Error:  # a name of more than 128 KiB
             columns = [line]
         self._names: list[str] | None = None
@@ -87,11 +108,11 @@ class CsvRecords(FileRecords):
             self._names = [
                 n or (f"unnamed {k}" if k > 1 else "") for k, n in zip(places, columns, strict=True)
             ]
-        self._grouped = dict[str, pa.DataType]()
+        self._marked = dict[str, pa.DataType]()
         try:
             with self._open() as reader:
                 _ = reader.schema.names  # decodes them
-                return self._without_groups(reader)
+                return self._without_marks(reader)
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{self.name}: the column names are not UTF-8 ({error.reason} at byte"
@@ -100,54 +121,71 @@ class CsvRecords(FileRecords):
         except (pa.ArrowException, OSError) as error:
             raise self._malformed(error) or damaged(self.name, error) from error
 
-    def _without_groups(self, reader: Any) -> pa.Schema:
-        """Returns the schema; texts of numbers with a mark of thousands count as numbers."""
+    def _without_marks(self, reader: Any) -> pa.Schema:
+        """Returns the schema; texts of numbers with a mark of thousands or units are numbers."""
         kept = [f for f in reader.schema if not _is_unnamed(f) or not pa.types.is_null(f.type)]
         schema = pa.schema(kept)
         texts = [field.name for field in schema if is_text(field.type)]
-        if not self.form.thousands or not texts:
+        if not (self.form.thousands or self.form.units) or not texts:
             return schema
         batch = next(iter(reader), None)
         for name in texts:
             values = None if batch is None else with_nulls(batch.column(name), self.null_words)
-            if values is not None and values.null_count < len(values) and self._are_grouped(values):
-                self._grouped[name] = pa.float64()
-        kinds = [(f.name, self._grouped.get(f.name, f.type)) for f in schema]
+            if values is not None and values.null_count < len(values):
+                parts = pc.extract_regex(values, self._pattern)
+                if parts.null_count == values.null_count:
+                    self._marked[name] = pa.float64()
+        kinds = [(f.name, self._marked.get(f.name, f.type)) for f in schema]
         return pa.schema(kinds)
 
-    def _are_grouped(self, texts: pa.Array) -> bool:
-        mark, decimal = self._thousands(), re.escape(self.form.decimal)
-        form = rf"^\s*[+-]?(\d{{1,3}}({mark}\d{{3}})+|\d*)({decimal}\d*)?\s*$"
-        return pc.all(pc.match_substring_regex(texts, form)).as_py() is not False
-
+    @property
     def _thousands(self) -> str:
         mark = self.form.thousands
-        return f"[{_SPACES}]" if mark in _SPACES else re.escape(mark)
+        return f"[{_SPACES}]" if mark and mark in _SPACES else re.escape(mark)
+
+    @property
+    def _pattern(self) -> str:
+        """Numbers with marks of thousands, signs and units, as an expression of groups."""
+        decimal = re.escape(self.form.decimal)
+        groups = rf"\d{{1,3}}(?:{self._thousands}\d{{3}})+|" if self.form.thousands else ""
+        number = rf"(?:(?:{groups}\d+)(?:{decimal}\d*)?|{decimal}\d+)(?:[eE][+-]?\d+)?"
+        form = _UNITS if self.form.units else r"^\s*(?P<sign>[+-]?)(?P<number>~)\s*$"
+        return form.replace("~", number)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         row = 0
-        asked = {n: pa.string() if n in self._grouped else kind for n, kind in types.items()}
+        asked = {n: pa.string() if n in self._marked else kind for n, kind in types.items()}
         try:
             with self._open(asked) as reader:
                 for batch in reader:
                     is_plain = self._raw is self._text
                     self.done_bytes = self._raw.tell() if is_plain else 0
-                    yield self._ungrouped(_without_empty_texts(batch), types, row)
+                    yield self._unmarked(_without_empty_texts(batch), types, row)
                     row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise self._malformed(error) or self._bad_value(asked, row, error) from error
 
-    def _ungrouped(
+    def _unmarked(
         self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], row: int
     ) -> pa.RecordBatch:
-        for name in self._grouped.keys() & types.keys():
+        for name in self._marked.keys() & types.keys():
             if is_text(types[name]):
                 continue
             column = with_nulls(batch.column(name), self.null_words)
-            if self._are_grouped(column):
-                column = pc.replace_substring_regex(column, self._thousands(), "")
-                column = pc.replace_substring(column, self.form.decimal, ".")
-            numbers = numbers_of(column, self.name, name, row)
+            parts = pc.extract_regex(column, self._pattern)
+            group = {f.name: parts.field(f.name) for f in parts.type}
+            number = group["number"]
+            if self.form.thousands:
+                number = pc.replace_substring_regex(number, self._thousands, "")
+            number = pc.replace_substring(number, self.form.decimal, ".")
+            signs = [group[n] for n in ("open", "sign", "minus", "behind") if n in group]
+            is_negative = pc.match_substring_regex(pc.binary_join_element_wise(*signs, ""), "[-(]")
+            number = pc.binary_join_element_wise(pc.if_else(is_negative, "-", ""), number, "")
+            text = pc.if_else(pc.is_valid(parts), number, column)  # another text is refused
+            numbers = numbers_of(text, self.name, name, row, is_csv=True)
+            if "scale" in group:
+                scales = [_SCALES.get(scale, 1.0) for scale in group["scale"].to_pylist()]
+                numbers = pc.multiply(numbers, pa.array(scales))
             batch = batch.set_column(batch.schema.get_field_index(name), name, numbers)
         return batch
 
@@ -173,6 +211,7 @@ class CsvRecords(FileRecords):
             ),
             arrow_csv.ParseOptions(
                 delimiter=self.delimiter,
+                quote_char='"' if form.quotes else False,
                 ignore_empty_lines=not self._has_one_column,  # or an empty line is a value
             ),
             convert,
@@ -204,7 +243,7 @@ class CsvRecords(FileRecords):
                     if done + batch.num_rows > row:
                         for name in numbers:
                             texts = with_nulls(batch.column(name), self.null_words)
-                            numbers_of(texts, self.name, name, done)
+                            numbers_of(texts, self.name, name, done, is_csv=True)
                     done += batch.num_rows
         except DataError as bad_value:
             return bad_value
@@ -260,6 +299,15 @@ class _Lines(io.RawIOBase):
                 rest = rest.replace(self._repeated, b"\n")
             ready = ready[: begin + 1] + rest[1:]
         self._ready, self._is_first = ready, False
+
+
+def without_unit(cell: str) -> str:
+    """Returns the number of a text that has signs or units beside it; another text as it is."""
+    match = _UNIT.fullmatch(cell)
+    if match is None or cell.strip().lstrip("+-") == match["number"]:
+        return cell
+    is_negative = match["open"] or "-" in match["sign"] + match["minus"] + match["behind"]
+    return "-" * bool(is_negative) + match["number"]
 
 
 def delimiter_of(line: str) -> str:

@@ -23,23 +23,21 @@ from fastlstm.errors import (
 )
 from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.arrange import Arrangement, Policy
-from fastlstm.forecast.data.column_stats import shown
-from fastlstm.forecast.data.csv_look import Asked
+from fastlstm.forecast.data.column_stats import ColumnStats, shown
 from fastlstm.forecast.data.ingest import Codes, TableIngest
 from fastlstm.forecast.data.opening import look_at, open_records
-from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
-from fastlstm.forecast.data.reshaped import reshaped
-from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed
-from fastlstm.forecast.data.stored_values import Dtype, StoredValues, store_values
-from fastlstm.forecast.data.table import DTYPES, Segments, Table
+from fastlstm.forecast.data.reshaped import Head, reshaped
+from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
+from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.time_reader import Clock
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
-from fastlstm.system.storage import fsync_file, read_json, write_file, write_json
+from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
 
@@ -51,10 +49,8 @@ class PrepareOptions:
     Attributes:
         roles: of the columns.
         policy: for disorder, duplicates and gaps.
-        dtype: of stored values; auto means int16 if all values are whole numbers within it, else
-            float32. The error of float16 and int16 is measured and reported.
         time_format: strptime format of times stored as text or whole numbers; or s, ms, us, ns:
-            whole numbers count such units since 1970.
+            whole numbers count such units since 1970; or excel: days since 1900.
         codes: numbers that mean "no value", and look-alikes that are values.
         like: timeline of a table that this one must match, or None.
         csv: format of its CSV files.
@@ -65,7 +61,6 @@ class PrepareOptions:
 
     roles: RoleRequest = field(default_factory=RoleRequest)
     policy: Policy = field(default_factory=Policy)
-    dtype: Dtype = "auto"
     time_format: str | None = None
     codes: Codes = field(default_factory=Codes)
     like: Timeline | None = None
@@ -131,6 +126,7 @@ def prepare_table(
     options: PrepareOptions | None = None,
     cache_dir: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
+    is_trial: bool = False,
 ) -> SeriesDataset:
     """Reads a table into the cache, or opens it from there.
 
@@ -139,6 +135,7 @@ def prepare_table(
         options: how to read it.
         cache_dir: default `environment.cache_dir()`.
         on_progress: called with bytes done and the total in bytes, or None.
+        is_trial: read the first rows only, to try the options.
 
     Raises:
         DataError: the table cannot be used; says where and why.
@@ -153,22 +150,23 @@ def prepare_table(
     options = options or PrepareOptions()
     request = options.roles
     others = (*request.ignore, *request.categorical, *request.static)
-    asked = Asked(request.time, options.time_format, options.wide, others)
-    records = open_records(source, options.csv, asked)
+    records = open_records(source, options.csv, others)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
-    signature = records.signature
+    signature = None if is_trial else records.signature
     key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
-    look_at(records, asked)
-    records, request = reshaped(records, request, options.wide)
+    look_at(records, others)
+    records = Head(records) if is_trial else records
+    records, request = reshaped(records, request, options.wide, options.csv.look)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
+    key_of = partial(series_key, records, request, roles, options.clock)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, problems, on_progress)
+            _prepare(work, records, roles, options, problems, on_progress, key_of)
         records.require_unchanged()
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -185,6 +183,7 @@ def _prepare(
     options: PrepareOptions,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
+    find_key: Callable[[], str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
     like, codes = options.like, options.codes
@@ -203,32 +202,50 @@ def _prepare(
         ingested = read(origins)
     notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
     notes += ingested.notes
-    arrangement = Arrangement(ingested, options.policy, records.name, like)
-    segments, num_rows = arrangement.run(), arrangement.num_rows
+    arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
+    segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
-    stored = store_values(work, num_rows, options.dtype, columns, roles.values)
+    dtype = _store_values(work, arrangement.num_rows, columns)
     repairs = [*ingested.repairs, *_repairs(arrangement, options.policy), *_drops(records, roles)]
-    notes += [*_time_notes(arrangement, ingested, options.policy), *repairs, *stored.notes]
+    notes += [*_time_notes(arrangement, ingested, options.policy), *repairs]
+    notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
-    file = BytesIO()
-    np.save(file, np.stack(rows), allow_pickle=False)
-    write_file(work / "segments.npy", file.getvalue())
+    _save(work / "segments.npy", np.stack(rows))
     own = [ingested.columns[name].origin for name in roles.values]
-    file = BytesIO()
-    np.save(file, np.stack(np.broadcast_arrays(*map(np.atleast_1d, own)), 1), allow_pickle=False)
-    write_file(work / "origins.npy", file.getvalue())
+    _save(work / "origins.npy", np.stack(np.broadcast_arrays(*map(np.atleast_1d, own)), 1))
     names = {name: getattr(ingested, name) for name in ("series", "statics", "categories")}
     # Not write_json: the strict reader would refuse the names of a million series.
     write_file(work / "series.json", json.dumps(names).encode("ascii"))
     write_json(
         work / "schema.json",
-        _schema(roles, ingested, arrangement, stored, notes) | {"repairs": repairs},
+        _schema(roles, ingested, arrangement, dtype, notes) | {"repairs": repairs},
     )
     fsync_file(work / "values.bin")
     for path in (ingested.codes, ingested.times):
         if path is not None:
             path.unlink(missing_ok=True)
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    file = BytesIO()
+    np.save(file, array, allow_pickle=False)
+    write_file(path, file.getvalue())
+
+
+def _store_values(work: Path, num_rows: int, columns: Sequence[ColumnStats]) -> str:
+    """Makes values.bin of values.f32: int16 where that loses nothing; returns the dtype."""
+    source, target = work / "values.f32", work / "values.bin"
+    if not all(column.is_short for column in columns):
+        source.replace(target)
+        return "float32"
+    values = np.memmap(source, dtype=np.float32, mode="r", shape=(num_rows, len(columns)))
+    with target.open("wb", buffering=0) as file:
+        for begin, end in row_blocks(0, num_rows, len(columns)):
+            block = np.where(np.isnan(values[begin:end]), MISSING_INT16, values[begin:end])
+            append(file, block.astype(np.int16).data.cast("B"))
+    source.unlink()
+    return "int16"
 
 
 def _best_origins(ingested: TableIngest) -> dict[str, Any]:
@@ -247,16 +264,14 @@ def _schema(
     roles: Roles,
     ingested: TableIngest,
     arrangement: Arrangement,
-    stored: StoredValues,
+    dtype: str,
     notes: list[str],
 ) -> dict[str, Any]:
     columns = ingested.columns
     return {
         "roles": {**asdict(roles), "notes": []},
-        "dtype": stored.dtype,
+        "dtype": dtype,
         "num_rows": arrangement.num_rows,
-        "scale": stored.scale.tolist(),
-        "offset": stored.offset.tolist(),
         "frequency": arrangement.frequency.to_json(),
         "time_zone": ingested.time_zone,
         "has_clock": ingested.has_clock and ingested.times is not None,
@@ -281,13 +296,12 @@ def _open_table(
     segments = Segments(*(np.ascontiguousarray(row) for row in rows))
     if rows.dtype != np.int64 or not segments.cover(len(values), num_series):
         return None  # the native code trusts them
-    scale, offset = (np.asarray(schema[name], np.float32) for name in ("scale", "offset"))
     origin = np.load(directory / "origins.npy", allow_pickle=False)
-    if {len(scale), len(offset), *origin.shape[1:]} != {len(columns)}:
+    if origin.dtype != np.float64 or origin.shape not in [
+        (n, len(columns)) for n in (1, num_series)
+    ]:
         return None
-    if origin.dtype != np.float64 or len(origin) not in (1, num_series):
-        return None
-    return Table(values, columns, segments, scale, offset, origin)
+    return Table(values, columns, segments, origin)
 
 
 def _open(
@@ -335,8 +349,9 @@ def _column_notes(
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
-            no_values = f"{origin}: column '{name}' has no values; leave it out with "
-            problems.add(DataError(f"{no_values}`ignore={name!r}`"), name)
+            what, cure = f"column '{name}' has no values", {"ignore": (name,)}
+            text = f"{origin}: {what}; leave it out with {settings(cure)}"
+            problems.add(CurableError(text, (f"{what} in {ingested.num_rows:,} rows", cure)), name)
             continue
         if low == high:
             notes.append(f"column '{name}' is constant ({low:g}): it carries no information")
@@ -364,11 +379,12 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
             low, high = column.others_than(far)
             what = "row" if name in ingested.columns else "series"
             count = counted(sum(far.values()), what)
-            error = DataError(
-                f"{origin}: column '{name}' is {' and '.join(map(shown, far))} in {count} and"
-                f" between {low:g} and {high:g} in all others, which looks like a code for no"
-                f" value; give {_codes('missing_value', *codes.missing, *far)} if it is one, or"
-                f" {_codes('keep_value', *codes.kept, *far)} if it is a value"
+            what = f"column '{name}' is {' and '.join(map(shown, far))} in {count}"
+            error = CurableError(
+                f"{origin}: {what} and between {low:g} and {high:g} in all others, which looks like"
+                f" a code for no value; give {_codes('missing_value', *codes.missing, *far)} if it"
+                f" is one, or {_codes('keep_value', *codes.kept, *far)} if it is a value",
+                (what, {"missing_value": tuple(far)}),
             )
             problems.add(error, name)
 

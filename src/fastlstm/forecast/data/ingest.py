@@ -30,7 +30,7 @@ from fastlstm.forecast.data.records import (
 )
 from fastlstm.forecast.data.roles import Roles
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.time_reader import EPOCH_UNITS, Clock, TimeReader
+from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, Clock, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
@@ -165,7 +165,7 @@ class TableIngest:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
                 types[name] = kind if is_kept else pa.float64()
         if roles.time is not None:
-            is_number = self._clock.format in (None, *EPOCH_UNITS)
+            is_number = self._clock.format in (None, EXCEL, *EPOCH_UNITS)
             types[roles.time] = kinds[roles.time] if is_number else pa.string()
         if roles.series is not None:  # 007 is not 7
             types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]
@@ -280,7 +280,7 @@ class TableIngest:
         kinds, kind = pa.types, column.type
         if is_text(kind):
             column = self._without_null_words(column)
-            column = numbers_of(column, self._name, name, self.num_rows)
+            column = numbers_of(column, self._name, name, self.num_rows, self._is_parsed)
         elif kinds.is_boolean(kind) or kinds.is_decimal(kind) or kinds.is_null(kind):
             column = column.cast(pa.float64())
         elif not (kinds.is_floating(kind) or kinds.is_integer(kind)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import DataError
 from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.csv_look import Asked, require_expected
+from fastlstm.forecast.data.csv_look import require_expected
 from fastlstm.forecast.data.csv_records import CsvRecords
 from fastlstm.forecast.data.records import (
     ArrowRecords,
@@ -17,7 +18,6 @@ from fastlstm.forecast.data.records import (
     NumpyRecords,
     ParquetRecords,
     Records,
-    joined,
 )
 from fastlstm.forecast.data.table_files import SUFFIXES, TableFile, require_files
 
@@ -30,14 +30,17 @@ _KINDS: dict[str, type[FileRecords]] = {
 _MAX_LOOKS = 8
 
 
-def open_records(source: Any, form: CsvFormat | None = None, asked: Asked | None = None) -> Records:
+def open_records(
+    source: Any, form: CsvFormat | None = None, others: Sequence[str] | None = None
+) -> Records:
     """Opens a source of rows; reads only its columns.
 
     Args:
         source: a path, a directory, a glob, a URL, several of them, or a frame; records are
             returned as they are.
         form: of CSV files.
-        asked: of the table; a CSV without columns that can be read is then looked at.
+        others: columns that a look at a CSV leaves out; a CSV without columns that can be read is
+            then looked at.
 
     Raises:
         DataError: there is no such file, or no table in it.
@@ -47,19 +50,20 @@ def open_records(source: Any, form: CsvFormat | None = None, asked: Asked | None
     files = require_files(source)
     if files is None:
         return FrameRecords(source)
-    return joined([open_file(path, form, asked) for path in files])
+    parts = [open_file(path, form, others) for path in files]
+    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
 
-def look_at(records: Records, asked: Asked) -> None:
+def look_at(records: Records, others: Sequence[str]) -> None:
     """Raises DataError if CSV files, of many a few, look like another format than theirs."""
     files = records.parts if isinstance(records, JoinedRecords) else [records]
     for part in files[:: -(-len(files) // _MAX_LOOKS)]:
         if isinstance(part, CsvRecords) and part.form.look:
-            require_expected(part.file, part.form, asked)
+            require_expected(part.file, part.form, others)
 
 
 def open_file(
-    file: TableFile, form: CsvFormat | None = None, asked: Asked | None = None
+    file: TableFile, form: CsvFormat | None = None, others: Sequence[str] | None = None
 ) -> Records:
     """Opens one file of a table; see `open_records`."""
     if isinstance(file, Path) and not file.is_file():
@@ -71,8 +75,8 @@ def open_file(
     try:
         return CsvRecords(file, form) if kind is None else kind(file)
     except DataError:
-        if kind is None and form.look and asked is not None:
-            require_expected(file, form, asked)
+        if kind is None and form.look and others is not None:
+            require_expected(file, form, others)
         raise
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}") from error

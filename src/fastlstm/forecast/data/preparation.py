@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fastlstm.errors import DataError
-from fastlstm.forecast.config import ForecastConfig
+from fastlstm.errors import ConfigError, DataError, DataErrors
+from fastlstm.forecast.config import READING, ForecastConfig
 from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
 from fastlstm.forecast.data.arrange import Policy
 from fastlstm.forecast.data.calendar import with_calendar
+from fastlstm.forecast.data.csv_look import LOOK_HINT
 from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
 from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.problems import (
+    Finding,
+    findings,
+    listed_findings,
+    looks_like,
+    merged,
+    settings,
+)
 from fastlstm.forecast.data.roles import RoleRequest
-from fastlstm.forecast.data.stored_values import Dtype
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
 ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
+_MAX_TRIALS = 8
 Progress = Callable[[int, int | None], None]
 
 
@@ -32,7 +42,6 @@ def prepare(
     frame: Any,
     config: ForecastConfig,
     on_progress: Progress | None = None,
-    dtype: Dtype = "auto",
     like: Timeline | None = None,
     roles: RoleRequest | None = None,
 ) -> SeriesDataset:
@@ -42,18 +51,69 @@ def prepare(
         frame: the table.
         config: of the forecaster.
         on_progress: called with bytes done and the total in bytes, or None.
-        dtype: of stored values.
         like: timeline of a table that this one must match, or None.
         roles: of the columns; default those of `config`, whose calendar is added.
     """
-    options = prepare_options(config, dtype, like, roles)
-    dataset = prepare_table(frame, options, config.cache_dir, on_progress)
+    options = prepare_options(config, like, roles)
+    try:
+        dataset = _read(frame, options, config, on_progress)
+    except DataError as error:
+        if roles is None and (found := findings(error)):
+            raise _with_all_options(error, found, frame, config) from None
+        raise
     return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
+
+
+def _read(
+    frame: Any,
+    options: PrepareOptions,
+    config: ForecastConfig,
+    on_progress: Progress | None = None,
+    is_trial: bool = False,
+) -> SeriesDataset:
+    try:
+        return prepare_table(frame, options, config.cache_dir, on_progress, is_trial)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"byte {error.object[error.start]:#x} is no character in"
+            f" `encoding={options.csv.encoding!r}`; give another, or correct the file"
+        ) from error
+
+
+def _with_all_options(
+    error: DataError, found: list[Finding], frame: Any, config: ForecastConfig
+) -> DataError:
+    """Returns an error with all options that the first rows of a table need, found by trial."""
+    own = {name: getattr(config, name) for name in READING + ROLES}
+    every, rest = list(found), ""
+    for _ in range(_MAX_TRIALS):
+        try:
+            tried = replace(config, **merged(every, own))
+            _read(frame, prepare_options(tried), config, is_trial=True)
+            break
+        except DataError as next_error:
+            more = [one for one in findings(next_error) if one not in every]
+            if not more:
+                rest = "" if str(next_error) == str(error) else f"; then: {next_error}"
+                break
+            every += more
+        except ConfigError:  # options that exclude each other
+            return error
+    cure = f"add {settings(merged(every))}{rest}"
+    if isinstance(error, DataErrors):
+        return DataErrors(*error.args, DataError(f"for all of these {cure}"))
+    if len(every) == len(found):
+        return DataError(f"{error}{rest}") if rest else error
+    name, is_look, text = str(error).partition(" looks like ")
+    if is_look and ": add " in text:
+        return looks_like(name, every, rest or (LOOK_HINT if LOOK_HINT in text else ""))
+    return DataError(
+        f"{error}; with that it looks like {listed_findings(every[len(found) :])}: {cure}"
+    )
 
 
 def prepare_options(
     config: ForecastConfig,
-    dtype: Dtype = "auto",
     like: Timeline | None = None,
     roles: RoleRequest | None = None,
 ) -> PrepareOptions:
@@ -63,7 +123,7 @@ def prepare_options(
     roles = roles or role_request(config)
     csv = CsvFormat(**{name: getattr(config, name) for name in CSV_OPTIONS})
     return PrepareOptions(
-        roles, policy, dtype, config.time_format, codes, like, csv,
+        roles, policy, config.time_format, codes, like, csv,
         config.wide, config.tz, config.snap,
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from pyarrow import parquet as pq
 
 from fastlstm.errors import DataError, kind_of_value
 from fastlstm.forecast.data.names import canonical
+from fastlstm.forecast.data.problems import CurableError, Finding
 from fastlstm.forecast.data.table import require_matrix, row_blocks, rows_at_once
 from fastlstm.forecast.data.table_files import (
     TableFile,
@@ -41,6 +42,8 @@ _FIRST_TEXTS = 300
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 """A number as Arrow reads it, but for infinities."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+_LONGEST_WORD = 12
 
 
 class Records(ABC):
@@ -256,11 +259,6 @@ def _joined_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     return floating[0] if floating and pa.types.is_integer(present[0]) else present[0]
 
 
-def joined(files: Sequence[Records]) -> Records:
-    """Returns the rows of one file or more, in order. Raises DataError for different columns."""
-    return files[0] if len(files) == 1 else JoinedRecords(files)
-
-
 def require_distinct(names: Sequence[str], origin: str) -> None:
     """Raises DataError for two columns of one name."""
     double = [name for name, count in Counter(names).items() if count > 1]
@@ -281,10 +279,15 @@ def is_text(kind: pa.DataType) -> bool:
 
 def with_nulls(column: pa.Array, words: Sequence[str]) -> pa.Array:
     """Returns texts of a CSV with the `words` that mean "no value" (NA, null …) as null."""
-    return pc.if_else(pc.is_in(column, pa.array(words)), pa.scalar(None, column.type), column)
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())
+    is_word = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(words, column.type))
+    return pc.if_else(is_word, pa.scalar(None, column.type), column)
 
 
-def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.Array:
+def numbers_of(
+    texts: pa.Array, origin: str, column: str, first_row: int, is_csv: bool = False
+) -> pa.Array:
     """Returns texts from row `first_row` on as float64; raises DataError for another text."""
 
     def read(part: pa.Array) -> pa.Array:
@@ -295,10 +298,21 @@ def numbers_of(texts: pa.Array, origin: str, column: str, first_row: int) -> pa.
     except pa.ArrowInvalid as error:
         row, text = first_refused(texts, read)
         how = " with a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(text) else ""
-        raise DataError(
-            f"{origin}: column '{column}' has the text {text[:40]!r} in row {first_row + row + 1},"
-            f" expected numbers{how}; correct it, or, unless it is a target, read the column as"
-            f" names with `categorical={column!r}`, or leave it out with `ignore={column!r}`"
+        what = f"column '{column}' has the text {text[:40]!r} in row {first_row + row + 1}"
+        found, cure = list[Finding](), ""
+        if is_csv and _GROUPED.fullmatch(text):
+            found, cure = [(what, {"thousands": ","})], "give `thousands=','` if it is a number, "
+        elif is_csv and text.strip() == column:
+            found = [("a header that rows repeat", {"skip_headers": True})]
+            cure = "give `skip_headers=True`, "
+        elif is_csv and not any(map(str.isdecimal, text)) and len(text) <= _LONGEST_WORD:
+            found = [(what, {"na": (text.strip(),)})]
+            cure = f"give `na={text.strip()!r}` if it means no value, "
+        raise CurableError(
+            f"{origin}: {what}, expected numbers{how}; {cure}correct it, or, unless it is a target,"
+            f" read the column as names with `categorical={column!r}`, or leave it out with"
+            f" `ignore={column!r}`",
+            *found,
         ) from error
 
 

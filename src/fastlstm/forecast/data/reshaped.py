@@ -11,7 +11,7 @@ series: each of its rows becomes several, with the columns unique_id, ds and y.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,38 +20,59 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastlstm.errors import DataError
-from fastlstm.forecast.data.csv_look import are_dates, is_date, numbered
+from fastlstm.forecast.data.csv_look import LOOK_HINT, are_dates, is_date, numbered
+from fastlstm.forecast.data.problems import looks_like
 from fastlstm.forecast.data.records import Records, is_text, numbers_of, with_nulls
-from fastlstm.forecast.data.roles import RoleRequest, find_time, is_number, listed
-from fastlstm.forecast.data.time_text import columns_of_time
+from fastlstm.forecast.data.roles import (
+    RoleRequest,
+    find_time,
+    is_number,
+    listed,
+    named_columns,
+)
+from fastlstm.forecast.data.time_text import parts_of
 
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_HEAD_ROWS = 1 << 17
 _SERIES, _TIME, _TARGET = "unique_id", "ds", "y"
 
 
-def reshaped(records: Records, request: RoleRequest, wide: bool) -> tuple[Records, RoleRequest]:
+def reshaped(
+    records: Records, request: RoleRequest, wide: bool, may_ask: bool
+) -> tuple[Records, RoleRequest]:
     """Returns a table with one column of times and one of targets, and the roles of its columns.
 
     Args:
         records: the table.
         request: roles of its columns; its time may be several columns with commas between them.
         wide: the table has a column per time or per series.
+        may_ask: refuse a table that looks wide and is not said to be.
 
     Raises:
         DataError: a wide table without such columns.
     """
-    names = records.schema.names
-    if request.time is not None and request.time not in names:
-        parts = columns_of_time(request.time)
-        if len(parts) > 1 and set(parts) <= set(names):
-            records = _JoinedTimes(records, request.time, parts)
+    for label, mark in ((request.time, " "), (request.series, "/")):
+        names = records.schema.names
+        parts = [] if label is None or label in names else parts_of(label)
+        columns = [next(iter(named_columns(part, names)), "") for part in parts]
+        if len(columns) > 1 and "" not in columns and not (wide and mark == "/"):
+            assert label is not None
+            kept = {*request.future, *request.static, *(request.past or ()), *request.target}
+            records = _Joined(records, label, columns, mark, kept)
+    columns = [name for name in records.schema.names if name not in request.ignore]
+    months, steps = _months(records, columns), numbered(columns)
+    others = [name for name in columns if name not in steps]
+    is_by_time = bool(months) or are_dates(columns)
+    if steps and not is_by_time and request.time is None:
+        is_by_time = any(is_text(records.schema.field(n).type) for n in others) and (
+            find_time(records, others) is None
+        )
+    if not wide and is_by_time and may_ask:
+        what = f"a column for each {'month' if months else 'time'}"
+        raise looks_like(records.name, [(what, {"wide": True})], LOOK_HINT)
     if not wide:
         return records, request
-    columns = [name for name in records.schema.names if name not in request.ignore]
-    steps = numbered(columns)
-    others = [name for name in columns if name not in steps]
-    if are_dates(columns) or (steps and (request.time or find_time(records, others)) is None):
-        return _by_time(records, request, columns)
-    return _by_series(records, request, columns)
+    return (_by_time if is_by_time else _by_series)(records, request, columns)
 
 
 class _Reshaped(Records):
@@ -71,25 +92,28 @@ class _Reshaped(Records):
         return pa.RecordBatch.from_arrays([columns[name] for name in names], names=list(names))
 
 
-class _JoinedTimes(_Reshaped):
-    """A table with a column of times, `label`, made of the columns `parts`."""
+class _Joined(_Reshaped):
+    """A table with a column of texts, `label`, made of the columns `parts`; these are left out,
+    but for those `kept`."""
 
-    def __init__(self, records: Records, label: str, parts: list[str]) -> None:
-        others = [(f.name, f.type) for f in records.schema if f.name not in parts]
+    def __init__(
+        self, records: Records, label: str, parts: list[str], mark: str, kept: Collection[str]
+    ) -> None:
+        others = [(f.name, f.type) for f in records.schema if f.name not in {*parts} - {*kept}]
         super().__init__(records, [(label, pa.string()), *others])
-        self._label, self._parts = label, parts
+        self._label, self._parts, self._mark = label, parts, mark
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         asked = {name: kind for name, kind in types.items() if name != self._label}
         if self._label in types:
             own = self._records.schema
             kinds = {n: pa.string() if self.is_parsed else own.field(n).type for n in self._parts}
-            asked |= kinds
+            asked = kinds | asked
         for batch in self._records.batches(asked):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             if self._label in types:
                 texts = [_text(columns[name]) for name in self._parts]
-                columns[self._label] = pc.binary_join_element_wise(*texts, " ")
+                columns[self._label] = pc.binary_join_element_wise(*texts, self._mark)
             yield self._select(columns, list(types))
 
 
@@ -102,51 +126,75 @@ def _text(column: pa.Array) -> pa.Array:
 def _by_time(
     records: Records, request: RoleRequest, columns: list[str]
 ) -> tuple[Records, RoleRequest]:
-    """A row per series and a column per time; the series are named by the columns of text."""
-    steps = numbered(columns)
-    times = steps or list(filter(is_date, columns))
-    schema, others = records.schema, [name for name in columns if name not in times]
-    texts = [name for name in others if is_text(schema.field(name).type)]
-    names = columns_of_time(request.series) if request.series else texts or others[:1]
-    if missing := [name for name in names if name not in schema.names]:
+    """A row per series or year, a column per time or month; columns of text name the series."""
+    months, steps = _months(records, columns), numbered(columns)
+    times = months[1:] or steps or list(filter(is_date, columns))
+    others = [name for name in columns if name not in (*times, *months)]
+    texts = [name for name in others if is_text(records.schema.field(name).type)]
+    names = parts_of(request.series) if request.series else texts or others[: not months]
+    if missing := [name for name in names if name not in columns]:
         raise DataError(
-            f"{records.name} has no column '{missing[0]}'; its columns: {listed(names)}"
+            f"{records.name} has no column '{missing[0]}'; its columns: {listed(columns)}"
         )
     roles = replace(
-        request, series=_SERIES, time=_TIME, target=(_TARGET,), past=(), static=(), ignore=()
-    )
-    return _TimeColumns(records, names, times, bool(steps)), roles
+        request, series=_SERIES if names else None, time=_TIME, target=(_TARGET,), past=(),
+        static=(), ignore=(),
+    )  # fmt: skip
+    kind = pa.int64() if times == steps else pa.string()
+    return _TimeColumns(records, names, times, kind, "".join(months[:1])), roles
 
 
 class _TimeColumns(_Reshaped):
     """A row for each series and time of a table with a column for each of the `times`."""
 
     def __init__(
-        self, records: Records, names: list[str], times: list[str], are_steps: bool
+        self, records: Records, names: list[str], times: list[str], kind: pa.DataType, year: str
     ) -> None:
-        kind = pa.int64() if are_steps else pa.string()
-        super().__init__(records, [(_SERIES, pa.string()), (_TIME, kind), (_TARGET, pa.float64())])
-        self._names, self._times = names, times
-        own = [int("".join(filter(str.isdecimal, t))) for t in times] if are_steps else times
+        series = [] if year and not names else [(_SERIES, pa.string())]
+        super().__init__(records, [*series, (_TIME, kind), (_TARGET, pa.float64())])
+        self._names, self._times, self._year = names, times, year
+        own: Sequence[Any] = times
+        if year:
+            own = [f"-{month:02}-01" for month in range(1, 13)]
+        elif kind == pa.int64():
+            own = [int("".join(filter(str.isdecimal, time))) for time in times]
         self._labels = pa.array(own, kind)
 
     def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         schema = self._records.schema
         asked = {n: pa.string() if self.is_parsed else schema.field(n).type for n in self._names}
-        asked |= {n: schema.field(n).type for n in self._times}
+        asked |= {n: schema.field(n).type for n in (*self._times, self._year) if n}
         row, num = 0, len(self._times)
         for batch in self._records.batches(asked):
             names = [pc.fill_null(batch.column(n).cast(pa.string()), "") for n in self._names]
-            label = pc.utf8_trim(pc.binary_join_element_wise(*names, "/"), "/")
             which = np.repeat(np.arange(len(batch), dtype=np.int32), num)
-            numbers = _numbers(self._records, batch, self._times, row)
+            numbers = _numbers(self._records, batch, self._times, row).ravel()
+            times = self._labels.take(pa.array(np.tile(np.arange(num), len(batch))))
+            label = pa.array([""] * len(batch))
+            if names:
+                label = pc.utf8_trim(pc.binary_join_element_wise(*names, "/"), "/")
+            if self._year:
+                years = batch.column(self._year).cast(pa.string()).take(pa.array(which))
+                times = pc.binary_join_element_wise(years, times, "")
             columns = {
                 _SERIES: pa.DictionaryArray.from_arrays(which, label),
-                _TIME: self._labels.take(pa.array(np.tile(np.arange(num), len(batch)))),
-                _TARGET: pa.array(numbers.ravel(), from_pandas=True),
+                _TIME: times,
+                _TARGET: pa.array(numbers, from_pandas=True),
             }
             row += len(batch)
-            yield self._select(columns, list(types))
+            end = len(numbers)
+            if self._year and not self._names:  # months of the last year that are still to come
+                end = int(np.flatnonzero(~np.isnan(numbers)).max(initial=-1)) + 1
+            yield self._select(columns, list(types)).slice(0, end)
+
+
+def _months(records: Records, columns: Sequence[str]) -> list[str]:
+    """Returns the columns of the years and of January to December; none without all of them."""
+    plain = {name.strip().lower()[:3]: name for name in columns if name.strip().isalpha()}
+    months = [plain.get(name, "") for name in _MONTHS]
+    year = next((n for n in columns if n.strip().lower() in ("year", "yr")), "")
+    is_year = bool(year) and pa.types.is_integer(records.schema.field(year).type)
+    return [year, *months] if all(months) and is_year else []
 
 
 def _by_series(
@@ -195,6 +243,23 @@ def _numbers(records: Records, batch: pa.RecordBatch, names: Sequence[str], row:
     for place, name in enumerate(names):
         column = batch.column(name)
         if is_text(column.type):
-            column = numbers_of(with_nulls(column, records.null_words), records.name, name, row)
+            column = with_nulls(column, records.null_words)
+            column = numbers_of(column, records.name, name, row, records.is_parsed)
         matrix[:, place] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return matrix
+
+
+class Head(_Reshaped):
+    """The first rows of a table, to try options on; its files are not kept in the cache."""
+
+    def __init__(self, records: Records) -> None:
+        super().__init__(records, list(records.schema))
+        self.signature, self.jumps = None, records.jumps
+
+    def batches(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        num = 0
+        for batch in self._records.batches(types):
+            yield batch
+            num += len(batch)
+            if num >= _HEAD_ROWS:
+                return

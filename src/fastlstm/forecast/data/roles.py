@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
-from fastlstm.forecast.data.problems import Problems
+from fastlstm.forecast.data.csv_look import usual_kind
+from fastlstm.forecast.data.problems import (
+    CurableError,
+    Problems,
+    looks_like,
+    merged,
+    settings,
+)
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
-from fastlstm.forecast.data.time_reader import refuse_unread_time
+from fastlstm.forecast.data.time_reader import (
+    Clock,
+    TimeReader,
+    refuse_unread_time,
+)
 from fastlstm.forecast.data.time_text import (
-    are_like_dates,
     are_mostly_times,
     are_times,
+    finding_of_format,
     formats_of,
+    parts_of,
 )
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
+_TARGET = re.compile("val|sale|unit|count|cnt|qty|quant|demand|load|close|case|revenue", re.I)
+_PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|_nbr|_num)$", re.I)
+"""Columns that are probably forecast, and others that are not."""
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
@@ -30,7 +49,11 @@ RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
 """Roles of any number of columns."""
+_PARTS = (("year", "yr"), ("month", "mon", "mo"), ("day", "dy"), ("hour", "hr"))
+"""Names of columns that are parts of a time."""
+_YEAR, _MONTH = re.compile(r"(18|19|20)\d\d"), re.compile(r"0?[1-9]|1[0-2]")
 _NUMBER = rf"^\s*{NUMBER}\s*$"
+_KEY_ROWS, _KEY_COLUMNS, _KEY_CHOICES = 1 << 17, 4, 6
 _MAX_COLUMNS = 1 << 16
 _MAX_LISTED = 40
 _MAX_WORD = 20
@@ -111,21 +134,22 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             " expected a row per time and a column per quantity: is the table transposed?"
         )
     request = _existing(names, request, origin, problems)
-    numbers = {field.name for field in schema if is_number(field.type)}
-    usable_numbers = numbers.difference(COUNTERS)
+    usable_numbers = {f.name for f in schema if is_number(f.type)}.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     free = [name for name in free if name != series]
-    time = request.time or _first(TIME_NAMES, free) or find_time(records, free)
+    time = request.time or find_time(records, free)
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
     if not target and request.has_target:
         named = _first(TARGET_NAMES, [name for name in names if name not in taken])
         others = [name for name in names if name in usable_numbers and name not in taken]
-        target = (named,) if named else tuple(others if series is None else ())
+        target = (named,) if named else tuple(others if series is None or not others[1:] else ())
         if not target:
-            raise _no_target(names, bool(numbers), origin)
+            _refuse_numbers(records, [name for name in names if name not in taken], problems)
+            problems.raise_all()
+            raise _no_target(names, others, origin)
         if not named:
             notes.append(f"target: all numbers, {listed(target)}")
     taken |= set(target)
@@ -153,6 +177,43 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     return roles
 
 
+def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Clock) -> str:
+    """Returns the fewest columns, joined by commas, in whose combinations no time comes twice and
+    most times are one step apart, as the first rows show; "" without any."""
+    if roles.time is None:
+        return ""
+    base = parts_of(roles.series) if roles.series else []
+    taken = {roles.time, *base, *request.target, *request.future, *COUNTERS}
+    kinds = {f.name: f.type for f in records.schema if f.name not in taken}
+    likely = [n for n, k in kinds.items() if is_text(k) or pa.types.is_dictionary(k)]
+    likely += [n for n, k in kinds.items() if pa.types.is_integer(k)]
+    likely = likely[:_MAX_LISTED]
+    types = {n: records.schema.field(n).type for n in (roles.time, *base, *likely)}
+    batch = next(records.batches(types)).slice(0, _KEY_ROWS)
+    texts = batch.column(roles.time)
+    texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
+    times = TimeReader(roles.time, records.name, clock).read(texts, 0)
+    codes = {name: _codes(batch.column(name)) for name in (*base, *likely)}
+    likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
+        :_KEY_CHOICES
+    ]
+    for count in range(0 if base else 1, _KEY_COLUMNS):
+        for more in combinations(likely, count):
+            names = [*base, *more]
+            order = np.lexsort((times, *(codes[name] for name in names)))
+            is_same = ~np.any([np.diff(codes[name][order]) for name in names], axis=0)
+            steps = np.diff(times[order])[is_same]
+            usual = np.unique(steps, return_counts=True)[1].max(initial=0)
+            if 2 * usual > len(steps) > len(times) / 2 and steps.min() > 0:
+                return ",".join(more and names)
+    return ""
+
+
+def _codes(column: pa.Array) -> NDArray[np.int64]:
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    return np.asarray(encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Returns whether a column of this type holds numbers; one without values counts."""
     kinds = pa.types
@@ -161,28 +222,67 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def find_time(records: Records, free: Sequence[str]) -> str | None:
-    """Returns the only column of times; refuses what may be times but is not read as such."""
+    """Returns the column of times; refuses what may be times but is not read as such."""
     kinds = {name: records.schema.field(name).type for name in free}
-    times = [
-        n for n, kind in kinds.items() if pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    is_typed = {
+        n: pa.types.is_timestamp(kind) or pa.types.is_date(kind) for n, kind in kinds.items()
+    }
+    named, typed = _first(TIME_NAMES, free), [name for name in free if is_typed[name]]
+    parts = {name for names in _PARTS for name in names} | {"1", "2"}
+    likely = [
+        n
+        for n, kind in kinds.items()
+        if is_text(kind) or is_typed[n] or pa.types.is_time(kind) or n.lower() in parts
     ]
-    if len(times) == 1:
-        return times[0]
-    texts = records.first_texts([name for name, kind in kinds.items() if is_text(kind)])
+    if likely == [named]:
+        return named
+    texts = records.first_texts(likely)
+    if len(joined := _parts_of_time(texts, named)) > 1:
+        what = f"times in the columns {' and '.join(map(repr, joined))}"
+        raise looks_like(records.name, [(what, {"time": ",".join(joined)})], "")
+    texts = {name: values for name, values in texts.items() if is_text(kinds[name])}
+    if named or len(typed) == 1:
+        return named or typed[0]
+    times = typed
     for is_time in (are_times, are_mostly_times):  # the row of another text is then refused
         times = times or [name for name, values in texts.items() if is_time(values)]
         if len(times) == 1:
             return times[0]
     for name, values in texts.items():
-        if are_like_dates(values):
-            form = next(iter(formats_of(values)), "%d.%m.%Y %H:%M")
-            raise DataError(
+        if len(values) and usual_kind(values.to_pylist()) == "date":
+            forms = [] if are_times(values) else formats_of(values) or ["%d.%m.%Y %H:%M"]
+            found = (f"times in the column {name!r}", {"time": name}), *finding_of_format(forms)
+            more = f" with, for example, {settings(merged(found[1:]))}" if forms else ""
+            raise CurableError(
                 f"{records.name}: column '{name}' looks like times ({values[0].as_py()[:40]!r})"
-                f" but is not read as the time column: give `time={name!r}` with, for example,"
-                f" `time_format={form!r}`, or `ignore={name!r}`"
+                f" but is not read as the time column: give `time={name!r}`{more}, or"
+                f" `ignore={name!r}`",
+                *found,
             )
     refuse_unread_time(records, free)
     return None
+
+
+def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str]:
+    """Returns the columns that hold the times together: a date and a clock, or year, month …"""
+    usual = {name: usual_kind(values.to_pylist()) for name, values in texts.items()}
+    dates, clocks = ([n for n in texts if usual[n] == kind] for kind in ("date", "clock"))
+    if dates:
+        date = named if named in dates else dates[0]
+        is_repeated = len(pc.unique(texts[date])) < len(texts[date])
+        return [date, *(clocks if is_repeated and len(clocks) == 1 else [])]
+    parts = [next((n for n in texts if n.lower() in names), None) for names in _PARTS]
+    given = [name for name in parts if name is not None and usual[name] == "number"]
+    if parts[0] and parts[1] and len(given) > 1 and named is None:
+        return given
+    years, months = (texts.get(name) for name in ("1", "2"))
+    is_month = (
+        years is not None
+        and months is not None
+        and all(map(_YEAR.fullmatch, years.to_pylist()))
+        and all(map(_MONTH.fullmatch, months.to_pylist()))
+    )
+    return ["1", "2"] if is_month else []
 
 
 def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) -> None:
@@ -194,24 +294,26 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
     for name, values in texts.items():
         is_number = pc.match_substring_regex(values, _NUMBER)
         if 2 * pc.sum(is_number).as_py() > len(values):
-            word = _first_word(records, name)
-            problems.add(
-                DataError(
-                    f"{records.name}: column '{name}' holds numbers and {word!r}; if that means no"
-                    f" value, give `na={word!r}`, or leave the column out with `ignore={name!r}`"
-                ),
-                name,
-            )
+            problems.add(_other_word(records, name), name)
 
 
-def _first_word(records: Records, name: str) -> str:
-    """Returns the first text of a column that is no number."""
+def _other_word(records: Records, name: str) -> CurableError:
+    """Returns the error for a column of numbers and a word: the first text that is no number."""
+    word = ""
     for batch in records.batches({name: pa.string()}):
         column = with_nulls(batch.column(name), records.null_words).drop_null()
         words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
         if len(words):
-            return str(words[0].as_py())[:_MAX_WORD]
-    return ""
+            word = str(words[0].as_py()).strip()[:_MAX_WORD]
+            break
+    if word == name.strip():
+        return looks_like(records.name, [("a header that rows repeat", {"skip_headers": True})], "")
+    what, cure = f"column '{name}' holds numbers and {word!r}", {"na": (word,)}
+    return CurableError(
+        f"{records.name}: {what}; if that means no value, give {settings(cure)}, or leave the"
+        f" column out with `ignore={name!r}`",
+        (what, cure),
+    )
 
 
 def _columns(roles: RoleRequest | Roles, role: str) -> tuple[str, ...]:
@@ -225,13 +327,22 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_LISTED]) + more
 
 
-def _no_target(names: Sequence[str], has_numbers: bool, origin: str) -> DataError:
+def _no_target(names: Sequence[str], numbers: Sequence[str], origin: str) -> DataError:
     columns = f" (its columns: {listed(names)})"
-    if not has_numbers:
-        why = "numbers are digits with a decimal point, without signs such as $ or %"
-        cure = "for decimal commas give `decimal=','`, for 1,000 `thousands=','`"
-        return DataError(f"{origin} has no column of numbers to forecast{columns}: {why}; {cure}")
-    return DataError(f"{origin} has no column 'y' to forecast; name one with `target`{columns}")
+    if not numbers:
+        return DataError(
+            f"{origin} has no column of numbers to forecast{columns}: numbers are digits with a"
+            " decimal point; for decimal commas give `decimal=','`, for 1,000 `thousands=','`, for"
+            " signs such as $ or % `units=True`"
+        )
+    free = [name for name in numbers if not _PLACE.search(name)] or numbers
+    likely = next(filter(_TARGET.search, free), free[0])
+    others = [name for name in numbers if name != likely]
+    return CurableError(
+        f"{origin} has no column 'y' to forecast; name one with `target`, such as"
+        f" `target={likely!r}`{columns}",
+        (f"a table of several numbers (or {listed(others)})", {"target": likely}),
+    )
 
 
 def _first(wanted: Sequence[str], names: Sequence[str]) -> str | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,6 @@ class Table:
         values: shape ``(N, C)``, float32, float16 or int16, contiguous; usually memory-mapped.
         columns: C names.
         segments: cover all rows.
-        scale: shape ``(C,)``, float32: an int16 stands for ``value * scale + offset``.
-        offset: shape ``(C,)``, float32.
         origin: float64, subtracted before storage; rows and windows are returned without it. Shape
             ``(1, C)``, or ``(S, C)`` with one of each series.
     """
@@ -112,9 +111,12 @@ class Table:
     values: NDArray[Any]
     columns: tuple[str, ...]
     segments: Segments
-    scale: NDArray[np.float32]
-    offset: NDArray[np.float32]
     origin: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
+
+    @cached_property
+    def scale_and_offset(self) -> NDArray[np.float32]:
+        """What the native code makes floats of int16 with: 1 and 0 for each column, ``(2, C)``."""
+        return np.repeat(np.array([[1], [0]], dtype=np.float32), len(self.columns), axis=1)
 
     @property
     def num_rows(self) -> int:
@@ -125,7 +127,7 @@ class Table:
         stored = self.values[first:last]
         if stored.dtype != np.int16:
             return np.asarray(stored, dtype=np.float32)
-        rows = stored.astype(np.float32) * self.scale + self.offset
+        rows = stored.astype(np.float32)
         rows[stored == MISSING_INT16] = np.nan
         return rows
 
@@ -156,5 +158,4 @@ def table_from_array(values: Any) -> Table:
     names = tuple(str(number) for number in range(num))
     zero = np.zeros(1, dtype=np.int64)
     segments = Segments(zero, zero, np.array([len(array)], dtype=np.int64), zero)
-    ones, zeros = np.ones(num, dtype=np.float32), np.zeros(num, dtype=np.float32)
-    return Table(array, names, segments, ones, zeros)
+    return Table(array, names, segments)

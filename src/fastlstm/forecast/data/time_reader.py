@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, DataError, counted
+from fastlstm.forecast.data.problems import CurableError
 from fastlstm.forecast.data.records import Records, first_refused, is_text
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_text import (
+    finding_of_format,
     hint_for_time,
     micro_of_floats,
     read_times,
@@ -26,35 +28,44 @@ from fastlstm.system.fields import parse_duration
 
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """Values of time_format for whole numbers since 1970, and the number of each in a second."""
+EXCEL = "excel"
+"""Value of time_format for days since 1900, as Excel counts them."""
+_EXCEL_1970 = 25_569
 _DATE_FORMATS = ("%Y%m", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _EPOCH_YEARS = (10 * 365 * 86_400, 130 * 365 * 86_400)
 """Seconds since 1970 of 1980 and 2100: large whole numbers between them may be times."""
-_NAMES_OF_TIME = re.compile("time|epoch|stamp", re.IGNORECASE)
+_NAMES_OF_TIME = re.compile(
+    "time|epoch|stamp|(^|[^a-z])(date|datum|day|tag|week|month|period)([^a-z]|$)", re.I
+)
 _CALENDAR = (-62_135_596_800, 253_402_300_799)
 """Seconds since 1970 at the start of year 1 and the end of year 9999."""
 _INT64 = np.iinfo(np.int64)
 _ROWS = 1 << 20
 
 
-def unit_since_1970(low: int, high: int) -> str | None:
-    """Returns the time_format of whole numbers that are years 1980 to 2100, or None."""
+def unit_since_1970(low: float, high: float) -> str | None:
+    """Returns the time_format of numbers that are years 1980 to 2100, or None."""
     first, last = _EPOCH_YEARS
+    if _EXCEL_1970 + first / 86_400 <= low and high <= _EXCEL_1970 + last / 86_400:
+        return EXCEL
     units = [u for u, n in EPOCH_UNITS.items() if first * n <= low and high <= last * n]
     return units[0] if units else None
 
 
 def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
-    """Raises DataError for a column that is called a time and holds whole numbers since 1970."""
-    is_whole = {n: pa.types.is_integer(records.schema.field(n).type) for n in names}
-    likely = [name for name in names if is_whole[name] and _NAMES_OF_TIME.search(name)]
+    """Raises DataError for a column that is called a time and holds numbers since 1970 or 1900."""
+    kinds = {n: records.schema.field(n).type for n in names if _NAMES_OF_TIME.search(n)}
+    likely = [n for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)]
     for name, texts in records.first_texts(likely).items():
-        values = [int(text) for text in texts.to_pylist()]
-        unit = unit_since_1970(min(values), max(values)) if values else None
-        if unit is not None:
-            raise DataError(
-                f"{records.name}: column '{name}' looks like times since 1970 ({values[0]}) but is"
-                f" not read as the time column: give `time={name!r}` and `time_format={unit!r}`,"
-                f" or `ignore={name!r}`"
+        values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        unit = unit_since_1970(values.min(), values.max()) if len(values) else None
+        if unit is not None and (np.diff(values) >= 0).all():
+            what = "times since 1970" if unit != EXCEL else "times since 1900, as in Excel,"
+            raise CurableError(
+                f"{records.name}: column '{name}' looks like {what} ({texts[0]}) but is not read as"
+                f" the time column: give `time={name!r}` and `time_format={unit!r}`, or"
+                f" `ignore={name!r}`",
+                (f"{what.rstrip(',')} in the column {name!r}", {"time": name, "time_format": unit}),
             )
 
 
@@ -187,7 +198,7 @@ class TimeReader:
             text = f"the times in '{self.name}' are intervals: their starts are used"
             return [text] if self._has_intervals else []
         unit = unit_since_1970(self._low, self._high)
-        if unit is None:
+        if unit is None or unit == EXCEL:
             return []
         shown = show_time(self._low * 10**6 // EPOCH_UNITS[unit])
         return [
@@ -202,14 +213,17 @@ class TimeReader:
 
     def _typed(self, column: pa.Array, first_row: int) -> pa.Array:
         kind = column.type
-        if self._format is not None and self._format in EPOCH_UNITS:
+        if self._format in (EXCEL, *EPOCH_UNITS):
             if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 what = f"{self._origin}: column '{self.name}' is {kind}, expected numbers for "
                 raise DataError(f"{what}`time_format={self._format!r}`")
-            self._require_years(column, self._format, first_row)
-            if pa.types.is_floating(kind):
-                return micro_of_floats(column, 10**6 / EPOCH_UNITS[self._format])
-            return column.cast(pa.int64()).cast(pa.timestamp(self._format))
+            if self._format == EXCEL:
+                column = pc.multiply(pc.subtract(column.cast(pa.float64()), _EXCEL_1970), 86_400.0)
+            unit = "s" if self._format == EXCEL else self._format
+            self._require_years(column, unit, first_row)
+            if pa.types.is_floating(column.type):
+                return micro_of_floats(column, 10**6 / EPOCH_UNITS[unit])
+            return column.cast(pa.int64()).cast(pa.timestamp(unit))
         if is_text(kind):
             return self._parsed(column, first_row)
         if pa.types.is_integer(kind):
@@ -312,21 +326,32 @@ class TimeReader:
             return read_times(column, self._format)
         except pa.ArrowInvalid as error:
             row, value = first_refused(column, lambda part: read_times(part, self._format))
-            hint = hint_for_time(str(value), column)
+            hint, found = hint_for_time(str(value), column)
             if self._format is not None:
-                hint = f"expected the format of `time_format={self._format!r}`"
-            raise DataError(
-                f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60}; {hint}"
+                hint, found = f"expected the format of `time_format={self._format!r}`", []
+            raise CurableError(
+                f"{self._where} cannot be read: row {first_row + row + 1} has {value!r:.60};"
+                f" {hint}",
+                *found,
             ) from error
 
     def _refuse_dates(self) -> None:
+        unit = unit_since_1970(self._low, self._high)
+        if unit == EXCEL and self.name.lower() in ("ds", "date", "day"):
+            raise CurableError(
+                f"{self._where} are whole numbers that look like days since 1900, as in Excel"
+                f" ({self._low}); give `time_format={unit!r}`, or count rows instead with"
+                f" `ignore={self.name!r}`",
+                *finding_of_format([unit]),
+            )
         if self._date_formats and self._low != self._high:
             form = self._date_formats[0]
             first = pc.strptime(pa.array([str(self._low)]), format=form, unit="us")
-            raise DataError(
+            raise CurableError(
                 f"{self._where} are whole numbers that look like dates ({self._low} as"
                 f" {show_time(first.cast(pa.int64())[0].as_py())}); give `time_format={form!r}`,"
-                f" or count rows instead with `ignore={self.name!r}`"
+                f" or count rows instead with `ignore={self.name!r}`",
+                *finding_of_format([form]),
             )
 
     def _wall(self, times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastlstm.errors import DataError
+from fastlstm.forecast.data.problems import Finding
 
 _YEAR_FIRST = (
     r"^\s*(?P<year>\d{4})[-/. ](?P<month>\d{1,2})[-/. ](?P<day>\d{1,2})"
@@ -18,6 +20,7 @@ _YEAR_FIRST = (
     r"(?:[:.](?P<second>\d{2})(?P<rest>\.\d{1,6})?)?)?)?\s*$"
 )
 _PERIOD = r"^\s*(?P<year>\d{4})[- ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
+_MONTH = r"^\s*(\d{4}-\d{2})\s*$"
 _NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
 _FIRST_ROWS = 1000
 """Times that a format must read to be proposed."""
@@ -56,7 +59,7 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     """
     if form is not None:
         return _by_format(column if " - " in form else starts_of(column), form)
-    column = starts_of(column)
+    column = pc.replace_substring_regex(starts_of(column), _MONTH, r"\1-01")
     for zone in (None, "UTC"):  # with a zone as in 2016-07-01T13:00Z
         try:
             return column.cast(pa.timestamp("us", zone))
@@ -66,8 +69,8 @@ def read_times(column: pa.Array, form: str | None = None) -> pa.Array:
     return _year_first(column) if periods.null_count else _starts_of_periods(periods)
 
 
-def columns_of_time(names: str) -> list[str]:
-    """Returns the columns that together hold the times: "Date" and "Time" of "Date,Time"."""
+def parts_of(names: str) -> list[str]:
+    """Returns the columns that together hold times or names: "Date" and "Time" of "Date,Time"."""
     return [name.strip() for name in names.split(",")]
 
 
@@ -77,19 +80,35 @@ def starts_of(column: pa.Array) -> pa.Array:
 
 
 def formats_of(texts: pa.Array) -> list[str]:
-    """Returns the strptime formats that read all texts, most likely first: times do not go back."""
+    """Returns the strptime formats that read all texts; of several, those with the fewest steps
+    that are not the usual one, so that daily or monthly times decide on day and month."""
     dates = [form.replace("-", mark) for mark in "-/. " for form in _DATES] + list(_OTHER_DATES)
     first, found = texts.slice(0, 1), list[tuple[int, str]]()
     for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
         try:
             if _year_of(read_times(first, form)):
-                times = read_times(texts, form)
-                back = np.diff(times.cast(pa.int64()).to_numpy()) < 0
-                found.append((int(back.sum()), form))
+                found.append((_num_odd_steps(read_times(texts, form)), form))
         except pa.ArrowInvalid:
             continue
     fewest = min((count for count, _ in found), default=0)
     return [form for count, form in found if count == fewest]
+
+
+def finding_of_format(forms: Sequence[str]) -> list[Finding]:
+    """Returns what times in one of some formats look like; nothing without any."""
+    others = f" (or {' or '.join(forms[1:])}: day or month may come first)" if forms[1:] else ""
+    return [(f"times as {form}{others}", {"time_format": form}) for form in forms[:1]]
+
+
+def _num_odd_steps(times: pa.Array) -> int:
+    """Returns how many steps between different times are not the usual one, in days or months."""
+    micro = times.cast(pa.int64()).to_numpy()
+    micro = micro[np.flatnonzero(np.diff(micro, prepend=micro[0] - 1))]
+    months = micro.astype("M8[us]").astype("M8[M]")
+    is_same_day = np.diff(micro - months.astype("M8[us]").astype(np.int64)) == 0
+    by_month = np.diff(months.astype(np.int64))[is_same_day]
+    usual = [np.unique(steps, return_counts=True)[1] for steps in (np.diff(micro), by_month)]
+    return len(micro) - max(int(counts.max(initial=0)) for counts in usual)
 
 
 def _year_of(times: pa.Array) -> bool:
@@ -178,11 +197,6 @@ def are_mostly_times(texts: pa.Array) -> bool:
     return 2 * len(kept) > len(texts)
 
 
-def are_like_dates(texts: pa.Array) -> bool:
-    """Returns whether all texts look like dates in some form."""
-    return len(texts) > 0 and pc.all(pc.match_substring_regex(texts, _ANY_DATE)).as_py()
-
-
 def is_like_time(text: str) -> bool:
     """Returns whether a text looks like a date in some form, or like an interval of two."""
     span = re.match(_INTERVAL, text)
@@ -190,20 +204,19 @@ def is_like_time(text: str) -> bool:
     return re.match(_ANY_DATE, start) is not None or re.match(_YEAR_FIRST, start) is not None
 
 
-def hint_for_time(value: str, column: pa.Array) -> str:
-    """Returns advice on a text of a column that is not a time."""
+def hint_for_time(value: str, column: pa.Array) -> tuple[str, list[Finding]]:
+    """Returns advice on a text of a column that is not a time, and the formats it may have."""
     if re.fullmatch(_YEAR_FIRST, value):
-        return "there is no such day or time of day"
+        return "there is no such day or time of day", []
     found = formats_of(column.slice(0, _FIRST_ROWS)) or formats_of(pa.array([value]))
     forms = [f"`time_format={form!r}`" for form in found]
-    if len(forms) == 1:
-        return f"give {forms[0]}"
-    if forms:
-        return f"day or month may come first: give {forms[0]} or {forms[1]}"
-    return (
-        "expected 2016-07-01 13:00:00; for another format give, for example,"
-        " `time_format='%d.%m.%Y %H:%M'`"
-    )
+    if not forms:
+        return (
+            "expected 2016-07-01 13:00:00; for another format give, for example,"
+            " `time_format='%d.%m.%Y %H:%M'`"
+        ), []
+    which = "day or month may come first: " if forms[1:] else ""
+    return f"{which}give {' or '.join(forms[:2])}", finding_of_format(found)
 
 
 def micro_of_floats(column: pa.Array, per_unit: float) -> pa.Array:

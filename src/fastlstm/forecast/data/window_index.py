@@ -145,7 +145,7 @@ def native_source(
     return hardware.native().WindowSource(
         *index.addresses, table.values.ctypes.data, DTYPES.index(table.values.dtype.name),
         len(table.columns),
-        table.scale.ctypes.data, table.offset.ctypes.data, index.length,
+        *(row.ctypes.data for row in table.scale_and_offset), index.length,
         groups.ctypes.data, len(groups), seed,
     )  # fmt: skip
 

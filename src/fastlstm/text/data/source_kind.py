@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import re
@@ -91,10 +92,12 @@ def _has_columns(path: Path) -> bool:
         if not path.is_file():
             return False
         with path.open("rb") as file:
-            start = file.read(_SNIFFED_BYTES).decode("utf-8", "replace")
+            start = file.read(_SNIFFED_BYTES)
+        is_wide = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        text = start.decode("utf-16" if is_wide else "utf-8", "replace")
     except OSError:
         return False
-    lines = [line for line in start.splitlines()[:_SNIFFED_LINES] if line.strip()]
+    lines = [line for line in text.splitlines()[:_SNIFFED_LINES] if line.strip()]
     lines = [_QUOTED.sub(lambda quoted: _DELIMITER.sub(" ", quoted[1]), line) for line in lines]
     tables = ([line.split(mark) for line in lines] for mark in ",;\t|")
     return len(lines) > 2 and any(
