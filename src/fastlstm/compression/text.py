@@ -77,16 +77,7 @@ _SPARSE_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class TextModel:
-    """A text model before or after compression.
-
-    Attributes:
-        path: of its run.
-        weights: by name, as its file gives them.
-        config: its sizes and options.
-        weight_format: of its file.
-        sha256: of its file.
-        file_bytes: size of its file.
-    """
+    """A text model before or after compression; hash and size are those of its file."""
 
     path: str
     weights: Weights
@@ -126,13 +117,7 @@ class TextModel:
 
 
 class TextSource(Source):
-    """A text model, and what is measured on: `ids`, or none for the reason `about_ids`.
-
-    Attributes:
-        ids: tokens to measure on, or None.
-        about_ids: name of their text, or why there are none.
-        loaded_teacher: on the CPU until training starts; None without one.
-    """
+    """A text model, and what is measured on: `ids`, or None for the reason `about_ids`."""
 
     unit = "characters"
     ids: NDArray[Any] | None = None
@@ -188,11 +173,7 @@ class TextSource(Source):
 
     @cached_property
     def _chars_per_token(self) -> float:
-        """Characters of a token in the text that is measured on.
-
-        Raises:
-            DataError: there is no text, and tokens are no characters.
-        """
+        """Characters of a token in the text that is measured on; DataError where there is none."""
         if self.stored.tokenizer.kind == "char":
             return 1.0
         self._find_text()
@@ -359,12 +340,7 @@ def compare_quality(
 ) -> tuple[tuple[float, float], Change, OutputErrors]:
     """Scores the same tokens with both models, each by the kernels that would serve it.
 
-    Returns:
-        Bits per character before and after, their difference, and the logits' differences.
-
-    Raises:
-        DataError: fewer than 2 tokens.
-        NonFiniteError: weights are damaged.
+    Returns bits per character before and after, their difference, and the logits' differences.
     """
     ids = ids[: max_scored(source.config, result.config) + 1]
     before, after = (score_tokens(model.decoder, ids) for model in (source, result))

@@ -165,12 +165,7 @@ def _open_text(source: TextSource) -> Documents:
 
 
 def training_options(source: TextSource, start: ModelConfig) -> TrainConfig:
-    """Returns the options of training: the source's, with those of a compression.
-
-    Args:
-        source: with the options of its session.
-        start: sizes of the model that training starts from.
-    """
+    """Returns the options of training from `start`: the source's, with those of a compression."""
     config, stored = source.session.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {n: v for n, v in stored.get("train", {}).items() if n in fields}
@@ -205,12 +200,9 @@ def _rate_share(config: CompressConfig) -> float:
 class CompressedTextTask(TextTask):
     """A language model that learns from a teacher, or only to live with pruning and rounding.
 
-    Attributes:
-        teaching: the teacher, or None.
-        watch: of a resumed training, called while the teacher reads again what it had read.
-        conclude: measures and publishes the best weights; returns what the `end` event holds.
-        num_results: how many models it measures beside the source.
-        num_scored: tokens that `conclude` scores with the source and with the result.
+    `watch` is called while the teacher of a resumed training reads again what it had read;
+    `conclude` measures and publishes the best weights: `num_scored` tokens by the source and by
+    `num_results` models.
     """
 
     publishes_at_once = False
@@ -314,10 +306,7 @@ class ReadingTeacher:
     """What a teacher predicts for the batches of a training: it reads each, its state carried.
 
     A step is `read`, `output` of each part of the lanes once, `advance`; one that is tried again
-    begins with `read`.
-
-    Attributes:
-        seconds: spent in it.
+    begins with `read`. `seconds` is the time spent in it.
     """
 
     def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
@@ -343,16 +332,7 @@ class ReadingTeacher:
         self._state = joined(self._ends)
 
     def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
-        """Makes up for what was read before the position of the loader.
-
-        Args:
-            loader: of a resumed training.
-            num_parts: in which batches were read.
-            watch: called with the tokens read so far and in all.
-
-        Raises:
-            Stopped: the loader was asked to stop.
-        """
+        """Makes up for what was read before the position of the loader of a resumed training."""
 
     def reset_state(self) -> None:
         """Reads the next batch from zero state."""

@@ -44,14 +44,8 @@ def budget_plan(
 ) -> tuple[ChosenPlan, PrecisionChoice]:
     """Returns the precision of a run and, where a budget chooses them, size, batch and optimizer.
 
-    Args:
-        config: the options.
-        chosen: names of the options that were given; None keeps the size.
-        ids: the training split, 1-d.
-        tokenizer: of the text.
-        device: of the run.
-        started: `time.perf_counter()` when the budget began.
-        is_new: the run does not continue; its plan repeats (`remembered_plan`).
+    `chosen` names the options that were given; None keeps the size. The plan of a new run repeats
+    (`remembered_plan`).
     """
 
     def make() -> ChosenPlan:

@@ -218,14 +218,8 @@ def lane_nats(
 ) -> NDArray[np.float64]:
     """Returns the nats that some of the lanes of `evaluate` cost, with its defaults.
 
-    A lane costs the same, to the last bit, whichever others are computed with it.
-
-    Args:
-        model: see `evaluate`.
-        ids: 1-d token ids.
-        lanes: which of `num_lanes`, consecutive.
-        should_stop: polled.
-        watch: called with the tokens scored so far and those of these lanes.
+    A lane costs the same, to the last bit, whichever others are computed with it. `watch` is called
+    with the tokens scored so far and those of these lanes.
     """
     piece = lanes_of(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
     with _evaluating(model, "fp32"):

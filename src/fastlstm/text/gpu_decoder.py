@@ -82,17 +82,11 @@ class _Choose(ctypes.Structure):
 
 
 class GpuDecoder(Decoder):
-    """A `Decoder` whose model runs on a GPU.
+    """A `Decoder` whose model runs on a GPU, with fp16, bf16 or fp32 weights.
 
     A text does not depend on its neighbours. Its random numbers are its own (seed and count), the
     same as on the CPU; products of other numbers of rows may round in another way. What needs the
     CPU decoder is written by one, with a warning.
-
-    Args:
-        weights: as of `Decoder`.
-        config: the model's sizes and options.
-        weight_format: "fp16", "bf16" or "fp32".
-        device: the GPU.
 
     Raises:
         ConfigError: another format.

@@ -150,13 +150,9 @@ class Rows:
         *,
         is_before: bool = False,
     ) -> list[bytes]:
-        """Returns rows as `Stream.save` does.
+        """Returns rows as `Stream.save` does, or as they were at the last `keep`.
 
-        Args:
-            rows: their numbers.
-            unread: tokens that each is to read.
-            knows_first: the first of these was written.
-            is_before: as they were at the last `keep`.
+        Each has `unread` tokens to read, of which the first was written if `knows_first`.
         """
         config, L, H = self.config, self.config.num_layers, self.config.rnn_size
         at = torch.tensor(rows, device=self._device)

@@ -35,12 +35,9 @@ class GpuStream(Stream):
 
     Attributes:
         row: of `GpuDecoder.rows`, or None: all lies in the native stream.
-        settings: of the kernels.
         refusal: why the CPU must write the text, or None.
-        unread: tokens that the row has not read.
-        knows_first: the first of these was written.
+        unread: tokens that the row has not read; `knows_first`: the first of these was written.
         room: tokens that may still be written.
-        num_runs: runs of the row so far.
         is_marked: the next run keeps the row as it is before it.
     """
 

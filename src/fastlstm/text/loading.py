@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A trained language model for inference.
+    """A trained language model for inference; `generation` are the run's sampling defaults.
 
-    Attributes:
-        generation: the run's sampling defaults.
-        name: of the run's directory.
-        note: for the user, about the choice of weights and of their format, or None.
+    `note` is for the user, about the choice of weights and of their format, or None.
     """
 
     decoder: Decoder

@@ -31,12 +31,6 @@ def device_for(
 ) -> Literal["cpu", "cuda"]:
     """Returns where so many texts at a time are written.
 
-    Args:
-        device: "auto" takes the faster one: as measured, else a GPU from `FEWEST_STREAMS` texts on.
-        config: of the model.
-        weight_format: as asked for; None leaves the choice to the device.
-        num_streams: texts at a time.
-
     Warns:
         UserWarning: a GPU was asked for and cannot write with this model, and why.
     """
@@ -65,11 +59,7 @@ def placed_decoder(
     cpu_format: str,
     num_streams: int,
 ) -> Decoder:
-    """Returns the decoder for so many texts at a time; `cpu_format` is that of a CPU's weights.
-
-    Raises:
-        ConfigError: a GPU was asked for, and its memory does not hold the weights.
-    """
+    """Returns the decoder for so many texts at a time; `cpu_format` is that of a CPU's weights."""
     if device_for(device, config, weight_format, num_streams) == "cuda":
         decoder = gpu_decoder(weights, config, weight_format, is_required=device == "cuda")
         if decoder is not None:

@@ -70,13 +70,7 @@ _CLEAR_GAIN = 0.01
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration and what it is expected to reach.
-
-    Attributes:
-        config: with size, batch, sequence length and optimizer.
-        tokens_per_s: measured.
-        bits: predicted, comparable between candidates only.
-    """
+    """A configuration with its measured rate, and predicted bits, which compare candidates only."""
 
     config: TrainConfig
     tokens_per_s: float
@@ -93,14 +87,8 @@ class Candidate:
 def can_choose_size(
     config: TrainConfig, chosen: Collection[str], device: torch.device, train_tokens: int
 ) -> bool:
-    """Returns whether the size is free, the end a budget, and the law was measured for such runs.
-
-    Args:
-        config: the options.
-        chosen: names of those that were given.
-        device: where the run will be.
-        train_tokens: of the training split.
-    """
+    """Returns whether the size is free, the end a budget, and the law was measured for such
+    runs."""
     stop = StopCriterion.of(config, 1)
     return (
         stop.budget_s is not None
@@ -114,15 +102,9 @@ def can_choose_size(
 
 
 class SizePlan:
-    """Finds the size, batch and optimizer for the budget of a configuration.
+    """Finds the size, batch and optimizer for a budget; options named in `chosen` stay.
 
-    Args:
-        config: with a precision that is not auto, but on a GPU, where it is chosen too.
-        chosen: names of the options that were given; they stay.
-        ids: the training split, 1-d.
-        tokenizer: of the text.
-        started: `time.perf_counter()` when the budget began.
-        device: of the run.
+    `started` is `time.perf_counter()` when the budget began. On a CPU the precision is given.
     """
 
     def __init__(
@@ -174,13 +156,7 @@ class SizePlan:
     def precision(
         self, best: Candidate, asked: str, first: PrecisionChoice | None = None
     ) -> PrecisionChoice:
-        """Returns the precision of a candidate, with the seconds of its steps, in words.
-
-        Args:
-            best: the candidate that was chosen.
-            asked: what the options said.
-            first: the choice for the first size, where the plan kept it.
-        """
+        """Returns the precision of a candidate, with the seconds of its steps, in words."""
         config = best.config
         tokens = config.batch_size * (config.seq_length or LONG)
         step_s = tokens / best.tokens_per_s if best.tokens_per_s else 0.0
@@ -325,13 +301,9 @@ def _is_like(one: Candidate, other: Candidate) -> bool:
 
 
 def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:
-    """Returns what a run is expected to end at, comparable between runs on one text only.
+    """Returns what a run of so many tokens is expected to end at, comparable on one text only.
 
-    Args:
-        config: with sizes and sequence length.
-        tokens: that it trains on.
-        train_tokens: of the training split.
-        batch_size: the default; of a smaller one too few steps are worth nothing.
+    With fewer rows than `batch_size`, the default, too few steps are worth nothing.
     """
     assert config.rnn_size is not None
     assert config.seq_length is not None
@@ -349,16 +321,8 @@ def step_seconds(
 ) -> float:
     """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
 
-    The model is new and thrown away; random numbers are left alone.
-
-    Args:
-        config: with sizes, sequence length and a precision that is not auto.
-        ids: the training split, 1-d.
-        tokenizer: of the text.
-        device: that computes the steps.
-
-    Raises:
-        torch.cuda.OutOfMemoryError: not even one row at a time fits.
+    The model is new and thrown away; random numbers are left alone. A `torch.OutOfMemoryError`
+    says that not even one row at a time fits.
     """
     config = replace(config, learning_rate=config.learning_rate or 1e-3)
     allow_tf32(config.precision)

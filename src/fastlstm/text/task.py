@@ -74,16 +74,9 @@ class FinalTest:
 
 @dataclass(eq=False)
 class TextTask(Task):
-    """A language model with its text.
+    """A language model with its text; `publish_weights` writes the run's model.
 
-    Attributes:
-        config: resolved.
-        valid_ids: the validation split, 1-d token ids.
-        model_files: config.json, tokenizer.json and generation_config.json.
-        publish_weights: writes weights, by name, as the run's model.
-        report_s: of a budget, reserved for the report.
-        final_test: what the best model is scored on at the end, or None.
-        tested: result of `final_test`.
+    `report_s` of a budget is reserved for the report; `tested` is the result of `final_test`.
     """
 
     name, unit = "text", "tokens"
@@ -154,14 +147,7 @@ class TextTask(Task):
         return replace(batch, x=x, y=y, reset=reset)
 
     def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
-        """Returns the summed loss of some lanes of a batch, and their new state.
-
-        Args:
-            x: tokens of all lanes, `(T, B)`.
-            y: the token after each.
-            state: of the lanes of `part`.
-            part: the lanes.
-        """
+        """Returns the summed loss of some lanes of a batch `(T, B)`, and their new state."""
         return self.model.loss(x[:, part], y[:, part], state)
 
     def num_blocks(self, limit: int) -> int:

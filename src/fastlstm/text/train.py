@@ -195,9 +195,6 @@ class TextSession(RunSession):
     A subclass may start from a trained model in another way: it has a `tokenizer`, says what to do
     with characters it lacks, and overrides `set_weights`, `model_files`, `make_task` and
     `final_test`.
-
-    Args:
-        run, observers, stop, started: as of `RunSession`.
     """
 
     tokenizer: Tokenizer | None = None
@@ -295,7 +292,6 @@ class TextSession(RunSession):
         return replace(plan, precision=precision)
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
-        """Gives the model the weights that training starts from."""
         if self._first_model is None:
             initialize(model, texts.train_counts(), config.seed, config.initializer)
         else:
@@ -304,7 +300,6 @@ class TextSession(RunSession):
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
     ) -> dict[str, bytes]:
-        """Returns the JSON files of the model, for checkpoints and for the run."""
         files = model_files(model, config, texts.source, given=first, held_out=texts.held_out)
         if self._started_with is not None:
             about = {**json.loads(files["config.json"]), "start": self._started_with}

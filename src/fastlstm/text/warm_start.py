@@ -23,13 +23,7 @@ _OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The trained model that a run starts with.
-
-    Attributes:
-        path: of its run, as it was given.
-        loaded: the model.
-        sha256: of its file of weights.
-    """
+    """The trained model that a run starts with: `path` as given, `sha256` of its weights."""
 
     path: str
     loaded: LoadedModel
@@ -59,10 +53,8 @@ class WarmStart:
     def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
         """Returns the options of the run, with the sizes and the vocabulary of the model.
 
-        Without a learning rate that is `CONTINUED_RATE` of the default.
-
-        Raises:
-            ConfigError: one of the `given` options contradicts the model.
+        Without a learning rate that is `CONTINUED_RATE` of the default. ConfigError: one of the
+        `given` options contradicts the model.
         """
         values = self._values()
         for name in sorted(given):
@@ -123,15 +115,10 @@ class WarmStart:
 def refuse_other_start(
     run: Path, stored: Mapping[str, Any], start: str | os.PathLike[str] | None
 ) -> dict[str, str] | None:
-    """Returns what a resumed run was started with: `start` of its config.json.
+    """Returns what a resumed run was started with: `start` of its config.json, `stored`.
 
-    Args:
-        run: its directory.
-        stored: config.json of its checkpoint.
-        start: what is given now, or None. It need not exist any more under the same path.
-
-    Raises:
-        FormatError: the run was started with another model, or without one.
+    The `start` that is given now need not exist any more under the same path. FormatError: the run
+    was started with another model, or without one.
     """
     before: dict[str, str] | None = stored.get("start")
     if before is not None:

@@ -32,9 +32,8 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 class TextRules:
     """How raw bytes become text; the last five are options of `TrainConfig`.
 
-    Attributes:
-        is_text: bytes must be UTF-8 (for vocabularies char and bpe).
-        cut: blocks end between characters, between BPE tokens, or anywhere.
+    With `is_text`, for vocabularies char and bpe, bytes must be text. Blocks end between
+    characters, between BPE tokens, or anywhere.
     """
 
     is_text: bool = True
@@ -54,9 +53,8 @@ class TextRules:
 class BlockReader:
     """Iterates over the documents' text in blocks, which depend on text and `block_bytes` only.
 
-    Attributes:
-        consumed: bytes read so far, as on disk.
-        repairs: number of characters "replaced" by U+FFFD, and of documents "skipped".
+    `consumed` counts bytes as on disk, `repairs` characters "replaced" by U+FFFD, and documents
+    "skipped".
     """
 
     def __init__(

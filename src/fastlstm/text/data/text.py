@@ -31,7 +31,7 @@ from fastlstm.text.data.encoding import (
     write_ids,
 )
 from fastlstm.text.data.sources import Document, Source, open_source
-from fastlstm.text.data.text_cache import Entry, Meta, TextCache
+from fastlstm.text.data.text_cache import Entry, TextCache
 from fastlstm.text.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -78,29 +78,16 @@ class TextDataset(Entry):
     seconds: float
     source: str
     notes: tuple[str, ...]
-    cache: TextCache
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
-        """Splits the text into parts, see `split_shares`; those in `files` are empty.
-
-        Raises:
-            DataError: the text is too short.
-            ConfigError: an invalid `spec`.
-        """
+        """Splits the text into parts, see `split_shares`; those in `files` are empty."""
         first, second = self._edges(spec, files)
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
-        """Returns how often each token occurs in the training part, ``(V,)``; memoised."""
+        """Returns how often each token occurs in the training part, ``(V,)``."""
         end, _ = self._edges(spec, files)
-        memo = make_key("counts", self.key, end)
-        known = self.cache.recall(memo)
-        is_whole = isinstance(known, list) and len(known) == self.tokenizer.vocab_size
-        if is_whole and all(type(n) is int and n >= 0 for n in known) and sum(known) == end:
-            return np.array(known, dtype=np.int64)
-        counts = token_counts(self.ids[:end], self.tokenizer.vocab_size)
-        self.cache.remember(memo, counts.tolist())
-        return counts
+        return token_counts(self.ids[:end], self.tokenizer.vocab_size)
 
     def _edges(self, spec: str, files: Collection[str]) -> tuple[int, int]:
         shares = split_shares(spec, files)
@@ -116,7 +103,7 @@ class TextDataset(Entry):
         return first, second
 
     def _edge(self, share: float) -> int:
-        """Returns the number of tokens in the first share of the text; memoised for BPE.
+        """Returns the number of tokens in the first share of the text.
 
         Shares of a BPE text are shares of its characters, as merges are learned from the characters
         of the training split.
@@ -124,17 +111,12 @@ class TextDataset(Entry):
         if self.tokenizer.kind != "bpe":
             return share_of(len(self.ids), share)
         num_chars = share_of(self.num_chars, share)
-        memo = make_key("edge", self.key, num_chars)
-        known = self.cache.recall(memo)
-        if type(known) is int and 0 <= known <= len(self.ids):
-            return known
         edge, chars, sizes = 0, 0.0, self.tokenizer.token_chars
         while edge < len(self.ids) and chars < num_chars:
             ends = chars + np.cumsum(sizes[self.ids[edge : edge + _COUNT_BLOCK]])
             count = min(len(ends), int(np.searchsorted(ends, num_chars)) + 1)
             edge, chars = edge + count, float(ends[count - 1])
             release_pages(self.ids)
-        self.cache.remember(memo, edge)
         return edge
 
 
@@ -229,7 +211,6 @@ def prepare_text(
         seconds=time.monotonic() - started,
         source=opened.name,
         notes=(*opened.notes, *_repairs(entry)),
-        cache=cache,
     )
 
 
@@ -284,13 +265,12 @@ class _Job:
         with storage_errors(target, "write"):
             target.mkdir()
         count = write_ids(self.work, tokenizer, scanned, target / "ids.bin")
-        repairs = self.work.repairs
-        meta = Meta(
-            count, scanned.num_bytes, scanned.num_chars, tokenizer.fingerprint, unknown,
-            repairs["replaced"], repairs["skipped"],
-        )  # fmt: skip
         key = self._entry_key(scanned.content, tokenizer.fingerprint, bool(unknown))
-        entry = self.cache.store(key, target, tokenizer, meta)
+        entry = self.cache.store(
+            key, target, tokenizer, count, unknown,
+            num_bytes=scanned.num_bytes, num_chars=scanned.num_chars,
+            num_replaced=self.work.repairs["replaced"], num_skipped=self.work.repairs["skipped"],
+        )  # fmt: skip
         if self.tokenizer is None:
             self.cache.remember(self._choice_key(scanned.content), tokenizer.fingerprint)
         if self.work.on_progress is not None:
@@ -340,8 +320,6 @@ class _Job:
 
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
-        if self.kind == "bpe":  # "ids" of BPE were divided by tokens
-            kind = "ids divided by characters"
         return make_key(kind, content, self._rules(), fingerprint)
 
     def _rules(self) -> dict[str, Any]:

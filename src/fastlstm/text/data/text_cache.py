@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +11,9 @@ import numpy as np
 from fastlstm.errors import FastLSTMError
 from fastlstm.system.cache import Cache, is_intact
 from fastlstm.system.storage import read_json, write_file, write_json
-from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer, smallest_dtype
+from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 
-
-@dataclass(frozen=True)
-class Meta:
-    """The content of meta.json; `fingerprint` is the tokenizer's, for the rest see `Entry`."""
-
-    num_tokens: int
-    num_bytes: int
-    num_chars: int
-    fingerprint: str
-    unknown: Sequence[tuple[str, int]] = ()
-    num_replaced: int = 0
-    num_skipped: int = 0
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The counts."""
-        sizes = (self.num_tokens, self.num_bytes, self.num_chars)
-        return (*sizes, self.num_replaced, self.num_skipped)
+_COUNTS = ("num_bytes", "num_chars", "num_replaced", "num_skipped")
 
 
 @dataclass(frozen=True)
@@ -74,27 +57,29 @@ class TextCache(Cache):
         try:
             if not is_intact(directory):
                 return None
-            meta = Meta(**read_json(directory / "meta.json"))
-            if any(type(number) is not int for number in meta.numbers):
-                return None
+            meta = read_json(directory / "meta.json")
             tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
-            if tokenizer.fingerprint != meta.fingerprint:
-                return None
-            path = directory / "ids.bin"
-            dtype = smallest_dtype(tokenizer.vocab_size)
-            if path.stat().st_size != meta.num_tokens * dtype.itemsize:
-                return None
-            ids = np.memmap(path, dtype=dtype, mode="r")
-            unknown = tuple((char, position) for char, position in meta.unknown)
-        except (OSError, FastLSTMError, TypeError, ValueError):
+            ids = np.memmap(directory / "ids.bin", dtype=tokenizer.dtype, mode="r")
+            expected = {"num_tokens": len(ids), "fingerprint": tokenizer.fingerprint}
+            unknown = tuple((char, position) for char, position in meta.pop("unknown"))
+            counts = {name: meta.pop(name) for name in _COUNTS}
+        except (OSError, FastLSTMError, AttributeError, KeyError, TypeError, ValueError):
             return None
-        return Entry(
-            ids, tokenizer, key, meta.num_bytes, meta.num_chars, unknown, meta.num_replaced,
-            meta.num_skipped,
-        )  # fmt: skip
+        if meta != expected or any(type(number) is not int for number in counts.values()):
+            return None
+        return Entry(ids, tokenizer, key, unknown=unknown, **counts)
 
-    def store(self, key: str, work: Path, tokenizer: Tokenizer, meta: Meta) -> Entry:
-        """Turns a work directory with ids.bin into the entry `key`."""
+    def store(
+        self,
+        key: str,
+        work: Path,
+        tokenizer: Tokenizer,
+        num_tokens: int,
+        unknown: Sequence[tuple[str, int]] = (),
+        **counts: int,
+    ) -> Entry:
+        """Turns a work directory with ids.bin into the entry `key`; counts as in `Entry`."""
+        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
         write_file(work / "tokenizer.json", tokenizer.to_json())
-        write_json(work / "meta.json", asdict(meta))
+        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
         return self.place(key, work, lambda: self.find(key))
