@@ -24,25 +24,13 @@ FORMAT_VERSION = 2
 """Of config.json."""
 COMPRESSED_VERSION = FORMAT_VERSION + 1
 """Of the config.json of a compressed run: one that has the key "compression"."""
-OPTIONS_OF_TABLES = frozenset(
-    {
-        *("balance", "bidirectional", "calendar", "categorical", "channels", "decoder", "disorder"),
-        *("duplicates", "evaluations", "future", "gaps", "hidden_size", "horizon", "ignore"),
-        *(
-            "input_size",
-            "keep_value",
-            "linear",
-            "loss",
-            "missing_value",
-            "normalize",
-            "output",
-            "past",
-        ),
-        *("patch", "series", "static", "target", "tbptt", "time", "time_format", "tz", "snap"),
-        *("delimiter", "decimal", "thousands", "header", "skip_rows", "skip_footer"),
-        *("skip_below", "skip_headers", "na", "look", "wide"),
-    }
-)
+_OF_TABLES = """
+    balance bidirectional calendar categorical channels decoder disorder duplicates evaluations
+    future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value normalize
+    output past patch series static target tbptt time time_format tz snap delimiter decimal
+    thousands header skip_rows skip_footer skip_below skip_headers na look wide
+"""
+OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
 WHY_NOT_OF_TEXTS = {
     "bidirectional": "a language model reads forward only: backward it would see what comes next"
@@ -120,11 +108,7 @@ class ModelConfig(CellOptions):
 
 
 def require_format(config: dict[str, Any]) -> None:
-    """Checks that a config.json is of this format.
-
-    Raises:
-        FormatError: it is of another format.
-    """
+    """Raises FormatError for the config.json of another format."""
     version = config.get("format_version")
     expected = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
     if type(version) is not int or version != expected:

@@ -321,14 +321,9 @@ def make_decoder(
     *,
     strict: bool = False,
 ) -> Decoder:
-    """Returns a `Decoder`; one that runs on torch where the native one cannot run the model.
+    """Returns a `Decoder`; one that runs on torch, with a warning, where the native one cannot.
 
-    Raises:
-        ConfigError: an unknown format, or one that torch does not write in.
-        KernelError: with `strict`, options of the cell that need torch.
-
-    Warns:
-        UserWarning: text is written on torch, and why.
+    KernelError: with `strict`, options of the cell that need torch.
     """
     why = native_refusal(config)
     if why is None:

@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(StoredModel):
-    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating.
-
-    `matrices` are those that the file of an int8 or int4 run holds as whole numbers.
-    """
+    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating."""
 
     model: LanguageModel
     matrices: Mapping[str, QuantizedMatrix]
@@ -59,10 +56,7 @@ def model_files(
     given: TrainConfig,
     held_out: Mapping[str, TextDataset],
 ) -> dict[str, bytes]:
-    """Returns config.json, tokenizer.json and generation_config.json, without the weights.
-
-    `train` is the resolved configuration, `given` the one that the user gave.
-    """
+    """Returns config.json, tokenizer.json and generation_config.json, without the weights."""
     data = {**_about(text), **{part: _about(own) for part, own in held_out.items()}}
     resolved, first = dataclasses.asdict(train), dataclasses.asdict(given)
     return settings_files(model, text.tokenizer, resolved, data, given=first)

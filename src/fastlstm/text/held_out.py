@@ -31,8 +31,7 @@ _MIN_TOKENS = 2
 def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
     """Returns the texts that the options `valid` and `test` name, by part; reads none of them.
 
-    Raises:
-        DataError: a text is missing, or two of source, validation and test share a file.
+    DataError: a text is missing, or two of source, validation and test share a file.
     """
     named = {part: getattr(config, part) for part in PARTS}
     sources = {part: open_source(name) for part, name in named.items() if name is not None}
@@ -62,11 +61,7 @@ def _shared(name: str, owner: str, part: str) -> DataError:
 
 @dataclass(frozen=True)
 class RunText:
-    """All text of a run: `source`, split into `shares`, and the separate texts by part.
-
-    Raises:
-        DataError: a text is too short, or one of `held_out` has the content of another.
-    """
+    """All text of a run: `source`, split into `shares`, and the separate texts by part."""
 
     source: TextDataset
     held_out: Mapping[str, TextDataset]

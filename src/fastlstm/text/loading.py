@@ -42,16 +42,9 @@ def load_decoder(
 ) -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
 
-    Args:
-        path: the directory.
-        weight_format: format to write in; None is that of a compressed run's weights (fp32 where
-            they are fp16), and `otherwise` for other runs.
-        otherwise: see `weight_format`.
-        device: where to write; a GPU writes in fp16 where `weight_format` is None.
-        num_streams: texts at a time, by which "auto" chooses.
-
-    Raises:
-        What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
+    Without `weight_format` a compressed run is written in its own (fp32 where it is fp16), other
+    runs in `otherwise`; a GPU writes in fp16. "auto" chooses the device for `num_streams` texts at
+    a time.
     """
     check_device(device)
     stored, given = load_stored_model(path), weight_format

@@ -93,9 +93,6 @@ class Sampling:
         """Returns the settings as the kernels take them; a seed of None is drawn.
 
         `stops` are sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
-
-        Raises:
-            PromptError: a token of `logit_bias` that the vocabulary lacks.
         """
         settings = hardware.native().DecodeSettings()
         for name in _RANGES:
@@ -115,11 +112,7 @@ class Sampling:
 
 
 def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run's generation_config.json; an unknown key is no error.
-
-    Raises:
-        FormatError: a setting out of range.
-    """
+    """Returns the settings of a run's generation_config.json; an unknown key is no error."""
     known = {*_RANGES, "top_k"}
     settings = {name: value for name, value in generation.items() if name in known}
     try:
@@ -130,11 +123,7 @@ def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
-    """Returns a run's settings with those given in their place; None counts as not given.
-
-    Raises:
-        PromptError: an unknown setting, or one out of range; it is named.
-    """
+    """Returns a run's settings with those given in their place; None counts as not given."""
     known = {field.name for field in fields(Sampling)}
     for name in given:
         if name not in known:
@@ -153,11 +142,7 @@ def _require_whole(name: object, value: object, expected: str) -> None:
 
 
 class StopText:
-    """Passes text until a stop string would be complete; holds back what may start one.
-
-    Args:
-        stops: the strings; none lets everything through at once.
-    """
+    """Passes text until a stop string would be complete; holds back what may start one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops

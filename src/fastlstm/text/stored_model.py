@@ -58,15 +58,10 @@ MODEL_BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model read from disk.
+    """A model read from disk, from the directory `path`.
 
-    Attributes:
-        weights: float32 arrays by name, read-only; matrices of an int8 or int4 run are
-            `QuantizedMatrix`.
-        config: config.json.
-        generation: generation_config.json.
-        path: the directory the files came from.
-        note: for the user, about the choice of `path`, or None.
+    Weights are read-only float32 arrays by name; matrices of an int8 or int4 run are
+    `QuantizedMatrix`. `note` is for the user, about the choice of `path`, or None.
     """
 
     weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
@@ -87,13 +82,8 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
     """Loads the model of a run or of a checkpoint.
 
     A run that has published no model yet gives that of its newest intact, finite checkpoint, and
-    `note` says so. A checkpoint gives its averaged weights when it has them.
-
-    Raises:
-        RunDirectoryError: nothing there that holds a model.
-        CorruptFileError: names the damaged file and an intact checkpoint to use instead.
-        FormatError: of a newer format, or files of different models.
-        NonFiniteError: the weights are NaN or Inf.
+    `note` says so. A checkpoint gives its averaged weights when it has them. CorruptFileError names
+    the damaged file and an intact checkpoint to use instead.
     """
     require_run(path, "text")
     directory = Path(path)

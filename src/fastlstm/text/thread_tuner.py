@@ -12,9 +12,6 @@ class ThreadTuner:
     slept take some ms to get a core: a token on two threads takes 10 times as long then. So a
     change lasts some calls, and more threads that have lost are tried again soon, then less and
     less often.
-
-    Args:
-        limit: threads that a call may use.
     """
 
     TRY_S = 0.01

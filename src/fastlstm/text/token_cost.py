@@ -20,10 +20,8 @@ def output_flop_per_token(config: ModelConfig) -> int:
 
 
 def inference_flop_per_token(config: ModelConfig) -> int:
-    """Returns the operations of a language model's forward pass per token.
-
-    The embedding is a row gather and counts nothing.
-    """
+    """Returns the operations of the forward pass per token; the embedding, a gather, counts
+    nothing."""
     layers = sum(layer_flop_per_token(config, k) for k in range(config.num_layers))
     return layers + output_flop_per_token(config)
 

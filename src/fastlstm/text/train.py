@@ -29,7 +29,6 @@ from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import built
 from fastlstm.system.storage import encode_json
-from fastlstm.text.budget_plan import budget_plan
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
@@ -59,6 +58,7 @@ from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
 from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import LONG, fitted, open_batches, resolve
+from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
@@ -285,11 +285,11 @@ class TextSession(RunSession):
         is_new = start.checkpoint is None
         given = self.chosen if is_new and self._first_model is None else None
         with self.part_of_setup("the plan"):
-            plan, precision = budget_plan(
+            plan = budget_plan(
                 start.options, given, ids, tokenizer, start.device, self.started, is_new=is_new
             )
         self.notes += [plan.why] if plan.why else []
-        return replace(plan, precision=precision)
+        return plan
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         if self._first_model is None:

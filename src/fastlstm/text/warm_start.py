@@ -31,11 +31,7 @@ class WarmStart:
 
     @staticmethod
     def of_run(path: str | os.PathLike[str]) -> WarmStart:
-        """Loads the model of a run or checkpoint; raises what `load_stored_model` does.
-
-        Raises:
-            FormatError: it is pruned, and its zeros would not stay.
-        """
+        """Loads the model of a run or checkpoint; FormatError for a pruned one."""
         loaded = load_language_model(path)
         about = loaded.config.get("compression", {})
         if about.get("structured") in ("none", "blocks"):

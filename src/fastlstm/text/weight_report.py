@@ -74,12 +74,7 @@ class TokenScores(NamedTuple):
 
 
 def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
-    """Scores every token of `ids`, 1-d, but the first, in the primed lanes of `evaluate`.
-
-    Raises:
-        DataError: fewer than 2 tokens.
-        NonFiniteError: the weights are damaged.
-    """
+    """Scores every token of `ids`, 1-d, but the first, in the primed lanes of `evaluate`."""
     if len(ids) < 2:
         raise DataError(f"the text has {counted(len(ids), 'token')}, scoring needs at least 2")
     lanes = lanes_of(len(ids), num_lanes(len(ids)))
