@@ -13,16 +13,14 @@ from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfi
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.session import Session
 from fastlstm.errors import (
-    ConfigError,
     FormatError,
     RunDirectoryError,
-    kind_of_value,
 )
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Observer, checked_observers
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.run_directory import kind_of_run
-from fastlstm.system.fields import built
+from fastlstm.system.fields import called_with
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.session import torch_settings_kept
 from fastlstm.training.signals import StopFlag
@@ -73,13 +71,7 @@ def compress(
         BudgetError: the budget was over before the first step.
     """
     started = time.perf_counter() if started is None else started
-    if config is not None and fields:
-        raise ConfigError("give either config=… or single fields, not both")
-    config = config if config is not None else built(CompressConfig, fields, "compress()")
-    if not isinstance(config, CompressConfig):
-        raise ConfigError(f"config is {kind_of_value(config)}, expected a CompressConfig")
-    if stop is not None and not callable(stop):
-        raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
+    config = called_with(CompressConfig, config, fields, "compress()", stop)
     observers = None if observers is None else checked_observers(observers)
     callbacks = checked_callbacks(callbacks)
     require_run(run)

@@ -278,7 +278,9 @@ class TextSource(Source):
             )
             per_token = 1.0 / tokens_per_char(self.ids, tokenizer)
         with CpuTimer(threads=1) as timer:
-            before, after = compare_speed(source, model, per_token)
+            before, after = speeds_in_turns(
+                (source, model), STREAMS, lambda side, n: writing_speed(side.decoder, n) * per_token
+            )
         return CompressReport(
             kind="text", path=model.path, methods=methods,
             source=source.figures(before, quality[0]), result=model.figures(after, quality[1]),
@@ -381,17 +383,6 @@ def _logit_errors(
         what="logits", largest=largest, rms=math.sqrt(total / (count * source.config.vocab_size)),
         num_compared=count, agreement=agreement,
     )  # fmt: skip
-
-
-def compare_speed(
-    source: TextModel, result: TextModel, chars_per_token: float
-) -> list[dict[int, float]]:
-    """Returns the characters a second that both write, by number of streams."""
-    return speeds_in_turns(
-        (source, result),
-        STREAMS,
-        lambda model, n: writing_speed(model.decoder, n) * chars_per_token,
-    )
 
 
 def missing_features(model: TextModel) -> list[str]:

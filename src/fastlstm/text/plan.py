@@ -72,13 +72,6 @@ def choose_seq_length(config: TrainConfig, budget_tokens: float, train_tokens: i
     return replace(config, seq_length=SHORT if total < SHORT_RUN_TOKENS else LONG)
 
 
-def fitted(
-    config: TrainConfig, budget_tokens: float, train_tokens: int
-) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Returns `choose_seq_length`, and of that `fit_batch`."""
-    return fit_batch(choose_seq_length(config, budget_tokens, train_tokens), train_tokens)
-
-
 def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tuple[str, ...]]:
     """Reduces lanes and sequence length until a short text gives a few steps per epoch."""
     assert config.seq_length is not None

@@ -19,7 +19,6 @@ from fastlstm.errors import (
     DataError,
     FormatError,
     UnknownCharacterError,
-    kind_of_value,
 )
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.cell_options import CellOptions
@@ -27,8 +26,7 @@ from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system.fields import built
-from fastlstm.system.storage import encode_json
+from fastlstm.system.fields import built, called_with
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
@@ -51,13 +49,13 @@ from fastlstm.text.data.text import (
 )
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.files import load_language_model, settings_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
 from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
-from fastlstm.text.plan import LONG, fitted, open_batches, resolve
+from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
@@ -144,9 +142,8 @@ def train(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
-    config = _checked_config(config, fields)
-    if stop is not None and not callable(stop):
-        raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
+    _refuse_options_of_tables(fields)
+    config = called_with(TrainConfig, config, fields, "train()", stop)
     observers = None if observers is None else checked_observers(observers)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
@@ -176,17 +173,6 @@ def train(
         stored = partial(session.configs_of, start=start)
         with session.start(config, {*given, *fields}, resume, stored, TEXT_MAY_CHANGE) as begun:
             return session.train(opened, begun, callbacks)
-
-
-def _checked_config(config: TrainConfig | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """Returns the settings of a call of `train`."""
-    if config is not None and fields:
-        raise ConfigError("give either config=… or single fields, not both")
-    _refuse_options_of_tables(fields)
-    config = config if config is not None else built(TrainConfig, dict(fields), "train()")
-    if not isinstance(config, TrainConfig):
-        raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
-    return config
 
 
 class TextSession(RunSession):
@@ -246,7 +232,8 @@ class TextSession(RunSession):
         model.strict_kernels = config.strict_kernels
         config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
         if is_new:
-            config, notes = fitted(config, chosen.tokens, len(splits.train))
+            config = choose_seq_length(config, chosen.tokens, len(splits.train))
+            config, notes = fit_batch(config, len(splits.train))
         check_pipeline(config, sizes.num_layers, device, self.world.size)
         self.check_processes(config)
         share = self.world.share if config.divides_batch else None
@@ -300,11 +287,14 @@ class TextSession(RunSession):
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
     ) -> dict[str, bytes]:
-        files = model_files(model, config, texts.source, given=first, held_out=texts.held_out)
-        if self._started_with is not None:
-            about = {**json.loads(files["config.json"]), "start": self._started_with}
-            files["config.json"] = encode_json(about)
-        return files
+        names = ("source", "key", "num_bytes", "num_chars")
+        named = {"": texts.source, **texts.held_out}
+        data = {part: {n: getattr(own, n) for n in names} for part, own in named.items()}
+        more = {} if self._started_with is None else {"start": self._started_with}
+        return settings_files(
+            model, texts.source.tokenizer, asdict(config), data.pop("") | data,
+            given=asdict(first), **more,
+        )  # fmt: skip
 
     def make_task(self, **parts: Any) -> TextTask:
         """Returns what is trained; `parts` are the fields of `TextTask`."""
