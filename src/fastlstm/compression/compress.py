@@ -76,7 +76,9 @@ def compress(
     callbacks = checked_callbacks(callbacks)
     require_run(run)
     path, target = Path(run), Path(out)
-    _refuse_same(path, target)
+    inside = [path.absolute(), *path.absolute().parents[:1]]
+    if any(target.exists() and os.path.samefile(target, place) for place in inside):
+        raise RunDirectoryError(f"{target} holds the run that is compressed; give another `out`")
     kind = kind_of_run(path)
     if kind == "sequence":
         raise FormatError(f"{path} is a sequence model, expected a text model or a forecaster")
@@ -99,10 +101,3 @@ def compress(
         from fastlstm.compression.forecast import ForecastSource
 
         return session.compress(ForecastSource)
-
-
-def _refuse_same(run: Path, out: Path) -> None:
-    """Refuses a result in the source's own directory."""
-    inside = [run.absolute(), *run.absolute().parents[:1]]
-    if any(out.exists() and os.path.samefile(out, place) for place in inside):
-        raise RunDirectoryError(f"{out} holds the run that is compressed; give another `out`")

@@ -108,11 +108,6 @@ class GpuStream(Stream):
 
     # For GpuDecoder.
 
-    @property
-    def record(self) -> Any:
-        """The native stream as it is; it is stale while the stream has a row."""
-        return self._record
-
     def leave_home(self) -> bytes:
         """Takes over what the native stream holds; returns its bytes."""
         blob = bytes(self._record.save())

@@ -159,7 +159,9 @@ class StopText:
             self.is_done = True
             ready, self._held = self._held[: min(ends)], ""
             return ready
-        cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stops)
+        first = max(0, len(self._held) + 1 - max(map(len, self._stops)))
+        starts = range(first, len(self._held) + 1)  # of the longest end that a stop begins with
+        cut = next(at for at in starts if any(s.startswith(self._held[at:]) for s in self._stops))
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready
 
@@ -167,11 +169,3 @@ class StopText:
         """Returns the text held back, at the end."""
         ready, self._held = self._held, ""
         return ready
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that `stop` starts with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

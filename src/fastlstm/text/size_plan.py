@@ -180,7 +180,12 @@ class SizePlan:
             is_of_other = " ms" in first.why and config.rnn_size != self._first
             why = f"{first.why}, with {self._first} units" if is_of_other else first.why
             return replace(first, why=why, step_s=step_s)
-        rates = {c.config.precision: c.tokens_per_s for c in self._tried if _is_like(c, best)}
+        names = ("rnn_size", "num_layers", "seq_length", "batch_size")
+        rates = {
+            own.precision: tried.tokens_per_s
+            for tried in self._tried
+            if all(getattr(own := tried.config, n) == getattr(config, n) for n in names)
+        }
         why = "as asked"
         if asked == "auto":
             others = [f"{rate:,.0f} in {n}" for n, rate in rates.items() if n != config.precision]
@@ -308,12 +313,6 @@ class SizePlan:
         if self._device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
             measurements.remember("step", of, {"seconds": seconds})
         return seconds
-
-
-def _is_like(one: Candidate, other: Candidate) -> bool:
-    """Returns whether two candidates have the same size and batch."""
-    names = ("rnn_size", "num_layers", "seq_length", "batch_size")
-    return all(getattr(one.config, n) == getattr(other.config, n) for n in names)
 
 
 def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:

@@ -93,7 +93,11 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
             note = f"{directory} has no published model yet; using {chosen.name}"
             return _assemble(chosen, files, None if chosen == directory else note)
     except CorruptFileError as error:
-        raise _with_offer(directory, error) from None
+        run, absolute = RunDirectory(directory), directory.absolute()
+        parent = RunDirectory(absolute.parent)
+        if not run.checkpoints() and absolute in parent.checkpoints():
+            raise parent.with_offer(error, besides=absolute) from None
+        raise run.with_offer(error) from None
     raise NonFiniteError(f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint")
 
 
@@ -113,14 +117,6 @@ def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
         raise RunDirectoryError(f"{directory}: holds no model and no checkpoint; name another run")
     _, files = RunDirectory(chosen).read_published(_FILES)
     return chosen, files, True
-
-
-def _with_offer(directory: Path, error: CorruptFileError) -> CorruptFileError:
-    run, absolute = RunDirectory(directory), directory.absolute()
-    parent = RunDirectory(absolute.parent)
-    if not run.checkpoints() and absolute in parent.checkpoints():
-        return parent.with_offer(error, besides=absolute)
-    return run.with_offer(error)
 
 
 def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> StoredModel:

@@ -225,7 +225,8 @@ class TextSession(RunSession):
         text, splits = texts.source, texts.splits()
         is_new = bool(self.world.decided(checkpoint is None)[0])
         chosen = self.of_leader(ChosenPlan, lambda: self._plan(start, splits.train, text.tokenizer))
-        precision = self.of_leader(PrecisionChoice, lambda: _precision_of(chosen))
+        told: Any = chosen.precision  # of rank 0, to the others as a dict
+        precision = told if isinstance(told, PrecisionChoice) else PrecisionChoice(**told)
         config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
@@ -381,11 +382,6 @@ class TextSession(RunSession):
                 ),
                 should_stop=self.stop,
             )
-
-
-def _precision_of(plan: ChosenPlan) -> PrecisionChoice:
-    assert plan.precision is not None
-    return plan.precision
 
 
 def _callbacks(

@@ -137,18 +137,14 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
     """Returns how often each token occurs, shape ``(V,)``; resident memory stays flat."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(ids), _COUNT_BLOCK):
-        counts += _block_counts(np.asarray(ids[start : start + _COUNT_BLOCK]), vocab_size)
+        block = np.asarray(ids[start : start + _COUNT_BLOCK])
+        if block.dtype != np.uint8 or len(block) % 2 or not block.flags.c_contiguous:
+            counts += np.bincount(block, minlength=vocab_size)
+        else:  # bincount widens every item to int64 first: two bytes as one are twice as fast
+            pairs = np.bincount(block.view(np.uint16), minlength=1 << 16).reshape(256, 256)
+            counts += (pairs.sum(axis=0) + pairs.sum(axis=1))[:vocab_size]
         release_pages(ids)
     return counts
-
-
-def _block_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
-    if ids.dtype != np.uint8 or len(ids) % 2 or not ids.flags.c_contiguous:
-        return np.bincount(ids, minlength=vocab_size)
-    # bincount widens every item to int64 first: two bytes as one item is twice as fast
-    pairs = np.bincount(ids.view(np.uint16), minlength=1 << 16).reshape(256, 256)
-    counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)
-    return counts[:vocab_size]
 
 
 def prepare_text(

@@ -257,20 +257,15 @@ def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
     if kind == "byte":
         return ByteTokenizer()
     if kind == "char":
-        return _load_char(record, origin)
+        if not isinstance(chars := record.get("chars"), str):
+            raise CorruptFileError(f"{origin}: chars is {type(chars).__name__}, expected a string")
+        try:
+            chars.encode("utf-8")
+            return CharTokenizer(chars)
+        except ValueError as error:
+            raise CorruptFileError(f"{origin}: {error}") from error
     if kind == "bpe":
         from fastlstm.text.data.bpe import load_bpe
 
         return load_bpe(record, origin)
     raise CorruptFileError(f"{origin}: kind is {kind!r:.60}, expected char, byte or bpe")
-
-
-def _load_char(record: dict[str, Any], origin: str) -> CharTokenizer:
-    chars = record.get("chars")
-    if not isinstance(chars, str):
-        raise CorruptFileError(f"{origin}: chars is {type(chars).__name__}, expected a string")
-    try:
-        chars.encode("utf-8")
-        return CharTokenizer(chars)
-    except ValueError as error:
-        raise CorruptFileError(f"{origin}: {error}") from error
