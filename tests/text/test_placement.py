@@ -15,8 +15,7 @@ from fastlstm.system import devices
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text import evaluation, gpu_decoder
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.loading import load_decoder
-from fastlstm.text.placement import FEWEST_STREAMS, device_for, placed_decoder
+from fastlstm.text.loading import FEWEST_STREAMS, device_for, load_decoder, placed_decoder
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrst")
 

@@ -22,8 +22,7 @@ from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
 from fastlstm.ops.cuda.module import CudaKernel
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.text.decoder import Decoder, Weight, model_hash, native_refusal
-from fastlstm.text.gpu_rows import STEPS, Rows
-from fastlstm.text.gpu_stream import GpuStream, Mark
+from fastlstm.text.gpu_rows import STEPS, GpuStream, Mark, Rows
 from fastlstm.training.graphed_step import Recorder
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from fastlstm.text.decoder import (
 from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
 from fastlstm.text.files import load_language_model
 from fastlstm.text.held_out import read_text
-from fastlstm.text.placement import device_for, gpu_decoder
+from fastlstm.text.loading import device_for, gpu_decoder
 from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
 from fastlstm.text.session import Session
 from fastlstm.text.stored_model import format_of

@@ -223,7 +223,7 @@ class TextSession(RunSession):
         texts = self._prepared(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        is_new = bool(self.world.decided(checkpoint is None)[0])
+        num, is_new = len(splits.train), bool(self.world.decided(checkpoint is None)[0])
         chosen = self.of_leader(ChosenPlan, lambda: self._plan(start, splits.train, text.tokenizer))
         told: Any = chosen.precision  # of rank 0, to the others as a dict
         precision = told if isinstance(told, PrecisionChoice) else PrecisionChoice(**told)
@@ -233,15 +233,14 @@ class TextSession(RunSession):
         model.strict_kernels = config.strict_kernels
         config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
         if is_new:
-            config = choose_seq_length(config, chosen.tokens, len(splits.train))
-            config, notes = fit_batch(config, len(splits.train))
+            config, notes = fit_batch(choose_seq_length(config, chosen.tokens, num), num)
         check_pipeline(config, sizes.num_layers, device, self.world.size)
         self.check_processes(config)
         share = self.world.share if config.divides_batch else None
         loader = TextLoader(open_batches(config, splits.train, share), self.loader_stop)
         if self.world.is_leader:
             self.set_weights(model, texts, config)
-        lengths = len(splits.train), len(splits.valid), loader.steps_per_epoch, model.num_parameters
+        lengths = num, len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -263,7 +262,7 @@ class TextSession(RunSession):
             about = {**ceiling, **_about(text, splits, config, model, plan, start.why(precision))}
             about |= stage_names(config, sizes, self.world)
             self.announce(task, plan, checkpoint, about)
-            own = _callbacks(config, model, text.tokenizer, len(splits.train))
+            own = _callbacks(config, model, text.tokenizer, num)
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
         tested = self.world.told(None if task.tested is None else asdict(task.tested))
         return Run(self.path, result.last.detail, tested and Evaluation(**tested))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastlstm.text.data.text_cache import TextCache
+from fastlstm.text.data.text import TextCache
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 KEY = "0" * 64

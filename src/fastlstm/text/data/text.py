@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Stopped, UnknownCharacterError, counted
+from fastlstm.errors import DataError, FastLSTMError, Stopped, UnknownCharacterError, counted
 from fastlstm.system import environment
-from fastlstm.system.cache import make_key, release_pages
+from fastlstm.system.cache import Cache, is_intact, make_key, release_pages
 from fastlstm.system.fields import parse_split
-from fastlstm.system.storage import storage_errors
+from fastlstm.system.storage import read_json, storage_errors, write_file, write_json
 from fastlstm.text.data.blocks import BLOCK_BYTES, TextRules
 from fastlstm.text.data.encoding import (
     Pass,
@@ -31,7 +31,6 @@ from fastlstm.text.data.encoding import (
     write_ids,
 )
 from fastlstm.text.data.sources import Document, Source, open_source
-from fastlstm.text.data.text_cache import Entry, TextCache
 from fastlstm.text.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -39,7 +38,80 @@ from fastlstm.text.data.tokenizer import (
     KnownCharacters,
     Tokenizer,
     describe_unseen,
+    load_tokenizer,
 )
+
+_COUNTS = ("num_bytes", "num_chars", "num_replaced", "num_skipped")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An encoded text in the cache.
+
+    Attributes:
+        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: its characters.
+        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
+            position of each.
+        num_replaced: invalid bytes that became U+FFFD.
+        num_skipped: documents without a text.
+    """
+
+    ids: Ids
+    tokenizer: Tokenizer
+    key: str
+    num_bytes: int
+    num_chars: int
+    unknown: tuple[tuple[str, int], ...]
+    num_replaced: int
+    num_skipped: int
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of characters left out of `ids`."""
+        return self.num_chars - len(self.ids) if self.unknown else 0
+
+
+class TextCache(Cache):
+    """Encoded texts."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "text")
+
+    def find(self, key: str) -> Entry | None:
+        """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
+        directory = self.path(key)
+        try:
+            if not is_intact(directory):
+                return None
+            meta = read_json(directory / "meta.json")
+            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
+            ids = np.memmap(directory / "ids.bin", dtype=tokenizer.dtype, mode="r")
+            expected = {"num_tokens": len(ids), "fingerprint": tokenizer.fingerprint}
+            unknown = tuple((char, position) for char, position in meta.pop("unknown"))
+            counts = {name: meta.pop(name) for name in _COUNTS}
+        except (OSError, FastLSTMError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+        if meta != expected or any(type(number) is not int for number in counts.values()):
+            return None
+        return Entry(ids, tokenizer, key, unknown=unknown, **counts)
+
+    def store(
+        self,
+        key: str,
+        work: Path,
+        tokenizer: Tokenizer,
+        num_tokens: int,
+        unknown: Sequence[tuple[str, int]] = (),
+        **counts: int,
+    ) -> Entry:
+        """Turns a work directory with ids.bin into the entry `key`; counts as in `Entry`."""
+        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
+        write_file(work / "tokenizer.json", tokenizer.to_json())
+        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
+        return self.place(key, work, lambda: self.find(key))
+
 
 UnknownPolicy = Literal["refuse", "count"]
 READING = (
