@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.system.fields import check_fields, parse_split
-from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
+from fastlstm.training.options import BOUNDS, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
@@ -49,22 +49,9 @@ PRESETS: dict[str, dict[str, int]] = {
 class ModelConfig(CellOptions):
     """Architecture of a language model, with the options of its cells; stored in config.json.
 
-    Attributes:
-        vocab_size: V, number of tokens.
-        embed_size: E, width of the embedding.
-        rnn_size: H, hidden units per layer.
-        num_layers: L.
-        dropout: probability between layers and before the output; a third of it on embeddings.
-        dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
-        weight_drop: DropConnect probability on the recurrent weights.
-        output_norm: layer normalization of the output of every layer.
-        residual: add a layer's input to its output where widths agree.
-        tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
-        output_rank: R, width of the projection before the output matrix, which is then `(V, R)`;
-            0 is none. Less than V and H.
-
-    Raises:
-        ConfigError: a rank that is too large, or of tied weights.
+    The fields are those of `TrainConfig`, with V, the number of tokens, as `vocab_size`; E is
+    `embed_size`, H `rnn_size`, L `num_layers`, R `output_rank`. ConfigError: a rank that is too
+    large, or of tied weights.
     """
 
     vocab_size: int
@@ -210,7 +197,7 @@ class TrainConfig(TrainingOptions, CellOptions):
             if isinstance(path := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(path))
         super().__post_init__()
-        check_fields(self, _BOUNDS, _CHOICES)
+        check_fields(self, _BOUNDS)
         parse_split(self.split)
         self.check_schedule()
         names = self.active(training=False)
@@ -277,16 +264,4 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lane_reset": (0.0, 1.0),
     "sample_every": (0, 10**9),
     "pipeline": (0, 65_536),
-}
-
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    **CHOICES,
-    "vocab": get_args(Vocab),
-    "invalid_utf8": ("error", "replace"),
-    "missing_text": ("error", "skip"),
-    "preset": get_args(Preset),
-    "dropout_kind": ("variational", "plain"),
-    "initializer": get_args(Initializer),
-    "order": get_args(Order),
 }

@@ -212,7 +212,7 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
         )
     try:
         config = ModelConfig(**values)
-        check_values(config, MODEL_BOUNDS, {"dropout_kind": ("variational", "plain")})
+        check_values(config, MODEL_BOUNDS)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:

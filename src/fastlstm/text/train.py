@@ -260,7 +260,6 @@ class TextSession(RunSession):
                 report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan, start.why(precision))}
-            about |= stage_names(config, sizes, self.world)
             self.announce(task, plan, checkpoint, about)
             own = _callbacks(config, model, text.tokenizer, num)
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
@@ -410,6 +409,7 @@ def _about(
         "num_units": {part: len(ids) for part, ids in vars(splits).items()},
         "kernels": [str(line) for line in kernels],
         "precision_why": precision_why,
+        **stage_names(config, model.config, plan.world),
     }
 
 
