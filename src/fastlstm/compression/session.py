@@ -151,8 +151,12 @@ class Session:
             self.config.require_work()
             return self._round()
         self.teacher = source.open_teacher()
-        if is_resumed:
-            self._require_same_teacher(first)
+        before, now = first.get("teacher") if is_resumed else None, self.teacher or {}
+        if before is not None and before.get("model_sha256") != now.get("model_sha256"):
+            raise FormatError(
+                f"'{self.out}' was started with another teacher, or {before.get('path')} has"
+                " changed since; give another `out`"
+            )
         source.train()
         if self.report is None:
             raise ConfigError(
@@ -186,14 +190,6 @@ class Session:
         first = built(CompressConfig, about["options"], "config.json")
         self.config = resumed_config(self.config, self.given, first, first, COMPRESS_MAY_CHANGE)
         return about
-
-    def _require_same_teacher(self, first: Mapping[str, Any]) -> None:
-        before, now = first.get("teacher"), self.teacher or {}
-        if before is not None and before.get("model_sha256") != now.get("model_sha256"):
-            raise FormatError(
-                f"'{self.out}' was started with another teacher, or {before.get('path')} has"
-                " changed since; give another `out`"
-            )
 
     def _reach_goal(self) -> None:
         """Chooses the method that reaches the goal; what was tried is emitted, and noted."""

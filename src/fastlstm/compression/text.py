@@ -147,24 +147,22 @@ class TextSource(Source):
 
     def start(self, config: CompressConfig) -> tuple[dict[str, torch.Tensor], ModelConfig]:
         """Returns the weights that training starts from: without some units, with a lower rank."""
-        weights, sizes = as_floats(self.model.weights), self.sizes
-        tensors = {name: torch.from_numpy(weight.copy()) for name, weight in weights.items()}
+        floats, sizes = as_floats(self.model.weights), self.sizes
+        tensors = {name: torch.from_numpy(weight.copy()) for name, weight in floats.items()}
         if config.prune is not None and config.structured == "units":
             tensors, sizes = without_units(tensors, sizes, config.prune)
         if config.output_rank is not None and not config.is_new_student:
-            weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-            weights, sizes = with_output_rank(weights, sizes, config.output_rank)
-            tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+            weights, sizes = with_output_rank(tensors, sizes, config.output_rank)
+            tensors = {name: torch.as_tensor(weight) for name, weight in weights.items()}
         return tensors, sizes
 
     def attempt(self, config: CompressConfig) -> Attempt:
         chars_per_token = 1.0 if config.target is None else self._chars_per_token
         tensors, sizes = self.start(config)
-        weights: Weights = {name: tensor.numpy() for name, tensor in tensors.items()}
         if config.prune is not None and config.structured == "blocks":
-            tensors = pruned(build_model(as_floats(weights), sizes), config.prune, "blocks")
-            weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-        data = encode_model(weights, config.to)
+            model = build_model(as_floats(tensors), sizes)
+            tensors = pruned(model, config.prune, "blocks")
+        data = encode_model({n: tensor.numpy() for n, tensor in tensors.items()}, config.to)
         if config.target is None:
             return Attempt(len(data), None)
         result = TextModel.of_file(data, self.session.run, sizes, config.to)
@@ -278,9 +276,7 @@ class TextSource(Source):
             )
             per_token = 1.0 / tokens_per_char(self.ids, tokenizer)
         with CpuTimer(threads=1) as timer:
-            before, after = speeds_in_turns(
-                (source, model), STREAMS, lambda side, n: writing_speed(side.decoder, n) * per_token
-            )
+            before, after = compare_speed(source, model, per_token)
         return CompressReport(
             kind="text", path=model.path, methods=methods,
             source=source.figures(before, quality[0]), result=model.figures(after, quality[1]),
@@ -311,16 +307,13 @@ def require_finite(path: Path, weights: Weights) -> None:
 
 def encode_model(weights: Weights, weight_format: str) -> bytes:
     """Returns model.safetensors; matrices with many blocks of zeros are stored block-sparse."""
-    sparse = [] if weight_format == "int4" else [n for n, w in weights.items() if _is_sparse(n, w)]
+    sparse = []
+    for name, weight in weights.items() if weight_format != "int4" else ():
+        values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
+        if may_be_blocks(values):
+            is_zero = ~block_grid(values, num_gates(name, len(values))).any(axis=(2, 3))
+            sparse += [name] * bool(is_zero.mean() >= _SPARSE_SHARE)
     return encode_weights(weights, weight_format, sparse)
-
-
-def _is_sparse(name: str, weight: NDArray[np.float32] | QuantizedMatrix) -> bool:
-    values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
-    if not may_be_blocks(values):
-        return False
-    is_zero = ~block_grid(values, num_gates(name, len(values))).any(axis=(2, 3))
-    return bool(is_zero.mean() >= _SPARSE_SHARE)
 
 
 def compressed_files(
@@ -385,11 +378,22 @@ def _logit_errors(
     )  # fmt: skip
 
 
+def compare_speed(
+    source: TextModel, result: TextModel, chars_per_token: float
+) -> list[dict[int, float]]:
+    """Returns the characters a second that both write, by number of streams."""
+
+    def speed(model: TextModel, num_streams: int) -> float:
+        return writing_speed(model.decoder, num_streams) * chars_per_token
+
+    return speeds_in_turns((source, result), STREAMS, speed)
+
+
 def missing_features(model: TextModel) -> list[str]:
     """Returns what this CPU lacks for the fastest kernels of a model's format."""
-    why = native_refusal(model.config)
-    if why is not None:
+    if (why := native_refusal(model.config)) is not None:
         return [f"{why}: text is written on torch, in fp32"]
-    if model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features:
-        return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"]
-    return []
+    is_slow = (
+        model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features
+    )
+    return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"] * is_slow

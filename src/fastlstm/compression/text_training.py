@@ -30,7 +30,6 @@ from fastlstm.system.fields import built
 from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
-from fastlstm.text.data.sources import Source as Documents
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import UnknownPolicy
 from fastlstm.text.held_out import RunText
@@ -68,7 +67,20 @@ def train_compressed(source: TextSource) -> None:
             if source.loaded_teacher is not None:
                 source.loaded_teacher.model.to(start.device).requires_grad_(False)
             own.notes += source.notes()
-            own.train(_open_text(source), start, session.all_callbacks())
+            name = source.stored.config.get("data", {}).get("source")
+            if session.data is None and not name:
+                raise DataError(
+                    f"{session.run} does not say what it was trained on; give the text as `data`"
+                )
+            try:
+                text = open_source(name if session.data is None else session.data)
+            except DataError as error:
+                if session.data is not None:
+                    raise
+                raise DataError(
+                    f"the text of {session.run} cannot be read ({error}); give it as `data`"
+                ) from None
+            own.train(text, start, session.all_callbacks())
 
 
 class _Training(TextSession):
@@ -103,24 +115,20 @@ class _Training(TextSession):
         return compressed_files(files, {**self._session.about(), "weights": "fp32"})
 
     def make_task(self, **parts: Any) -> TextTask:
-        teaching = None
-        if self._teacher is not None:
-            config = self._config
-            teaching = Teaching(
-                self._teacher.model, config.temperature, config.alpha,
-                needs_features=config.match_hidden > 0,
-            )  # fmt: skip
-        models = self._source.sizes, parts["model"].config
+        config, models = self._config, (self._source.sizes, parts["model"].config)
+        needs_features = config.match_hidden > 0
+        teaching = self._teacher and Teaching(
+            self._teacher.model, config.temperature, config.alpha, needs_features
+        )
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude,
             num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
             watch=self.watch("reading the text again with the teacher", "tokens"),
-            num_results=2 if self._config.needs_no_training else 1,
+            num_results=2 if config.needs_no_training else 1,
         )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
-        """Returns None: source and result are compared on the validation text."""
-        return None
+        return None  # source and result are compared on the validation text
 
     def _conclude(self, trainer: Trainer) -> Event:
         """Measures the best weights beside the source, and publishes them if they are good."""
@@ -144,24 +152,6 @@ class _Training(TextSession):
         yield self._source.result(weights, task.model.config, task.model_files, is_trained=True)
         if self._config.needs_no_training:
             yield self._source.plain(is_trained=False)
-
-
-def _open_text(source: TextSource) -> Documents:
-    """Returns what is trained on; raises DataError where the source's text is gone."""
-    session = source.session
-    if session.data is not None:
-        return open_source(session.data)
-    name = source.stored.config.get("data", {}).get("source")
-    if not name:
-        raise DataError(
-            f"{session.run} does not say what it was trained on; give the text as `data`"
-        )
-    try:
-        return open_source(name)
-    except DataError as error:
-        raise DataError(
-            f"the text of {session.run} cannot be read ({error}); give it as `data`"
-        ) from None
 
 
 def training_options(source: TextSource, start: ModelConfig) -> TrainConfig:
@@ -377,10 +367,9 @@ class RememberingTeacher(ReadingTeacher):
         return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
 
     def advance(self) -> None:
-        """Does nothing: `read` moves on."""
+        """Does nothing, as `reset_state`: `read` moves on, and reads the first epoch once."""
 
-    def reset_state(self) -> None:
-        """Does nothing: the first epoch is read once."""
+    reset_state = advance
 
     def carried(self) -> dict[str, Tensor]:
         return {}
