@@ -12,14 +12,14 @@ import pytest
 
 from fastlstm.errors import ConfigError
 from fastlstm.system.cache import make_key, release_pages
-from fastlstm.text.data.text import Entry, TextCache
+from fastlstm.text.data.text import TextCache, TextDataset
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 TOKENIZER = CharTokenizer("abc")
 KEY = make_key("test")
 
 
-def store(cache: TextCache, ids: bytes = b"\x00\x01\x02") -> Entry:
+def store(cache: TextCache, ids: bytes = b"\x00\x01\x02") -> TextDataset:
     with cache.work_directory() as work:
         entry = work / "entry"
         entry.mkdir()

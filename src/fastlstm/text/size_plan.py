@@ -158,9 +158,7 @@ class SizePlan:
         for change in self._changes(best.config):
             if not self._fits(1.0):
                 break
-            candidate = self._try(replace(best.config, **change))
-            if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits:
-                best = candidate
+            best = _clearly_better(self._try(replace(best.config, **change)), best)
         others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
         others = [c for c in others if math.isfinite(c.bits)]
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
@@ -213,25 +211,19 @@ class SizePlan:
         # What torch loads for the first step of a process is no planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - TIMED_S
         if self._device.type == "cuda":
-            return self._best_on_gpu(best, sizes, at)
+            # Two layers first: a GPU reads a text often enough for more units to pay, and time
+            # allows few timings. On an H100 two layers of 512 ended at 1.47 bits/char where one
+            # ended at 1.57 (War and Peace, 60 s).
+            self._last_timing_s = _GPU_TIMING_S  # the first one has loaded libraries
+            deep = self._try_size(sizes[at], 2) if self._fits(1.0) else best
+            return self._best_around(_clearly_better(deep, best), sizes, at)
         best = self._best_around(best, sizes, at)
         if not self._fits(1.0):
             return best
         assert best.config.rnn_size is not None
         smaller = max(0, sizes.index(best.config.rnn_size) - 1)
         deep = self._best_around(self._try_size(sizes[smaller], 2), sizes, smaller)
-        return deep if deep.bits < (1.0 - _CLEAR_GAIN) * best.bits else best
-
-    def _best_on_gpu(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
-        """Tries two layers first: a GPU reads a text often enough for more units to pay, and time
-        allows few timings. On an H100 two layers of 512 ended at 1.47 bits/char where one ended at
-        1.57 (War and Peace, 60 s)."""
-        self._last_timing_s = _GPU_TIMING_S  # the first one has loaded libraries
-        best = first
-        if self._fits(1.0):
-            deep = self._try_size(sizes[at], 2)
-            best = deep if deep.bits < (1.0 - _CLEAR_GAIN) * first.bits else first
-        return self._best_around(best, sizes, at)
+        return _clearly_better(deep, best)
 
     def _best_around(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
         """Returns the best of the sizes above the first one, or of those below it."""
@@ -313,6 +305,10 @@ class SizePlan:
         if self._device.type == "cuda" or not timer.was_busy(_QUIET_SHARE):
             measurements.remember("step", of, {"seconds": seconds})
         return seconds
+
+
+def _clearly_better(candidate: Candidate, best: Candidate) -> Candidate:
+    return candidate if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits else best
 
 
 def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:

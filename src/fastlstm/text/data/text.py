@@ -41,78 +41,6 @@ from fastlstm.text.data.tokenizer import (
     load_tokenizer,
 )
 
-_COUNTS = ("num_bytes", "num_chars", "num_replaced", "num_skipped")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An encoded text in the cache.
-
-    Attributes:
-        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
-        num_bytes: UTF-8 bytes of the clean text.
-        num_chars: its characters.
-        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
-            position of each.
-        num_replaced: invalid bytes that became U+FFFD.
-        num_skipped: documents without a text.
-    """
-
-    ids: Ids
-    tokenizer: Tokenizer
-    key: str
-    num_bytes: int
-    num_chars: int
-    unknown: tuple[tuple[str, int], ...]
-    num_replaced: int
-    num_skipped: int
-
-    @property
-    def num_unknown(self) -> int:
-        """Number of characters left out of `ids`."""
-        return self.num_chars - len(self.ids) if self.unknown else 0
-
-
-class TextCache(Cache):
-    """Encoded texts."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, "text")
-
-    def find(self, key: str) -> Entry | None:
-        """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
-        directory = self.path(key)
-        try:
-            if not is_intact(directory):
-                return None
-            meta = read_json(directory / "meta.json")
-            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
-            ids = np.memmap(directory / "ids.bin", dtype=tokenizer.dtype, mode="r")
-            expected = {"num_tokens": len(ids), "fingerprint": tokenizer.fingerprint}
-            unknown = tuple((char, position) for char, position in meta.pop("unknown"))
-            counts = {name: meta.pop(name) for name in _COUNTS}
-        except (OSError, FastLSTMError, AttributeError, KeyError, TypeError, ValueError):
-            return None
-        if meta != expected or any(type(number) is not int for number in counts.values()):
-            return None
-        return Entry(ids, tokenizer, key, unknown=unknown, **counts)
-
-    def store(
-        self,
-        key: str,
-        work: Path,
-        tokenizer: Tokenizer,
-        num_tokens: int,
-        unknown: Sequence[tuple[str, int]] = (),
-        **counts: int,
-    ) -> Entry:
-        """Turns a work directory with ids.bin into the entry `key`; counts as in `Entry`."""
-        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
-        write_file(work / "tokenizer.json", tokenizer.to_json())
-        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
-        return self.place(key, work, lambda: self.find(key))
-
-
 UnknownPolicy = Literal["refuse", "count"]
 READING = (
     *("text_field", "keep_crlf", "invalid_utf8", "encoding", "missing_text"),
@@ -125,6 +53,7 @@ _COUNT_BLOCK = 1 << 20
 _SPOOL_BYTES = 1 << 20
 _RACY_NS = 100_000_000
 """A file changed this recently may change again within one timestamp tick."""
+_COUNTS = ("num_bytes", "num_chars", "num_replaced", "num_skipped")
 
 
 @dataclass(frozen=True)
@@ -137,19 +66,39 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class TextDataset(Entry):
-    """An encoded text: an entry of the cache, and where it came from.
+class TextDataset:
+    """An encoded text of the cache, and where it came from.
 
     Attributes:
+        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: its characters.
+        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
+            position of each.
+        num_replaced: invalid bytes that became U+FFFD.
+        num_skipped: documents without a text.
         from_cache: nothing had to be encoded.
         source: as the user wrote it.
         notes: remarks such as skipped files, a line each.
     """
 
-    from_cache: bool
-    seconds: float
-    source: str
-    notes: tuple[str, ...]
+    ids: Ids
+    tokenizer: Tokenizer
+    key: str
+    num_bytes: int
+    num_chars: int
+    unknown: tuple[tuple[str, int], ...]
+    num_replaced: int
+    num_skipped: int
+    from_cache: bool = True
+    seconds: float = 0.0
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of characters left out of `ids`."""
+        return self.num_chars - len(self.ids) if self.unknown else 0
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
         """Splits the text into parts, see `split_shares`; those in `files` are empty."""
@@ -190,6 +139,46 @@ class TextDataset(Entry):
             edge, chars = edge + count, float(ends[count - 1])
             release_pages(self.ids)
         return edge
+
+
+class TextCache(Cache):
+    """Encoded texts."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "text")
+
+    def find(self, key: str) -> TextDataset | None:
+        """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
+        directory = self.path(key)
+        try:
+            if not is_intact(directory):
+                return None
+            meta = read_json(directory / "meta.json")
+            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
+            ids = np.memmap(directory / "ids.bin", dtype=tokenizer.dtype, mode="r")
+            expected = {"num_tokens": len(ids), "fingerprint": tokenizer.fingerprint}
+            unknown = tuple((char, position) for char, position in meta.pop("unknown"))
+            counts = {name: meta.pop(name) for name in _COUNTS}
+        except (OSError, FastLSTMError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+        if meta != expected or any(type(number) is not int for number in counts.values()):
+            return None
+        return TextDataset(ids, tokenizer, key, unknown=unknown, **counts)
+
+    def store(
+        self,
+        key: str,
+        work: Path,
+        tokenizer: Tokenizer,
+        num_tokens: int,
+        unknown: Sequence[tuple[str, int]] = (),
+        **counts: int,
+    ) -> TextDataset:
+        """Turns a work directory with ids.bin into the entry `key`; counts as in `TextDataset`."""
+        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
+        write_file(work / "tokenizer.json", tokenizer.to_json())
+        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
+        return self.place(key, work, lambda: self.find(key))
 
 
 def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
@@ -273,16 +262,13 @@ def prepare_text(
     if entry is None:
         with cache.work_directory() as directory:
             entry, from_cache = job.encode(directory)
-    return TextDataset(
-        **vars(entry),
-        from_cache=from_cache,
-        seconds=time.monotonic() - started,
-        source=opened.name,
+    return replace(
+        entry, from_cache=from_cache, seconds=time.monotonic() - started, source=opened.name,
         notes=(*opened.notes, *_repairs(entry)),
-    )
+    )  # fmt: skip
 
 
-def _repairs(entry: Entry) -> Iterator[str]:
+def _repairs(entry: TextDataset) -> Iterator[str]:
     if entry.num_replaced:
         share = entry.num_replaced / max(entry.num_chars, 1)
         invalid = counted(entry.num_replaced, "invalid byte")
@@ -303,13 +289,13 @@ class _Job:
     tokenizer: Tokenizer | None
     unknown: UnknownPolicy
 
-    def find_unchanged(self) -> Entry | None:
+    def find_unchanged(self) -> TextDataset | None:
         """Returns the entry of the same files, if `stat` shows them unchanged."""
         signature = self.work.source.signature()
         content = self.cache.recall(self._stat_key(signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
-    def encode(self, directory: Path) -> tuple[Entry, bool]:
+    def encode(self, directory: Path) -> tuple[TextDataset, bool]:
         """Scans the source and encodes it unless its content is cached; True if it was."""
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
@@ -327,7 +313,7 @@ class _Job:
                 self.cache.remember(self._stat_key(before), scanned.content)
         return entry, from_cache
 
-    def _encode(self, scanned: Scan, directory: Path) -> Entry:
+    def _encode(self, scanned: Scan, directory: Path) -> TextDataset:
         tokenizer, unknown = self._tokenizer(scanned)
         target = directory / "entry"
         with storage_errors(target, "write"):
@@ -367,7 +353,7 @@ class _Job:
             return ByteTokenizer(), []
         return learn_bpe(self.work, self.vocab_size, scanned, self.train_share), []
 
-    def _find(self, content: str) -> Entry | None:
+    def _find(self, content: str) -> TextDataset | None:
         if self.tokenizer is None:
             fingerprint = self.cache.recall(self._choice_key(content))
         else:
