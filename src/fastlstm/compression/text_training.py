@@ -116,10 +116,10 @@ class _Training(TextSession):
 
     def make_task(self, **parts: Any) -> TextTask:
         config, models = self._config, (self._source.sizes, parts["model"].config)
-        needs_features = config.match_hidden > 0
-        teaching = self._teacher and Teaching(
-            self._teacher.model, config.temperature, config.alpha, needs_features
-        )
+        teaching = None
+        if self._teacher is not None:
+            how = config.temperature, config.alpha, config.match_hidden > 0
+            teaching = Teaching(self._teacher.model, *how)
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude,
             num_scored=min(len(parts["valid_ids"]), max_scored(*models)),

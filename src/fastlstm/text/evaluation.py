@@ -16,7 +16,6 @@ import torch
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
-from fastlstm.text.scored_lanes import LANES, PRIME, ScoredLanes, lanes_of, num_lanes
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel, State
 
+LANES, PRIME = 32, 256
+"""Defaults of `evaluate`."""
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW_BATCH = 128
 CHUNK = 256
@@ -33,6 +34,38 @@ LANES_ON_GPU = 256
 _FEWEST_STEPS = 8
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
+
+
+@dataclass(frozen=True)
+class ScoredLanes:
+    """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
+
+    `prime` tokens before each `start` warm the state of every lane but that at the start of the
+    text, which is the first where there is one (`has_first`).
+    """
+
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    prime: int = 0
+    has_first: bool = True
+
+    def part(self, lanes: range) -> ScoredLanes:
+        own = slice(lanes.start, lanes.stop)
+        return ScoredLanes(self.start[own], self.length[own], self.prime, lanes.start == 0)
+
+
+def num_lanes(num_ids: int, lanes: int = LANES, prime: int = PRIME) -> int:
+    """Returns the lanes that a text of so many tokens is evaluated in."""
+    return max(1, min(lanes, (num_ids - 1) // max(prime, 1)))
+
+
+def lanes_of(num_ids: int, lanes: int, prime: int = PRIME) -> ScoredLanes:
+    """Returns lanes that score every token of a text but the first."""
+    targets = num_ids - 1
+    length = np.full(lanes, targets // lanes, dtype=np.int64)
+    length[: targets % lanes] += 1
+    start = 1 + np.concatenate([[0], np.cumsum(length)[:-1]])
+    return ScoredLanes(start, length, prime if lanes > 1 else 0)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.runs.events import Event
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
@@ -22,13 +22,12 @@ from fastlstm.text.evaluation import (
     evaluate,
     evaluation_of,
     lane_nats,
+    num_lanes,
     token_counts,
 )
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.plan import open_batches
-from fastlstm.text.scored_lanes import num_lanes
-from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress, require_like
@@ -231,6 +230,16 @@ class Samples(Callback):
             assert isinstance(trainer.model, LanguageModel)
             text = sample_text(trainer.model, self._tokenizer, "", _SAMPLE_LENGTH, 0.8, self._seed)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
+
+
+def training_flop_per_token(config: ModelConfig) -> int:
+    """Returns the operations of a training step per token: three times the forward pass.
+
+    The embedding is a row gather and counts nothing.
+    """
+    H, L = config.rnn_size, config.num_layers
+    layers = 8 * H * (config.embed_size + H + (L - 1) * 2 * H)
+    return 3 * (layers + 2 * (H * config.output_rank + config.output_width * config.vocab_size))
 
 
 def tokens_per_char(ids: Ids, tokenizer: Tokenizer) -> float:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastlstm.errors import DataError, NonFiniteError, counted
+from fastlstm.text.evaluation import lanes_of, num_lanes
 from fastlstm.text.sampling import Sampling
-from fastlstm.text.scored_lanes import lanes_of, num_lanes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
