@@ -51,7 +51,7 @@ class ModelConfig(CellOptions):
 
     The fields are those of `TrainConfig`, with V, the number of tokens, as `vocab_size`; E is
     `embed_size`, H `rnn_size`, L `num_layers`, R `output_rank`. ConfigError: a rank that is too
-    large, or of tied weights.
+    large, or of tied weights; tied weights of two widths.
     """
 
     vocab_size: int
@@ -68,17 +68,21 @@ class ModelConfig(CellOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.output_rank:
-            return
-        if self.tie_weights:
+        if self.output_rank and self.tie_weights:
             raise ConfigError(
                 "`output_rank` needs an output matrix of its own; leave out `tie_weights`"
             )
-        size = min(self.vocab_size, self.rnn_size)
-        if not 1 <= self.output_rank < size:
+        if self.output_rank:
+            size = min(self.vocab_size, self.rnn_size)
+            if not 1 <= self.output_rank < size:
+                raise ConfigError(
+                    f"`output_rank` is {self.output_rank}, expected less than {size}, the smaller"
+                    f" of {self.vocab_size} tokens and {self.rnn_size} hidden units"
+                )
+        if self.tie_weights and self.embed_size != self.rnn_size:
             raise ConfigError(
-                f"`output_rank` is {self.output_rank}, expected less than {size}, the smaller of"
-                f" {self.vocab_size} tokens and {self.rnn_size} hidden units"
+                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {self.embed_size} and"
+                f" {self.rnn_size}"
             )
 
     @property
@@ -242,11 +246,6 @@ class TrainConfig(TrainingOptions, CellOptions):
         }
         if self.tie_weights and self.embed_size is None:
             sizes["embed_size"] = sizes["rnn_size"]
-        if self.tie_weights and sizes["embed_size"] != sizes["rnn_size"]:
-            raise ConfigError(
-                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {sizes['embed_size']}"
-                f" and {sizes['rnn_size']}"
-            )
         return ModelConfig(**{**own, **sizes, "vocab_size": vocab_size, "dropout": dropout})
 
 

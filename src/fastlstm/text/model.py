@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.errors import ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
 from fastlstm.nn.linear import linear
 from fastlstm.nn.loss import projected_cross_entropy, projected_nats
@@ -53,18 +53,11 @@ class LanguageModel(nn.Module):
     `output.weight` `(V, F)` (absent when tied: the embedding serves), where F is R or H;
     `output.bias` `(V,)`. Built with torch's random initialisation;
     `text.initialization.initialize` gives the one that trains well.
-
-    Raises:
-        ConfigError: tied weights of two widths.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
-        if config.tie_weights and E != H:
-            raise ConfigError(
-                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {E} and {H}"
-            )
         self.config = config
         self.embedding = nn.Embedding(V, E)
         self.layers = nn.ModuleList(

@@ -103,8 +103,7 @@ class Candidate:
 def can_choose_size(
     config: TrainConfig, chosen: Collection[str], device: torch.device, train_tokens: int
 ) -> bool:
-    """Returns whether the size is free, the end a budget, and the law was measured for such
-    runs."""
+    """Returns whether the size is free, the end a budget, and the law measured for such runs."""
     stop = StopCriterion.of(config, 1)
     return (
         stop.budget_s is not None
@@ -366,10 +365,22 @@ def budget_plan(
     """
 
     def make() -> ChosenPlan:
-        if chosen is not None and can_choose_size(config, chosen, device, len(ids)):
-            return _sized(config, chosen, ids, tokenizer, device, started)
-        choice = _precision(config, device, ids, tokenizer)
-        return ChosenPlan(precision=choice, tokens=tokens_of_budget(config, choice, started))
+        if chosen is None or not can_choose_size(config, chosen, device, len(ids)):
+            choice = _precision(config, device, ids, tokenizer)
+            return ChosenPlan(precision=choice, tokens=tokens_of_budget(config, choice, started))
+        first, timed = config, None
+        if device.type == "cpu":
+            first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
+            timed = _precision(first, device, ids, tokenizer)
+            first = replace(first, precision=timed.name)
+        search = SizePlan(first, chosen, ids, tokenizer, started, device)
+        best, why = search.choose()
+        choice, sized = search.precision(best, config.precision, timed), best.config
+        if device.type == "cpu":
+            sized = replace(sized, precision=config.precision)
+        why = f"{why} (steps measured earlier)" if search.is_recalled else why
+        tokens = tokens_of_budget(sized, choice, started)
+        return ChosenPlan(changes(config, sized), why, choice, tokens)
 
     data = {
         "tokens": len(ids),
@@ -383,29 +394,6 @@ def budget_plan(
     assert plan.precision is not None
     allow_tf32(plan.precision.name)
     return plan
-
-
-def _sized(
-    config: TrainConfig,
-    chosen: Collection[str],
-    ids: Ids,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    started: float,
-) -> ChosenPlan:
-    """Returns the size, batch, optimizer and precision that suit the budget."""
-    first, choice = config, None
-    if device.type == "cpu":
-        first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
-        choice = _precision(first, device, ids, tokenizer)
-        first = replace(first, precision=choice.name)
-    search = SizePlan(first, chosen, ids, tokenizer, started, device)
-    best, why = search.choose()
-    choice, sized = search.precision(best, config.precision, choice), best.config
-    if device.type == "cpu":
-        sized = replace(sized, precision=config.precision)
-    why = f"{why} (steps measured earlier)" if search.is_recalled else why
-    return ChosenPlan(changes(config, sized), why, choice, tokens_of_budget(sized, choice, started))
 
 
 def _precision(
@@ -422,7 +410,11 @@ def _precision(
         about |= {name: getattr(config, name) for name in names}
 
         def step_s(name: Any) -> float:
-            return _gpu_step_s(replace(config, precision=name), ids, tokenizer, device)
+            own = replace(config, precision=name, seq_length=shape[0])
+            fitting, _ = fit_batch(own, len(ids))
+            # A batch that a short text has made smaller reads fewer tokens in about the same time.
+            share = math.prod(shape) / fitting.batch_size / (fitting.seq_length or LONG)
+            return share * step_seconds(fitting, ids, tokenizer, device) / fitting.accumulate
 
         return choose_precision(
             config.precision, device, about, step_s if is_open else None, timed="step"
@@ -438,12 +430,3 @@ def _precision(
         return pass_seconds(model, forward, name, device)
 
     return choose_precision(config.precision, device, about, pass_s if is_open else None)
-
-
-def _gpu_step_s(config: TrainConfig, ids: Ids, tokenizer: Tokenizer, device: torch.device) -> float:
-    """Returns the seconds of one pass of a step with the configured batch."""
-    fitting, _ = fit_batch(replace(config, seq_length=config.seq_length or LONG), len(ids))
-    # A batch that a short text has made smaller reads fewer tokens in about the same time.
-    share = config.batch_size * (config.seq_length or LONG) / fitting.batch_size
-    share /= fitting.seq_length or LONG
-    return share * step_seconds(fitting, ids, tokenizer, device) / fitting.accumulate

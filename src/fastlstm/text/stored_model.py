@@ -217,9 +217,4 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
         raise FormatError(f"{origin}: model: {error!s:.200}") from None
-    if config.tie_weights and config.embed_size != config.rnn_size:
-        raise FormatError(
-            f"{origin}: model: `tie_weights` needs `embed_size` equal to `rnn_size`,"
-            f" got {config.embed_size} and {config.rnn_size}"
-        )
     return config
