@@ -23,6 +23,12 @@ _LONGEST = 1e4
 """Times the characters measured: `seconds_to` looks no further."""
 
 
+def interval_factor(times: float) -> float:
+    """Returns the factor to either limit of the 90 % interval, for a run `times` as long."""
+    decades = math.log10(max(times, 1.0))
+    return math.exp(_Z90 * math.hypot(_SD_NEAR, _SD_PER_DECADE * decades))
+
+
 @dataclass(frozen=True)
 class Length:
     """How long a run is: characters trained on, with repetitions, and steps of the optimizer."""
@@ -75,8 +81,7 @@ class QualityPrediction:
     def after(self, length: Length) -> PredictedBits:
         """Returns what a run of some length ends at."""
         bits = self.measured_bits * self._law(length) / self._law(self.measured)
-        decades = math.log10(max(length.tokens / self.measured.tokens, 1.0))
-        width = math.exp(_Z90 * math.hypot(_SD_NEAR, _SD_PER_DECADE * decades))
+        width = interval_factor(length.tokens / self.measured.tokens)
         return PredictedBits(bits, bits / width, bits * width)
 
     def seconds_to(self, bits: float) -> float | None:
