@@ -25,10 +25,10 @@ def test_a_model_is_opened_with_the_note_of_its_files(
 ) -> None:
     assert inputs.open_model(str(tiny_run)).tokenizer.vocab_size == 29
     assert capsys.readouterr().err == ""
-    from fastlstm.text import files
+    from fastlstm.text import lm
 
-    loaded = dataclasses.replace(files.load_language_model(tiny_run), note="an older\nfile")
-    monkeypatch.setattr(files, "load_language_model", lambda _: loaded)
+    loaded = dataclasses.replace(lm.load_language_model(tiny_run), note="an older\nfile")
+    monkeypatch.setattr(lm, "load_language_model", lambda _: loaded)
     model = inputs.open_model(str(tiny_run), "int8", "cpu")
     assert (model.note, model.weights, model.device) == ("an older\nfile", "int8", "cpu")
     assert capsys.readouterr() == ("", "fastlstm: note: an older\\nfile\n")

@@ -12,19 +12,20 @@ import pytest
 
 from fastlstm.errors import ConfigError
 from fastlstm.system.cache import make_key, release_pages
-from fastlstm.text.data.text_cache import Entry, Meta, TextCache
+from fastlstm.text.data.text import TextCache, TextDataset
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 TOKENIZER = CharTokenizer("abc")
 KEY = make_key("test")
 
 
-def store(cache: TextCache, ids: bytes = b"\x00\x01\x02") -> Entry:
+def store(cache: TextCache, ids: bytes = b"\x00\x01\x02") -> TextDataset:
     with cache.work_directory() as work:
         entry = work / "entry"
         entry.mkdir()
         (entry / "ids.bin").write_bytes(ids)
-        return cache.store(KEY, entry, TOKENIZER, Meta(len(ids), 3, 3, TOKENIZER.fingerprint))
+        counts = {"num_bytes": 3, "num_chars": 3, "num_replaced": 0, "num_skipped": 0}
+        return cache.store(KEY, entry, TOKENIZER, len(ids), **counts)
 
 
 def work_directories(root: Path) -> list[str]:
@@ -75,7 +76,7 @@ def test_work_of_dead_processes_is_swept_and_of_living_ones_kept(tmp_path: Path)
     code = (
         "import sys, os, signal\n"
         "from pathlib import Path\n"
-        "from fastlstm.text.data.text_cache import TextCache\n"
+        "from fastlstm.text.data.text import TextCache\n"
         "with TextCache(Path(sys.argv[1])).work_directory() as work:\n"
         "    (work / 'ids.bin').write_bytes(b'half')\n"
         "    print('ready', flush=True)\n"

@@ -1,4 +1,4 @@
-"""Where text is written: as asked for, else as measured, else by the number of texts."""
+"""Where text is written: as asked for, else by the number of texts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import torch
 import gpu_on_cpu
 from fastlstm import LM
 from fastlstm.errors import ConfigError, KernelError
-from fastlstm.system import devices, measurements
+from fastlstm.system import devices
 from fastlstm.text import decoder as decoder_module
-from fastlstm.text import evaluation, gpu_decoder, placement
+from fastlstm.text import evaluation, gpu_decoder
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.loading import load_decoder
-from fastlstm.text.placement import FEWEST_STREAMS, device_for, placed_decoder
+from fastlstm.text.loading import FEWEST_STREAMS, device_for, load_decoder, placed_decoder
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrst")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is a GPU, which is the CPU in float32."""
     gpu_on_cpu.use_the_cpu(monkeypatch)
     whole = gpu_decoder.GpuDecoder
@@ -33,9 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
         return made
 
     monkeypatch.setattr(gpu_decoder, "GpuDecoder", on_cpu)
-    monkeypatch.setattr(measurements, "directory", lambda: tmp_path / "measured")
     monkeypatch.setattr(devices, "_refusal", lambda: None)
-    monkeypatch.setattr(placement.hardware, "machine", lambda device, threads: {"name": device})
 
 
 def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None:
@@ -44,32 +41,6 @@ def test_auto_takes_the_gpu_for_many_texts(gpu: None, random_model: Any) -> None
     assert device_for("auto", config, None, FEWEST_STREAMS) == "cuda"
     assert device_for("cpu", config, None, 1000) == "cpu"
     assert device_for("cuda", config, None, 1) == "cuda"
-
-
-def test_auto_takes_what_was_measured_to_be_faster(gpu: None, random_model: Any) -> None:
-    config = random_model().config
-    for num, cpu, cuda, want in ((1, 1.0, 2.0, "cuda"), (200, 2.0, 1.0, "cpu")):
-        rates = {"cpu": cpu, "cuda": cuda}
-        measurements.remember("decode", placement._of(config, None, num), rates)
-        assert device_for("auto", config, None, num) == want
-
-
-def test_much_text_is_measured_on_both_once(gpu: None, random_model: Any) -> None:
-    model, asked = random_model(), list[Any]()
-    decoder = decoder_module.Decoder.of(model)
-
-    def decoder_on(name: str) -> Any:
-        asked.append(name)
-        return decoder
-
-    for _ in range(2):
-        placement.measure_devices(decoder_on, model.config, None, 4, 1_000_000)
-    assert asked == ["cpu", "cuda"]
-    placement.measure_devices(decoder_on, model.config, None, 4, 10)
-    assert len(asked) == 2
-    found = measurements.recall("decode", placement._of(model.config, None, 4))
-    assert found is not None
-    assert min(found["cpu"], found["cuda"]) > 0
 
 
 def test_an_lm_writes_where_it_is_told(gpu: None, random_model: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.system import measurements
 from fastlstm.system.fields import Precision
-from fastlstm.text import budget_plan
+from fastlstm.text import size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.tokenizer import ByteTokenizer
 from fastlstm.text.plan import (
@@ -71,7 +71,7 @@ def test_small_models_get_less_dropout():
 
 def choose(monkeypatch, **times: float) -> PrecisionChoice:
     """Returns the choice on the CPU where a pass takes so many seconds in each precision."""
-    monkeypatch.setattr(budget_plan, "pass_seconds", lambda m, f, name, d: times[name])
+    monkeypatch.setattr(size_plan, "pass_seconds", lambda m, f, name, d: times[name])
     monkeypatch.setattr(measurements, "recall", lambda kind, of: None)
     return time_precision("auto")
 
@@ -79,7 +79,7 @@ def choose(monkeypatch, **times: float) -> PrecisionChoice:
 def time_precision(asked: Precision) -> PrecisionChoice:
     config = TrainConfig(precision=asked, seq_length=8, batch_size=2, embed_size=8, rnn_size=16)
     ids = np.zeros(1000, np.uint8)
-    return budget_plan._precision(config, torch.device("cpu"), ids, ByteTokenizer())
+    return size_plan._precision(config, torch.device("cpu"), ids, ByteTokenizer())
 
 
 @pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16"])

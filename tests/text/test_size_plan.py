@@ -10,7 +10,7 @@ import torch
 
 import fastlstm
 from fastlstm.system import measurements
-from fastlstm.text import budget_plan, size_plan
+from fastlstm.text import size_plan
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
@@ -230,8 +230,6 @@ def test_train_takes_the_size_and_says_why(monkeypatch, text, tmp_path):
     monkeypatch.setattr(measurements, "recall", lambda *_: None)
     monkeypatch.setattr(size_plan, "EMBED_SIZES", {16: 8, 24: 8})
     monkeypatch.setattr(size_plan, "FIRST_SIZE", 16)
-    monkeypatch.setattr(budget_plan, "EMBED_SIZES", {16: 8})
-    monkeypatch.setattr(budget_plan, "FIRST_SIZE", 16)
     events: list[dict] = []
     fastlstm.train(
         str(text), out=tmp_path / "run", budget="12s", precision="fp32", tensorboard=False,
@@ -255,7 +253,7 @@ def test_the_same_command_chooses_the_same_on_a_busy_machine(monkeypatch, data, 
     for speed in (1e-6, 1e-4):
         seconds = {"size": lambda config, *_, v=speed: v * config.rnn_size}
         monkeypatch.setattr(size_plan, "step_seconds", seconds["size"])
-        plan, _ = budget_plan.budget_plan(
+        plan = size_plan.budget_plan(
             CONFIG, (), ids, data.tokenizer, CPU, time.perf_counter(), is_new=True
         )
         sizes.append((plan.changes, plan.tokens))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastlstm.text.thread_tuner import ThreadTuner
+from fastlstm.text.decoder import ThreadTuner
 
 CALL_S = 0.004
 
@@ -11,7 +11,7 @@ CALL_S = 0.004
 def calls(monkeypatch):
     """Returns a function that makes calls of some tuner and returns their threads."""
     now = [0.0]
-    monkeypatch.setattr("fastlstm.text.thread_tuner.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("fastlstm.text.decoder.time.perf_counter", lambda: now[0])
 
     def calls_of(tuner, count, token_s):
         chosen = []

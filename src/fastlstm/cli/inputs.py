@@ -44,13 +44,12 @@ def open_model(path: str, weights: str | None = None, device: Device = "auto") -
     require_run(path, "text")
     check_device(device)
 
-    from fastlstm.text.files import load_language_model
     from fastlstm.text.lm import LM
 
-    loaded = load_language_model(path)
-    if loaded.note:
-        say(f"note: {loaded.note}")
-    return LM.of(loaded, weights, device)
+    lm = LM.load(path, weights=weights, device=device)
+    if lm.note:
+        say(f"note: {lm.note}")
+    return lm
 
 
 def open_forecaster(parsed: Parsed, tables: Sequence[str]) -> Forecaster:

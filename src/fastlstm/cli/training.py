@@ -35,9 +35,8 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import kind_of_run
 from fastlstm.system.storage import MAX_JSON_BYTES, read_bytes
 from fastlstm.text.config import PARTS, WHY_NOT_OF_TEXTS, TrainConfig
-from fastlstm.text.data.corpora import BUILT_IN
 from fastlstm.text.data.source_kind import SourceKind, few, files_of, kind_of_source
-from fastlstm.text.data.sources import open_source
+from fastlstm.text.data.sources import BUILT_IN, open_source
 
 _FOLDERS = {"train": "runs", "tune": "tuning"}
 

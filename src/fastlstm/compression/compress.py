@@ -13,16 +13,14 @@ from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfi
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.session import Session
 from fastlstm.errors import (
-    ConfigError,
     FormatError,
     RunDirectoryError,
-    kind_of_value,
 )
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Observer, checked_observers
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.run_directory import kind_of_run
-from fastlstm.system.fields import built
+from fastlstm.system.fields import called_with
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.session import torch_settings_kept
 from fastlstm.training.signals import StopFlag
@@ -73,18 +71,14 @@ def compress(
         BudgetError: the budget was over before the first step.
     """
     started = time.perf_counter() if started is None else started
-    if config is not None and fields:
-        raise ConfigError("give either config=… or single fields, not both")
-    config = config if config is not None else built(CompressConfig, fields, "compress()")
-    if not isinstance(config, CompressConfig):
-        raise ConfigError(f"config is {kind_of_value(config)}, expected a CompressConfig")
-    if stop is not None and not callable(stop):
-        raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
+    config = called_with(CompressConfig, config, fields, "compress()", stop)
     observers = None if observers is None else checked_observers(observers)
     callbacks = checked_callbacks(callbacks)
     require_run(run)
     path, target = Path(run), Path(out)
-    _refuse_same(path, target)
+    inside = [path.absolute(), *path.absolute().parents[:1]]
+    if any(target.exists() and os.path.samefile(target, place) for place in inside):
+        raise RunDirectoryError(f"{target} holds the run that is compressed; give another `out`")
     kind = kind_of_run(path)
     if kind == "sequence":
         raise FormatError(f"{path} is a sequence model, expected a text model or a forecaster")
@@ -107,10 +101,3 @@ def compress(
         from fastlstm.compression.forecast import ForecastSource
 
         return session.compress(ForecastSource)
-
-
-def _refuse_same(run: Path, out: Path) -> None:
-    """Refuses a result in the source's own directory."""
-    inside = [run.absolute(), *run.absolute().parents[:1]]
-    if any(out.exists() and os.path.samefile(out, place) for place in inside):
-        raise RunDirectoryError(f"{out} holds the run that is compressed; give another `out`")

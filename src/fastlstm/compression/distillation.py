@@ -45,21 +45,9 @@ def distillation_loss(
 ) -> tuple[Tensor, Tensor]:
     """Returns the summed loss of all rows, and the nats of their targets alone.
 
-    The `(N, V)` logits of neither model ever exist at once, but for given ones.
-
-    Args:
-        student: gets gradients.
-        teacher: an output layer of any width H, or logits; gets none.
-        targets: `(N,)` int64 in `[0, V)`.
-        temperature: T, divides the logits of both.
-        alpha: share of the teacher, 0..1.
-
-    Returns:
-        Two scalars, float32 (float64 for float64 features); the second without a gradient.
-
-    Numerics:
-        Under autocast the products run in the autocast dtype; softmax, sums and the gradient of
-        the weight, over chunks, in float32.
+    The `(N, V)` logits of neither model ever exist at once, but for given ones. The student gets
+    gradients, the teacher none; targets are `(N,)` int64. Both scalars are float32 (float64 for
+    float64 features). Under autocast the products run in its dtype, the rest in float32.
     """
     total, nats = _Distillation.apply(  # type: ignore[no-untyped-call]
         *student, type(teacher)(*(t.detach() for t in teacher)), targets, temperature, alpha

@@ -77,21 +77,13 @@ def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[N
 class FakeQuantization(Callback):
     """Trains for a weight format: quantization-aware training.
 
-    From `begin` on, passes and evaluations use the weights as the format stores them, and the
-    optimizer updates the float32 weights by the gradients found there (the straight-through
-    estimator of Bengio et al. 2013). The best weights are rounded ones, so that storing them in the
-    format changes nothing. No evaluation before `begin` is accepted.
+    From `begin` on, steps done (int) or a share of the run (float), passes and evaluations use the
+    weights as the format stores them, and the optimizer updates the float32 weights by the
+    gradients found there (the straight-through estimator of Bengio et al. 2013). The best weights
+    are rounded ones; no evaluation before `begin` is accepted. Zeros stay zeros.
 
     Activations are not rounded. Decoding in int8 and int4 also rounds the state to 8 bits: weights
     and state together, untrained, cost 0.0003 bits/char in int8 (benchmarks/log).
-
-    Args:
-        weight_format: "fp16", "int8" or "int4".
-        begin: steps done (int) or share of the run (float); 0.0 is the whole run. After pruning:
-            the end of its schedule. Zeros stay zeros.
-
-    Attributes:
-        is_on: passes use rounded weights.
     """
 
     def __init__(self, weight_format: WeightFormat, begin: float = 0.6) -> None:

@@ -32,12 +32,8 @@ class Way(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A way, tried on the source's weights without training.
-
-    Attributes:
-        num_bytes: of the file of weights.
-        speed: characters or windows a second; None where no speed is asked for.
-    """
+    """A way, tried on the source's weights without training: bytes of the file, and speed if
+    asked."""
 
     num_bytes: int
     speed: float | None
@@ -97,10 +93,7 @@ def chosen(
 ) -> CompressConfig:
     """Returns the options with the first way that reaches the goal, `target` and `max_bytes`.
 
-    `say` is called with a line about each attempt; `unit` is what a speed counts.
-
-    Raises:
-        ConfigError: none of them reaches it; the message holds the best figures.
+    `say` is called with a line about each attempt. ConfigError: none reaches it; it holds the best.
     """
     speed, limit = config.goal
     attempts: list[tuple[Way, Attempt]] = []

@@ -52,15 +52,8 @@ def with_output_rank(
     """Returns a model whose output is the nearest one of a rank, and the other weights as given.
 
     Of the singular value decomposition ``U S V^T`` of the output matrix, in float64, the largest
-    values stay: the output is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``.
-
-    Args:
-        weights: of the model, by name: float32 arrays or `QuantizedMatrix`.
-        config: of the model; an output that has a rank already is multiplied out first.
-        rank: values that the output reads.
-
-    Raises:
-        ConfigError: tied weights, or a rank that is not smaller.
+    values stay: the output is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output
+    that has a rank already is multiplied out first.
     """
     check_output_rank(config, rank)
     names = (OUTPUT, PROJECTION) if config.output_rank else (OUTPUT,)

@@ -174,11 +174,8 @@ class CompressConfig:
             )
 
     def require_more_zeros(self, source: Mapping[str, Any] | None) -> None:
-        """Raises ConfigError where the source has as many zeros of the kind already.
-
-        Args:
-            source: `compression` of its config.json; None of an ordinary run.
-        """
+        """Raises ConfigError where `compression` of the source has as many zeros of the kind
+        already."""
         before = None if source is None else source.get("prune")
         if before is None or self.prune is None or self.structured == "units":
             return

@@ -53,17 +53,11 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: int = 1) -> Tensor:
-    """Returns which weights of a matrix to set to zero: those of the smallest magnitude.
+    """Returns which weights of a matrix to set to zero, `(rows, columns)` bool: the smallest ones.
 
-    Args:
-        matrix: `(rows, columns)`.
-        sparsity: share of the weights or blocks, whose number is rounded; 0 to 1.
-        structured: "none" ranks single weights, "blocks" the L2 norms of blocks of 16 x 4; blocks
-            at the edges count as whole ones.
-        gates: in how many equal parts, which no block crosses, the rows are.
-
-    Returns:
-        `(rows, columns)` bool, True where a weight is pruned. Of equal ones the first are.
+    "none" ranks single weights, "blocks" the L2 norms of blocks of 16 x 4, which do not cross the
+    `gates` equal parts of the rows; blocks at the edges count as whole ones. Of equal ones the
+    first are pruned.
     """
     scores = matrix.abs() if structured == "none" else _block_norms(matrix, gates)
     is_low = _lowest(scores.flatten(), round(sparsity * scores.numel())).view(scores.shape)
@@ -118,11 +112,7 @@ def _lowest(scores: Tensor, count: int) -> Tensor:
 
 
 class _Zeros(Callback):
-    """Keeps masked weights zero: after every update, and their gradients before clipping.
-
-    Attributes:
-        masks: by name of the parameter, bool, True where a weight is zero.
-    """
+    """Keeps masked weights zero: after every update, and their gradients before clipping."""
 
     def __init__(self, structured: Zeros) -> None:
         self._structured = structured
@@ -152,16 +142,7 @@ class Pruning(_Zeros):
     decide the steps of the others (benchmarks/log). A pruned weight does not come back.
 
     No evaluation is accepted before the schedule is over. From then on the masks are fixed, and of
-    every matrix exactly ``round(final * number)`` weights or blocks are zero (more, if other
-    weights happen to be zero).
-
-    Args:
-        schedule: how many weights are zero when.
-        structured: prune single weights ("none") or blocks of 16 x 4 ("blocks").
-
-    Attributes:
-        sparsity: of the masks.
-        is_over: the masks are the last ones.
+    every matrix exactly ``round(final * number)`` weights or blocks are zero, or more.
     """
 
     def __init__(self, schedule: PruningSchedule, structured: Zeros = "none") -> None:

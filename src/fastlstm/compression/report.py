@@ -162,11 +162,8 @@ class CompressReport:
         return difference / before if before else math.copysign(math.inf, difference or -1.0)
 
     def checked(self) -> CompressReport:
-        """Returns the report with `is_published` as `max_loss` decides.
-
-        Raises:
-            DataError: there is a limit, and the quality was not measured.
-        """
+        """Returns the report with `is_published` as `max_loss` decides; DataError if not
+        measured."""
         if self.max_loss is None:
             return self
         if self.loss is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PruningSchedule:
-    """How many weights are zero at each time of a run.
+    """How many weights, or blocks, are zero at each time of a run.
 
     The sparsity is ``final * (1 - (1 - (t - begin) / (end - begin)) ** power)`` from `begin` to
     `end`. Masks are made anew where ``(step - begin) % every == 0``, and once it ends.
@@ -23,21 +23,10 @@ class PruningSchedule:
     run whose number of steps is known, shares become steps when it starts first. Of one that ends
     by a budget t is the share of it that is done, and masks are made anew every `every` steps.
 
-    Attributes:
-        final: share of the weights, or blocks, that are zero from `end` on.
-        begin: when pruning begins.
-        end: when it is over.
-        power: exponent; 3 prunes fast first, and slowly at the end.
-        every: steps between two masks.
-
-    Raises:
-        ConfigError: a value that has no meaning.
-
-    Source:
-        Zhu and Gupta 2017, "To prune, or not to prune", section 3. In numbers of steps it is
-        `PolynomialDecay` of TensorFlow's Model Optimization Toolkit, which makes no mask at
-        `end` unless `every` divides ``end - begin``. There a mask is made before the step of its
-        number, here after it.
+    Source: Zhu and Gupta 2017, "To prune, or not to prune", section 3. In numbers of steps it is
+    `PolynomialDecay` of TensorFlow's Model Optimization Toolkit, which makes no mask at `end`
+    unless `every` divides ``end - begin``. There a mask is made before the step of its number, here
+    after it.
     """
 
     final: float
@@ -71,13 +60,9 @@ class PruningSchedule:
         return dataclasses.replace(self, begin=begin, end=end)
 
     def require_end(self, total_steps: int | None) -> None:
-        """Refuses a schedule that is not over when training is, so that no evaluation counts.
+        """Raises ConfigError where no evaluation would count: it ends after the last step.
 
-        Args:
-            total_steps: of the run; None of one that ends by a budget.
-
-        Raises:
-            ConfigError: it ends after the last step, or at 100 % of a budget.
+        `total_steps` is None of a run that ends by a budget.
         """
         if total_steps is not None and in_steps(self.end, total_steps) > total_steps:
             raise ConfigError(

@@ -55,8 +55,6 @@ class Source(ABC):
 
     Attributes:
         unit: what a speed counts.
-        sizes: of the model.
-        sha256: of its file of weights.
         before: `compression` of its config.json; empty for an ordinary run.
         learning_rate: peak rate that its run was trained with; None if unknown.
         facts: entries of the source in a result's config.json, besides path and hash.
@@ -119,22 +117,10 @@ class Source(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class Session:
-    """One call of `compress`, checked.
+    """One call of `compress`, checked; of a resumed one `config` is that of its first start.
 
-    Attributes:
-        run: the source's directory, or one of its checkpoints.
-        out: the run directory to write.
-        data: what to train and measure on, or None: the source's own.
-        config: the options; of a resumed compression those of its first start.
-        given: names of the options that were set.
-        resume: continue where `out` holds a checkpoint.
-        observers: called with every event.
-        callbacks: of the user's.
-        stop: polled.
-        started: `time.perf_counter()` from which a budget counts.
-        notes: on the goal, for the report.
-        report: of the best result; None before it is measured.
-        teacher: path and hash of the teacher that config.json names.
+    `run` is the source's directory, or one of its checkpoints, and `out` the one to write. `given`
+    names the options that were set, `notes` are on the goal, `report` is of the best result.
     """
 
     run: Path
@@ -165,8 +151,12 @@ class Session:
             self.config.require_work()
             return self._round()
         self.teacher = source.open_teacher()
-        if is_resumed:
-            self._require_same_teacher(first)
+        before, now = first.get("teacher") if is_resumed else None, self.teacher or {}
+        if before is not None and before.get("model_sha256") != now.get("model_sha256"):
+            raise FormatError(
+                f"'{self.out}' was started with another teacher, or {before.get('path')} has"
+                " changed since; give another `out`"
+            )
         source.train()
         if self.report is None:
             raise ConfigError(
@@ -178,12 +168,7 @@ class Session:
         return self.report
 
     def _first_start(self) -> Mapping[str, Any]:
-        """Takes the options of the compression that is resumed; returns its record.
-
-        Raises:
-            ConfigError: an option differs that must not change.
-            FormatError: it was started from another model, or by another command.
-        """
+        """Takes the options of the compression that is resumed; returns its record."""
         checkpoint = RunDirectory(self.out).intact_checkpoint()
         if checkpoint is None:
             return {}
@@ -205,14 +190,6 @@ class Session:
         first = built(CompressConfig, about["options"], "config.json")
         self.config = resumed_config(self.config, self.given, first, first, COMPRESS_MAY_CHANGE)
         return about
-
-    def _require_same_teacher(self, first: Mapping[str, Any]) -> None:
-        before, now = first.get("teacher"), self.teacher or {}
-        if before is not None and before.get("model_sha256") != now.get("model_sha256"):
-            raise FormatError(
-                f"'{self.out}' was started with another teacher, or {before.get('path')} has"
-                " changed since; give another `out`"
-            )
 
     def _reach_goal(self) -> None:
         """Chooses the method that reaches the goal; what was tried is emitted, and noted."""
@@ -244,9 +221,7 @@ class Session:
     def conclude(self, trainer: Trainer, results: Iterable[Result]) -> Result | None:
         """Measures the results of training; returns the one to publish, or None.
 
-        Args:
-            trainer: at its end.
-            results: the trained one first; the second one is RUN's weights rounded to the nearest.
+        The trained one comes first; the second one is RUN's weights rounded to the nearest.
         """
         if trainer.progress.best_step < 0:
             return None

@@ -18,18 +18,11 @@ _SAMPLES = 2000
 def bootstrap_interval(
     values: NDArray[Any], weights: NDArray[Any], block: int | None = None
 ) -> tuple[float, float] | tuple[None, None]:
-    """Returns the 95 % bootstrap interval of ``sum(values) / sum(weights)``.
+    """Returns the 95 % bootstrap interval of ``sum(values) / sum(weights)``, both `(n,)`.
 
-    Neighbouring values depend on each other: blocks of them are drawn, 2,000 times, with a fixed
-    seed.
-
-    Args:
-        values: `(n,)`, in the order in which they depend on each other: of the text, of time.
-        weights: `(n,)`, not negative; their sum is positive.
-        block: least values of a block; default 200, of few values fewer, so that there are 20.
-
-    Returns:
-        The ends; None, None of fewer than 10 blocks.
+    Neighbouring values depend on each other: blocks of at least `block` of them are drawn, 2,000
+    times, with a fixed seed; by default blocks of 200, or 20 shorter ones. None, None of fewer than
+    10 blocks.
     """
     least = min(_NUM_BLOCKS, len(values)) if block is None else 0
     num = min(_MAX_BLOCKS, max(least, len(values) // (block or _BLOCK)))

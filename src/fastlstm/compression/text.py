@@ -77,16 +77,7 @@ _SPARSE_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class TextModel:
-    """A text model before or after compression.
-
-    Attributes:
-        path: of its run.
-        weights: by name, as its file gives them.
-        config: its sizes and options.
-        weight_format: of its file.
-        sha256: of its file.
-        file_bytes: size of its file.
-    """
+    """A text model before or after compression; hash and size are those of its file."""
 
     path: str
     weights: Weights
@@ -126,13 +117,7 @@ class TextModel:
 
 
 class TextSource(Source):
-    """A text model, and what is measured on: `ids`, or none for the reason `about_ids`.
-
-    Attributes:
-        ids: tokens to measure on, or None.
-        about_ids: name of their text, or why there are none.
-        loaded_teacher: on the CPU until training starts; None without one.
-    """
+    """A text model, and what is measured on: `ids`, or None for the reason `about_ids`."""
 
     unit = "characters"
     ids: NDArray[Any] | None = None
@@ -162,24 +147,22 @@ class TextSource(Source):
 
     def start(self, config: CompressConfig) -> tuple[dict[str, torch.Tensor], ModelConfig]:
         """Returns the weights that training starts from: without some units, with a lower rank."""
-        weights, sizes = as_floats(self.model.weights), self.sizes
-        tensors = {name: torch.from_numpy(weight.copy()) for name, weight in weights.items()}
+        floats, sizes = as_floats(self.model.weights), self.sizes
+        tensors = {name: torch.from_numpy(weight.copy()) for name, weight in floats.items()}
         if config.prune is not None and config.structured == "units":
             tensors, sizes = without_units(tensors, sizes, config.prune)
         if config.output_rank is not None and not config.is_new_student:
-            weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-            weights, sizes = with_output_rank(weights, sizes, config.output_rank)
-            tensors = {name: torch.from_numpy(weight) for name, weight in weights.items()}
+            weights, sizes = with_output_rank(tensors, sizes, config.output_rank)
+            tensors = {name: torch.as_tensor(weight) for name, weight in weights.items()}
         return tensors, sizes
 
     def attempt(self, config: CompressConfig) -> Attempt:
         chars_per_token = 1.0 if config.target is None else self._chars_per_token
         tensors, sizes = self.start(config)
-        weights: Weights = {name: tensor.numpy() for name, tensor in tensors.items()}
         if config.prune is not None and config.structured == "blocks":
-            tensors = pruned(build_model(as_floats(weights), sizes), config.prune, "blocks")
-            weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-        data = encode_model(weights, config.to)
+            model = build_model(as_floats(tensors), sizes)
+            tensors = pruned(model, config.prune, "blocks")
+        data = encode_model({n: tensor.numpy() for n, tensor in tensors.items()}, config.to)
         if config.target is None:
             return Attempt(len(data), None)
         result = TextModel.of_file(data, self.session.run, sizes, config.to)
@@ -188,11 +171,7 @@ class TextSource(Source):
 
     @cached_property
     def _chars_per_token(self) -> float:
-        """Characters of a token in the text that is measured on.
-
-        Raises:
-            DataError: there is no text, and tokens are no characters.
-        """
+        """Characters of a token in the text that is measured on; DataError where there is none."""
         if self.stored.tokenizer.kind == "char":
             return 1.0
         self._find_text()
@@ -328,16 +307,13 @@ def require_finite(path: Path, weights: Weights) -> None:
 
 def encode_model(weights: Weights, weight_format: str) -> bytes:
     """Returns model.safetensors; matrices with many blocks of zeros are stored block-sparse."""
-    sparse = [] if weight_format == "int4" else [n for n, w in weights.items() if _is_sparse(n, w)]
+    sparse = []
+    for name, weight in weights.items() if weight_format != "int4" else ():
+        values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
+        if may_be_blocks(values):
+            is_zero = ~block_grid(values, num_gates(name, len(values))).any(axis=(2, 3))
+            sparse += [name] * bool(is_zero.mean() >= _SPARSE_SHARE)
     return encode_weights(weights, weight_format, sparse)
-
-
-def _is_sparse(name: str, weight: NDArray[np.float32] | QuantizedMatrix) -> bool:
-    values = weight.codes if isinstance(weight, QuantizedMatrix) else weight
-    if not may_be_blocks(values):
-        return False
-    is_zero = ~block_grid(values, num_gates(name, len(values))).any(axis=(2, 3))
-    return bool(is_zero.mean() >= _SPARSE_SHARE)
 
 
 def compressed_files(
@@ -359,12 +335,7 @@ def compare_quality(
 ) -> tuple[tuple[float, float], Change, OutputErrors]:
     """Scores the same tokens with both models, each by the kernels that would serve it.
 
-    Returns:
-        Bits per character before and after, their difference, and the logits' differences.
-
-    Raises:
-        DataError: fewer than 2 tokens.
-        NonFiniteError: weights are damaged.
+    Returns bits per character before and after, their difference, and the logits' differences.
     """
     ids = ids[: max_scored(source.config, result.config) + 1]
     before, after = (score_tokens(model.decoder, ids) for model in (source, result))
@@ -411,18 +382,18 @@ def compare_speed(
     source: TextModel, result: TextModel, chars_per_token: float
 ) -> list[dict[int, float]]:
     """Returns the characters a second that both write, by number of streams."""
-    return speeds_in_turns(
-        (source, result),
-        STREAMS,
-        lambda model, n: writing_speed(model.decoder, n) * chars_per_token,
-    )
+
+    def speed(model: TextModel, num_streams: int) -> float:
+        return writing_speed(model.decoder, num_streams) * chars_per_token
+
+    return speeds_in_turns((source, result), STREAMS, speed)
 
 
 def missing_features(model: TextModel) -> list[str]:
     """Returns what this CPU lacks for the fastest kernels of a model's format."""
-    why = native_refusal(model.config)
-    if why is not None:
+    if (why := native_refusal(model.config)) is not None:
         return [f"{why}: text is written on torch, in fp32"]
-    if model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features:
-        return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"]
-    return []
+    is_slow = (
+        model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features
+    )
+    return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"] * is_slow

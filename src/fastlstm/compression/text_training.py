@@ -30,7 +30,6 @@ from fastlstm.system.fields import built
 from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
-from fastlstm.text.data.sources import Source as Documents
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import UnknownPolicy
 from fastlstm.text.held_out import RunText
@@ -68,7 +67,20 @@ def train_compressed(source: TextSource) -> None:
             if source.loaded_teacher is not None:
                 source.loaded_teacher.model.to(start.device).requires_grad_(False)
             own.notes += source.notes()
-            own.train(_open_text(source), start, session.all_callbacks())
+            name = source.stored.config.get("data", {}).get("source")
+            if session.data is None and not name:
+                raise DataError(
+                    f"{session.run} does not say what it was trained on; give the text as `data`"
+                )
+            try:
+                text = open_source(name if session.data is None else session.data)
+            except DataError as error:
+                if session.data is not None:
+                    raise
+                raise DataError(
+                    f"the text of {session.run} cannot be read ({error}); give it as `data`"
+                ) from None
+            own.train(text, start, session.all_callbacks())
 
 
 class _Training(TextSession):
@@ -103,24 +115,20 @@ class _Training(TextSession):
         return compressed_files(files, {**self._session.about(), "weights": "fp32"})
 
     def make_task(self, **parts: Any) -> TextTask:
+        config, models = self._config, (self._source.sizes, parts["model"].config)
         teaching = None
         if self._teacher is not None:
-            config = self._config
-            teaching = Teaching(
-                self._teacher.model, config.temperature, config.alpha,
-                needs_features=config.match_hidden > 0,
-            )  # fmt: skip
-        models = self._source.sizes, parts["model"].config
+            how = config.temperature, config.alpha, config.match_hidden > 0
+            teaching = Teaching(self._teacher.model, *how)
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude,
             num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
             watch=self.watch("reading the text again with the teacher", "tokens"),
-            num_results=2 if self._config.needs_no_training else 1,
+            num_results=2 if config.needs_no_training else 1,
         )  # fmt: skip
 
     def final_test(self, texts: RunText, plan: TrainingPlan) -> FinalTest | None:
-        """Returns None: source and result are compared on the validation text."""
-        return None
+        return None  # source and result are compared on the validation text
 
     def _conclude(self, trainer: Trainer) -> Event:
         """Measures the best weights beside the source, and publishes them if they are good."""
@@ -146,31 +154,8 @@ class _Training(TextSession):
             yield self._source.plain(is_trained=False)
 
 
-def _open_text(source: TextSource) -> Documents:
-    """Returns what is trained on; raises DataError where the source's text is gone."""
-    session = source.session
-    if session.data is not None:
-        return open_source(session.data)
-    name = source.stored.config.get("data", {}).get("source")
-    if not name:
-        raise DataError(
-            f"{session.run} does not say what it was trained on; give the text as `data`"
-        )
-    try:
-        return open_source(name)
-    except DataError as error:
-        raise DataError(
-            f"the text of {session.run} cannot be read ({error}); give it as `data`"
-        ) from None
-
-
 def training_options(source: TextSource, start: ModelConfig) -> TrainConfig:
-    """Returns the options of training: the source's, with those of a compression.
-
-    Args:
-        source: with the options of its session.
-        start: sizes of the model that training starts from.
-    """
+    """Returns the options of training from `start`: the source's, with those of a compression."""
     config, stored = source.session.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {n: v for n, v in stored.get("train", {}).items() if n in fields}
@@ -205,12 +190,9 @@ def _rate_share(config: CompressConfig) -> float:
 class CompressedTextTask(TextTask):
     """A language model that learns from a teacher, or only to live with pruning and rounding.
 
-    Attributes:
-        teaching: the teacher, or None.
-        watch: of a resumed training, called while the teacher reads again what it had read.
-        conclude: measures and publishes the best weights; returns what the `end` event holds.
-        num_results: how many models it measures beside the source.
-        num_scored: tokens that `conclude` scores with the source and with the result.
+    `watch` is called while the teacher of a resumed training reads again what it had read;
+    `conclude` measures and publishes the best weights: `num_scored` tokens by the source and by
+    `num_results` models.
     """
 
     publishes_at_once = False
@@ -314,10 +296,7 @@ class ReadingTeacher:
     """What a teacher predicts for the batches of a training: it reads each, its state carried.
 
     A step is `read`, `output` of each part of the lanes once, `advance`; one that is tried again
-    begins with `read`.
-
-    Attributes:
-        seconds: spent in it.
+    begins with `read`. `seconds` is the time spent in it.
     """
 
     def __init__(self, teaching: Teaching, precision: str, num_lanes: int) -> None:
@@ -343,16 +322,7 @@ class ReadingTeacher:
         self._state = joined(self._ends)
 
     def catch_up(self, loader: TextLoader, num_parts: int, watch: Watch | None) -> None:
-        """Makes up for what was read before the position of the loader.
-
-        Args:
-            loader: of a resumed training.
-            num_parts: in which batches were read.
-            watch: called with the tokens read so far and in all.
-
-        Raises:
-            Stopped: the loader was asked to stop.
-        """
+        """Makes up for what was read before the position of the loader of a resumed training."""
 
     def reset_state(self) -> None:
         """Reads the next batch from zero state."""
@@ -397,10 +367,9 @@ class RememberingTeacher(ReadingTeacher):
         return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
 
     def advance(self) -> None:
-        """Does nothing: `read` moves on."""
+        """Does nothing, as `reset_state`: `read` moves on, and reads the first epoch once."""
 
-    def reset_state(self) -> None:
-        """Does nothing: the first epoch is read once."""
+    reset_state = advance
 
     def carried(self) -> dict[str, Tensor]:
         return {}

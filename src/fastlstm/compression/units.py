@@ -118,11 +118,7 @@ def num_units(config: Config) -> int:
 
 
 def smaller_size(size: int, share: float) -> int:
-    """Returns how many of `size` units stay: the nearest multiple of 16, 16 at least.
-
-    Raises:
-        ConfigError: none would be removed.
-    """
+    """Returns how many of `size` units stay: the nearest multiple of 16, 16 at least."""
     left = max(MULTIPLE, round((1.0 - share) * size / MULTIPLE) * MULTIPLE)
     if left >= size:
         raise ConfigError(
@@ -133,11 +129,8 @@ def smaller_size(size: int, share: float) -> int:
 
 
 def importance(weights: Weights, config: Config) -> list[Tensor]:
-    """Returns how much each hidden unit counts: the squared norm of all that belongs to it.
-
-    Returns:
-        Of every group of `unit_groups` the sums, `(H,)` float64.
-    """
+    """Returns the squared norm of all that belongs to each hidden unit: `(H,)` float64 of every
+    group."""
     H, scores = num_units(config), []
     for group in unit_groups(config):
         score = torch.zeros(H, dtype=torch.float64)
@@ -163,12 +156,7 @@ def smaller(
     """Returns the weights and the configuration of a model with some of its hidden units.
 
     Where the other units change nothing it computes the same, unless normalisation counts them.
-
     `keep` has the units of every group of `unit_groups` that stay, ascending; as many of each.
-
-    Raises:
-        ConfigError: with residual connections the units would be as many as the embedding is wide,
-            which would be added to them.
     """
     groups, (size,) = unit_groups(config), {len(units) for units in keep}
     rows: dict[tuple[str, int], dict[int, Tensor]] = {}
@@ -200,12 +188,6 @@ def _sizes(config: Config, size: int) -> dict[str, int]:
 def without_units(
     weights: Weights, config: ConfigT, share: float
 ) -> tuple[dict[str, Tensor], ConfigT]:
-    """Returns a model without a share of its hidden units, the least important ones.
-
-    A multiple of 16 units stays in every layer, see `smaller_size`.
-
-    Raises:
-        ConfigError: a share that removes no unit, or see `smaller`.
-    """
+    """Returns a model without a share of its hidden units, the least important ones."""
     count = smaller_size(num_units(config), share)
     return smaller(weights, config, most_important(importance(weights, config), count))

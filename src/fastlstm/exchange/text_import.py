@@ -7,7 +7,6 @@ into that order: `Vocabulary.ids`. Layers of several widths get one width: `_equ
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -31,12 +30,12 @@ from fastlstm.errors import (
 from fastlstm.exchange.text_source import NORM_EPSILON
 from fastlstm.sequence import layer_stack as ls
 from fastlstm.system.fields import check_values
-from fastlstm.system.storage import encode_json, parse_json, read_bytes
+from fastlstm.system.storage import parse_json, read_bytes
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from fastlstm.text.files import settings_files
-from fastlstm.text.stored_model import CONFIG_FILE, MODEL_BOUNDS, MODEL_FILE, parameter_shapes
+from fastlstm.text.stored_model import MODEL_BOUNDS, MODEL_FILE, parameter_shapes
 
 _MAX_GROWTH, _SPARE_BYTES = 16, 64 << 20
 _MAX_BYTES = 64 << 20
@@ -116,12 +115,11 @@ def text_files(
     tensors["output.bias"] = dense[-1].bias[vocabulary.ids]
     notes += _notes(stack, lstms, vocabulary)
     about = {**about, "window": None if lstms[-1].every_step else stack.window}
-    files = settings_files(config, vocabulary.tokenizer, {}, {})
-    written = {**json.loads(files[CONFIG_FILE]), "import": about}
+    files = settings_files(config, vocabulary.tokenizer, {}, {}, **{"import": about})
     packed = {name: np.ascontiguousarray(value, np.float32) for name, value in tensors.items()}
     assert {n: v.shape for n, v in packed.items()} == parameter_shapes(config)
     weights = safetensors.numpy.save(packed)
-    return {**files, CONFIG_FILE: encode_json(written), MODEL_FILE: weights}, notes
+    return {**files, MODEL_FILE: weights}, notes
 
 
 def text_parts(

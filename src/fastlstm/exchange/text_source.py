@@ -21,10 +21,10 @@ from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, native_refusal
+from fastlstm.text.evaluation import PRIME, num_lanes
 from fastlstm.text.files import build_model
 from fastlstm.text.held_out import read_text, validation_ids
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.scored_lanes import PRIME, num_lanes
 from fastlstm.text.stored_model import TOKENIZER_FILE, StoredModel
 from fastlstm.text.weight_report import writing_speed
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from fastlstm.errors import ConfigError, nearest_hint
+from fastlstm.errors import ConfigError, kind_of_value, nearest_hint
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "tf32"]
@@ -188,6 +188,20 @@ def parse_split(text: str) -> tuple[float, float, float]:
             " such as 90/5/5 or 90/10/0"
         )
     return parts[0] / 100, parts[1] / 100, parts[2] / 100
+
+
+def called_with(
+    kind: type[ConfigT], config: Any, fields: dict[str, Any], origin: str, stop: object
+) -> ConfigT:
+    """Returns the options of a call, given as `config` or as single fields; checks `stop`, too."""
+    if config is not None and fields:
+        raise ConfigError("give either config=… or single fields, not both")
+    if stop is not None and not callable(stop):
+        raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
+    config = config if config is not None else built(kind, fields, origin)
+    if not isinstance(config, kind):
+        raise ConfigError(f"config is {kind_of_value(config)}, expected a {kind.__name__}")
+    return config
 
 
 def built(kind: type[ConfigT], values: dict[str, Any], origin: str) -> ConfigT:

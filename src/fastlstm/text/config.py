@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fastlstm.errors import ConfigError, FormatError
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.system.fields import check_fields, parse_split
-from fastlstm.training.options import BOUNDS, CHOICES, OptimizerName, TrainingOptions
+from fastlstm.training.options import BOUNDS, OptimizerName, TrainingOptions
 
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
@@ -24,25 +24,13 @@ FORMAT_VERSION = 2
 """Of config.json."""
 COMPRESSED_VERSION = FORMAT_VERSION + 1
 """Of the config.json of a compressed run: one that has the key "compression"."""
-OPTIONS_OF_TABLES = frozenset(
-    {
-        *("balance", "bidirectional", "calendar", "categorical", "channels", "decoder", "disorder"),
-        *("duplicates", "evaluations", "future", "gaps", "hidden_size", "horizon", "ignore"),
-        *(
-            "input_size",
-            "keep_value",
-            "linear",
-            "loss",
-            "missing_value",
-            "normalize",
-            "output",
-            "past",
-        ),
-        *("patch", "series", "static", "target", "tbptt", "time", "time_format", "tz", "snap"),
-        *("delimiter", "decimal", "thousands", "header", "skip_rows", "skip_footer"),
-        *("skip_below", "skip_headers", "na", "look", "wide"),
-    }
-)
+_OF_TABLES = """
+    balance bidirectional calendar categorical channels decoder disorder duplicates evaluations
+    future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value normalize
+    output past patch series static target tbptt time time_format tz snap delimiter decimal
+    thousands header skip_rows skip_footer skip_below skip_headers na look wide
+"""
+OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
 WHY_NOT_OF_TEXTS = {
     "bidirectional": "a language model reads forward only: backward it would see what comes next"
@@ -61,22 +49,9 @@ PRESETS: dict[str, dict[str, int]] = {
 class ModelConfig(CellOptions):
     """Architecture of a language model, with the options of its cells; stored in config.json.
 
-    Attributes:
-        vocab_size: V, number of tokens.
-        embed_size: E, width of the embedding.
-        rnn_size: H, hidden units per layer.
-        num_layers: L.
-        dropout: probability between layers and before the output; a third of it on embeddings.
-        dropout_kind: "variational" (one mask per sequence) or "plain" (a new mask per step).
-        weight_drop: DropConnect probability on the recurrent weights.
-        output_norm: layer normalization of the output of every layer.
-        residual: add a layer's input to its output where widths agree.
-        tie_weights: share embedding and output matrix (needs embed_size == rnn_size).
-        output_rank: R, width of the projection before the output matrix, which is then `(V, R)`;
-            0 is none. Less than V and H.
-
-    Raises:
-        ConfigError: a rank that is too large, or of tied weights.
+    The fields are those of `TrainConfig`, with V, the number of tokens, as `vocab_size`; E is
+    `embed_size`, H `rnn_size`, L `num_layers`, R `output_rank`. ConfigError: a rank that is too
+    large, or of tied weights; tied weights of two widths.
     """
 
     vocab_size: int
@@ -93,17 +68,21 @@ class ModelConfig(CellOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.output_rank:
-            return
-        if self.tie_weights:
+        if self.output_rank and self.tie_weights:
             raise ConfigError(
                 "`output_rank` needs an output matrix of its own; leave out `tie_weights`"
             )
-        size = min(self.vocab_size, self.rnn_size)
-        if not 1 <= self.output_rank < size:
+        if self.output_rank:
+            size = min(self.vocab_size, self.rnn_size)
+            if not 1 <= self.output_rank < size:
+                raise ConfigError(
+                    f"`output_rank` is {self.output_rank}, expected less than {size}, the smaller"
+                    f" of {self.vocab_size} tokens and {self.rnn_size} hidden units"
+                )
+        if self.tie_weights and self.embed_size != self.rnn_size:
             raise ConfigError(
-                f"`output_rank` is {self.output_rank}, expected less than {size}, the smaller of"
-                f" {self.vocab_size} tokens and {self.rnn_size} hidden units"
+                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {self.embed_size} and"
+                f" {self.rnn_size}"
             )
 
     @property
@@ -120,11 +99,7 @@ class ModelConfig(CellOptions):
 
 
 def require_format(config: dict[str, Any]) -> None:
-    """Checks that a config.json is of this format.
-
-    Raises:
-        FormatError: it is of another format.
-    """
+    """Raises FormatError for the config.json of another format."""
     version = config.get("format_version")
     expected = COMPRESSED_VERSION if "compression" in config else FORMAT_VERSION
     if type(version) is not int or version != expected:
@@ -226,7 +201,7 @@ class TrainConfig(TrainingOptions, CellOptions):
             if isinstance(path := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(path))
         super().__post_init__()
-        check_fields(self, _BOUNDS, _CHOICES)
+        check_fields(self, _BOUNDS)
         parse_split(self.split)
         self.check_schedule()
         names = self.active(training=False)
@@ -271,11 +246,6 @@ class TrainConfig(TrainingOptions, CellOptions):
         }
         if self.tie_weights and self.embed_size is None:
             sizes["embed_size"] = sizes["rnn_size"]
-        if self.tie_weights and sizes["embed_size"] != sizes["rnn_size"]:
-            raise ConfigError(
-                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {sizes['embed_size']}"
-                f" and {sizes['rnn_size']}"
-            )
         return ModelConfig(**{**own, **sizes, "vocab_size": vocab_size, "dropout": dropout})
 
 
@@ -293,16 +263,4 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lane_reset": (0.0, 1.0),
     "sample_every": (0, 10**9),
     "pipeline": (0, 65_536),
-}
-
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    **CHOICES,
-    "vocab": get_args(Vocab),
-    "invalid_utf8": ("error", "replace"),
-    "missing_text": ("error", "skip"),
-    "preset": get_args(Preset),
-    "dropout_kind": ("variational", "plain"),
-    "initializer": get_args(Initializer),
-    "order": get_args(Order),
 }

@@ -46,12 +46,9 @@ class Stream:
     ) -> None:
         """Sets how to choose from now on; a seed of None is drawn, `stop` is left to the caller.
 
-        Args:
-            sampling: the settings.
-            stops: sequences of up to 64 tokens that end the text.
-            num_top: report the log probability of every token written and of so many likeliest
-                beside it, 0 to 20; None reports nothing.
-            scores_given: report those of the tokens fed, too, after the first.
+        `stops` are sequences of up to 64 tokens that end the text. With `num_top`, 0 to 20, the log
+        probability of every token written and of so many likeliest is reported; with
+        `scores_given` also those of the tokens fed, after the first.
         """
         settings = sampling.native(self.decoder.config.vocab_size, stops)
         settings.num_top = -1 if num_top is None else num_top
@@ -85,21 +82,13 @@ class Stream:
         return str(self.native.status)
 
     def take(self) -> list[int]:
-        """Returns the tokens written since the last call.
-
-        Raises:
-            NonFiniteError: the model's output is NaN or infinite.
-        """
         if self.native.status == "not finite":
             raise NonFiniteError(NOT_FINITE)
         return list(self.native.take())
 
     def take_scores(self) -> tuple[list[float], list[int], list[float]]:
-        """Returns what was reported since the last call, for streams that report scores.
-
-        Returns:
-            Log probabilities of the tokens; the likeliest tokens, `num_top` each; theirs.
-        """
+        """Returns log probabilities of the tokens since the last call, the likeliest tokens,
+        theirs."""
         log_probs, top_tokens, top_log_probs = self.native.take_scores()
         return log_probs, top_tokens, top_log_probs
 

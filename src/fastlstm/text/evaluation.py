@@ -16,7 +16,6 @@ import torch
 from fastlstm.errors import ConfigError, DataError, Stopped, counted
 from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device, is_whole
-from fastlstm.text.scored_lanes import LANES, PRIME, ScoredLanes, lanes_of, num_lanes
 from fastlstm.training.precision import allow_tf32, tf32_kept
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel, State
 
+LANES, PRIME = 32, 256
+"""Defaults of `evaluate`."""
 AUTOCAST = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 WINDOW_BATCH = 128
 CHUNK = 256
@@ -33,6 +34,38 @@ LANES_ON_GPU = 256
 _FEWEST_STEPS = 8
 _UNICODE = 0x110000 - 0x800
 """Characters that Unicode can hold: its code points without the surrogates."""
+
+
+@dataclass(frozen=True)
+class ScoredLanes:
+    """Lanes to run side by side: lane `k` predicts `length[k]` tokens from index `start[k]`.
+
+    `prime` tokens before each `start` warm the state of every lane but that at the start of the
+    text, which is the first where there is one (`has_first`).
+    """
+
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    prime: int = 0
+    has_first: bool = True
+
+    def part(self, lanes: range) -> ScoredLanes:
+        own = slice(lanes.start, lanes.stop)
+        return ScoredLanes(self.start[own], self.length[own], self.prime, lanes.start == 0)
+
+
+def num_lanes(num_ids: int, lanes: int = LANES, prime: int = PRIME) -> int:
+    """Returns the lanes that a text of so many tokens is evaluated in."""
+    return max(1, min(lanes, (num_ids - 1) // max(prime, 1)))
+
+
+def lanes_of(num_ids: int, lanes: int, prime: int = PRIME) -> ScoredLanes:
+    """Returns lanes that score every token of a text but the first."""
+    targets = num_ids - 1
+    length = np.full(lanes, targets // lanes, dtype=np.int64)
+    length[: targets % lanes] += 1
+    start = 1 + np.concatenate([[0], np.cumsum(length)[:-1]])
+    return ScoredLanes(start, length, prime if lanes > 1 else 0)
 
 
 @dataclass(frozen=True)
@@ -159,14 +192,13 @@ def evaluate(
         pieces = _windows(len(ids), zero_state_window)
     else:
         pieces = [lanes_of(len(ids), num_lanes(len(ids), lanes, prime), prime)]
-    scored = _watching(watch, sum(int(piece.length.sum()) for piece in pieces))
-    counts, nats = np.zeros(len(tokenizer.token_chars), dtype=np.int64), list[float]()
-    with _evaluating(model, precision):
-        for piece in pieces:
-            nats += _piece_nats(model, ids, piece, chunk, should_stop, scored).tolist()
-            for start, length in zip(piece.start, piece.length, strict=True):
-                counts += token_counts(ids[start - 1 : start + length], tokenizer)
-    return evaluation_of(math.fsum(nats), counts, tokenizer, time.perf_counter() - started)
+    counts = np.zeros(len(tokenizer.token_chars), dtype=np.int64)
+    nats = _nats_of(model, ids, pieces, chunk, precision, should_stop, watch)
+    for piece in pieces:
+        for start, length in zip(piece.start, piece.length, strict=True):
+            counts += token_counts(ids[start - 1 : start + length], tokenizer)
+    seconds = time.perf_counter() - started
+    return evaluation_of(math.fsum(nats.tolist()), counts, tokenizer, seconds)
 
 
 def evaluate_on(
@@ -218,37 +250,16 @@ def lane_nats(
 ) -> NDArray[np.float64]:
     """Returns the nats that some of the lanes of `evaluate` cost, with its defaults.
 
-    A lane costs the same, to the last bit, whichever others are computed with it.
-
-    Args:
-        model: see `evaluate`.
-        ids: 1-d token ids.
-        lanes: which of `num_lanes`, consecutive.
-        should_stop: polled.
-        watch: called with the tokens scored so far and those of these lanes.
+    A lane costs the same, to the last bit, whichever others are computed with it. `watch` is called
+    with the tokens scored so far and those of these lanes.
     """
     piece = lanes_of(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
-    with _evaluating(model, "fp32"):
-        scored = _watching(watch, int(piece.length.sum()))
-        return _piece_nats(model, ids, piece, CHUNK, should_stop, scored)
+    return _nats_of(model, ids, [piece], CHUNK, "fp32", should_stop, watch)
 
 
 def token_counts(ids: NDArray[Any], tokenizer: Tokenizer) -> NDArray[np.int64]:
     """Returns how often each token is scored, `(V,)`: all but the first."""
     return np.bincount(np.asarray(ids[1:]), minlength=len(tokenizer.token_chars))
-
-
-def _watching(watch: Callable[[int, int], object] | None, total: int) -> Callable[[int], None]:
-    """Returns what to call with the tokens that were scored since."""
-    done = 0
-
-    def scored(num: int) -> None:
-        nonlocal done
-        done += num
-        if watch is not None:
-            watch(done, total)
-
-    return scored
 
 
 def _windows(num_ids: int, window: int) -> list[ScoredLanes]:
@@ -283,29 +294,35 @@ def evaluation_of(
     )
 
 
-def _piece_nats(
+def _nats_of(
     model: LanguageModel,
     ids: NDArray[Any],
-    piece: ScoredLanes,
+    pieces: Sequence[ScoredLanes],
     chunk: int,
+    precision: str,
     should_stop: Callable[[], bool] | None,
-    scored: Callable[[int], None],
+    watch: Callable[[int, int], object] | None,
 ) -> NDArray[np.float64]:
     """Returns the nats of each lane; each sum is rounded once a chunk, whatever its order."""
-    sums = np.zeros(len(piece.start))
-    if not len(sums):
-        return sums
-    state, longest = _primed_state(model, ids, piece, chunk, should_stop), int(piece.length.max())
-    for offset in range(0, longest, chunk):
-        steps = min(chunk, longest - offset)
-        tokens = _gather(model, ids, piece.start + offset - 1, steps, should_stop)
-        targets = _gather(model, ids, piece.start + offset, steps)
-        nats, state = model.token_nats(tokens, targets, state)
-        has_target = (offset + np.arange(steps))[:, None] < piece.length
-        own = np.where(has_target, nats.double().cpu().numpy(), 0.0)
-        sums += [math.fsum(lane) for lane in own.T.tolist()]
-        scored(int(has_target.sum()))
-    return sums
+    parts, done, total = [], 0, sum(int(piece.length.sum()) for piece in pieces)
+    with _evaluating(model, precision):
+        for piece in pieces:
+            sums, longest = np.zeros(len(piece.start)), int(piece.length.max(initial=0))
+            state = _primed_state(model, ids, piece, chunk, should_stop) if longest else None
+            for offset in range(0, longest, chunk):
+                assert state is not None
+                steps = min(chunk, longest - offset)
+                tokens = _gather(model, ids, piece.start + offset - 1, steps, should_stop)
+                targets = _gather(model, ids, piece.start + offset, steps)
+                nats, state = model.token_nats(tokens, targets, state)
+                has_target = (offset + np.arange(steps))[:, None] < piece.length
+                own = np.where(has_target, nats.double().cpu().numpy(), 0.0)
+                sums += [math.fsum(lane) for lane in own.T.tolist()]
+                done += int(has_target.sum())
+                if watch is not None:
+                    watch(done, total)
+            parts.append(sums)
+    return np.concatenate(parts)
 
 
 def _primed_state(

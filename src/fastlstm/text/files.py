@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,18 +28,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fastlstm.text.config import ModelConfig, TrainConfig
-    from fastlstm.text.data.text import TextDataset
+    from fastlstm.text.config import ModelConfig
     from fastlstm.text.data.tokenizer import Tokenizer
     from fastlstm.text.model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(StoredModel):
-    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating.
-
-    `matrices` are those that the file of an int8 or int4 run holds as whole numbers.
-    """
+    """A `StoredModel` with its weights in a network: `model`, fp32 on the CPU, evaluating."""
 
     model: LanguageModel
     matrices: Mapping[str, QuantizedMatrix]
@@ -51,27 +46,6 @@ def weights_file(weights: Mapping[str, torch.Tensor]) -> bytes:
     return encode_tensors({name: weight.detach().float() for name, weight in weights.items()})
 
 
-def model_files(
-    model: ModelConfig,
-    train: TrainConfig,
-    text: TextDataset,
-    *,
-    given: TrainConfig,
-    held_out: Mapping[str, TextDataset],
-) -> dict[str, bytes]:
-    """Returns config.json, tokenizer.json and generation_config.json, without the weights.
-
-    `train` is the resolved configuration, `given` the one that the user gave.
-    """
-    data = {**_about(text), **{part: _about(own) for part, own in held_out.items()}}
-    resolved, first = dataclasses.asdict(train), dataclasses.asdict(given)
-    return settings_files(model, text.tokenizer, resolved, data, given=first)
-
-
-def _about(text: TextDataset) -> dict[str, Any]:
-    return {name: getattr(text, name) for name in ("source", "key", "num_bytes", "num_chars")}
-
-
 def settings_files(
     model: ModelConfig,
     tokenizer: Tokenizer,
@@ -79,8 +53,9 @@ def settings_files(
     data: Mapping[str, Any],
     generation: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, bytes]:
-    """Returns the three JSON files of a model from plain values."""
+    """Returns config.json, with `more` keys, tokenizer.json and generation_config.json."""
     config = {
         "format": TEXT_RUN,
         "format_version": FORMAT_VERSION,
@@ -89,6 +64,7 @@ def settings_files(
         "given": dict(train if given is None else given),
         "tokenizer_sha256": tokenizer.fingerprint,
         "data": dict(data),
+        **more,
     }
     return {
         CONFIG_FILE: encode_json(config),

@@ -22,8 +22,7 @@ from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
 from fastlstm.ops.cuda.module import CudaKernel
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.text.decoder import Decoder, Weight, model_hash, native_refusal
-from fastlstm.text.gpu_rows import STEPS, Rows
-from fastlstm.text.gpu_stream import GpuStream, Mark
+from fastlstm.text.gpu_rows import STEPS, GpuStream, Mark, Rows
 from fastlstm.training.graphed_step import Recorder
 
 if TYPE_CHECKING:
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.decode_stream import Stream
 
+Placed = list[tuple[GpuStream, int]]
+"""Streams with the numbers of their rows."""
+Graphs = dict[int, Callable[[], None]]
+"""By number of steps."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Formats of the weights; the kernels know each by its place. Sums and cells are float32."""
 SIZES = (1, 8, 64, 256, 1024, 4096, 16384)
@@ -82,17 +85,11 @@ class _Choose(ctypes.Structure):
 
 
 class GpuDecoder(Decoder):
-    """A `Decoder` whose model runs on a GPU.
+    """A `Decoder` whose model runs on a GPU, with fp16, bf16 or fp32 weights.
 
     A text does not depend on its neighbours. Its random numbers are its own (seed and count), the
     same as on the CPU; products of other numbers of rows may round in another way. What needs the
     CPU decoder is written by one, with a warning.
-
-    Args:
-        weights: as of `Decoder`.
-        config: the model's sizes and options.
-        weight_format: "fp16", "bf16" or "fp32".
-        device: the GPU.
 
     Raises:
         ConfigError: another format.
@@ -209,7 +206,12 @@ class GpuDecoder(Decoder):
                 if stream.is_running:
                     (ours if stream.refusal is None else away).append(stream)
             if away:
-                self._run_on_cpu(away, steps, threads)
+                if self._cpu is None:
+                    text = f"{away[0].refusal}: such texts are written on the CPU"
+                    warnings.warn(text, stacklevel=3)
+                    self._cpu = Decoder(self._weights, self.config, "fp32")
+                self.bring_home(away)
+                self._cpu.run(away, steps, threads)
             while ours:
                 part = ours[: self._limit]
                 if (rows := self._admit(part)) is None:
@@ -243,13 +245,6 @@ class GpuDecoder(Decoder):
             return blob
 
     # rows ---------------------------------------------------------------------------------------
-
-    def _run_on_cpu(self, streams: list[GpuStream], steps: int, threads: int | None) -> None:
-        if self._cpu is None:
-            warnings.warn(f"{streams[0].refusal}: such texts are written on the CPU", stacklevel=4)
-            self._cpu = Decoder(self._weights, self.config, "fp32")
-        self.bring_home(streams)
-        self._cpu.run(streams, steps, threads)
 
     def _admit(self, part: list[GpuStream]) -> Rows | None:
         """Gives every stream a row; None: there is no memory for so many, and fewer may run."""
@@ -313,32 +308,25 @@ class GpuDecoder(Decoder):
         status[numbers] = _RUNNING
         rows.status[:size] = status.to(self._device)
         steps = min(steps, max(len(stream.unread) + stream.room for stream in part))
+        placed = list(zip(part, numbers, strict=True))
         turn, waiting = 0, list[tuple[int, int, Any]]()
         while steps > 0 and any(stream.is_running for stream in part):
             chunk = steps if steps < STEPS else min(steps // STEPS, _LAUNCHES) * STEPS
-            event = self._launch(part, numbers, rows, size, chunk, graphs, turn)
-            waiting.append((turn, chunk, event))
+            waiting.append((turn, chunk, self._launch(placed, rows, size, chunk, graphs, turn)))
             turn, steps = 1 - turn, steps - chunk
             if len(waiting) > 1:
-                self._collect(part, numbers, size, *waiting.pop(0))
+                self._collect(placed, size, *waiting.pop(0))
         for launched in waiting:
-            self._collect(part, numbers, size, *launched)
+            self._collect(placed, size, *launched)
 
     def _launch(
-        self,
-        part: list[GpuStream],
-        numbers: list[int],
-        rows: Rows,
-        size: int,
-        steps: int,
-        graphs: dict[int, Callable[[], None]],
-        turn: int,
+        self, placed: Placed, rows: Rows, size: int, steps: int, graphs: Graphs, turn: int
     ) -> Any:
         """Starts so many steps, whose tokens and status come to host memory `turn`."""
         k = STEPS if steps >= STEPS else 1
         tokens, status = self._host[turn], self._host[2 + turn]
         written = rows.written.view(-1)[: k * size]
-        readers = [(s, r) for s, r in zip(part, numbers, strict=True) if s.has_unread]
+        readers = [(stream, number) for stream, number in placed if stream.has_unread]
         for n in range(steps // k):
             self._give(readers, rows, k)
             graphs[k]()
@@ -349,7 +337,7 @@ class GpuDecoder(Decoder):
         event.record()
         return event
 
-    def _give(self, readers: list[tuple[GpuStream, int]], rows: Rows, num: int) -> None:
+    def _give(self, readers: Placed, rows: Rows, num: int) -> None:
         """Hands over the tokens that the rows of some streams are to read in the next launch."""
         flags, given = np.zeros(rows.size, np.int32), None
         for stream, number in readers:
@@ -365,23 +353,16 @@ class GpuDecoder(Decoder):
             rows.num_given.copy_(torch.from_numpy(flags))
         self._has_given = given is not None
 
-    def _collect(
-        self,
-        part: list[GpuStream],
-        numbers: list[int],
-        size: int,
-        turn: int,
-        steps: int,
-        event: Any,
-    ) -> None:
+    def _collect(self, placed: Placed, size: int, turn: int, steps: int, event: Any) -> None:
         """Waits for launches, and hands their tokens to the streams."""
         event.synchronize()
+        numbers = [number for _, number in placed]
         written = self._host[turn][: steps * size].numpy().reshape(steps, size)
         columns = np.ascontiguousarray(written[:, numbers].T)
         is_token = columns >= 0
         counts, firsts = is_token.sum(1).tolist(), is_token.argmax(1).tolist()
         status = self._host[2 + turn].numpy()[numbers].tolist()
-        for k, stream in enumerate(part):
+        for k, (stream, _) in enumerate(placed):
             stream.add(columns[k, firsts[k] : firsts[k] + counts[k]].tolist(), status[k])
 
     # graphs -------------------------------------------------------------------------------------
@@ -392,14 +373,13 @@ class GpuDecoder(Decoder):
             rows.status.fill_(_PAUSED)
             with self._recorder.apart():
                 self._step(rows, size, 0)
-            self._graphs[size, steps] = self._recorder.record(
-                lambda: self._steps(rows, size, steps)
-            )
-        return self._graphs[size, steps]
 
-    def _steps(self, rows: Rows, size: int, steps: int) -> None:
-        for step in range(steps):
-            self._step(rows, size, step)
+            def take() -> None:
+                for step in range(steps):
+                    self._step(rows, size, step)
+
+            self._graphs[size, steps] = self._recorder.record(take)
+        return self._graphs[size, steps]
 
     def _step(self, rows: Rows, size: int, step: int) -> None:
         """One token of the first `size` rows."""

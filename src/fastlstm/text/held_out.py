@@ -31,8 +31,7 @@ _MIN_TOKENS = 2
 def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
     """Returns the texts that the options `valid` and `test` name, by part; reads none of them.
 
-    Raises:
-        DataError: a text is missing, or two of source, validation and test share a file.
+    DataError: a text is missing, or two of source, validation and test share a file.
     """
     named = {part: getattr(config, part) for part in PARTS}
     sources = {part: open_source(name) for part, name in named.items() if name is not None}
@@ -62,11 +61,7 @@ def _shared(name: str, owner: str, part: str) -> DataError:
 
 @dataclass(frozen=True)
 class RunText:
-    """All text of a run: `source`, split into `shares`, and the separate texts by part.
-
-    Raises:
-        DataError: a text is too short, or one of `held_out` has the content of another.
-    """
+    """All text of a run: `source`, split into `shares`, and the separate texts by part."""
 
     source: TextDataset
     held_out: Mapping[str, TextDataset]
@@ -117,13 +112,8 @@ class RunText:
 def read_text(
     config: Mapping[str, Any], tokenizer: Tokenizer, source: Any, unknown: UnknownPolicy = "refuse"
 ) -> TextDataset:
-    """Encodes a text as the run with this config.json read its own.
-
-    `source` is anything that `train` takes; for `unknown` see `LM.evaluate`.
-
-    Raises:
-        DataError: the text cannot be read, or holds unknown characters that are refused.
-    """
+    """Encodes a text, anything that `train` takes, as the run with this config.json read its
+    own."""
     train = config.get("train", {})
     read_as = {name: train[name] for name in READING if name in train}
     return prepare_text(source, tokenizer=tokenizer, unknown=unknown, **read_as)
@@ -144,8 +134,7 @@ def part_of(config: Mapping[str, Any], data: TextDataset, part: str | None) -> I
 def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
     """Returns the tokens that the run with this config.json was validated on.
 
-    Raises:
-        DataError: their text cannot be read, has unknown characters or has changed since.
+    DataError: their text cannot be read, has unknown characters or has changed since.
     """
     data = config.get("data", {})
     is_separate = "valid" in held_out_names(config)
@@ -161,10 +150,7 @@ def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
 def another_text(
     run: Path, stored: Mapping[str, Any] | None, now: Source | None, part: str | None = None
 ) -> FormatError:
-    """Returns the error for a text that is not the one that a run was started with.
-
-    `stored` describes that text in config.json; `part` is the option of that text, or None.
-    """
+    """Returns the error for another text than the run's, `stored` in its config.json."""
     if stored is None:
         text = f"without `{part}`; leave it out to resume"
     else:

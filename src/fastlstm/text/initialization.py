@@ -57,7 +57,13 @@ def initialize(
         _fill_normal(model.projection.weight, H**-0.5, generator)
     model.output.bias.zero_()
     if token_counts is not None:
-        model.output.bias.copy_(_log_unigram(token_counts, model.config.vocab_size))
+        counts, V = np.asarray(token_counts, dtype=np.float64), model.config.vocab_size
+        if counts.shape != (V,):
+            raise ShapeError(
+                f"token_counts has shape {counts.shape}, expected ({V},), one per token"
+            )
+        share = (counts + 1.0) / (counts.sum() + V)
+        model.output.bias.copy_(torch.from_numpy(np.log(share)).float())
 
 
 def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Initializer) -> None:
@@ -91,11 +97,3 @@ _FILLS: dict[str, tuple[Callable[..., object], ...]] = {
 
 def _fill_normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
     weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
-
-
-def _log_unigram(token_counts: NDArray[np.integer], V: int) -> torch.Tensor:
-    counts = np.asarray(token_counts, dtype=np.float64)
-    if counts.shape != (V,):
-        raise ShapeError(f"token_counts has shape {counts.shape}, expected ({V},), one per token")
-    share = (counts + 1.0) / (counts.sum() + V)
-    return torch.from_numpy(np.log(share)).float()

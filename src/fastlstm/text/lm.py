@@ -6,15 +6,15 @@ import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import torch
 from torch import nn
 
 from fastlstm.errors import ConfigError, DataError, PromptError, counted, kind_of_value
 from fastlstm.ops.packed_weights import Contents
-from fastlstm.system.devices import check_device, has_gpu
-from fastlstm.system.fields import Device, is_whole
+from fastlstm.system.devices import check_device
+from fastlstm.system.fields import Device
 from fastlstm.text.data.text import TextDataset, UnknownPolicy
 from fastlstm.text.data.tokenizer import CharTokenizer, KnownCharacters, shown_characters
 from fastlstm.text.decoder import (
@@ -25,9 +25,9 @@ from fastlstm.text.decoder import (
     format_note,
 )
 from fastlstm.text.evaluation import Evaluation, evaluate_on, with_unknown
-from fastlstm.text.files import LoadedModel, load_language_model
+from fastlstm.text.files import load_language_model
 from fastlstm.text.held_out import read_text
-from fastlstm.text.placement import device_for, gpu_decoder, measure_devices
+from fastlstm.text.loading import device_for, gpu_decoder
 from fastlstm.text.sampling import MAX_SEED, Sampling, known_settings, sampling_of
 from fastlstm.text.session import Session
 from fastlstm.text.stored_model import format_of
@@ -58,8 +58,8 @@ class LM:
         note: what to tell the user about the choice of weights, or None.
         weights: format the text is written in, "fp32", "bf16", "int8" or "int4"; can be set.
         stored: of an int8 or int4 run, the matrices as its file holds them.
-        device: where text is written and scored: "cpu", "cuda", or "auto", the faster one for the
-            number of texts. A GPU writes in fp16 unless fp32 or bf16 was asked for.
+        device: where text is written and scored: "cpu", "cuda", or "auto", by the number of texts.
+            A GPU writes in fp16 unless fp32 or bf16 was asked for.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LM:
             weights: format to write text in; default is that of the run's weights (fp32 where they
                 are stored as fp16), on a GPU fp16.
             device: where to write and score text: "cpu", "cuda" (an NVIDIA GPU), or "auto": a GPU
-                from 64 texts at a time on, or whichever was measured to be faster.
+                from 64 texts at a time on.
 
         Raises:
             ConfigError: an unknown format, or there is no such device.
@@ -116,11 +116,7 @@ class LM:
             FormatError: written by a newer format, or with another tokenizer.
         """
         check_device(device)
-        return cls.of(load_language_model(path), weights, device)
-
-    @classmethod
-    def of(cls, loaded: LoadedModel, weights: str | None = None, device: Device = "auto") -> LM:
-        """Returns the LM of a model read from disk; `weights` and `device` as in `load`."""
+        loaded = load_language_model(path)
         about = loaded.config, loaded.generation, loaded.note
         return cls(loaded.model, loaded.tokenizer, *about, weights, loaded.matrices, device)
 
@@ -145,14 +141,8 @@ class LM:
         In `weights`, on `device`; a copy of the model's, made when first asked for, and again when
         anything was written to the model's weights.
         """
-        where = device_for(self.device, self.model.config, self._asked_format, num_streams)
-        return self._decoder_on(where, is_required=self.device == "cuda")
-
-    @property
-    def _asked_format(self) -> str | None:
-        return self.weights if self._is_given or self.weights != self._default else None
-
-    def _decoder_on(self, where: Literal["cpu", "cuda"], *, is_required: bool = False) -> Decoder:
+        asked = self.weights if self._is_given or self.weights != self._default else None
+        where = device_for(self.device, self.model.config, asked, num_streams)
         key, threads = (where, self.weights), torch.get_num_threads()
         parameters = list(self.model.parameters())
         if key in self._decoders:
@@ -160,11 +150,10 @@ class LM:
             if contents.is_still(parameters, threads):
                 return decoder
         contents = Contents.of(parameters, threads)  # read first: see ops/packed_weights.py
-        made = None
+        made, is_required = None, self.device == "cuda"
         if where == "cuda":
             floats = float_weights(self.model)
-            config, asked = self.model.config, self._asked_format
-            made = gpu_decoder(floats, config, asked, is_required=is_required)
+            made = gpu_decoder(floats, self.model.config, asked, is_required=is_required)
         decoder = made or Decoder.of(self.model, self.weights, self.stored)
         self._decoders[key] = decoder, contents
         return decoder
@@ -206,9 +195,6 @@ class LM:
             raise PromptError(f"prompts is {kind_of_value(prompts)}, expected a list of texts")
         prompts = list(prompts)
         pieces: list[list[str]] = [[] for _ in prompts]
-        if self.device == "auto" and has_gpu() and is_whole(max_tokens):
-            about = self.model.config, self._asked_format, len(prompts), max_tokens
-            measure_devices(self._decoder_on, *about)
         decoder = self.decoder_for(len(prompts))
         for ready in write_all(decoder, self._begin(decoder, prompts, max_tokens, settings)):
             for text, piece in zip(pieces, ready, strict=True):
@@ -310,11 +296,7 @@ def sample_text(
     temperature: float = 0.8,
     seed: int | None = None,
 ) -> str:
-    """Returns `length` tokens of text from a model in training; it is left alone.
-
-    Raises:
-        PromptError: an unseen character in `prompt`, or a setting out of range.
-    """
+    """Returns `length` tokens of text from a model in training; it is left alone."""
     if length == 0:
         return ""
     decoder = Decoder.of(model)

@@ -2,30 +2,96 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fastlstm.system.devices import check_device
+from fastlstm.errors import ConfigError, KernelError
+from fastlstm.system.devices import check_device, has_gpu
 from fastlstm.system.fields import Device
-from fastlstm.text.decoder import Decoder, default_format, format_note
-from fastlstm.text.placement import placed_decoder
+from fastlstm.text.decoder import Decoder, Weight, default_format, format_note, make_decoder
 from fastlstm.text.sampling import known_settings
 from fastlstm.text.stored_model import load_stored_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fastlstm.text.config import ModelConfig
     from fastlstm.text.data.tokenizer import Tokenizer
+
+FEWEST_STREAMS = 64
+"""Texts at a time from which "auto" writes on a GPU."""
+
+
+def device_for(
+    device: Device, config: ModelConfig, weight_format: str | None, num_streams: int
+) -> Literal["cpu", "cuda"]:
+    """Returns where so many texts at a time are written.
+
+    Warns:
+        UserWarning: a GPU was asked for and cannot write with this model, and why.
+    """
+    if device == "cpu" or not has_gpu():
+        return "cpu"
+    from fastlstm.text.gpu_decoder import gpu_refusal
+
+    why = gpu_refusal(config, weight_format)
+    if why is not None:
+        if device == "cuda":
+            warnings.warn(f"{why}: text is written on the CPU", stacklevel=4)
+        return "cpu"
+    return "cuda" if device == "cuda" or num_streams >= FEWEST_STREAMS else "cpu"
+
+
+def placed_decoder(
+    weights: Mapping[str, Weight],
+    config: ModelConfig,
+    device: Device,
+    weight_format: str | None,
+    cpu_format: str,
+    num_streams: int,
+) -> Decoder:
+    """Returns the decoder for so many texts at a time; `cpu_format` is that of a CPU's weights."""
+    if device_for(device, config, weight_format, num_streams) == "cuda":
+        decoder = gpu_decoder(weights, config, weight_format, is_required=device == "cuda")
+        if decoder is not None:
+            return decoder
+    return make_decoder(weights, config, cpu_format)
+
+
+def gpu_decoder(
+    weights: Mapping[str, Weight],
+    config: ModelConfig,
+    weight_format: str | None,
+    *,
+    is_required: bool,
+) -> Decoder | None:
+    """Returns a decoder on the GPU; None, with a warning, where it fails and is not required."""
+    import torch
+
+    from fastlstm.text.gpu_decoder import GpuDecoder
+
+    try:
+        return GpuDecoder(weights, config, weight_format or "fp16")
+    except torch.OutOfMemoryError:
+        count = sum(math.prod(w.shape) for w in weights.values()) / 1e6
+        why = f"the GPU has too little free memory for {count:,.0f} million weights"
+    except KernelError as error:
+        why = str(error)
+    if is_required:
+        raise ConfigError(f"{why}; use `device='cpu'`")
+    warnings.warn(f"{why}: text is written on the CPU", stacklevel=4)
+    return None
 
 
 @dataclass(frozen=True)
 class InferenceModel:
-    """A trained language model for inference.
+    """A trained language model for inference; `generation` are the run's sampling defaults.
 
-    Attributes:
-        generation: the run's sampling defaults.
-        name: of the run's directory.
-        note: for the user, about the choice of weights and of their format, or None.
+    `note` is for the user, about the choice of weights and of their format, or None.
     """
 
     decoder: Decoder
@@ -45,16 +111,9 @@ def load_decoder(
 ) -> InferenceModel:
     """Loads the model of a run or of a checkpoint for writing.
 
-    Args:
-        path: the directory.
-        weight_format: format to write in; None is that of a compressed run's weights (fp32 where
-            they are fp16), and `otherwise` for other runs.
-        otherwise: see `weight_format`.
-        device: where to write; a GPU writes in fp16 where `weight_format` is None.
-        num_streams: texts at a time, by which "auto" chooses.
-
-    Raises:
-        What `text.stored_model.load_stored_model` does; ConfigError: an unknown format.
+    Without `weight_format` a compressed run is written in its own (fp32 where it is fp16), other
+    runs in `otherwise`; a GPU writes in fp16. "auto" chooses the device for `num_streams` texts at
+    a time.
     """
     check_device(device)
     stored, given = load_stored_model(path), weight_format

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fastlstm.errors import ConfigError, ShapeError
+from fastlstm.errors import ShapeError
 from fastlstm.nn.dropout import WeightDrop, dropped
 from fastlstm.nn.linear import linear
 from fastlstm.nn.loss import projected_cross_entropy, projected_nats
@@ -53,18 +53,11 @@ class LanguageModel(nn.Module):
     `output.weight` `(V, F)` (absent when tied: the embedding serves), where F is R or H;
     `output.bias` `(V,)`. Built with torch's random initialisation;
     `text.initialization.initialize` gives the one that trains well.
-
-    Raises:
-        ConfigError: tied weights of two widths.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         E, H, V = config.embed_size, config.rnn_size, config.vocab_size
-        if config.tie_weights and E != H:
-            raise ConfigError(
-                f"`tie_weights` needs `embed_size` equal to `rnn_size`, got {E} and {H}"
-            )
         self.config = config
         self.embedding = nn.Embedding(V, E)
         self.layers = nn.ModuleList(
@@ -106,17 +99,10 @@ class LanguageModel(nn.Module):
         return h, h.clone()
 
     def features(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
-        """Everything before the output matrix.
+        """Everything before the output matrix, attached to the graph.
 
-        Args:
-            tokens: `(T, B)` int64.
-            state: `(h, c)`, each `(L, B, H)`; not modified.
-
-        Returns:
-            Features `(T, B, F)` and the state after the last token, attached to the graph.
-
-        Raises:
-            ShapeError: tokens or state of the wrong shape.
+        Tokens are `(T, B)` int64, the state `(h, c)`, each `(L, B, H)`, is not modified. Returns
+        features `(T, B, F)` and the state after the last token; ShapeError for other shapes.
         """
         _check(tokens, state, self.config)
         x, hs, cs = tokens, [], []
@@ -127,16 +113,10 @@ class LanguageModel(nn.Module):
         return self.projected(x), (torch.stack(hs), torch.stack(cs))
 
     def run_layer(self, k: int, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs a layer with what belongs to it: embedding, norm, residual, dropout.
+        """Runs layer k with its embedding, norm, residual and dropout.
 
-        Args:
-            k: from 0.
-            x: tokens `(T, B)` for the first layer, else the output of the one before, `(T, B, H)`.
-            h: `(B, H)` state of the layer.
-            c: `(B, H)`.
-
-        Returns:
-            Its output `(T, B, H)` and new state.
+        x is tokens `(T, B)` for the first layer, else `(T, B, H)`; h and c are `(B, H)`. Returns
+        the output `(T, B, H)` and the new state.
         """
         layer, table = self.layers[k], None
         assert isinstance(layer, LSTM)

@@ -32,9 +32,7 @@ _HOUR_S = 3600.0
 def expected_end(share: float, loss: float) -> tuple[float, float]:
     """Returns the loss at the end and half the width of its 90 % interval.
 
-    Args:
-        share: of the run that is done, 0..1.
-        loss: of the newest evaluation. Earlier ones say more about the start than about the end.
+    Earlier evaluations than the newest, `loss`, say more about the start than about the end.
     """
     left = (1.0 - share) ** _POWER
     end = loss * math.exp(-_DROP * left)
@@ -42,12 +40,7 @@ def expected_end(share: float, loss: float) -> tuple[float, float]:
 
 
 class Outlook(Callback):
-    """Emits, after an evaluation, an `outlook` event: the expected end and that of an hour more.
-
-    Args:
-        model: the sizes of the model.
-        train_tokens: of the training split.
-    """
+    """Emits, after an evaluation, an `outlook` event: the expected end and that of an hour more."""
 
     def __init__(self, model: ModelConfig, train_tokens: int) -> None:
         self._size = model.rnn_size, model.num_layers

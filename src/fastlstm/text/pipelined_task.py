@@ -35,11 +35,7 @@ class PipelinedTextTask(TextTask):
     """The layers of one process; parts of the rows of a batch pass through those of all.
 
     Weights, gradients and the state of the optimizer are where their layer is; they are gathered to
-    evaluate and to save.
-
-    Attributes:
-        world: the processes.
-        norm: of the gradients of all processes, in the newest step.
+    evaluate and to save. `norm` is of the gradients of all processes, in the newest step.
     """
 
     is_pipelined = True

@@ -42,12 +42,7 @@ _TRAINING_SHARE = 0.9
 
 
 def training_s(config: TrainConfig, started: float) -> float:
-    """Returns about how long a run with a budget will take steps; 0 of others.
-
-    Args:
-        config: the options.
-        started: `time.perf_counter()` when the budget began.
-    """
+    """Returns about how long a run with a budget will take steps; 0 of others."""
     budget_s = StopCriterion.of(config, 1).budget_s
     if budget_s is None:
         return 0.0
@@ -64,13 +59,7 @@ def tokens_of_budget(config: TrainConfig, precision: PrecisionChoice, started: f
 
 
 def choose_seq_length(config: TrainConfig, budget_tokens: float, train_tokens: int) -> TrainConfig:
-    """Returns the configuration with a sequence length: shorter if the run reads little text.
-
-    Args:
-        config: the options.
-        budget_tokens: that a run with a budget will train on.
-        train_tokens: of the training split.
-    """
+    """Returns the configuration with a sequence length: shorter if the run reads little text."""
     if config.seq_length is not None:
         return config
     step_tokens = config.batch_size * config.accumulate * LONG
@@ -81,13 +70,6 @@ def choose_seq_length(config: TrainConfig, budget_tokens: float, train_tokens: i
     else:
         total = budget_tokens
     return replace(config, seq_length=SHORT if total < SHORT_RUN_TOKENS else LONG)
-
-
-def fitted(
-    config: TrainConfig, budget_tokens: float, train_tokens: int
-) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Returns `choose_seq_length`, and of that `fit_batch`."""
-    return fit_batch(choose_seq_length(config, budget_tokens, train_tokens), train_tokens)
 
 
 def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tuple[str, ...]]:
@@ -143,18 +125,7 @@ def resolve(
     steps_per_epoch: int,
     num_parameters: int,
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Chooses dropout and evaluation interval; returns the notes to show, too.
-
-    Args:
-        config: with sequence length.
-        precision: of the steps.
-        budget_tokens: that a run with a budget will train on.
-        device: of the run.
-        train_tokens: of the training split.
-        valid_tokens: of the validation split.
-        steps_per_epoch: of the loader.
-        num_parameters: of the model.
-    """
+    """Chooses dropout and evaluation interval; returns the notes to show, too."""
     stop_criterion = StopCriterion.of(config, steps_per_epoch)
     assert config.seq_length is not None
     step_tokens = config.batch_size * config.accumulate * config.seq_length

@@ -42,13 +42,7 @@ def relative_bits(
 ) -> float:
     """Returns what a run ends at, in units that are the same for every model on one text.
 
-    Args:
-        rnn_size: hidden units of a layer, H.
-        num_layers: of H units each; more than three count as three.
-        tokens: characters that are trained on, with repetitions.
-        steps: of the optimizer.
-        optimizer: one of `OPTIMIZERS`.
-        train_tokens: characters of the training split.
+    `tokens` counts repetitions, `train_tokens` is the training split.
     """
     size, fresh = rnn_size / 256, min(tokens, train_tokens)
     again = tokens / train_tokens - 1.0

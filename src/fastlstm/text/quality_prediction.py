@@ -24,23 +24,14 @@ _LONGEST = 1e4
 
 
 def interval_factor(times: float) -> float:
-    """Returns the factor between a prediction and either limit of its 90 % interval.
-
-    Args:
-        times: length of the run over that of the measured one; below 1 counts as 1.
-    """
+    """Returns the factor to either limit of the 90 % interval, for a run `times` as long."""
     decades = math.log10(max(times, 1.0))
     return math.exp(_Z90 * math.hypot(_SD_NEAR, _SD_PER_DECADE * decades))
 
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run is.
-
-    Attributes:
-        tokens: characters trained on, with repetitions.
-        steps: of the optimizer.
-    """
+    """How long a run is: characters trained on, with repetitions, and steps of the optimizer."""
 
     tokens: float
     steps: float
@@ -63,12 +54,8 @@ class QualityPrediction:
     """Predicts longer runs of one model on one text.
 
     Attributes:
-        rnn_size: hidden units of a layer.
-        num_layers: of the model.
-        optimizer: of the run; one that `OPTIMIZERS` lacks counts as AdamW.
-        train_tokens: characters of the training split.
-        measured: length of the complete run that was measured.
-        measured_bits: that it ended at, validation bits per character.
+        optimizer: one that `OPTIMIZERS` lacks counts as AdamW.
+        measured_bits: validation bits per character that the complete run `measured` ended at.
         tokens_per_s: of that run, with its evaluations and checkpoints.
         setup_s: before its first step.
     """

@@ -93,9 +93,6 @@ class Sampling:
         """Returns the settings as the kernels take them; a seed of None is drawn.
 
         `stops` are sequences of 1 to `PENALTY_WINDOW` tokens that end the text.
-
-        Raises:
-            PromptError: a token of `logit_bias` that the vocabulary lacks.
         """
         settings = hardware.native().DecodeSettings()
         for name in _RANGES:
@@ -115,11 +112,7 @@ class Sampling:
 
 
 def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run's generation_config.json; an unknown key is no error.
-
-    Raises:
-        FormatError: a setting out of range.
-    """
+    """Returns the settings of a run's generation_config.json; an unknown key is no error."""
     known = {*_RANGES, "top_k"}
     settings = {name: value for name, value in generation.items() if name in known}
     try:
@@ -130,11 +123,7 @@ def known_settings(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
-    """Returns a run's settings with those given in their place; None counts as not given.
-
-    Raises:
-        PromptError: an unknown setting, or one out of range; it is named.
-    """
+    """Returns a run's settings with those given in their place; None counts as not given."""
     known = {field.name for field in fields(Sampling)}
     for name in given:
         if name not in known:
@@ -153,11 +142,7 @@ def _require_whole(name: object, value: object, expected: str) -> None:
 
 
 class StopText:
-    """Passes text until a stop string would be complete; holds back what may start one.
-
-    Args:
-        stops: the strings; none lets everything through at once.
-    """
+    """Passes text until a stop string would be complete; holds back what may start one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
@@ -174,7 +159,9 @@ class StopText:
             self.is_done = True
             ready, self._held = self._held[: min(ends)], ""
             return ready
-        cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stops)
+        first = max(0, len(self._held) + 1 - max(map(len, self._stops)))
+        starts = range(first, len(self._held) + 1)  # of the longest end that a stop begins with
+        cut = next(at for at in starts if any(s.startswith(self._held[at:]) for s in self._stops))
         ready, self._held = self._held[:cut], self._held[cut:]
         return ready
 
@@ -182,11 +169,3 @@ class StopText:
         """Returns the text held back, at the end."""
         ready, self._held = self._held, ""
         return ready
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of `text` that `stop` starts with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -13,14 +13,9 @@ _MODEL = 32
 
 
 class Seal:
-    """Closes states and opens them again.
+    """Closes states and opens them again; states of another model (SHA-256, in hex) are refused.
 
-    Args:
-        key: signs a state; None protects against damage only.
-        model_hash: hexadecimal SHA-256 of the model; states of another are refused.
-
-    Raises:
-        PromptError: an empty key, or one that is not bytes.
+    A key signs a state; None protects against damage only.
     """
 
     def __init__(self, key: bytes | None, model_hash: str) -> None:
@@ -36,11 +31,7 @@ class Seal:
         return _MAGIC + self._digest(content) + content
 
     def open(self, blob: bytes) -> tuple[bytes, bytes]:
-        """Returns `stream` and `held`.
-
-        Raises:
-            CorruptFileError: not what `close` returned with this key, for this model.
-        """
+        """Returns `stream` and `held`; CorruptFileError for what `close` did not return."""
         if not isinstance(blob, bytes | bytearray):
             raise CorruptFileError(f"it is {kind_of_value(blob)}, expected the bytes of save()")
         digest = blob[len(_MAGIC) : len(_MAGIC) + _DIGEST]

@@ -1,4 +1,4 @@
-"""Chooses size, batch and optimizer of a language model: those that end best within a budget.
+"""What a text run decides by timing steps: precision and, within a budget, size and batch.
 
 Training steps of a few candidates are timed on the real text, with loader and optimizer; a law of
 quality (`quality_law`) compares what each would end at. The search climbs from 256 units while the
@@ -20,12 +20,28 @@ import torch
 from fastlstm.system import hardware, measurements
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.plan import LONG, SHORT, SHORT_RUN_TOKENS, open_batches, training_s
+from fastlstm.text.plan import (
+    LONG,
+    SHORT,
+    SHORT_RUN_TOKENS,
+    fit_batch,
+    open_batches,
+    tokens_of_budget,
+    training_s,
+)
 from fastlstm.text.quality_law import OPTIMIZERS, relative_bits
 from fastlstm.text.task import TextTask
 from fastlstm.training.device import random_numbers_kept
 from fastlstm.training.plan import TrainingPlan
-from fastlstm.training.precision import MIN_GAIN, PrecisionChoice, allow_tf32, precisions_of
+from fastlstm.training.precision import (
+    MIN_GAIN,
+    PrecisionChoice,
+    allow_tf32,
+    choose_precision,
+    pass_seconds,
+    precisions_of,
+)
+from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.step_time import LONG_STEP_S, MIN_TIMED, TIMED_S, fastest_step_s, ignore
 from fastlstm.training.trainer import Trainer
@@ -70,13 +86,7 @@ _CLEAR_GAIN = 0.01
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration and what it is expected to reach.
-
-    Attributes:
-        config: with size, batch, sequence length and optimizer.
-        tokens_per_s: measured.
-        bits: predicted, comparable between candidates only.
-    """
+    """A configuration with its measured rate, and predicted bits, which compare candidates only."""
 
     config: TrainConfig
     tokens_per_s: float
@@ -93,14 +103,7 @@ class Candidate:
 def can_choose_size(
     config: TrainConfig, chosen: Collection[str], device: torch.device, train_tokens: int
 ) -> bool:
-    """Returns whether the size is free, the end a budget, and the law was measured for such runs.
-
-    Args:
-        config: the options.
-        chosen: names of those that were given.
-        device: where the run will be.
-        train_tokens: of the training split.
-    """
+    """Returns whether the size is free, the end a budget, and the law measured for such runs."""
     stop = StopCriterion.of(config, 1)
     return (
         stop.budget_s is not None
@@ -114,15 +117,9 @@ def can_choose_size(
 
 
 class SizePlan:
-    """Finds the size, batch and optimizer for the budget of a configuration.
+    """Finds the size, batch and optimizer for a budget; options named in `chosen` stay.
 
-    Args:
-        config: with a precision that is not auto, but on a GPU, where it is chosen too.
-        chosen: names of the options that were given; they stay.
-        ids: the training split, 1-d.
-        tokenizer: of the text.
-        started: `time.perf_counter()` when the budget began.
-        device: of the run.
+    `started` is `time.perf_counter()` when the budget began. On a CPU the precision is given.
     """
 
     def __init__(
@@ -160,9 +157,7 @@ class SizePlan:
         for change in self._changes(best.config):
             if not self._fits(1.0):
                 break
-            candidate = self._try(replace(best.config, **change))
-            if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits:
-                best = candidate
+            best = _clearly_better(self._try(replace(best.config, **change)), best)
         others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
         others = [c for c in others if math.isfinite(c.bits)]
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
@@ -174,13 +169,7 @@ class SizePlan:
     def precision(
         self, best: Candidate, asked: str, first: PrecisionChoice | None = None
     ) -> PrecisionChoice:
-        """Returns the precision of a candidate, with the seconds of its steps, in words.
-
-        Args:
-            best: the candidate that was chosen.
-            asked: what the options said.
-            first: the choice for the first size, where the plan kept it.
-        """
+        """Returns the precision of a candidate, with the seconds of its steps, in words."""
         config = best.config
         tokens = config.batch_size * (config.seq_length or LONG)
         step_s = tokens / best.tokens_per_s if best.tokens_per_s else 0.0
@@ -188,7 +177,12 @@ class SizePlan:
             is_of_other = " ms" in first.why and config.rnn_size != self._first
             why = f"{first.why}, with {self._first} units" if is_of_other else first.why
             return replace(first, why=why, step_s=step_s)
-        rates = {c.config.precision: c.tokens_per_s for c in self._tried if _is_like(c, best)}
+        names = ("rnn_size", "num_layers", "seq_length", "batch_size")
+        rates = {
+            own.precision: tried.tokens_per_s
+            for tried in self._tried
+            if all(getattr(own := tried.config, n) == getattr(config, n) for n in names)
+        }
         why = "as asked"
         if asked == "auto":
             others = [f"{rate:,.0f} in {n}" for n, rate in rates.items() if n != config.precision]
@@ -216,25 +210,19 @@ class SizePlan:
         # What torch loads for the first step of a process is no planning: training needs it too.
         self._until = time.perf_counter() + self._planning_s - TIMED_S
         if self._device.type == "cuda":
-            return self._best_on_gpu(best, sizes, at)
+            # Two layers first: a GPU reads a text often enough for more units to pay, and time
+            # allows few timings. On an H100 two layers of 512 ended at 1.47 bits/char where one
+            # ended at 1.57 (War and Peace, 60 s).
+            self._last_timing_s = _GPU_TIMING_S  # the first one has loaded libraries
+            deep = self._try_size(sizes[at], 2) if self._fits(1.0) else best
+            return self._best_around(_clearly_better(deep, best), sizes, at)
         best = self._best_around(best, sizes, at)
         if not self._fits(1.0):
             return best
         assert best.config.rnn_size is not None
         smaller = max(0, sizes.index(best.config.rnn_size) - 1)
         deep = self._best_around(self._try_size(sizes[smaller], 2), sizes, smaller)
-        return deep if deep.bits < (1.0 - _CLEAR_GAIN) * best.bits else best
-
-    def _best_on_gpu(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
-        """Tries two layers first: a GPU reads a text often enough for more units to pay, and time
-        allows few timings. On an H100 two layers of 512 ended at 1.47 bits/char where one ended at
-        1.57 (War and Peace, 60 s)."""
-        self._last_timing_s = _GPU_TIMING_S  # the first one has loaded libraries
-        best = first
-        if self._fits(1.0):
-            deep = self._try_size(sizes[at], 2)
-            best = deep if deep.bits < (1.0 - _CLEAR_GAIN) * first.bits else first
-        return self._best_around(best, sizes, at)
+        return _clearly_better(deep, best)
 
     def _best_around(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
         """Returns the best of the sizes above the first one, or of those below it."""
@@ -318,20 +306,14 @@ class SizePlan:
         return seconds
 
 
-def _is_like(one: Candidate, other: Candidate) -> bool:
-    """Returns whether two candidates have the same size and batch."""
-    names = ("rnn_size", "num_layers", "seq_length", "batch_size")
-    return all(getattr(one.config, n) == getattr(other.config, n) for n in names)
+def _clearly_better(candidate: Candidate, best: Candidate) -> Candidate:
+    return candidate if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits else best
 
 
 def expected_bits(config: TrainConfig, tokens: float, train_tokens: int, batch_size: int) -> float:
-    """Returns what a run is expected to end at, comparable between runs on one text only.
+    """Returns what a run of so many tokens is expected to end at, comparable on one text only.
 
-    Args:
-        config: with sizes and sequence length.
-        tokens: that it trains on.
-        train_tokens: of the training split.
-        batch_size: the default; of a smaller one too few steps are worth nothing.
+    With fewer rows than `batch_size`, the default, too few steps are worth nothing.
     """
     assert config.rnn_size is not None
     assert config.seq_length is not None
@@ -349,16 +331,8 @@ def step_seconds(
 ) -> float:
     """Returns the seconds of the fastest of a few training steps, with loader and optimizer.
 
-    The model is new and thrown away; random numbers are left alone.
-
-    Args:
-        config: with sizes, sequence length and a precision that is not auto.
-        ids: the training split, 1-d.
-        tokenizer: of the text.
-        device: that computes the steps.
-
-    Raises:
-        torch.cuda.OutOfMemoryError: not even one row at a time fits.
+    The model is new and thrown away; random numbers are left alone. A `torch.OutOfMemoryError`
+    says that not even one row at a time fits.
     """
     config = replace(config, learning_rate=config.learning_rate or 1e-3)
     allow_tf32(config.precision)
@@ -372,3 +346,87 @@ def step_seconds(
         )  # fmt: skip
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
         return fastest_step_s(Trainer(task, plan, emit=ignore))
+
+
+def budget_plan(
+    config: TrainConfig,
+    chosen: Collection[str] | None,
+    ids: Ids,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    started: float,
+    *,
+    is_new: bool,
+) -> ChosenPlan:
+    """Returns the precision of a run and, where a budget chooses them, size, batch and optimizer.
+
+    `chosen` names the options that were given; None keeps the size. The plan of a new run repeats
+    (`remembered_plan`).
+    """
+
+    def make() -> ChosenPlan:
+        if chosen is None or not can_choose_size(config, chosen, device, len(ids)):
+            choice = _precision(config, device, ids, tokenizer)
+            return ChosenPlan(precision=choice, tokens=tokens_of_budget(config, choice, started))
+        first, timed = config, None
+        if device.type == "cpu":
+            first = replace(config, rnn_size=FIRST_SIZE, embed_size=EMBED_SIZES[FIRST_SIZE])
+            timed = _precision(first, device, ids, tokenizer)
+            first = replace(first, precision=timed.name)
+        search = SizePlan(first, chosen, ids, tokenizer, started, device)
+        best, why = search.choose()
+        choice, sized = search.precision(best, config.precision, timed), best.config
+        if device.type == "cpu":
+            sized = replace(sized, precision=config.precision)
+        why = f"{why} (steps measured earlier)" if search.is_recalled else why
+        tokens = tokens_of_budget(sized, choice, started)
+        return ChosenPlan(changes(config, sized), why, choice, tokens)
+
+    data = {
+        "tokens": len(ids),
+        "vocabulary": tokenizer.vocab_size,
+        "chosen": None if chosen is None else sorted(chosen),
+    }
+    left_s = training_s(config, started)
+    plan = remembered_plan(config, data, device, left_s, make) if is_new else make()
+    if plan.precision is None:  # a damaged file
+        plan = make()
+    assert plan.precision is not None
+    allow_tf32(plan.precision.name)
+    return plan
+
+
+def _precision(
+    config: TrainConfig, device: torch.device, ids: Ids, tokenizer: Tokenizer
+) -> PrecisionChoice:
+    """Returns the precision to train in; `auto` times the candidates: passes of the real model on
+    a CPU, whole steps on a GPU, where the host may take longer to start kernels than they run."""
+    sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
+    shape = (config.seq_length or LONG, config.batch_size)
+    about: dict[str, Any] = {"model": sizes.to_dict(), "batch": list(shape)}
+    is_open = config.precision == "auto" or StopCriterion.of(config, 1).budget_s is not None
+    if device.type == "cuda":
+        names = ("optimizer", "accumulate", "ema", "memory_limit_gb")
+        about |= {name: getattr(config, name) for name in names}
+
+        def step_s(name: Any) -> float:
+            own = replace(config, precision=name, seq_length=shape[0])
+            fitting, _ = fit_batch(own, len(ids))
+            # A batch that a short text has made smaller reads fewer tokens in about the same time.
+            share = math.prod(shape) / fitting.batch_size / (fitting.seq_length or LONG)
+            return share * step_seconds(fitting, ids, tokenizer, device) / fitting.accumulate
+
+        return choose_precision(
+            config.precision, device, about, step_s if is_open else None, timed="step"
+        )
+
+    def pass_s(name: str) -> float:
+        with random_numbers_kept(device):
+            model, tokens = LanguageModel(sizes), torch.zeros(shape, dtype=torch.long)
+
+        def forward() -> torch.Tensor:
+            return model.loss(tokens, tokens, model.initial_state(config.batch_size))[0]
+
+        return pass_seconds(model, forward, name, device)
+
+    return choose_precision(config.precision, device, about, pass_s if is_open else None)

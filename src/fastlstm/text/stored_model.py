@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import safetensors
-
 from fastlstm.errors import (
     ConfigError,
     CorruptFileError,
@@ -30,8 +27,7 @@ from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST, FileRecord, read_manifest
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
-from fastlstm.runs.weight_formats import QuantizedMatrix
-from fastlstm.runs.weight_formats import decode_weights as decode_compressed
+from fastlstm.runs.weight_formats import QuantizedMatrix, decode_weights
 from fastlstm.system.fields import BELOW_1, check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, require_format
@@ -39,6 +35,7 @@ from fastlstm.text.config import ModelConfig, require_format
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from fastlstm.text.data.tokenizer import Tokenizer
@@ -51,27 +48,20 @@ GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 MATCHER = "matcher"
 """Part of a model in training that compares features with a teacher's; in checkpoints only."""
-_PROJECTION = f"{MATCHER}.projection"
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 MODEL_BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
     **{"num_layers": (1, 64), "dropout": (0.0, BELOW_1), "weight_drop": (0.0, BELOW_1)},
     "output_rank": (0, 65_535),
 }
-_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model read from disk.
+    """A model read from disk, from the directory `path`.
 
-    Attributes:
-        weights: float32 arrays by name, read-only; matrices of an int8 or int4 run are
-            `QuantizedMatrix`.
-        config: config.json.
-        generation: generation_config.json.
-        path: the directory the files came from.
-        note: for the user, about the choice of `path`, or None.
+    Weights are read-only float32 arrays by name; matrices of an int8 or int4 run are
+    `QuantizedMatrix`. `note` is for the user, about the choice of `path`, or None.
     """
 
     weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
@@ -92,13 +82,8 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
     """Loads the model of a run or of a checkpoint.
 
     A run that has published no model yet gives that of its newest intact, finite checkpoint, and
-    `note` says so. A checkpoint gives its averaged weights when it has them.
-
-    Raises:
-        RunDirectoryError: nothing there that holds a model.
-        CorruptFileError: names the damaged file and an intact checkpoint to use instead.
-        FormatError: of a newer format, or files of different models.
-        NonFiniteError: the weights are NaN or Inf.
+    `note` says so. A checkpoint gives its averaged weights when it has them. CorruptFileError names
+    the damaged file and an intact checkpoint to use instead.
     """
     require_run(path, "text")
     directory = Path(path)
@@ -108,7 +93,11 @@ def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
             note = f"{directory} has no published model yet; using {chosen.name}"
             return _assemble(chosen, files, None if chosen == directory else note)
     except CorruptFileError as error:
-        raise _with_offer(directory, error) from None
+        run, absolute = RunDirectory(directory), directory.absolute()
+        parent = RunDirectory(absolute.parent)
+        if not run.checkpoints() and absolute in parent.checkpoints():
+            raise parent.with_offer(error, besides=absolute) from None
+        raise run.with_offer(error) from None
     raise NonFiniteError(f"{chosen}: its weights are NaN or Inf; use an earlier checkpoint")
 
 
@@ -130,21 +119,13 @@ def _read_files(directory: Path) -> tuple[Path, dict[str, bytes], bool]:
     return chosen, files, True
 
 
-def _with_offer(directory: Path, error: CorruptFileError) -> CorruptFileError:
-    run, absolute = RunDirectory(directory), directory.absolute()
-    parent = RunDirectory(absolute.parent)
-    if not run.checkpoints() and absolute in parent.checkpoints():
-        return parent.with_offer(error, besides=absolute)
-    return run.with_offer(error)
-
-
 def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> StoredModel:
     from fastlstm.text.data.tokenizer import load_tokenizer
 
     for name in (CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE):
         if name not in files:
             raise FormatError(f"{directory / MANIFEST}: lists no {name}: this holds no model")
-    config, model_config = parse_config(files[CONFIG_FILE], directory / CONFIG_FILE)
+    config, model = parse_config(files[CONFIG_FILE], directory / CONFIG_FILE)
     tokenizer_path = directory / TOKENIZER_FILE
     try:
         tokenizer = load_tokenizer(files[TOKENIZER_FILE], str(tokenizer_path))
@@ -155,25 +136,19 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
             f"{tokenizer_path}: is the tokenizer {tokenizer.fingerprint[:12]} of another model,"
             f" {CONFIG_FILE} expects {config['tokenizer_sha256'][:12]}; put the right file back"
         )
-    if tokenizer.vocab_size != model_config.vocab_size:
+    if tokenizer.vocab_size != model.vocab_size:
         raise FormatError(
             f"{tokenizer_path}: has {counted(tokenizer.vocab_size, 'token')}, {CONFIG_FILE} says"
-            f" {model_config.vocab_size}; put the right file back"
+            f" {model.vocab_size}; put the right file back"
         )
-    name = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE
-    weights: dict[str, NDArray[np.float32] | QuantizedMatrix]
-    if "compression" in config:
-        shapes = parameter_shapes(model_config)
-        weights = decode_compressed(
-            files[name], shapes, format_of(config), directory / name, ignored=(_PROJECTION,)
-        )
-    else:
-        weights = {**decode_weights(files[name], model_config, directory / name)}
+    name, shapes = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE, parameter_shapes(model)
+    ignored = (f"{MATCHER}.projection",)
+    weights = decode_weights(files[name], shapes, format_of(config), directory / name, ignored)
     data = files.get(GENERATION_FILE)
     generation = parse_json(data, directory / GENERATION_FILE) if data is not None else {}
     if not isinstance(generation, dict):
         raise FormatError(f"{directory / GENERATION_FILE}: is not a JSON object")
-    return StoredModel(weights, model_config, tokenizer, config, generation, directory, note)
+    return StoredModel(weights, model, tokenizer, config, generation, directory, note)
 
 
 def weights_record(directory: Path) -> FileRecord:
@@ -185,35 +160,6 @@ def weights_record(directory: Path) -> FileRecord:
 def format_of(config: Mapping[str, Any]) -> str:
     """Returns the format of the weights of the run with this config.json."""
     return str(config.get("compression", {}).get("weights", "fp32"))
-
-
-def decode_weights(
-    data: bytes, config: ModelConfig, origin: Path
-) -> dict[str, NDArray[np.float32]]:
-    """Parses a safetensors file that holds exactly the parameters that `config` describes.
-
-    What is allocated is bounded by the file's own size.
-
-    Raises:
-        CorruptFileError: names `origin` and what is wrong.
-        FormatError: other parameters, shapes or dtypes.
-    """
-    try:
-        tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
-        tensors.pop(_PROJECTION, None)
-    except (safetensors.SafetensorError, ValueError, OverflowError) as error:
-        raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
-    check_shapes({n: (tuple(v["shape"]), v["dtype"]) for n, v in tensors.items()}, config, origin)
-    return {name: _array(view) for name, view in tensors.items()}
-
-
-def _array(view: Mapping[str, Any]) -> NDArray[np.float32]:
-    if view["dtype"] == "BF16":
-        halves = np.frombuffer(view["data"], np.uint16)
-        flat = (halves.astype(np.uint32) << 16).view(np.float32)
-    else:
-        flat = np.frombuffer(view["data"], _FLOATS[view["dtype"]]).astype(np.float32, copy=False)
-    return flat.reshape(view["shape"])
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -236,35 +182,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_shapes(
-    stored: Mapping[str, tuple[tuple[int, ...], str]], config: ModelConfig, origin: Path
-) -> None:
-    """Raises FormatError unless shapes and dtypes are those of the model `config` describes."""
-    expected = parameter_shapes(config)
-    unknown = next((name for name in stored if name not in expected), None)
-    if unknown is not None:
-        raise FormatError(
-            f"{origin}: has a tensor '{unknown}' the model lacks{nearest_hint(unknown, expected)};"
-            f" {CONFIG_FILE} is of another model"
-        )
-    for name, shape in expected.items():
-        if name not in stored:
-            raise FormatError(f"{origin}: lacks '{name}'; {CONFIG_FILE} is of another model")
-        got, dtype = stored[name]
-        if got != shape or dtype not in (*_FLOATS, "BF16"):
-            raise FormatError(
-                f"{origin}: '{name}' is {got} {dtype}, {CONFIG_FILE} asks for {shape} of floats;"
-                " it is of another model"
-            )
-
-
 def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig]:
-    """Returns config.json and the architecture in it.
-
-    Raises:
-        CorruptFileError: not strict JSON.
-        FormatError: of another format, or not the config.json of a run.
-    """
+    """Returns config.json and the architecture in it; FormatError for another format."""
     config = parse_json(data, origin)
     if not isinstance(config, dict) or config.get("format") != TEXT_RUN:
         raise FormatError(f"{origin}: is not the config.json of a fastlstm run")
@@ -293,14 +212,9 @@ def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
         )
     try:
         config = ModelConfig(**values)
-        check_values(config, MODEL_BOUNDS, {"dropout_kind": ("variational", "plain")})
+        check_values(config, MODEL_BOUNDS)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
         raise FormatError(f"{origin}: model: {error!s:.200}") from None
-    if config.tie_weights and config.embed_size != config.rnn_size:
-        raise FormatError(
-            f"{origin}: model: `tie_weights` needs `embed_size` equal to `rnn_size`,"
-            f" got {config.embed_size} and {config.rnn_size}"
-        )
     return config

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.runs.events import Event
-from fastlstm.text.config import TrainConfig
+from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
@@ -22,13 +22,12 @@ from fastlstm.text.evaluation import (
     evaluate,
     evaluation_of,
     lane_nats,
+    num_lanes,
     token_counts,
 )
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.plan import open_batches
-from fastlstm.text.scored_lanes import num_lanes
-from fastlstm.text.token_cost import training_flop_per_token
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress, require_like
@@ -74,16 +73,9 @@ class FinalTest:
 
 @dataclass(eq=False)
 class TextTask(Task):
-    """A language model with its text.
+    """A language model with its text; `publish_weights` writes the run's model.
 
-    Attributes:
-        config: resolved.
-        valid_ids: the validation split, 1-d token ids.
-        model_files: config.json, tokenizer.json and generation_config.json.
-        publish_weights: writes weights, by name, as the run's model.
-        report_s: of a budget, reserved for the report.
-        final_test: what the best model is scored on at the end, or None.
-        tested: result of `final_test`.
+    `report_s` of a budget is reserved for the report; `tested` is the result of `final_test`.
     """
 
     name, unit = "text", "tokens"
@@ -154,14 +146,7 @@ class TextTask(Task):
         return replace(batch, x=x, y=y, reset=reset)
 
     def part_loss(self, x: Tensor, y: Tensor, state: State, part: slice) -> tuple[Tensor, State]:
-        """Returns the summed loss of some lanes of a batch, and their new state.
-
-        Args:
-            x: tokens of all lanes, `(T, B)`.
-            y: the token after each.
-            state: of the lanes of `part`.
-            part: the lanes.
-        """
+        """Returns the summed loss of some lanes of a batch `(T, B)`, and their new state."""
         return self.model.loss(x[:, part], y[:, part], state)
 
     def num_blocks(self, limit: int) -> int:
@@ -245,6 +230,16 @@ class Samples(Callback):
             assert isinstance(trainer.model, LanguageModel)
             text = sample_text(trainer.model, self._tokenizer, "", _SAMPLE_LENGTH, 0.8, self._seed)
             trainer.emit({"event": "sample", "step": trainer.progress.step, "text": text})
+
+
+def training_flop_per_token(config: ModelConfig) -> int:
+    """Returns the operations of a training step per token: three times the forward pass.
+
+    The embedding is a row gather and counts nothing.
+    """
+    H, L = config.rnn_size, config.num_layers
+    layers = 8 * H * (config.embed_size + H + (L - 1) * 2 * H)
+    return 3 * (layers + 2 * (H * config.output_rank + config.output_width * config.vocab_size))
 
 
 def tokens_per_char(ids: Ids, tokenizer: Tokenizer) -> float:

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class TorchDecoder(Decoder):
-    """A `Decoder` whose model runs on torch, on the CPU in fp32. Slow.
-
-    Raises:
-        ConfigError: another format of the weights.
-    """
+    """A `Decoder` whose model runs on torch, on the CPU in fp32. Slow."""
 
     def __init__(
         self,

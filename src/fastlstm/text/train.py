@@ -19,7 +19,6 @@ from fastlstm.errors import (
     DataError,
     FormatError,
     UnknownCharacterError,
-    kind_of_value,
 )
 from fastlstm.ops.call import LSTMCall
 from fastlstm.ops.cell_options import CellOptions
@@ -27,9 +26,7 @@ from fastlstm.ops.explain import explain
 from fastlstm.report.progress import default_output
 from fastlstm.runs.events import Event, Observer, checked_observers
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.system.fields import built
-from fastlstm.system.storage import encode_json
-from fastlstm.text.budget_plan import budget_plan
+from fastlstm.system.fields import built, called_with
 from fastlstm.text.config import (
     OPTIONS_OF_TABLES,
     PARTS,
@@ -52,13 +49,14 @@ from fastlstm.text.data.text import (
 )
 from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
-from fastlstm.text.files import load_language_model, model_files, weights_file
+from fastlstm.text.files import load_language_model, settings_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
 from fastlstm.text.initialization import initialize
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.outlook import Outlook, has_outlook
 from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
-from fastlstm.text.plan import LONG, fitted, open_batches, resolve
+from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
+from fastlstm.text.size_plan import budget_plan
 from fastlstm.text.task import FinalTest, Samples, TextTask
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
@@ -144,9 +142,8 @@ def train(
         BudgetError: the budget was over before the first step.
     """
     began = time.perf_counter() if began is None else began
-    config = _checked_config(config, fields)
-    if stop is not None and not callable(stop):
-        raise ConfigError(f"stop is {kind_of_value(stop)}, expected a function that is polled")
+    _refuse_options_of_tables(fields)
+    config = called_with(TrainConfig, config, fields, "train()", stop)
     observers = None if observers is None else checked_observers(observers)
     with ExitStack() as stack:
         stack.enter_context(torch_settings_kept())
@@ -178,26 +175,12 @@ def train(
             return session.train(opened, begun, callbacks)
 
 
-def _checked_config(config: TrainConfig | None, fields: Mapping[str, Any]) -> TrainConfig:
-    """Returns the settings of a call of `train`."""
-    if config is not None and fields:
-        raise ConfigError("give either config=… or single fields, not both")
-    _refuse_options_of_tables(fields)
-    config = config if config is not None else built(TrainConfig, dict(fields), "train()")
-    if not isinstance(config, TrainConfig):
-        raise ConfigError(f"config is {kind_of_value(config)}, expected a TrainConfig")
-    return config
-
-
 class TextSession(RunSession):
     """One start of a run: prepares the text, builds the model, trains, reports.
 
     A subclass may start from a trained model in another way: it has a `tokenizer`, says what to do
     with characters it lacks, and overrides `set_weights`, `model_files`, `make_task` and
     `final_test`.
-
-    Args:
-        run, observers, stop, started: as of `RunSession`.
     """
 
     tokenizer: Tokenizer | None = None
@@ -240,23 +223,24 @@ class TextSession(RunSession):
         texts = self._prepared(source, config, checkpoint)
         self.mark()
         text, splits = texts.source, texts.splits()
-        is_new = bool(self.world.decided(checkpoint is None)[0])
+        num, is_new = len(splits.train), bool(self.world.decided(checkpoint is None)[0])
         chosen = self.of_leader(ChosenPlan, lambda: self._plan(start, splits.train, text.tokenizer))
-        precision = self.of_leader(PrecisionChoice, lambda: _precision_of(chosen))
+        told: Any = chosen.precision  # of rank 0, to the others as a dict
+        precision = told if isinstance(told, PrecisionChoice) else PrecisionChoice(**told)
         config = replace(config, **chosen.changes)
         sizes = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         model.strict_kernels = config.strict_kernels
         config, notes = self.with_rate(config, DEFAULT_LEARNING_RATE), tuple[str, ...]()
         if is_new:
-            config, notes = fitted(config, chosen.tokens, len(splits.train))
+            config, notes = fit_batch(choose_seq_length(config, chosen.tokens, num), num)
         check_pipeline(config, sizes.num_layers, device, self.world.size)
         self.check_processes(config)
         share = self.world.share if config.divides_batch else None
         loader = TextLoader(open_batches(config, splits.train, share), self.loader_stop)
         if self.world.is_leader:
             self.set_weights(model, texts, config)
-        lengths = len(splits.train), len(splits.valid), loader.steps_per_epoch, model.num_parameters
+        lengths = num, len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
         ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
@@ -276,9 +260,8 @@ class TextSession(RunSession):
                 report_s=self.report_s(), final_test=self.final_test(texts, plan),
             )  # fmt: skip
             about = {**ceiling, **_about(text, splits, config, model, plan, start.why(precision))}
-            about |= stage_names(config, sizes, self.world)
             self.announce(task, plan, checkpoint, about)
-            own = _callbacks(config, model, text.tokenizer, len(splits.train))
+            own = _callbacks(config, model, text.tokenizer, num)
             result = self.fit(task, plan, checkpoint, [*own, *callbacks])
         tested = self.world.told(None if task.tested is None else asdict(task.tested))
         return Run(self.path, result.last.detail, tested and Evaluation(**tested))
@@ -288,14 +271,13 @@ class TextSession(RunSession):
         is_new = start.checkpoint is None
         given = self.chosen if is_new and self._first_model is None else None
         with self.part_of_setup("the plan"):
-            plan, precision = budget_plan(
+            plan = budget_plan(
                 start.options, given, ids, tokenizer, start.device, self.started, is_new=is_new
             )
         self.notes += [plan.why] if plan.why else []
-        return replace(plan, precision=precision)
+        return plan
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
-        """Gives the model the weights that training starts from."""
         if self._first_model is None:
             initialize(model, texts.train_counts(), config.seed, config.initializer)
         else:
@@ -304,12 +286,14 @@ class TextSession(RunSession):
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
     ) -> dict[str, bytes]:
-        """Returns the JSON files of the model, for checkpoints and for the run."""
-        files = model_files(model, config, texts.source, given=first, held_out=texts.held_out)
-        if self._started_with is not None:
-            about = {**json.loads(files["config.json"]), "start": self._started_with}
-            files["config.json"] = encode_json(about)
-        return files
+        names = ("source", "key", "num_bytes", "num_chars")
+        named = {"": texts.source, **texts.held_out}
+        data = {part: {n: getattr(own, n) for n in names} for part, own in named.items()}
+        more = {} if self._started_with is None else {"start": self._started_with}
+        return settings_files(
+            model, texts.source.tokenizer, asdict(config), data.pop("") | data,
+            given=asdict(first), **more,
+        )  # fmt: skip
 
     def make_task(self, **parts: Any) -> TextTask:
         """Returns what is trained; `parts` are the fields of `TextTask`."""
@@ -398,11 +382,6 @@ class TextSession(RunSession):
             )
 
 
-def _precision_of(plan: ChosenPlan) -> PrecisionChoice:
-    assert plan.precision is not None
-    return plan.precision
-
-
 def _callbacks(
     config: TrainConfig, model: LanguageModel, tokenizer: Tokenizer, train_tokens: int
 ) -> Iterator[Callback]:
@@ -430,6 +409,7 @@ def _about(
         "num_units": {part: len(ids) for part, ids in vars(splits).items()},
         "kernels": [str(line) for line in kernels],
         "precision_why": precision_why,
+        **stage_names(config, model.config, plan.world),
     }
 
 

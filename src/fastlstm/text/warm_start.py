@@ -23,13 +23,7 @@ _OF_TRAINING = {"dropout", "dropout_kind", "weight_drop", "recurrent_dropout", "
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The trained model that a run starts with.
-
-    Attributes:
-        path: of its run, as it was given.
-        loaded: the model.
-        sha256: of its file of weights.
-    """
+    """The trained model that a run starts with: `path` as given, `sha256` of its weights."""
 
     path: str
     loaded: LoadedModel
@@ -37,11 +31,7 @@ class WarmStart:
 
     @staticmethod
     def of_run(path: str | os.PathLike[str]) -> WarmStart:
-        """Loads the model of a run or checkpoint; raises what `load_stored_model` does.
-
-        Raises:
-            FormatError: it is pruned, and its zeros would not stay.
-        """
+        """Loads the model of a run or checkpoint; FormatError for a pruned one."""
         loaded = load_language_model(path)
         about = loaded.config.get("compression", {})
         if about.get("structured") in ("none", "blocks"):
@@ -59,10 +49,8 @@ class WarmStart:
     def options(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
         """Returns the options of the run, with the sizes and the vocabulary of the model.
 
-        Without a learning rate that is `CONTINUED_RATE` of the default.
-
-        Raises:
-            ConfigError: one of the `given` options contradicts the model.
+        Without a learning rate that is `CONTINUED_RATE` of the default. ConfigError: one of the
+        `given` options contradicts the model.
         """
         values = self._values()
         for name in sorted(given):
@@ -123,15 +111,10 @@ class WarmStart:
 def refuse_other_start(
     run: Path, stored: Mapping[str, Any], start: str | os.PathLike[str] | None
 ) -> dict[str, str] | None:
-    """Returns what a resumed run was started with: `start` of its config.json.
+    """Returns what a resumed run was started with: `start` of its config.json, `stored`.
 
-    Args:
-        run: its directory.
-        stored: config.json of its checkpoint.
-        start: what is given now, or None. It need not exist any more under the same path.
-
-    Raises:
-        FormatError: the run was started with another model, or without one.
+    The `start` that is given now need not exist any more under the same path. FormatError: the run
+    was started with another model, or without one.
     """
     before: dict[str, str] | None = stored.get("start")
     if before is not None:

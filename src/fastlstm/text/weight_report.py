@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastlstm.errors import DataError, NonFiniteError, counted
+from fastlstm.text.evaluation import lanes_of, num_lanes
 from fastlstm.text.sampling import Sampling
-from fastlstm.text.scored_lanes import lanes_of, num_lanes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,10 +27,8 @@ _SPEED_S = 0.2
 class WeightReport:
     """One format of a model's weights.
 
-    Attributes:
-        bytes_per_token: of weights that one step of one stream reads.
-        tokens_per_s: of one stream, writing.
-        bits_per_char: of the `num_tokens` that were scored.
+    `bytes_per_token` are read by one step of one stream, which writes `tokens_per_s`;
+    `bits_per_char` is that of `num_tokens`.
     """
 
     weight_format: str
@@ -52,12 +50,7 @@ class WeightReport:
 
 
 def report_weights(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> WeightReport:
-    """Measures a decoder on 1-d tokens.
-
-    Raises:
-        DataError: fewer than 2 tokens.
-        NonFiniteError: the weights are damaged.
-    """
+    """Measures a decoder on 1-d tokens, at least 2."""
     bits, num_tokens = score(decoder, tokenizer, ids)
     return WeightReport(
         decoder.weight_format, decoder.bytes_per_token, writing_speed(decoder), bits, num_tokens
@@ -72,13 +65,8 @@ def score(decoder: Decoder, tokenizer: Tokenizer, ids: NDArray[Any]) -> tuple[fl
 
 
 class TokenScores(NamedTuple):
-    """Scores of n tokens by the decoding kernels.
-
-    Attributes:
-        targets: the tokens, `(n,)`.
-        nats: minus the log probability of each, float64 `(n,)`.
-        likeliest: the token that was likeliest in its place, `(n,)`.
-    """
+    """Scores of n tokens by the decoding kernels: minus log probabilities, and the likeliest
+    tokens."""
 
     targets: NDArray[np.int64]
     nats: NDArray[np.float64]
@@ -86,12 +74,7 @@ class TokenScores(NamedTuple):
 
 
 def score_tokens(decoder: Decoder, ids: NDArray[Any]) -> TokenScores:
-    """Scores every token of `ids`, 1-d, but the first, in the primed lanes of `evaluate`.
-
-    Raises:
-        DataError: fewer than 2 tokens.
-        NonFiniteError: the weights are damaged.
-    """
+    """Scores every token of `ids`, 1-d, but the first, in the primed lanes of `evaluate`."""
     if len(ids) < 2:
         raise DataError(f"the text has {counted(len(ids), 'token')}, scoring needs at least 2")
     lanes = lanes_of(len(ids), num_lanes(len(ids)))
@@ -125,14 +108,7 @@ def writing_speed(
     threads: int | None = None,
     seconds: float | None = None,
 ) -> float:
-    """Returns the tokens per second that so many streams write together.
-
-    Args:
-        decoder: of the model.
-        num_streams: how many write.
-        threads: see `Decoder.run`.
-        seconds: to measure for; default is a fifth of one.
-    """
+    """Returns the tokens per second that so many streams write together, measured for 0.2 s."""
     seconds = _SPEED_S if seconds is None else seconds
     streams = []
     for seed in range(num_streams):

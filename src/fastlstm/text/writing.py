@@ -77,11 +77,7 @@ def token_stops(tokenizer: Tokenizer, stops: tuple[str, ...]) -> list[list[int]]
 def begin(
     decoder: Decoder, tokenizer: Tokenizer, prompt: str, max_tokens: int, sampling: Sampling
 ) -> Text:
-    """Returns the text that continues a prompt.
-
-    Raises:
-        PromptError: an unseen character in the prompt, or a setting out of range.
-    """
+    """Returns the text that continues a prompt; PromptError for an unseen character."""
     stream = decoder.stream()
     stream.set(sampling, stops=token_stops(tokenizer, sampling.stops))
     stream.feed(prompt_ids(tokenizer, prompt))
@@ -96,11 +92,7 @@ def check_max_tokens(max_tokens: Any) -> None:
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> NDArray[Any]:
-    """Returns at least one id: an empty prompt is a line end, or else the first token.
-
-    Raises:
-        PromptError: an unseen character.
-    """
+    """Returns at least one id: an empty prompt is a line end, or else the first token."""
     if not isinstance(prompt, str):
         raise PromptError(f"the prompt is {kind_of_value(prompt)}, expected a str")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from fastlstm.errors import ConfigError
 from fastlstm.system.fields import Device, Precision
@@ -111,12 +111,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "memory_limit_gb": (0.1, 10_000),
     "sync_every": (1, 100_000),
     "seed": (0, 2**63 - 1),
-}
-CHOICES: dict[str, tuple[str, ...]] = {
-    "optimizer": get_args(OptimizerName),
-    "device": get_args(Device),
-    "precision": get_args(Precision),
-    "wire": get_args(Wire),
 }
 MAY_CHANGE = frozenset(
     {"steps", "epochs", "budget", "patience", "eval_every", "checkpoint_every"}

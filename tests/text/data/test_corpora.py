@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from fastlstm.errors import DataError
-from fastlstm.text.data.corpora import corpus_files, corpus_text
-from fastlstm.text.data.sources import open_source
+from fastlstm.text.data.sources import corpus_files, corpus_text, open_source
 
 
 def test_python_docs_are_readable_english() -> None:

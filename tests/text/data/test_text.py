@@ -5,9 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -214,15 +212,11 @@ def test_split_is_contiguous_and_complete(book: Path, cache: Path) -> None:
     assert len(data.split("90/10/0").test) == 0
 
 
-def test_train_counts_are_of_the_training_part_and_remembered(
-    book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_counts_are_of_the_training_part(book: Path, cache: Path) -> None:
     data = prepare(book, cache)
     wanted = token_counts(data.split("50/25/25").train, data.tokenizer.vocab_size)
     assert data.train_counts("50/25/25").tolist() == wanted.tolist()
     assert data.train_counts("90/5/5").sum() == len(data.split().train)
-    monkeypatch.delattr(text_module, "token_counts")
-    assert prepare(book, cache).train_counts("50/25/25").tolist() == wanted.tolist()
 
 
 def test_bpe_is_learned_from_the_training_split_only(
@@ -244,32 +238,6 @@ def test_bpe_is_learned_from_the_training_split_only(
     assert b"unseen" in b"".join(
         prepare(path, cache, vocab="bpe", train_share=1.0).tokenizer.pieces
     )
-
-
-def test_a_bpe_of_the_whole_text_in_the_cache_is_not_used(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An earlier fastlstm learned merges from the whole text and divided it by tokens."""
-    pytest.importorskip("tokenizers")
-    path = tmp_path / "book.txt"
-    path.write_text("word " * 80 + "unseen " * 20)
-
-    def choice(job: Any, content: str) -> str:
-        rules = asdict(job.work.rules)
-        return text_module.make_key("vocab", content, rules, job.kind, job.vocab_size)
-
-    def entry(job: Any, content: str, fingerprint: str, is_part: bool = False) -> str:
-        return text_module.make_key("ids", content, asdict(job.work.rules), fingerprint)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(text_module._Job, "_choice_key", choice)
-        patch.setattr(text_module._Job, "_entry_key", entry)
-        first = prepare(path, cache, vocab="bpe", vocab_size=300, train_share=1.0)
-    second = prepare(path, cache, vocab="bpe", vocab_size=300, train_share=0.8)
-    assert not second.from_cache
-    assert second.key != first.key
-    third = prepare(path, cache, tokenizer=first.tokenizer)
-    assert third.key != first.key
 
 
 def test_token_counts_over_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastlstm.text.data.text_cache import Meta, TextCache
+from fastlstm.text.data.text import TextCache
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 KEY = "0" * 64
@@ -19,8 +19,8 @@ def cache(tmp_path: Path) -> TextCache:
     cache, tokenizer = TextCache(tmp_path), CharTokenizer("abc")
     with cache.work_directory() as work:
         (work / "ids.bin").write_bytes(np.array(IDS, dtype=tokenizer.dtype).tobytes())
-        meta = Meta(4, 4, 5, tokenizer.fingerprint, [("x", 3)])
-        cache.store(KEY, work, tokenizer, meta)
+        counts = {"num_bytes": 4, "num_chars": 5, "num_replaced": 0, "num_skipped": 0}
+        cache.store(KEY, work, tokenizer, 4, [("x", 3)], **counts)
     return cache
 
 

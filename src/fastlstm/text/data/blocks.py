@@ -32,9 +32,8 @@ _CONTROL = bytes(set(range(32)) - {7, 8, 9, 10, 12, 13, 27})
 class TextRules:
     """How raw bytes become text; the last five are options of `TrainConfig`.
 
-    Attributes:
-        is_text: bytes must be UTF-8 (for vocabularies char and bpe).
-        cut: blocks end between characters, between BPE tokens, or anywhere.
+    With `is_text`, for vocabularies char and bpe, bytes must be text. Blocks end between
+    characters, between BPE tokens, or anywhere.
     """
 
     is_text: bool = True
@@ -54,9 +53,8 @@ class TextRules:
 class BlockReader:
     """Iterates over the documents' text in blocks, which depend on text and `block_bytes` only.
 
-    Attributes:
-        consumed: bytes read so far, as on disk.
-        repairs: number of characters "replaced" by U+FFFD, and of documents "skipped".
+    `consumed` counts bytes as on disk, `repairs` characters "replaced" by U+FFFD, and documents
+    "skipped".
     """
 
     def __init__(
@@ -113,9 +111,8 @@ class BlockReader:
         base, name = self.consumed, document.name
         stream, position = open_document(document)
         try:
-            records = _json_records if document.is_jsonl else _plain_records
-            read = records(stream, document, self._rules, self._block_bytes, self.repairs)
-            for is_start, piece in read:
+            records = self._json_records if document.is_jsonl else self._plain_records
+            for is_start, piece in records(stream, name):
                 self.consumed = base + position()
                 if piece:
                     yield is_start, piece
@@ -130,6 +127,65 @@ class BlockReader:
         finally:
             stream.close()
         self.consumed = base + (document.size() or 0)
+
+    def _plain_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
+        """Yields one document's text in pieces."""
+        rules = self._rules
+        replaces = rules.is_text and rules.invalid_utf8 == "replace"
+        decoder = codecs.getincrementaldecoder(rules.encoding)("replace" if replaces else "strict")
+        held = b""  # a CR whose LF may come in the next piece
+        is_start = True
+        head = stream.read(_SNIFF_BYTES)
+        if rules.is_text and not rules.is_recoded:
+            refuse_binary(head, name)
+        chunks = _chunks(head.removeprefix(codecs.BOM_UTF8), stream, self._block_bytes)
+        chunk = next(chunks, b"")
+        while chunk:
+            following = next(chunks, b"")
+            data = chunk
+            if replaces or rules.is_recoded:
+                text = decoder.decode(chunk, final=not following)
+                self.repairs["replaced"] += text.count("\ufffd")
+                data = text.encode()
+            if not rules.keep_crlf:
+                data = held + data
+                held = b"\r" if following and data.endswith(b"\r") else b""
+                data = data[: len(data) - len(held)].replace(b"\r\n", b"\n")
+            if data:
+                yield is_start, data
+                is_start = False
+            chunk = following
+
+    def _json_records(self, stream: BufferedIOBase, name: str) -> Iterator[tuple[bool, bytes]]:
+        """Yields the text field of every line."""
+        rules = self._rules
+        lines = iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
+        for number, line in enumerate(lines, 1):
+            where = f"{name} line {number}"
+            if len(line) == _MAX_LINE_BYTES:
+                raise DataError(
+                    f"{where} is longer than {_MAX_LINE_BYTES >> 20} MiB; expected one JSON object"
+                    " per line"
+                )
+            line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
+            if line.isspace() or not line:
+                continue
+            text = _json_text(line, where, rules)
+            if text is None:
+                self.repairs["skipped"] += 1
+                continue
+            if not rules.keep_crlf:
+                text = text.replace("\r\n", "\n")
+            try:
+                yield True, text.encode("utf-8")
+            except UnicodeEncodeError:
+                if rules.invalid_utf8 != "replace":
+                    raise DataError(
+                        f"{where}: the text has an unpaired surrogate, which is not a character;"
+                        " fix the line or pass `invalid_utf8='replace'`"
+                    ) from None
+                whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                yield True, whole.encode()
 
 
 def open_document(document: Document) -> tuple[BufferedIOBase, Callable[[], int]]:
@@ -170,82 +226,11 @@ def _open_zstd(raw: IO[bytes], name: str) -> BufferedIOBase:
     return BufferedReader(reader, 1 << 18)
 
 
-def _plain_records(
-    stream: BufferedIOBase,
-    document: Document,
-    rules: TextRules,
-    block_bytes: int,
-    repairs: Counter[str],
-) -> Iterator[tuple[bool, bytes]]:
-    """Yields one document's text in pieces."""
-    replaces = rules.is_text and rules.invalid_utf8 == "replace"
-    errors = "replace" if replaces else "strict"
-    decoder = codecs.getincrementaldecoder(rules.encoding)(errors)
-    held = b""  # a CR whose LF may come in the next piece
-    is_start = True
-    head = stream.read(_SNIFF_BYTES)
-    if rules.is_text and not rules.is_recoded:
-        refuse_binary(head, document.name)
-    chunks = _chunks(head.removeprefix(codecs.BOM_UTF8), stream, block_bytes)
-    chunk = next(chunks, b"")
-    while chunk:
-        following = next(chunks, b"")
-        data = chunk
-        if replaces or rules.is_recoded:
-            text = decoder.decode(chunk, final=not following)
-            repairs["replaced"] += text.count("\ufffd")
-            data = text.encode()
-        if not rules.keep_crlf:
-            data = held + data
-            held = b"\r" if following and data.endswith(b"\r") else b""
-            data = data[: len(data) - len(held)].replace(b"\r\n", b"\n")
-        if data:
-            yield is_start, data
-            is_start = False
-        chunk = following
-
-
 def _chunks(head: bytes, stream: BufferedIOBase, size: int) -> Iterator[bytes]:
     for start in range(0, len(head), size):
         yield head[start : start + size]
     while chunk := stream.read(size):
         yield chunk
-
-
-def _json_records(
-    stream: BufferedIOBase,
-    document: Document,
-    rules: TextRules,
-    block_bytes: int,
-    repairs: Counter[str],
-) -> Iterator[tuple[bool, bytes]]:
-    """Yields the text field of every line."""
-    lines = iter(lambda: stream.readline(_MAX_LINE_BYTES), b"")
-    for number, line in enumerate(lines, 1):
-        if len(line) == _MAX_LINE_BYTES:
-            raise DataError(
-                f"{document.name} line {number} is longer than {_MAX_LINE_BYTES >> 20} MiB;"
-                " expected one JSON object per line"
-            )
-        line = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
-        if line.isspace() or not line:
-            continue
-        where = f"{document.name} line {number}"
-        text = _json_text(line, where, rules)
-        if text is None:
-            repairs["skipped"] += 1
-            continue
-        if not rules.keep_crlf:
-            text = text.replace("\r\n", "\n")
-        try:
-            yield True, text.encode("utf-8")
-        except UnicodeEncodeError:
-            if rules.invalid_utf8 != "replace":
-                raise DataError(
-                    f"{where}: the text has an unpaired surrogate, which is not a character; fix"
-                    " the line or pass `invalid_utf8='replace'`"
-                ) from None
-            yield True, text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def _json_text(line: bytes, where: str, rules: TextRules) -> str | None:

@@ -42,14 +42,10 @@ Progress = Callable[[int, int | None], object]
 
 @dataclass(frozen=True)
 class Pass:
-    """A parallel pass over a source without streams.
+    """A parallel pass over a source without streams, whose results do not depend on its threads.
 
-    Attributes:
-        block_bytes: bytes per block; results do not depend on it.
-        workers: threads; None uses every available core.
-        should_stop: polled for every block.
-        on_progress: called with bytes read, out of `num_passes` times the source.
-        repairs: what the first pass changed; see `BlockReader`.
+    `on_progress` is called with bytes read, out of `num_passes` times the source. `repairs` is what
+    the first pass changed; see `BlockReader`.
     """
 
     source: Source
@@ -66,11 +62,7 @@ class Pass:
     ) -> Generator[tuple[bytes, Result]]:
         """Yields every block and its result of `function`, in order, computed by threads.
 
-        `index` is the number of this pass, for the progress.
-
-        Raises:
-            DataError: invalid UTF-8; names the byte.
-            Stopped: `should_stop` returned True.
+        `index` is the number of this pass, for the progress. DataError names an invalid byte.
         """
         workers = min(self.workers or hardware.cores(), _MAX_WORKERS)
         reader = BlockReader(self.source.documents, self.rules, self.block_bytes)
@@ -124,12 +116,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Scan:
-    """Result of the first pass.
+    """Result of the first pass: SHA-256 of the clean text, its size, and which code points occur.
 
-    Attributes:
-        content: SHA-256 of the clean text.
-        num_chars: its characters (bytes that start one, for vocabulary byte).
-        seen: code points that occur, shape ``(0x110000,)``; all False for vocabulary byte.
+    For vocabulary byte, characters are bytes that start one, and `seen` `(0x110000,)` is all False.
     """
 
     content: str
@@ -139,10 +128,8 @@ class Scan:
 
 
 def scan(work: Pass) -> Scan:
-    """Reads the source once.
-
-    Cost: 6 ns of CPU time per byte (2-core Xeon, War and Peace); memory of a few dozen blocks.
-    """
+    """Reads the source once: 6 ns of CPU time per byte (2-core Xeon), memory of a few dozen
+    blocks."""
     seen = np.zeros(_NUM_CODE_POINTS, dtype=np.bool_)
     digest = hashlib.sha256()
     num_bytes = num_chars = 0
@@ -194,12 +181,7 @@ def learn_bpe(work: Pass, vocab_size: int, scanned: Scan, share: float) -> BpeTo
 
 
 def write_ids(work: Pass, tokenizer: Tokenizer, scanned: Scan, path: Path) -> int:
-    """Encodes the source into a new file of ids and fsyncs it; returns the number of ids.
-
-    Raises:
-        DataError: the source changed since it was scanned.
-        StorageError: a write failed.
-    """
+    """Encodes the source into a new file of ids and fsyncs it; returns the number of ids."""
     digest = hashlib.sha256()
     count = 0
     # Not mapped: mapped pages would count as memory.

@@ -57,14 +57,8 @@ class Batch:
 class Batches(LoaderPosition, ABC):
     """Endless iterator over the epochs of 1-d token ids, usually memory-mapped; resumable anywhere.
 
-    Attributes:
-        ids: the text.
-        batch_size: B.
-        lanes: of the B, those that are handed out: all, or the part of one process.
-        is_in_order: whether a lane of one batch continues in the next.
-
-    Raises:
-        DataError: fewer than ``2 * B * T`` tokens.
+    `lanes` are those of the B that are handed out: all, or the part of one process. `is_in_order`:
+    a lane of one batch continues in the next.
     """
 
     _source = "text"

@@ -12,12 +12,8 @@ from fastlstm.text.data.lanes import Batch, Batches
 class TextLoader:
     """Hands out lanes or windows; the prefetching thread starts with the first batch.
 
-    It owns the batches from now on, and polls `should_stop` while waiting.
-
-    Attributes:
-        ids: the text, 1-d.
-        num_lanes: B; of several processes, the lanes of this one.
-        is_in_order: whether a lane of one batch continues in the next.
+    It owns the batches from now on, and polls `should_stop` while waiting. `num_lanes` is B; of
+    several processes, the lanes of this one.
     """
 
     def __init__(self, batches: Batches, should_stop: Callable[[], bool] | None = None) -> None:

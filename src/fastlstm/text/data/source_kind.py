@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastlstm.system.object_store import is_url
-from fastlstm.text.data.corpora import BUILT_IN
-from fastlstm.text.data.sources import TEXT_SUFFIXES, text_suffix
+from fastlstm.text.data.sources import BUILT_IN, TEXT_SUFFIXES, text_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

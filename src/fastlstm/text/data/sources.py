@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
+import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,40 @@ from pathlib import Path
 
 from fastlstm.errors import DataError, counted, kind_of_value, nearest_hint
 from fastlstm.system.cache import file_signature
-from fastlstm.text.data.corpora import BUILT_IN, corpus_files, corpus_text
+
+BUILT_IN = {
+    "python-docs": "the language reference behind help(), 0.5 MB of English",
+    "python-stdlib": "the standard library's Python source, 12 MB",
+}
+_SKIPPED_DIRECTORIES = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
+)
+
+
+def corpus_text() -> str:
+    """Returns the topics of `pydoc_data`, sorted by title and joined by a newline."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise DataError(
+            "python-docs needs pydoc_data, which this Python lacks; use python-stdlib or a file"
+        ) from error
+    return "\n".join(str(topics[title]) for title in sorted(topics))
+
+
+def corpus_files() -> list[Path]:
+    """Returns the standard library's ``.py`` files without its tests, sorted by path."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files: list[Path] = []
+    for directory, names, leaves in os.walk(root):
+        names[:] = [name for name in names if name not in _SKIPPED_DIRECTORIES]
+        paths = (Path(directory, leaf) for leaf in leaves if leaf.endswith(".py"))
+        files += [path for path in paths if path.is_file() and path.stat().st_size]
+    files.sort()
+    if not files:
+        raise DataError(f"{root} has no source of the standard library; use python-docs or a file")
+    return files
+
 
 _SUFFIXES = """
     .txt .text .md .markdown .rst .tex .org .adoc .srt .csv .tsv .log .jsonl .ndjson .html .htm .xml

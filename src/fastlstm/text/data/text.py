@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError, Stopped, UnknownCharacterError, counted
+from fastlstm.errors import DataError, FastLSTMError, Stopped, UnknownCharacterError, counted
 from fastlstm.system import environment
-from fastlstm.system.cache import make_key, release_pages
+from fastlstm.system.cache import Cache, is_intact, make_key, release_pages
 from fastlstm.system.fields import parse_split
-from fastlstm.system.storage import storage_errors
+from fastlstm.system.storage import read_json, storage_errors, write_file, write_json
 from fastlstm.text.data.blocks import BLOCK_BYTES, TextRules
 from fastlstm.text.data.encoding import (
     Pass,
@@ -31,7 +31,6 @@ from fastlstm.text.data.encoding import (
     write_ids,
 )
 from fastlstm.text.data.sources import Document, Source, open_source
-from fastlstm.text.data.text_cache import Entry, Meta, TextCache
 from fastlstm.text.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -39,6 +38,7 @@ from fastlstm.text.data.tokenizer import (
     KnownCharacters,
     Tokenizer,
     describe_unseen,
+    load_tokenizer,
 )
 
 UnknownPolicy = Literal["refuse", "count"]
@@ -53,6 +53,7 @@ _COUNT_BLOCK = 1 << 20
 _SPOOL_BYTES = 1 << 20
 _RACY_NS = 100_000_000
 """A file changed this recently may change again within one timestamp tick."""
+_COUNTS = ("num_bytes", "num_chars", "num_replaced", "num_skipped")
 
 
 @dataclass(frozen=True)
@@ -65,42 +66,49 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class TextDataset(Entry):
-    """An encoded text: an entry of the cache, and where it came from.
+class TextDataset:
+    """An encoded text of the cache, and where it came from.
 
     Attributes:
+        ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
+        num_bytes: UTF-8 bytes of the clean text.
+        num_chars: its characters.
+        unknown: up to ten characters that the tokenizer lacks and `ids` leaves out, with the first
+            position of each.
+        num_replaced: invalid bytes that became U+FFFD.
+        num_skipped: documents without a text.
         from_cache: nothing had to be encoded.
         source: as the user wrote it.
         notes: remarks such as skipped files, a line each.
     """
 
-    from_cache: bool
-    seconds: float
-    source: str
-    notes: tuple[str, ...]
-    cache: TextCache
+    ids: Ids
+    tokenizer: Tokenizer
+    key: str
+    num_bytes: int
+    num_chars: int
+    unknown: tuple[tuple[str, int], ...]
+    num_replaced: int
+    num_skipped: int
+    from_cache: bool = True
+    seconds: float = 0.0
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of characters left out of `ids`."""
+        return self.num_chars - len(self.ids) if self.unknown else 0
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
-        """Splits the text into parts, see `split_shares`; those in `files` are empty.
-
-        Raises:
-            DataError: the text is too short.
-            ConfigError: an invalid `spec`.
-        """
+        """Splits the text into parts, see `split_shares`; those in `files` are empty."""
         first, second = self._edges(spec, files)
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
-        """Returns how often each token occurs in the training part, ``(V,)``; memoised."""
+        """Returns how often each token occurs in the training part, ``(V,)``."""
         end, _ = self._edges(spec, files)
-        memo = make_key("counts", self.key, end)
-        known = self.cache.recall(memo)
-        is_whole = isinstance(known, list) and len(known) == self.tokenizer.vocab_size
-        if is_whole and all(type(n) is int and n >= 0 for n in known) and sum(known) == end:
-            return np.array(known, dtype=np.int64)
-        counts = token_counts(self.ids[:end], self.tokenizer.vocab_size)
-        self.cache.remember(memo, counts.tolist())
-        return counts
+        return token_counts(self.ids[:end], self.tokenizer.vocab_size)
 
     def _edges(self, spec: str, files: Collection[str]) -> tuple[int, int]:
         shares = split_shares(spec, files)
@@ -116,7 +124,7 @@ class TextDataset(Entry):
         return first, second
 
     def _edge(self, share: float) -> int:
-        """Returns the number of tokens in the first share of the text; memoised for BPE.
+        """Returns the number of tokens in the first share of the text.
 
         Shares of a BPE text are shares of its characters, as merges are learned from the characters
         of the training split.
@@ -124,18 +132,53 @@ class TextDataset(Entry):
         if self.tokenizer.kind != "bpe":
             return share_of(len(self.ids), share)
         num_chars = share_of(self.num_chars, share)
-        memo = make_key("edge", self.key, num_chars)
-        known = self.cache.recall(memo)
-        if type(known) is int and 0 <= known <= len(self.ids):
-            return known
         edge, chars, sizes = 0, 0.0, self.tokenizer.token_chars
         while edge < len(self.ids) and chars < num_chars:
             ends = chars + np.cumsum(sizes[self.ids[edge : edge + _COUNT_BLOCK]])
             count = min(len(ends), int(np.searchsorted(ends, num_chars)) + 1)
             edge, chars = edge + count, float(ends[count - 1])
             release_pages(self.ids)
-        self.cache.remember(memo, edge)
         return edge
+
+
+class TextCache(Cache):
+    """Encoded texts."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, "text")
+
+    def find(self, key: str) -> TextDataset | None:
+        """Opens an entry; None if there is none or it is damaged, so that it is encoded again."""
+        directory = self.path(key)
+        try:
+            if not is_intact(directory):
+                return None
+            meta = read_json(directory / "meta.json")
+            tokenizer = load_tokenizer((directory / "tokenizer.json").read_bytes())
+            ids = np.memmap(directory / "ids.bin", dtype=tokenizer.dtype, mode="r")
+            expected = {"num_tokens": len(ids), "fingerprint": tokenizer.fingerprint}
+            unknown = tuple((char, position) for char, position in meta.pop("unknown"))
+            counts = {name: meta.pop(name) for name in _COUNTS}
+        except (OSError, FastLSTMError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+        if meta != expected or any(type(number) is not int for number in counts.values()):
+            return None
+        return TextDataset(ids, tokenizer, key, unknown=unknown, **counts)
+
+    def store(
+        self,
+        key: str,
+        work: Path,
+        tokenizer: Tokenizer,
+        num_tokens: int,
+        unknown: Sequence[tuple[str, int]] = (),
+        **counts: int,
+    ) -> TextDataset:
+        """Turns a work directory with ids.bin into the entry `key`; counts as in `TextDataset`."""
+        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
+        write_file(work / "tokenizer.json", tokenizer.to_json())
+        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
+        return self.place(key, work, lambda: self.find(key))
 
 
 def split_shares(spec: str, files: Collection[str] = ()) -> tuple[float, float, float]:
@@ -155,18 +198,14 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
     """Returns how often each token occurs, shape ``(V,)``; resident memory stays flat."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(ids), _COUNT_BLOCK):
-        counts += _block_counts(np.asarray(ids[start : start + _COUNT_BLOCK]), vocab_size)
+        block = np.asarray(ids[start : start + _COUNT_BLOCK])
+        if block.dtype != np.uint8 or len(block) % 2 or not block.flags.c_contiguous:
+            counts += np.bincount(block, minlength=vocab_size)
+        else:  # bincount widens every item to int64 first: two bytes as one are twice as fast
+            pairs = np.bincount(block.view(np.uint16), minlength=1 << 16).reshape(256, 256)
+            counts += (pairs.sum(axis=0) + pairs.sum(axis=1))[:vocab_size]
         release_pages(ids)
     return counts
-
-
-def _block_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
-    if ids.dtype != np.uint8 or len(ids) % 2 or not ids.flags.c_contiguous:
-        return np.bincount(ids, minlength=vocab_size)
-    # bincount widens every item to int64 first: two bytes as one item is twice as fast
-    pairs = np.bincount(ids.view(np.uint16), minlength=1 << 16).reshape(256, 256)
-    counts: NDArray[np.int64] = pairs.sum(axis=0) + pairs.sum(axis=1)
-    return counts[:vocab_size]
 
 
 def prepare_text(
@@ -223,17 +262,13 @@ def prepare_text(
     if entry is None:
         with cache.work_directory() as directory:
             entry, from_cache = job.encode(directory)
-    return TextDataset(
-        **vars(entry),
-        from_cache=from_cache,
-        seconds=time.monotonic() - started,
-        source=opened.name,
+    return replace(
+        entry, from_cache=from_cache, seconds=time.monotonic() - started, source=opened.name,
         notes=(*opened.notes, *_repairs(entry)),
-        cache=cache,
-    )
+    )  # fmt: skip
 
 
-def _repairs(entry: Entry) -> Iterator[str]:
+def _repairs(entry: TextDataset) -> Iterator[str]:
     if entry.num_replaced:
         share = entry.num_replaced / max(entry.num_chars, 1)
         invalid = counted(entry.num_replaced, "invalid byte")
@@ -254,13 +289,13 @@ class _Job:
     tokenizer: Tokenizer | None
     unknown: UnknownPolicy
 
-    def find_unchanged(self) -> Entry | None:
+    def find_unchanged(self) -> TextDataset | None:
         """Returns the entry of the same files, if `stat` shows them unchanged."""
         signature = self.work.source.signature()
         content = self.cache.recall(self._stat_key(signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
-    def encode(self, directory: Path) -> tuple[Entry, bool]:
+    def encode(self, directory: Path) -> tuple[TextDataset, bool]:
         """Scans the source and encodes it unless its content is cached; True if it was."""
         self.work = replace(self.work, source=_spool(self.work, directory))
         source = self.work.source
@@ -278,19 +313,18 @@ class _Job:
                 self.cache.remember(self._stat_key(before), scanned.content)
         return entry, from_cache
 
-    def _encode(self, scanned: Scan, directory: Path) -> Entry:
+    def _encode(self, scanned: Scan, directory: Path) -> TextDataset:
         tokenizer, unknown = self._tokenizer(scanned)
         target = directory / "entry"
         with storage_errors(target, "write"):
             target.mkdir()
         count = write_ids(self.work, tokenizer, scanned, target / "ids.bin")
-        repairs = self.work.repairs
-        meta = Meta(
-            count, scanned.num_bytes, scanned.num_chars, tokenizer.fingerprint, unknown,
-            repairs["replaced"], repairs["skipped"],
-        )  # fmt: skip
         key = self._entry_key(scanned.content, tokenizer.fingerprint, bool(unknown))
-        entry = self.cache.store(key, target, tokenizer, meta)
+        entry = self.cache.store(
+            key, target, tokenizer, count, unknown,
+            num_bytes=scanned.num_bytes, num_chars=scanned.num_chars,
+            num_replaced=self.work.repairs["replaced"], num_skipped=self.work.repairs["skipped"],
+        )  # fmt: skip
         if self.tokenizer is None:
             self.cache.remember(self._choice_key(scanned.content), tokenizer.fingerprint)
         if self.work.on_progress is not None:
@@ -319,7 +353,7 @@ class _Job:
             return ByteTokenizer(), []
         return learn_bpe(self.work, self.vocab_size, scanned, self.train_share), []
 
-    def _find(self, content: str) -> Entry | None:
+    def _find(self, content: str) -> TextDataset | None:
         if self.tokenizer is None:
             fingerprint = self.cache.recall(self._choice_key(content))
         else:
@@ -340,8 +374,6 @@ class _Job:
 
     def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
         kind = "known ids" if is_part else "ids"
-        if self.kind == "bpe":  # "ids" of BPE were divided by tokens
-            kind = "ids divided by characters"
         return make_key(kind, content, self._rules(), fingerprint)
 
     def _rules(self) -> dict[str, Any]:

@@ -55,11 +55,8 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> Ids:
-        """Returns the ids of `text`, 1-d, in `dtype`.
-
-        Raises:
-            DataError: characters that are not in the vocabulary; lists up to ten.
-        """
+        """Returns the ids of `text`, 1-d, in `dtype`; DataError lists up to ten unknown
+        characters."""
 
     def encode_utf8(self, data: bytes) -> Ids:
         """Returns the ids of UTF-8 text without unknown characters; thread-safe, for files."""
@@ -121,8 +118,7 @@ class Tokenizer(ABC):
 class StreamDecoder:
     """Decodes ids as they arrive, holding back bytes of an incomplete character.
 
-    Raises:
-        ValueError: `held`, from an earlier decoder, is not an incomplete character.
+    ValueError: `held`, from an earlier decoder, is not an incomplete character.
     """
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
@@ -151,11 +147,7 @@ class StreamDecoder:
 
 
 class CharTokenizer(Tokenizer):
-    """One token per character, ordered by code point.
-
-    Args:
-        chars: the distinct characters, ascending.
-    """
+    """One token per character; `chars` are ascending by code point."""
 
     kind = "char"
 
@@ -247,12 +239,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
-    """Reads the JSON of `Tokenizer.to_json` and checks it.
-
-    Raises:
-        CorruptFileError: invalid; names `origin`.
-        FormatError: of a newer format.
-    """
+    """Reads the JSON of `Tokenizer.to_json` and checks it."""
     record = parse_json(data, Path(origin))
     if not isinstance(record, dict) or record.get("format") != "fastlstm-tokenizer":
         raise CorruptFileError(f"{origin} is not a fastlstm tokenizer (no such format field)")
@@ -270,20 +257,15 @@ def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
     if kind == "byte":
         return ByteTokenizer()
     if kind == "char":
-        return _load_char(record, origin)
+        if not isinstance(chars := record.get("chars"), str):
+            raise CorruptFileError(f"{origin}: chars is {type(chars).__name__}, expected a string")
+        try:
+            chars.encode("utf-8")
+            return CharTokenizer(chars)
+        except ValueError as error:
+            raise CorruptFileError(f"{origin}: {error}") from error
     if kind == "bpe":
         from fastlstm.text.data.bpe import load_bpe
 
         return load_bpe(record, origin)
     raise CorruptFileError(f"{origin}: kind is {kind!r:.60}, expected char, byte or bpe")
-
-
-def _load_char(record: dict[str, Any], origin: str) -> CharTokenizer:
-    chars = record.get("chars")
-    if not isinstance(chars, str):
-        raise CorruptFileError(f"{origin}: chars is {type(chars).__name__}, expected a string")
-    try:
-        chars.encode("utf-8")
-        return CharTokenizer(chars)
-    except ValueError as error:
-        raise CorruptFileError(f"{origin}: {error}") from error
