@@ -47,7 +47,7 @@ TESTS_OF_SERIES = [
 ]
 TESTS_OF_TRAINER = [
     "tests/training/test_trainer.py",
-    "tests/training/test_recovery.py",
+    "tests/training/test_trainer_recovery.py",
     "tests/training",
     "tests/text/test_task.py",
     "tests/text/test_train.py",

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastlstm.training.recovery import roll_back
 from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ def finish_round(trainer: Trainer) -> None:
     world.heard(world.summed(told)[1:])
     if told[0]:
         culprit, trainer.culprit = trainer.culprit or "a tensor of another process", None
-        roll_back(trainer, culprit)
+        trainer.roll_back(culprit)
         return
     weights = [p for p in trainer.model.parameters() if p.requires_grad]
     _average(trainer, [*weights, *(() if average is None else average.tensors().values())])
