@@ -26,7 +26,7 @@ from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
-from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
     PrecisionChoice,
     autocast,
@@ -142,28 +142,16 @@ class _Session(RunSession):
             config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
-        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         self.check_processes(config)
-        with self.files(checkpoint, config.tensorboard):
-            task = SequenceTask(
-                stored, data.labelled, data.train, data.held_out, device, files, self.run,
-                self.report_s(), self.world.share,
-            )  # fmt: skip
-            steps = task.loader.steps_per_epoch
-            plan = TrainingPlan(
-                config, self.stop_criterion(config, checkpoint, steps), device,
-                steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0),
-                started=self.started, world=self.world,
-            )  # fmt: skip
-            about = {
-                **ceiling,
-                **_about(data, stored, device),
-                "precision_why": start.why(precision),
-            }
-            self.announce(task, plan, checkpoint, about)
-            result = self.fit(task, plan, checkpoint, callbacks)
-        return stored, result
+        task = SequenceTask(
+            stored, data.labelled, data.train, data.held_out, device, files, self.run,
+            self.report_s(), self.world.share,
+        )  # fmt: skip
+        steps = task.loader.steps_per_epoch
+        every = steps if config.eval_every is None else config.eval_every
+        plan = self.plan(config, device, checkpoint, steps, every)
+        about = {**_about(data, stored, device), "precision_why": start.why(precision)}
+        return stored, self.fit(task, plan, checkpoint, callbacks, about)
 
 
 def _precision(

@@ -39,6 +39,7 @@ def start_event(
         "num_parameters": sum(p.numel() for p in task.model.parameters()),
         "flop_per_unit": task.flop_per_unit,
         "ceiling_gflops": plan.ceiling_gflops,
+        **({"ceiling_how": plan.ceiling_how} if plan.ceiling_how else {}),
         "end": plan.stop_criterion.text,
         **{name: getattr(plan.options, name) for name in _OPTIONS},
         "threads": torch.get_num_threads(),

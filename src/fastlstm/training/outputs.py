@@ -35,11 +35,6 @@ class EventHub:
         self._end: tuple[float, Event] | None = None
         self._losses: list[tuple[float, float]] = []
 
-    @property
-    def has_files(self) -> bool:
-        """Whether files are open."""
-        return bool(self._files)
-
     def emit(self, event: Event) -> None:
         """Hands out an event.
 

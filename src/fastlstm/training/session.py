@@ -175,18 +175,27 @@ class RunSession(EventHub):
         with random_numbers_kept(device), memory_told(options, device):
             yield Start(options, first, device, checkpoint, given)
 
-    def stop_criterion(
-        self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int
-    ) -> StopCriterion:
-        """Returns when the run ends.
+    def plan(
+        self,
+        options: TrainingOptions,
+        device: torch.device,
+        checkpoint: Checkpoint | None,
+        steps_per_epoch: int,
+        eval_every: int | None,
+    ) -> TrainingPlan:
+        """Returns how the run goes; with a run directory the ceiling of the device is measured.
 
         Raises:
             BudgetError: it is resumed, ended by this very budget before, and needs steps.
         """
-        stop_criterion = StopCriterion.of(options, steps_per_epoch)
-        if checkpoint is None or self.run is None:
-            return stop_criterion
-        return remaining(self.run, checkpoint, stop_criterion, self.notes, self.needs_steps)
+        end, ceiling = StopCriterion.of(options, steps_per_epoch), Event()
+        if self.run is not None:
+            if checkpoint is not None:
+                end = remaining(self.run, checkpoint, end, self.notes, self.needs_steps)
+            ceiling = self.ceiling(options.precision, device.type)
+        return TrainingPlan(
+            options, end, device, eval_every, started=self.started, world=self.world, **ceiling
+        )
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; warns of more than cores."""
@@ -206,18 +215,36 @@ class RunSession(EventHub):
         plan: TrainingPlan,
         checkpoint: Checkpoint | None,
         callbacks: Sequence[Callback],
+        about: Event,
+        warning: str | None = None,
     ) -> TrainingResult:
-        """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
-        allow_tf32(plan.options.precision)
-        snapshots = None
-        if self.run is not None:
-            snapshots = RunSnapshots(self.run, plan.options.keep_checkpoints)
-        own = callbacks if self.world.is_leader else ()
-        trainer = Trainer(
-            task, plan, self.emit, self.stop, snapshots, own,
-            self._run_path(), self.watch("evaluating", task.unit),
-        )  # fmt: skip
-        return trainer.fit(checkpoint)
+        """Trains a task from its start, or from a checkpoint, and reports; see `Trainer.fit`.
+
+        Args:
+            task: what is trained.
+            plan: how.
+            checkpoint: to continue from, or None.
+            callbacks: see `Callback`.
+            about: further keys of the `start` event.
+            warning: follows the `start` event and the notes.
+        """
+        path = None if self.run is None else str(self.run.path)
+        with self.files(checkpoint, plan.options.tensorboard):
+            self.emit({**start_event(task, plan, path, checkpoint), **about})
+            for note in (*self.notes, *self._notes_on_setup(plan)):
+                self.say("info", note)
+            if warning is not None:
+                self.say("warning", warning)
+            allow_tf32(plan.options.precision)
+            snapshots = None
+            if self.run is not None:
+                snapshots = RunSnapshots(self.run, plan.options.keep_checkpoints)
+            own = callbacks if self.world.is_leader else ()
+            trainer = Trainer(
+                task, plan, self.emit, self.stop, snapshots, own,
+                path, self.watch("evaluating", task.unit),
+            )  # fmt: skip
+            return trainer.fit(checkpoint)
 
     def of_leader(self, kind: type[ValueT], make: Callable[[], ValueT]) -> ValueT:
         """Returns what rank 0 makes in every process: a dataclass whose fields JSON can hold."""
@@ -287,14 +314,6 @@ class RunSession(EventHub):
         """What a loader polls. Of several processes none may stop within a step of all."""
         return self.stop if self.world.size == 1 else None
 
-    def announce(
-        self, task: Task, plan: TrainingPlan, checkpoint: Checkpoint | None, about: Event
-    ) -> None:
-        """Emits the `start` event, with what `about` adds to it, then the notes."""
-        self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
-        for note in (*self.notes, *self._notes_on_setup(plan)):
-            self.say("info", note)
-
     def _notes_on_setup(self, plan: TrainingPlan) -> list[str]:
         """Returns what to say of a set-up that takes much of a budget."""
         budget_s = plan.stop_criterion.budget_s
@@ -309,16 +328,13 @@ class RunSession(EventHub):
             text += f"; this process computed for {own_s:.1f} s of it and waited otherwise"
         return [text]
 
-    def _run_path(self) -> str | None:
-        return None if self.run is None else str(self.run.path)
-
     def mark(self) -> None:
         """Begins the measurement of how busy the machine is; see `report_s`."""
         self._mark = _thread_s()
 
     def report_s(self) -> float:
         """Returns about how long the report will take: as busy as the machine was since `mark`."""
-        if not self.has_files:
+        if self.run is None:
             return 0.0
         ready_s, ran_s = (now - then for now, then in zip(_thread_s(), self._mark, strict=True))
         return _REPORT_CPU_S * min(max(ready_s / max(ran_s, 1e-3), 1.0), _MAX_BUSY)
