@@ -28,7 +28,7 @@ from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.system.machine_counters import first_words
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, reading
 from fastlstm.training.device import (
     memory_told,
     notes_on_device,
@@ -39,7 +39,7 @@ from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, allow_tf32, tf32_kept, why_of
+from fastlstm.training.precision import AS_ASKED, PrecisionChoice, allow_tf32, tf32_kept
 from fastlstm.training.quota_threads import threads_within_quota
 from fastlstm.training.resuming import (
     OptionsT,
@@ -49,7 +49,6 @@ from fastlstm.training.resuming import (
     resumed_config,
 )
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.snapshots import RunSnapshots
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
 
@@ -89,8 +88,9 @@ class Start(Generic[OptionsT]):
 
     def why(self, choice: PrecisionChoice) -> str:
         """Returns why the run trains in this precision."""
-        is_resumed = self.checkpoint is not None
-        return why_of(choice, is_given="precision" in self.given, is_resumed=is_resumed)
+        if choice.why != AS_ASKED or "precision" in self.given:
+            return choice.why
+        return "the default" if self.checkpoint is None else "as in the first start"
 
 
 class RunSession(EventHub):

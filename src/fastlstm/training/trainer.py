@@ -17,7 +17,7 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
 from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
-from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, Snapshots
 from fastlstm.training.data_parallel import broadcast, finish_round, round_steps
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.events import end_event, step_event
@@ -29,7 +29,6 @@ from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import LossScaler
 from fastlstm.training.saver import COUNTERS, BestWeights, Saver
 from fastlstm.training.schedule import learning_rate_factor
-from fastlstm.training.snapshots import MemorySnapshots, Snapshots
 from fastlstm.training.state import Progress, TrainingState
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.task import Score, Task, Watch
