@@ -20,11 +20,9 @@ from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
 from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, Snapshots
 from fastlstm.training.data_parallel import broadcast, finish_round, round_steps
 from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.events import end_event, step_event
+from fastlstm.training.events import MachineEvents, PhaseTimes, end_event, step_event
 from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
-from fastlstm.training.machine_events import MachineEvents
 from fastlstm.training.optimizer import OptimizerSet
-from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import LossScaler
 from fastlstm.training.saver import COUNTERS, BestWeights, Saver
