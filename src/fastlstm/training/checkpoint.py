@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -236,24 +236,6 @@ def find_checkpoint(
     return checkpoint, [CorruptFileError(f"{error}. {end}") for error in damage]
 
 
-class Snapshots(Protocol):
-    """Where a run keeps its state to go back to."""
-
-    def save(self, state: Checkpoint) -> Event | None:
-        """Keeps a state; returns more of the `checkpoint` event.
-
-        The path of the state is its name in messages.
-
-        Raises:
-            StorageError: the disk refused; older checkpoints are intact.
-        """
-        ...
-
-    def last_good(self) -> Checkpoint | None:
-        """Returns the newest state without NaN or Inf."""
-        ...
-
-
 class RunSnapshots:
     """The newest `keep` checkpoints of a locked run directory."""
 
@@ -261,12 +243,14 @@ class RunSnapshots:
         self._run, self._keep = run, keep
 
     def save(self, state: Checkpoint) -> Event:
+        """Writes a state; returns more of the `checkpoint` event."""
         mark = metrics_mark(self._run.metrics_path)
         marked = replace(state, meta={**state.meta, METRICS_KEY: mark})
         path = save_checkpoint(self._run, marked, self._keep)
         return {"path": path.name, "bytes": sum(file.stat().st_size for file in path.iterdir())}
 
     def last_good(self) -> Checkpoint | None:
+        """Returns the newest state without NaN or Inf."""
         return find_checkpoint(self._run, finite=True)[0]
 
 
@@ -276,7 +260,7 @@ class MemorySnapshots:
     def __init__(self) -> None:
         self._newest: Checkpoint | None = None
 
-    def save(self, state: Checkpoint) -> None:
+    def save(self, state: Checkpoint) -> Event | None:
         if state.finite:
             own = {
                 stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in group.items()}
@@ -284,6 +268,11 @@ class MemorySnapshots:
             }
             meta = copy.deepcopy(state.meta)
             self._newest = replace(state, tensors=own, meta=meta)
+        return None
 
     def last_good(self) -> Checkpoint | None:
         return copy.deepcopy(self._newest)  # callbacks may change their tensors
+
+
+Snapshots = RunSnapshots | MemorySnapshots
+"""Where a run keeps its state to go back to."""

@@ -40,9 +40,6 @@ class DataParallel:
     seed, the step and the rank.
 
     With local steps nothing is sent in a step: a gradient is the mean over the own targets.
-
-    Args:
-        trainer: whose plan has the processes.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -157,13 +154,7 @@ def _average(trainer: Trainer, tensors: Sequence[Tensor]) -> None:
 
 def round_steps(trainer: Trainer, done: float, each: float) -> int:
     """Returns the local steps until the weights are averaged: at the latest before an evaluation, a
-    checkpoint and the end.
-
-    Args:
-        trainer: between two rounds.
-        done: share of the run that is done, 0..1.
-        each: share of the run that a step is.
-    """
+    checkpoint and the end. `done` of the run is done, 0..1; a step is `each` of it."""
     plan, step = trainer.plan, trainer.progress.step
     every = [plan.options.sync_every, plan.eval_every, plan.options.checkpoint_every]
     steps = min(number - step % number for number in every if number is not None)

@@ -165,12 +165,8 @@ class PhaseTimes:
 
 
 class MachineEvents:
-    """Emits `machine` events of a trainer, between its steps and within evaluations.
-
-    Args:
-        trainer: whose run it is.
-        run_path: of the run directory, whose disk is looked at; None where there is none.
-    """
+    """Emits `machine` events of a trainer, between its steps and within evaluations; the disk that
+    they are about is that of the run directory, if there is one."""
 
     def __init__(self, trainer: Trainer, run_path: str | None) -> None:
         self._trainer = trainer

@@ -193,11 +193,8 @@ def _choose(
 
 
 def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
-    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels.
-
-    Args:
-        options: of training.
-        call: of a layer, in any dtype.
+    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels
+    for a layer's call, whose dtype is not looked at.
 
     Raises:
         KernelError: no kernel is fast.

@@ -147,12 +147,8 @@ class RunSession(EventHub):
     ) -> Iterator[Start[OptionsT]]:
         """Sets up threads and device for the length of the block; random numbers outside stay.
 
-        Args:
-            options: of this start.
-            names: of the options that are set; the others are defaults.
-            resume: continue where there is a checkpoint.
-            stored: returns the options of a checkpoint: resolved, and those of the first start.
-            may_change: names of options that a resumed run may change.
+        Of the options `names` are set, the others are defaults. A checkpoint's options are what
+        `stored` returns: resolved, and those of the first start.
         """
         first, checkpoint, before = options, None, None
         given = chosen_names(options)
@@ -220,13 +216,7 @@ class RunSession(EventHub):
     ) -> TrainingResult:
         """Trains a task from its start, or from a checkpoint, and reports; see `Trainer.fit`.
 
-        Args:
-            task: what is trained.
-            plan: how.
-            checkpoint: to continue from, or None.
-            callbacks: see `Callback`.
-            about: further keys of the `start` event.
-            warning: follows the `start` event and the notes.
+        The `start` event has the further keys of `about`; the notes and `warning` follow it.
         """
         path = None if self.run is None else str(self.run.path)
         with self.files(checkpoint, plan.options.tensorboard):

@@ -360,7 +360,9 @@ class Trainer:
                 self.progress.count(units)
             return
         seconds = time.perf_counter() - started
-        self.count_step(batch, seconds)
+        self.state.guard.good_step()
+        self.progress.count(units)
+        self.progress.train_s += seconds
         self.progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(loss, norm, units, seconds)
         self.tell_of_steps(factor)
@@ -412,12 +414,6 @@ class Trainer:
         if self._phases.is_due():
             self.emit(self._phases.event())
 
-    def count_step(self, batch: Any, seconds: float) -> None:
-        """Counts a step that has changed the weights."""
-        self.state.guard.good_step()
-        self.progress.count(self.task.size(batch))
-        self.progress.train_s += seconds
-
     def _warn_of_straggler(self) -> None:
         if self.task.is_pipelined:
             return  # stages are seldom equal
@@ -447,10 +443,7 @@ class Trainer:
     ) -> None:
         """Skips a step whose loss or gradient is not finite; rolls back when that does not help.
 
-        Args:
-            loss: of the step.
-            gradient: the one that is not finite, where it is known already.
-            is_reset: the carried state has been reset within the step.
+        A CUDA graph knows which `gradient` it was, and has reset the carried state.
 
         Raises:
             NonFiniteError: roll-backs did not help.
