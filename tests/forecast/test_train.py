@@ -578,8 +578,8 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(
     save, refused = checkpoints.save_checkpoint, []
 
     def full(*args: Any, **kwargs: Any) -> Path:
-        if 0 < args[1] < 30:
-            refused.append(args[1])
+        if 0 < args[1].step < 30:
+            refused.append(args[1].step)
             raise StorageError("no space left")
         return save(*args, **kwargs)
 

@@ -420,8 +420,8 @@ def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
     save, calls = checkpoints.save_checkpoint, []
 
     def full(*args, **kwargs):
-        calls.append(args[1])
-        if 0 < args[1] < 20:
+        calls.append(args[1].step)
+        if 0 < args[1].step < 20:
             raise StorageError("no space left on device")
         return save(*args, **kwargs)
 
@@ -735,8 +735,8 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monk
     save, refused = checkpoints.save_checkpoint, []
 
     def full(*args, **kwargs):
-        if 0 < args[1] < 20:
-            refused.append(args[1])
+        if 0 < args[1].step < 20:
+            refused.append(args[1].step)
             raise StorageError("no space left on device")
         return save(*args, **kwargs)
 
