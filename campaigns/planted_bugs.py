@@ -47,7 +47,7 @@ TESTS_OF_SERIES = [
 ]
 TESTS_OF_TRAINER = [
     "tests/training/test_trainer.py",
-    "tests/training/test_recovery.py",
+    "tests/training/test_trainer_recovery.py",
     "tests/training",
     "tests/text/test_task.py",
     "tests/text/test_train.py",
@@ -107,7 +107,7 @@ CALIBRATION, OUTPUTS = "forecast/calibration.py", "forecast/model/outputs.py"
 SEQUENCE_NETWORK, SEQUENCES = "sequence/model.py", "sequence/data.py"
 COUNTS, ERROR_MEASURES = "forecast/data/preparation.py", "forecast/data/error_measures.py"
 FUTURE_COVARIATES, TRAINER = "forecast/future_covariates.py", "training/trainer.py"
-FORECAST_TASK, RECOVERY = "forecast/task.py", "training/recovery.py"
+FORECAST_TASK = "forecast/task.py"
 SAVER = "training/saver.py"
 
 BUGS = (
@@ -458,10 +458,9 @@ BUGS = (
     Bug("series: parts continue from the state of the first", FORECAST_TASK,
         "cells = slice(part.start * each, part.stop * each)",
         "cells = slice(0, (part.stop - part.start) * each)"),
-    Bug("series: the carried state is not reset", RECOVERY,
-        "        trainer.reset_carried()\n",
-        "        pass\n"),
-    Bug("series: the same learning rate after a roll-back", RECOVERY,
+    Bug("series: the carried state is not reset", TRAINER,
+        "            task.reset_state()\n", "            pass\n"),
+    Bug("series: the same learning rate after a roll-back", TRAINER,
         "before.lr_scale * 0.5", "before.lr_scale"),
     Bug("series: the center for its quantiles", CALIBRATION,
         "calibration.quantiles(output.quantiles(parameters, LEVELS), wide",

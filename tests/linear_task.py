@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fastlstm.errors import StorageError
 from fastlstm.runs.events import Event
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import Snapshots
 from fastlstm.training.options import TrainingOptions
 from fastlstm.training.plan import TrainingPlan
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.snapshots import Snapshots
 from fastlstm.training.task import Score, Task, Watch
 from fastlstm.training.trainer import Trainer
 

@@ -25,8 +25,7 @@ from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.weight_formats import rounded
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.snapshots import RunSnapshots
+from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from fastlstm.training.task import even_parts
 from linear_task import of_kind, trainer_of
 from next_token_task import NextTokenTask

@@ -23,8 +23,7 @@ from fastlstm.runs.weight_formats import block_grid, encode_weights
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.snapshots import RunSnapshots
+from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from linear_task import LinearTask, of_kind, trainer_of
 from next_token_task import NextTokenTask
 

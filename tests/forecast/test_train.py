@@ -35,7 +35,7 @@ from fastlstm.forecast.task import ForecastTask
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.report.history import read_history
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training import snapshots
+from fastlstm.training import checkpoint as checkpoints
 from fastlstm.training.checkpoint import find_checkpoint
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.training.state import TrainingState
@@ -464,7 +464,7 @@ def test_a_full_disk_stops_no_step_but_a_stop_says_so(
     def refuse(*_: Any, **__: Any) -> Path:
         raise StorageError("no space left")
 
-    monkeypatch.setattr(snapshots, "save_checkpoint", refuse)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", refuse)
     events: list[dict[str, Any]] = []
     with pytest.raises(StorageError, match="no space left"):
         train_forecaster(
@@ -575,15 +575,15 @@ def test_the_time_left_counts_the_evaluations_to_come(
 def test_a_checkpoint_that_was_refused_is_tried_again_later(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, refused = snapshots.save_checkpoint, []
+    save, refused = checkpoints.save_checkpoint, []
 
     def full(*args: Any, **kwargs: Any) -> Path:
-        if 0 < args[1] < 30:
-            refused.append(args[1])
+        if 0 < args[1].step < 30:
+            refused.append(args[1].step)
             raise StorageError("no space left")
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(snapshots, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
     monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
     config = ForecastConfig(**{**QUICK, "checkpoint_every": None})
     train_forecaster(path, config, out=tmp_path / "run")

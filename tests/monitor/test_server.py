@@ -5,7 +5,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,18 @@ from fastlstm.errors import ConfigError
 from fastlstm.monitor import server as server_module
 from fastlstm.monitor.run_summary import RunIndex
 from fastlstm.monitor.server import LivePage, MonitorServer
+from fastlstm.runs.run_directory import RunDirectory
 
 
 @pytest.fixture
 def server(
     write_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MonitorServer]:
-    monkeypatch.setattr(server_module, "_POLL_S", 0.02)
+    monkeypatch.setattr(server_module, "_POLL_S", 0.0)
     write_run("a", is_ended=False)
     index = RunIndex([tmp_path])
     index.update()
-    live = LivePage(index, tmp_path)
-    with MonitorServer(live, 0) as server:
-        threading.Thread(target=live.poll, daemon=True).start()
+    with MonitorServer(LivePage(index, tmp_path), 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
@@ -42,15 +40,9 @@ def answer(server: MonitorServer, path: str, verb: str = "GET", **headers: str) 
     return connection.getresponse()
 
 
-def newer_body(events: http.client.HTTPResponse) -> str:
-    """Returns the data of the next event."""
-    lines = [line.decode().removeprefix("data: ") for line in iter(events.readline, b"\n")]
-    return "".join(lines)[:-1]
-
-
 def test_the_page_and_its_body(server: MonitorServer) -> None:
     html = answer(server, "/").read().decode()
-    part = newer_body(answer(server, "/events"))
+    part = answer(server, "/body").read().decode()
     assert part.startswith("<p")
     assert part in html
     assert "script-src 'sha256-" in html
@@ -61,19 +53,43 @@ def test_the_page_and_its_body(server: MonitorServer) -> None:
 
 def test_only_reading_and_only_for_this_host(server: MonitorServer) -> None:
     assert answer(server, "/", Host="evil.example").status == 403
-    assert answer(server, "/events", Host=f"evil.example:{server.server_port}").status == 403
+    assert answer(server, "/body", Host=f"evil.example:{server.server_port}").status == 403
     assert answer(server, "/", Host=f"localhost:{server.server_port}").status == 200
     for verb in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert answer(server, "/", verb).status == 501
 
 
 def test_an_event_reaches_the_page(server: MonitorServer, tmp_path: Path) -> None:
-    events = answer(server, "/events")
-    assert "1 dead" in newer_body(events)
+    assert "1 dead" in answer(server, "/body").read().decode()
     end = {"event": "end", "reason": "stopped by a signal", "units": 1}
     with open(tmp_path / "a" / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(end) + "\n")
-    assert "1 stopped" in newer_body(events)
+    assert "1 stopped" in answer(server, "/body").read().decode()
+
+
+def test_runs_are_read_when_somebody_looks_and_not_by_every_page(
+    server: MonitorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = list[int]()
+    original = RunIndex.update
+    monkeypatch.setattr(RunIndex, "update", lambda self: read.append(1) or original(self))
+    assert not read
+    answer(server, "/body").read()
+    assert len(read) == 1
+    monkeypatch.setattr(server_module, "_POLL_S", 1e9)
+    for path in ("/body", "/", "/body"):
+        assert b"1 dead" in answer(server, path).read()
+    assert len(read) == 1
+
+
+def test_a_state_changes_without_an_event(
+    server: MonitorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed writes nothing."""
+    monkeypatch.setattr(server_module, "_REFRESH_S", 0.0)
+    with RunDirectory(tmp_path / "a").lock():
+        assert "1 running" in answer(server, "/body").read().decode()
+    assert "1 dead" in answer(server, "/body").read().decode()
 
 
 def test_a_port_that_is_taken_is_refused(server: MonitorServer) -> None:
@@ -105,19 +121,3 @@ def test_only_so_many_connections_have_a_thread(
         answer(server, "/")
     monkeypatch.undo()
     assert answer(server, "/").status == 200
-
-
-def test_runs_that_nobody_looks_at_are_read_when_somebody_does(
-    server: MonitorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = list[int]()
-    original = RunIndex.update
-    monkeypatch.setattr(RunIndex, "update", lambda self: read.append(1) or original(self))
-    with open(tmp_path / "a" / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"event": "end", "reason": "stopped by a signal"}\n')
-    time.sleep(0.2)
-    assert not read
-    assert "1 stopped" in answer(server, "/").read().decode()
-    answer(server, "/events")
-    time.sleep(0.2)
-    assert len(read) > 1

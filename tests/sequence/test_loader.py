@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from fastlstm.errors import CorruptFileError
+from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.data import Sequences
-from fastlstm.sequence.loader import LabelledSequences, SequenceLoader
+from fastlstm.sequence.loader import SequenceData, SequenceLoader
 
 
 def loader(seed: int = 3) -> SequenceLoader:
     sequences = Sequences.of(np.arange(22.0).reshape(11, 2, 1))
-    data = LabelledSequences(sequences, torch.arange(11), torch.zeros(1), torch.ones(1))
-    return SequenceLoader(data, np.arange(1, 11), 4, seed)
+    data = SequenceData(
+        sequences, torch.arange(11), torch.zeros(1), torch.ones(1), np.arange(1, 11),
+        np.zeros(1, np.int64), Labels(np.arange(11)),
+    )  # fmt: skip
+    return SequenceLoader(data, 4, seed)
 
 
 def numbers(of: SequenceLoader, count: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import load_language_model, save_language_model
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.stored_model import parameter_shapes
-from fastlstm.training.checkpoint import save_checkpoint
+from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from small_language_model import CONFIG, TOKENIZER, assert_same, build
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -42,7 +42,7 @@ def checkpoint(run, step, model, *, finite=True, **more):
     files = files_of(model)
     files.pop("model.safetensors")
     groups = {"model": dict(model.named_parameters()), **more}
-    return save_checkpoint(run, step, groups, {}, files, finite=finite, keep=3)
+    return save_checkpoint(run, Checkpoint(run.path, step, groups, {}, files, finite), 3)
 
 
 def test_a_checkpoint_serves_in_place_of_a_run(run):

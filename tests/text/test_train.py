@@ -32,7 +32,8 @@ from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import TextTask
-from fastlstm.training import evaluations, snapshots
+from fastlstm.training import checkpoint as checkpoints
+from fastlstm.training import evaluations
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.evaluations import EvaluationSchedule
 from fastlstm.training.schedule import StopCriterion
@@ -416,15 +417,15 @@ def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
 
 
 def test_a_full_disk_stops_no_step(text, tmp_path, monkeypatch):
-    save, calls = snapshots.save_checkpoint, []
+    save, calls = checkpoints.save_checkpoint, []
 
     def full(*args, **kwargs):
-        calls.append(args[1])
-        if 0 < args[1] < 20:
+        calls.append(args[1].step)
+        if 0 < args[1].step < 20:
             raise StorageError("no space left on device")
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(snapshots, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
     run = train(text, tmp_path / "run", checkpoint_every=5)
     assert {5, 10, 15, 20} <= set(calls)
     assert newest(run.path).name == "checkpoint-20"
@@ -731,15 +732,15 @@ def test_a_table_is_no_text_unless_it_is_said(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monkeypatch):
-    save, refused = snapshots.save_checkpoint, []
+    save, refused = checkpoints.save_checkpoint, []
 
     def full(*args, **kwargs):
-        if 0 < args[1] < 20:
-            refused.append(args[1])
+        if 0 < args[1].step < 20:
+            refused.append(args[1].step)
             raise StorageError("no space left on device")
         return save(*args, **kwargs)
 
-    monkeypatch.setattr(snapshots, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoints, "save_checkpoint", full)
     monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
     train(text, tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"

@@ -16,8 +16,7 @@ from torch import nn
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback, checked_callbacks
-from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots
+from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, find_checkpoint
 from linear_task import LinearTask, RowLoader, of_kind, trainer_of
 
 HOOKS = ("begin", "gradients", "update", "evaluate", "event", "end")

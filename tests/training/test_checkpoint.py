@@ -14,6 +14,7 @@ from fastlstm.runs.manifest import FileRecord, Manifest, write_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import storage
 from fastlstm.training.checkpoint import (
+    Checkpoint,
     find_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -45,7 +46,8 @@ def tensors(step, fill=None):
 
 def save(run, step, *, keep=2, finite=True, tag=0, fill=None):
     meta = {"tag": tag, "loss": 0.1 + 0.2, "loader": {"epoch": 3, "index": step}}
-    return save_checkpoint(run, step, tensors(step, fill), meta, FILES, finite=finite, keep=keep)
+    state = Checkpoint(run.path, step, tensors(step, fill), meta, FILES, finite)
+    return save_checkpoint(run, state, keep)
 
 
 def steps(run):
@@ -74,7 +76,7 @@ def test_round_trip_is_exact(run):
 def test_shared_and_sliced_storage_is_saved(run):
     base = torch.arange(12.0)
     group = {"a": base, "b": base, "c": base[3:5], "d": base.view(3, 4).t(), "e": torch.zeros(0, 2)}
-    save_checkpoint(run, 1, {"model": group}, {}, {}, finite=True, keep=1)
+    save_checkpoint(run, Checkpoint(run.path, 1, {"model": group}, {}, {}, True), 1)
     found = load_checkpoint(run.path / "checkpoint-1").tensors["model"]
     assert all(torch.equal(found[name], value) for name, value in group.items())
 
@@ -303,7 +305,7 @@ def test_every_damage_is_detected_named_and_answered(run):
     mark = manifest.metrics_mark(run.metrics_path)
     for step in (10, 20):
         meta = {"tag": 0, "loader": {"epoch": 3, "index": step}, "metrics": mark}
-        save_checkpoint(run, step, tensors(step), meta, FILES, finite=True, keep=2)
+        save_checkpoint(run, Checkpoint(run.path, step, tensors(step), meta, FILES, True), 2)
     run.publish({**FILES, "model.safetensors": b"\x01\x02" * 400})
     assert run.verify() == []
     victims = [p for p in sorted(run.path.rglob("*")) if p.is_file() and p.name != ".lock"]

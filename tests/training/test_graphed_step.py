@@ -14,8 +14,8 @@ from eager_recorder import EagerRecorder, use_graphs_on_the_cpu
 from fastlstm.errors import NonFiniteError, Stopped
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.callbacks import Callback
+from fastlstm.training.checkpoint import MemorySnapshots
 from fastlstm.training.precision import LossScaler
-from fastlstm.training.snapshots import MemorySnapshots
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 
 NAN, INF = float("nan"), float("inf")

@@ -22,9 +22,8 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import ceilings
 from fastlstm.training import loggers
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import find_checkpoint
+from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from fastlstm.training.loggers import LOGGERS, TrackerLogger
-from fastlstm.training.snapshots import RunSnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 from series_frames import long_table
 

@@ -24,7 +24,6 @@ from fastlstm.training.precision import (
     notes_on,
     pass_seconds,
     require_fast_kernels,
-    why_of,
 )
 from recorded_gpu import use_gpu
 
@@ -69,22 +68,6 @@ def test_a_cpu_without_bf16_instructions_trains_in_fp32(monkeypatch: pytest.Monk
 
 def test_without_a_pass_to_time_the_precision_is_as_asked() -> None:
     assert choose_precision("bf16", CPU, {}, None) == PrecisionChoice("bf16", "as asked")
-
-
-@pytest.mark.parametrize(
-    ("why", "is_given", "is_resumed", "told"),
-    [
-        ("as asked", True, True, "as asked"),
-        ("as asked", False, True, "as in the first start"),
-        ("as asked", False, False, "the default"),
-        ("2.0x faster here", False, True, "2.0x faster here"),
-    ],
-)
-def test_a_precision_that_was_not_asked_for_now_is_not_said_to_be(
-    why: str, is_given: bool, is_resumed: bool, told: str
-) -> None:
-    choice = PrecisionChoice("bf16", why)
-    assert why_of(choice, is_given=is_given, is_resumed=is_resumed) == told
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])

@@ -20,7 +20,7 @@ from fastlstm.monitor import run_summary
 from fastlstm.monitor.run_summary import RunIndex
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import ceilings
-from fastlstm.training import machine_events, phases
+from fastlstm.training import events as run_events
 from fastlstm.training.checkpoint import find_checkpoint
 from fastlstm.tuning import profile
 from series_frames import long_table
@@ -186,9 +186,8 @@ def looks_at(out: Path, patch: pytest.MonkeyPatch, *names: str) -> dict[str, Any
     """Returns the observers, callbacks and options of output of some ways to look at a run."""
     found: dict[str, Any] = {"observers": [], "callbacks": []}
     if "events" in names:  # every one that can come at a step comes at every step
-        patch.setattr(phases, "INTERVAL_S", 0.0)
-        patch.setattr(machine_events, "INTERVAL_S", 0.0)
-        patch.setattr(machine_events, "CORE_WAIT", math.inf)  # else it warns on a busy machine
+        patch.setattr(run_events, "INTERVAL_S", 0.0)
+        patch.setattr(run_events, "CORE_WAIT", math.inf)  # else it warns on a busy machine
         found |= {"log_every": 1, "sample_every": 1, "tensorboard": True}
     if "recording" in names:
         found["callbacks"] += [Recording()]

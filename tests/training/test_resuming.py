@@ -48,7 +48,8 @@ def resume(run: RunDirectory, resume: bool = True) -> tuple[int | None, list[str
 def saved(run: RunDirectory, *steps: int) -> None:
     for step in steps:
         group = {"model": {"w": torch.ones(2)}}
-        save_checkpoint(run, step, group, {}, {"config.json": b"{}"}, finite=True, keep=9)
+        state = Checkpoint(run.path, step, group, {}, {"config.json": b"{}"}, True)
+        save_checkpoint(run, state, 9)
 
 
 def test_a_new_directory_has_nothing_to_resume(run: RunDirectory) -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fastlstm.errors import CorruptFileError, StorageError
-from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.snapshots import MemorySnapshots
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fastlstm.distributed.world import World
 from fastlstm.report.history import read_history
@@ -17,7 +18,8 @@ from fastlstm.training import outputs
 from fastlstm.training import session as run_session
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.session import RunSession
+from fastlstm.training.precision import PrecisionChoice
+from fastlstm.training.session import RunSession, Start
 
 
 class Clock:
@@ -121,7 +123,7 @@ def test_a_busy_machine_gets_more_time_for_its_report(
 ) -> None:
     monkeypatch.setattr("fastlstm.training.session._SCHEDSTAT", tmp_path / "nothing")
     session = session_in(tmp_path, [])
-    assert session.report_s() == 0.0  # nothing is written before `outputs`
+    assert RunSession(None, []).report_s() == 0.0, "without a directory there is no report"
     with session.files(None, tensorboard=False):
         session.mark()
         clock.wall_s, clock.own_s = clock.wall_s + wall_s, clock.own_s + 1.0
@@ -221,3 +223,21 @@ def test_local_steps_have_a_higher_learning_rate_by_default(options, size, rate)
     chosen = session.with_rate(given, {"muon": 0.01, "sgd": 1.0})
     assert chosen.learning_rate == pytest.approx(rate)
     assert len(session.notes) == (rate == 0.02)
+
+
+@pytest.mark.parametrize(
+    ("why", "is_given", "is_resumed", "told"),
+    [
+        ("as asked", True, True, "as asked"),
+        ("as asked", False, True, "as in the first start"),
+        ("as asked", False, False, "the default"),
+        ("2.0x faster here", False, True, "2.0x faster here"),
+    ],
+)
+def test_a_precision_that_was_not_asked_for_now_is_not_said_to_be(
+    why: str, is_given: bool, is_resumed: bool, told: str
+) -> None:
+    checkpoint: Any = object() if is_resumed else None
+    given = {"precision"} if is_given else set[str]()
+    start = Start(TrainingOptions(), TrainingOptions(), torch.device("cpu"), checkpoint, given)
+    assert start.why(PrecisionChoice("bf16", why)) == told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 from fastlstm.cli.command import Command, Option, Positional, parse
@@ -42,9 +41,7 @@ def run(argv: list[str]) -> int:
         write_page(parsed["export"], page(body(runs, root), is_live=False), "--export")
         print(f"{parsed['export']}: {counted(len(runs), 'run')}")
         return EXIT_OK
-    live = LivePage(index, root)
-    with MonitorServer(live, parsed["port"]) as server:
-        threading.Thread(target=live.poll, daemon=True).start()
+    with MonitorServer(LivePage(index, root), parsed["port"]) as server:
         print(f"{counted(len(runs), 'run')} at {server.url} (Ctrl-C ends it)", flush=True)
         if not runs:
             say("no metrics.jsonl below these directories yet; runs that appear are shown")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fastlstm.errors import FastLSTMError, FormatError
 from fastlstm.ops.cell_options import Activation
 from fastlstm.sequence import layer_stack as ls
-from fastlstm.sequence.packed_stack import pack, unpack
+from fastlstm.sequence.layer_stack import pack, unpack
 
 Packed = tuple[dict[str, NDArray[Any]], dict[str, Any]]
 _SIZES = ((7, 3), (4, 6))

@@ -50,7 +50,7 @@ from fastlstm.training.callbacks import Callback, RiseStopping, checked_callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.evaluations import default_evaluations
 from fastlstm.training.options import MAY_CHANGE
-from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
     PrecisionChoice,
     autocast,
@@ -199,24 +199,20 @@ class _Session(RunSession):
         valid = split.windows(dataset.table, "valid", sizes.input_size, sizes.horizon)
         if is_new and sizes.linear and self.world.is_leader:
             self._set_linear(config, network, inputs, split, valid, linear)
-        stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
-        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
+        plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
+        stop_criterion = plan.stop_criterion
         closing = Closing(self, stored, dataset, split, inputs, valid, stop_criterion.budget_s)
         closing.is_averaged = base is None and sizes.linear and sizes.decoder == "direct"
         task = make_task(config, network, inputs, loader, valid, device, closing)
-        plan = TrainingPlan(
-            config, stop_criterion, device, config.eval_every,
-            config.evaluations or default_evaluations(task, stop_criterion, config.patience),
-            ceiling.get("ceiling_gflops", 0.0), self.started, self.world,
-        )  # fmt: skip
+        spread = config.evaluations or default_evaluations(task, stop_criterion, config.patience)
+        plan = dataclasses.replace(plan, evaluations=spread)
         self.notes += [*dataset.notes, *notes_on(choice.name, device, _layer_call(config, device))]
-        about = {**ceiling, "source": source_text(frame), "precision_why": start.why(choice)}
-        with self.files(checkpoint, config.tensorboard):
-            self.announce(task, plan, checkpoint, about | _about(task, stored, dataset))
-            if short := note_of_short_series(config, sizes, dataset, split):
-                self.say("warning", short)
-            own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
-            result = self.fit(task, plan, checkpoint, [*callbacks, *own])
+        about = {"source": source_text(frame), "precision_why": start.why(choice)}
+        own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
+        result = self.fit(
+            task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
+            note_of_short_series(config, sizes, dataset, split),
+        )  # fmt: skip
         return Trained(self._told(closing.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:

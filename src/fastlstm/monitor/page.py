@@ -45,7 +45,7 @@ def _file(package: str, name: str) -> str:
 
 
 def page(body: str, is_live: bool, title: str = "fastlstm monitor") -> bytes:
-    """Returns a whole page; the live one loads its body again after every event."""
+    """Returns a whole page; the live one asks for its body once a second."""
     style = _file("report", "report.css") + _file("monitor", "monitor.css")
     script = _file("monitor", "monitor.js") if is_live else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")

@@ -17,56 +17,33 @@ if TYPE_CHECKING:
     from fastlstm.monitor.run_summary import RunIndex
 
 _HOST = "127.0.0.1"
-_POLL_S = 1.25
-"""An event is on the page within 2 s."""
+_POLL_S = 0.75
+"""Runs are read at most so often; the page asks once a second, so an event is on it within 2 s."""
 _MAX_THREADS = 200
 _REFRESH_S = 15.0
 """States change without an event too: a process that was killed writes none."""
 
 
 class LivePage:
-    """The body of the page, made anew where something has changed and someone looks at it."""
+    """The body of the page, made anew where something has changed; runs are read when someone asks
+    for it."""
 
     def __init__(self, index: RunIndex, root: Path) -> None:
         self._index, self._root = index, root
-        self._changed = threading.Condition()
-        self._version, self._made, self._body = 1, 0, ""
-        self._read_at = self._refreshed_at = time.monotonic()
-        self._seen_at = float("-inf")
-
-    def poll(self) -> None:
-        """Reads what runs have added, for ever."""
-        while True:
-            time.sleep(_POLL_S)
-            with self._changed:
-                if time.monotonic() - self._seen_at < 2 * _REFRESH_S:
-                    self._read()
-
-    def _read(self) -> None:
-        self._read_at = time.monotonic()
-        is_due = self._read_at - self._refreshed_at >= _REFRESH_S
-        if self._index.update() or is_due:
-            self._refreshed_at = self._read_at
-            self._version += 1
-            self._changed.notify_all()
+        self._lock = threading.Lock()
+        self._read_at = self._made_at = float("-inf")
+        self._body = ""
 
     def body(self) -> str:
         """Returns the newest body."""
-        with self._changed:
-            if time.monotonic() - self._read_at > 2 * _POLL_S:
-                self._read()
-            if self._made != self._version:
-                self._body = body(list(self._index.runs.values()), self._root)
-                self._made = self._version
+        with self._lock:
+            now = time.monotonic()
+            if now - self._read_at >= _POLL_S:
+                self._read_at = now
+                if self._index.update() or now - self._made_at >= _REFRESH_S:
+                    self._body = body(list(self._index.runs.values()), self._root)
+                    self._made_at = now
             return self._body
-
-    def wait(self, seen: int) -> int:
-        """Returns the number of a newer body than `seen` when there is one."""
-        with self._changed:
-            self._seen_at = time.monotonic()
-            self._changed.wait_for(lambda: self._version != seen, timeout=_REFRESH_S)
-            self._seen_at = time.monotonic()
-            return self._version
 
 
 class MonitorServer(ThreadingHTTPServer):
@@ -87,7 +64,7 @@ class MonitorServer(ThreadingHTTPServer):
             raise ConfigError(f"port {port} cannot be used ({reason}); choose another") from error
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is a thread for one more connection; each open page has one."""
+        """Whether there is a thread for one more connection."""
         del request, client_address
         return threading.active_count() < _MAX_THREADS
 
@@ -107,46 +84,32 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30.0
 
     def do_GET(self) -> None:
-        """Answers with the page, or its newer bodies; only for requests to this very host."""
+        """Answers with the page, or its newest body; only for requests to this very host."""
         port = self.server.server_port
         if self.headers.get("Host") not in (f"{_HOST}:{port}", f"localhost:{port}"):
             self.send_error(403, "another host")  # a page elsewhere whose name leads here
         elif self.path == "/":
             self._send(page(self.server.live.body(), is_live=True))
-        elif self.path == "/events":
-            self._send_events()
+        elif self.path == "/body":
+            self._send(self.server.live.body().encode("utf-8", "replace"))
         else:
             self.send_error(404)
 
     def _send(self, data: bytes) -> None:
-        self._begin("text/html; charset=utf-8", {"Content-Length": str(len(data))})
-        self.wfile.write(data)
-
-    def _begin(self, kind: str, more: dict[str, str]) -> None:
         self.send_response(200)
         headers = {
-            "Content-Type": kind,
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Length": str(len(data)),
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "X-Frame-Options": "DENY",
             "Cross-Origin-Resource-Policy": "same-origin",
         }
-        for name, value in (headers | more).items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-
-    def _send_events(self) -> None:
-        """Sends the body as an event whenever there is a newer one, until the page is closed."""
-        self._begin("text/event-stream", {})
-        seen = 0
-        try:
-            while True:
-                seen = self.server.live.wait(seen)
-                text = self.server.live.body().replace("\n", "\ndata: ")
-                self.wfile.write(f"data: {text}\n\n".encode("utf-8", "replace"))
-        except OSError:
-            return  # the page was closed
+        self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
         """Prints nothing: the terminal shows the address only."""

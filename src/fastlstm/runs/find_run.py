@@ -73,17 +73,6 @@ def require_run(path: str | os.PathLike[str], wanted: Kind | None = None) -> Non
         raise FormatError(f"{path} is {what}, expected {_OPENED_BY[wanted][0]}; {opener} opens it")
 
 
-def published_run(path: str | Path) -> RunDirectory:
-    """Returns a run in which a model is published; raises RunDirectoryError where none is."""
-    run = RunDirectory(path)
-    if not run.has_published():
-        raise RunDirectoryError(
-            f"{path} has no model yet: training ended before its first evaluation; continue it"
-            " with `resume=True`"
-        )
-    return run
-
-
 def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, bytes]:
     """Reads files of the model published in a run, each checked by its SHA-256.
 
@@ -98,7 +87,12 @@ def read_model(path: str | Path, kind: Kind, names: Sequence[str]) -> dict[str, 
         RunDirectoryError: not a run, or nothing is published there.
     """
     require_run(path, kind)
-    run, what = published_run(path), _OPENED_BY[kind][0]
+    run, what = RunDirectory(path), _OPENED_BY[kind][0]
+    if not run.has_published():
+        raise RunDirectoryError(
+            f"{path} has no model yet: training ended before its first evaluation; continue it"
+            " with `resume=True`"
+        )
     manifest, files = run.read_published(names)
     if TRAINER_FILE in manifest.files:
         raise FormatError(

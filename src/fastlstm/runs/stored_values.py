@@ -69,11 +69,7 @@ def described_state(
 ) -> dict[str, torch.Tensor]:
     """Returns the state of a described network, without memory for its weights.
 
-    Args:
-        build: makes the described network.
-        num_tensors: in the file of its weights.
-        described_by: file that describes the network.
-        num_parts: number of its parts with weights, such as layers.
+    A network of more parts with weights, such as layers, than the file has tensors is refused.
 
     Raises:
         CorruptFileError: no such network.

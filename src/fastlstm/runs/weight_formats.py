@@ -331,7 +331,8 @@ class _Reader:
             is_good = (codes != -8).all() and (codes[:, shape[1] :] == 0).all()
             self._check(is_good, name, "has codes outside -7 … 7, or padding that is not 0")
         else:
-            format_of_values = self.weight_format if is_quantized else self._float_format
+            is_float = not is_quantized and self.weight_format != "fp16"
+            format_of_values = "fp32" if is_float else self.weight_format
             values = self._take(name, _MATRIX_DTYPES[format_of_values], shape)
         if not is_quantized:
             return values.astype(np.float32, copy=False)
@@ -346,10 +347,6 @@ class _Reader:
         fault = "has a scale that is negative, NaN, Inf or too large"
         self._check(is_scale.all(), f"{name}.scales", fault)
         return QuantizedMatrix(values, scales, self.weight_format)
-
-    @property
-    def _float_format(self) -> str:
-        return "fp16" if self.weight_format == "fp16" else "fp32"
 
     def _blocks(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         gates = num_gates(name, shape[0])

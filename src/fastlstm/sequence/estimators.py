@@ -32,8 +32,8 @@ from fastlstm.sequence.answers import (
 from fastlstm.sequence.config import SequenceConfig
 from fastlstm.sequence.data import Sequences
 from fastlstm.sequence.files import StoredSequenceModel, read_sequence_model, sequence_files
-from fastlstm.sequence.loader import LabelledSequences
-from fastlstm.sequence.train import SequenceData, train_sequence_model
+from fastlstm.sequence.loader import SequenceData
+from fastlstm.sequence.train import train_sequence_model
 from fastlstm.training.callbacks import checked_callbacks
 
 _BATCH = 256
@@ -100,8 +100,8 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
         cut = min(max(1, round(config.held_out * len(order))), len(order) - 1)
         held_out, train = self._divided(order, cut, y)
         answers, targets = self._read_answers(y, train)
-        labelled = LabelledSequences(sequences, targets, *sequences.scale(train))
-        data = SequenceData(labelled, train, held_out, answers)
+        scale = sequences.scale(train)
+        data = SequenceData(sequences, targets, *scale, train, held_out, answers)
         with fit_shown(verbose) as shown:
             stored, self.fitted_ = train_sequence_model(
                 data, config, out=out, resume=resume, observers=[*observers, shown],

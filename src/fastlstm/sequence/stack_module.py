@@ -26,8 +26,9 @@ from fastlstm.sequence.layer_stack import (
     LSTMLayer,
     Steps,
     Weights,
+    pack,
+    unpack,
 )
-from fastlstm.sequence.packed_stack import pack, unpack
 
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,

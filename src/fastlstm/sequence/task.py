@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fastlstm.distributed.share import Share
@@ -18,7 +16,7 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.runs.tensors import encode_tensors
 from fastlstm.sequence.data import SequenceBatch
 from fastlstm.sequence.files import MODEL_FILE, StoredSequenceModel
-from fastlstm.sequence.loader import LabelledBatch, LabelledSequences, SequenceLoader
+from fastlstm.sequence.loader import LabelledBatch, SequenceData, SequenceLoader
 from fastlstm.sequence.model import SequenceNetwork, flop_per_step
 from fastlstm.training.precision import autocast
 from fastlstm.training.task import Score, Task, Watch
@@ -34,9 +32,7 @@ class SequenceTask(Task):
 
     Args:
         stored: the model, its network on `device`.
-        data: all sequences.
-        train: numbers of the training sequences.
-        held_out: numbers of the validation sequences.
+        data: the sequences.
         device: where the network is.
         files: config.json; empty without a run.
         run: where the model is published; None keeps it in memory.
@@ -53,9 +49,7 @@ class SequenceTask(Task):
     def __init__(
         self,
         stored: StoredSequenceModel,
-        data: LabelledSequences,
-        train: NDArray[np.int64],
-        held_out: NDArray[np.int64],
+        data: SequenceData,
         device: torch.device,
         files: dict[str, bytes],
         run: RunDirectory | None,
@@ -65,12 +59,12 @@ class SequenceTask(Task):
         config = stored.config
         rows = config.batch_size * config.accumulate
         assert isinstance(stored.network, SequenceNetwork)
-        self.model, self.num_valid = stored.network, len(held_out)
-        self.loader = SequenceLoader(data, train, rows, config.seed, share)
+        self.model, self.num_valid = stored.network, len(data.held_out)
+        self.loader = SequenceLoader(data, rows, config.seed, share)
         self.step_units = rows / self.loader.share.size
         self.flop_per_unit = 3 * flop_per_step(stored.network.config) * data.sequences.mean_length
-        self._stored, self._data, self._held_out = stored, data, held_out
-        self._device, self._files, self._run, self._report_s = device, files, run, report_s
+        self._stored, self._data, self._device = stored, data, device
+        self._files, self._run, self._report_s = files, run, report_s
 
     def size(self, batch: LabelledBatch) -> int:
         return batch.total
@@ -111,7 +105,7 @@ class SequenceTask(Task):
         self, limit: int, blocks: range, stop: Callable[[], bool] | None, watch: Watch | None
     ) -> Tensor:
         self.model.eval()
-        own = self._held_out[:limit][
+        own = self._data.held_out[:limit][
             blocks.start * _EVALUATION_BATCH : blocks.stop * _EVALUATION_BATCH
         ]
         sums = list[float]()

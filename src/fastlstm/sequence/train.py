@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fastlstm.distributed.joining import joined
 from fastlstm.errors import FormatError, counted
 from fastlstm.ops.explain import explain
 from fastlstm.runs.events import Event, Observer
-from fastlstm.sequence.answers import Answers
 from fastlstm.sequence.config import ARCHITECTURE, DEFAULT_EPOCHS, LEARNING_RATES, SequenceConfig
 from fastlstm.sequence.files import StoredSequenceModel, description_files, read_options
-from fastlstm.sequence.loader import LabelledSequences
+from fastlstm.sequence.loader import SequenceData
 from fastlstm.sequence.model import NetworkConfig, SequenceNetwork
 from fastlstm.sequence.task import SequenceTask
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.options import MAY_CHANGE
-from fastlstm.training.plan import TrainingPlan, TrainingResult
+from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
     PrecisionChoice,
     autocast,
@@ -38,33 +34,6 @@ from fastlstm.training.session import RunSession, Start, locked_run, torch_setti
 from fastlstm.training.signals import StopFlag
 
 Trained = tuple[StoredSequenceModel, TrainingResult]
-
-
-@dataclasses.dataclass(frozen=True)
-class SequenceData:
-    """What a model is trained on.
-
-    Attributes:
-        labelled: all sequences with their answers.
-        train: numbers of the training sequences.
-        held_out: numbers of the validation sequences.
-        answers: their kind.
-    """
-
-    labelled: LabelledSequences
-    train: NDArray[np.int64]
-    held_out: NDArray[np.int64]
-    answers: Answers
-
-    @property
-    def key(self) -> str:
-        """SHA-256 of the sequences and their answers."""
-        digest = hashlib.sha256(repr(self.answers.values).encode())
-        sequences = self.labelled.sequences
-        for part in (sequences.values, sequences.lengths, self.labelled.targets.numpy()):
-            digest.update(f"{part.dtype} {part.shape}".encode())
-            digest.update(np.ascontiguousarray(part).data)
-        return digest.hexdigest()
 
 
 @torch_settings_kept()
@@ -139,31 +108,18 @@ class _Session(RunSession):
         self.notes += notes_on(precision.name, device)
         config = dataclasses.replace(config, precision=precision.name)
         stored = StoredSequenceModel(
-            config, start.first, network, data.labelled.mean, data.labelled.std, data.answers, key
+            config, start.first, network, data.mean, data.std, data.answers, key
         )
         files = {} if self.run is None else description_files(stored)
-        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         self.check_processes(config)
-        with self.files(checkpoint, config.tensorboard):
-            task = SequenceTask(
-                stored, data.labelled, data.train, data.held_out, device, files, self.run,
-                self.report_s(), self.world.share,
-            )  # fmt: skip
-            steps = task.loader.steps_per_epoch
-            plan = TrainingPlan(
-                config, self.stop_criterion(config, checkpoint, steps), device,
-                steps if config.eval_every is None else config.eval_every,
-                ceiling_gflops=ceiling.get("ceiling_gflops", 0.0),
-                started=self.started, world=self.world,
-            )  # fmt: skip
-            about = {
-                **ceiling,
-                **_about(data, stored, device),
-                "precision_why": start.why(precision),
-            }
-            self.announce(task, plan, checkpoint, about)
-            result = self.fit(task, plan, checkpoint, callbacks)
-        return stored, result
+        task = SequenceTask(
+            stored, data, device, files, self.run, self.report_s(), self.world.share
+        )  # fmt: skip
+        steps = task.loader.steps_per_epoch
+        every = steps if config.eval_every is None else config.eval_every
+        plan = self.plan(config, device, checkpoint, steps, every)
+        about = {**_about(data, stored, device), "precision_why": start.why(precision)}
+        return stored, self.fit(task, plan, checkpoint, callbacks, about)
 
 
 def _precision(
@@ -172,7 +128,7 @@ def _precision(
     """Returns the precision to train in; `auto` times the candidates on the real network."""
     if config.precision != "auto":
         return choose_precision(config.precision, device, {}, None)
-    batch = data.labelled.batch(data.train[: config.batch_size]).inputs.to(device)
+    batch = data.batch(data.train[: config.batch_size]).inputs.to(device)
     about = {"model": dataclasses.asdict(network.config), "batch": list(batch.values.shape)}
 
     def seconds(name: str) -> float:
@@ -183,7 +139,7 @@ def _precision(
 
 def _about(data: SequenceData, stored: StoredSequenceModel, device: torch.device) -> Event:
     """Returns the keys of the `start` event that only sequences have."""
-    network, sequences = stored.network, data.labelled.sequences
+    network, sequences = stored.network, data.sequences
     with autocast(stored.config.precision, device):
         T = max(1, round(sequences.mean_length))
         kernels = [str(line) for line in explain(network, T=T, B=stored.config.batch_size)]
@@ -202,7 +158,7 @@ def _options(checkpoint: Checkpoint) -> tuple[SequenceConfig, SequenceConfig, st
 
 
 def _sizes(config: SequenceConfig, data: SequenceData) -> NetworkConfig:
-    sequences = data.labelled.sequences
+    sequences = data.sequences
     return NetworkConfig(
         num_columns=sequences.num_columns,
         num_outputs=len(data.answers),

@@ -243,26 +243,18 @@ class TextSession(RunSession):
         lengths = num, len(splits.valid), loader.steps_per_epoch, model.num_parameters
         config, reasons = resolve(config, precision.name, chosen.tokens, device, *lengths)
         model.config = config.model_config(text.tokenizer.vocab_size, config.dropout or 0.0)
-        ceiling = self.ceiling(config.precision, device.type) if self.run is not None else {}
         self.notes += [*texts.notes(), *notes, *reasons, *pipeline_notes(config, self.world)]
-        stop_criterion = self.stop_criterion(config, checkpoint, loader.steps_per_epoch)
-        plan = TrainingPlan(
-            config, stop_criterion, device, config.eval_every,
-            ceiling_gflops=ceiling.get("ceiling_gflops", 0.0), started=self.started,
-            world=self.world,
-        )  # fmt: skip
+        plan = self.plan(config, device, checkpoint, loader.steps_per_epoch, config.eval_every)
         files = self.model_files(model.config, config, texts, start.first)
-        with self.files(checkpoint, config.tensorboard):
-            task = self.make_task(
-                config=config, model=model, loader=loader, valid_ids=splits.valid,
-                tokenizer=text.tokenizer, device=device, model_files=files,
-                publish_weights=lambda weights: self._publish(files, weights),
-                report_s=self.report_s(), final_test=self.final_test(texts, plan),
-            )  # fmt: skip
-            about = {**ceiling, **_about(text, splits, config, model, plan, start.why(precision))}
-            self.announce(task, plan, checkpoint, about)
-            own = _callbacks(config, model, text.tokenizer, num)
-            result = self.fit(task, plan, checkpoint, [*own, *callbacks])
+        task = self.make_task(
+            config=config, model=model, loader=loader, valid_ids=splits.valid,
+            tokenizer=text.tokenizer, device=device, model_files=files,
+            publish_weights=lambda weights: self._publish(files, weights),
+            report_s=self.report_s(), final_test=self.final_test(texts, plan),
+        )  # fmt: skip
+        about = _about(text, splits, config, model, plan, start.why(precision))
+        own = _callbacks(config, model, text.tokenizer, num)
+        result = self.fit(task, plan, checkpoint, [*own, *callbacks], about)
         tested = self.world.told(None if task.tested is None else asdict(task.tested))
         return Run(self.path, result.last.detail, tested and Evaluation(**tested))
 

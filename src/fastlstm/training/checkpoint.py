@@ -8,27 +8,30 @@ removed. Tensors are safetensors, the rest is JSON: loading executes nothing.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, FormatError, StorageError
+from fastlstm.runs.events import Event
 from fastlstm.runs.manifest import (
     MANIFEST,
     FileRecord,
     Manifest,
     check_name,
+    metrics_mark,
     read_file,
     read_manifest,
     refuse_unlisted,
     verify_manifest,
     write_directory,
 )
-from fastlstm.runs.run_directory import TRAINER_FILE, RunDirectory, checkpoint_step
+from fastlstm.runs.run_directory import METRICS_KEY, TRAINER_FILE, RunDirectory, checkpoint_step
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
 from fastlstm.training.guard import first_non_finite
@@ -60,16 +63,7 @@ class Checkpoint:
     finite: bool
 
 
-def save_checkpoint(
-    run: RunDirectory,
-    step: int,
-    tensors: Mapping[str, Mapping[str, torch.Tensor]],
-    meta: Mapping[str, Any],
-    files: Mapping[str, bytes],
-    *,
-    finite: bool,
-    keep: int,
-) -> Path:
+def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
     """Writes `checkpoint-<step>`, reads it back, then removes the checkpoints beyond `keep`.
 
     A checkpoint of the same step is replaced. Checkpoints of later steps, which a roll-back or a
@@ -77,48 +71,29 @@ def save_checkpoint(
 
     Args:
         run: the run directory, locked.
-        step: optimizer steps done.
-        tensors: named tensors by file stem, on any device.
-        meta: plain values for trainer.json.
-        files: further files as they are.
-        finite: False marks a state with NaN or Inf; model weights are checked here, too.
+        state: its tensors may be on any device; its path is not used.
         keep: how many checkpoints to keep, at least 1.
-
-    Returns:
-        The directory.
 
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
         RunDirectoryError: another process writes the run now.
     """
-    finite = finite and first_non_finite(tensors.get("model", {}).items()) is None
-    contents, manifest = encoded_state(step, tensors, meta, files, finite)
-    path = run.path / f"checkpoint-{step}"
+    contents = {stem + _TENSORS: encode_tensors(group) for stem, group in state.tensors.items()}
+    about = {"step": state.step, "meta": state.meta}
+    trainer = {"format": FORMAT, "format_version": FORMAT_VERSION, **about}
+    contents |= {TRAINER_FILE: storage.encode_json(trainer), **state.files}
+    for name in contents:
+        check_name(name, Path(name))
+    records = {name: FileRecord.of(data) for name, data in contents.items()}
+    finite = state.finite and first_non_finite(state.tensors.get("model", {}).items()) is None
+    path = run.path / f"checkpoint-{state.step}"
     storage.require_space(run.path, sum(map(len, contents.values())))
     with storage.storage_errors(path, "write the checkpoint"):
-        _write(run, path, contents, manifest)
+        _write(run, path, contents, Manifest(records, finite, {"step": state.step}))
     run.require_owned()  # later checkpoints are another process's, if there is one
     with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
         _rotate(run, path, finite, keep)
     return path
-
-
-def encoded_state(
-    step: int,
-    tensors: Mapping[str, Mapping[str, torch.Tensor]],
-    meta: Mapping[str, Any],
-    files: Mapping[str, bytes],
-    finite: bool,
-) -> tuple[dict[str, bytes], Manifest]:
-    """Returns the files of a state, as `load_checkpoint` reads them, and their manifest."""
-    contents = {stem + _TENSORS: encode_tensors(group) for stem, group in tensors.items()}
-    trainer = {"format": FORMAT, "format_version": FORMAT_VERSION, "step": step, "meta": dict(meta)}
-    contents[TRAINER_FILE] = storage.encode_json(trainer)
-    contents.update(files)
-    for name in contents:
-        check_name(name, Path(name))
-    records = {name: FileRecord.of(data) for name, data in contents.items()}
-    return contents, Manifest(records, finite, {"step": step})
 
 
 def _write(
@@ -259,3 +234,45 @@ def find_checkpoint(
     if checkpoint is not None:
         end = f"Using {checkpoint.path}, which is intact"
     return checkpoint, [CorruptFileError(f"{error}. {end}") for error in damage]
+
+
+class RunSnapshots:
+    """The newest `keep` checkpoints of a locked run directory."""
+
+    def __init__(self, run: RunDirectory, keep: int) -> None:
+        self._run, self._keep = run, keep
+
+    def save(self, state: Checkpoint) -> Event:
+        """Writes a state; returns more of the `checkpoint` event."""
+        mark = metrics_mark(self._run.metrics_path)
+        marked = replace(state, meta={**state.meta, METRICS_KEY: mark})
+        path = save_checkpoint(self._run, marked, self._keep)
+        return {"path": path.name, "bytes": sum(file.stat().st_size for file in path.iterdir())}
+
+    def last_good(self) -> Checkpoint | None:
+        """Returns the newest state without NaN or Inf."""
+        return find_checkpoint(self._run, finite=True)[0]
+
+
+class MemorySnapshots:
+    """The newest finite state of a run without a directory."""
+
+    def __init__(self) -> None:
+        self._newest: Checkpoint | None = None
+
+    def save(self, state: Checkpoint) -> Event | None:
+        if state.finite:
+            own = {
+                stem: {name: tensor.detach().to("cpu", copy=True) for name, tensor in group.items()}
+                for stem, group in state.tensors.items()
+            }
+            meta = copy.deepcopy(state.meta)
+            self._newest = replace(state, tensors=own, meta=meta)
+        return None
+
+    def last_good(self) -> Checkpoint | None:
+        return copy.deepcopy(self._newest)  # callbacks may change their tensors
+
+
+Snapshots = RunSnapshots | MemorySnapshots
+"""Where a run keeps its state to go back to."""

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastlstm.training.recovery import roll_back
 from fastlstm.training.task import even_parts
 
 if TYPE_CHECKING:
@@ -41,9 +40,6 @@ class DataParallel:
     seed, the step and the rank.
 
     With local steps nothing is sent in a step: a gradient is the mean over the own targets.
-
-    Args:
-        trainer: whose plan has the processes.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -143,7 +139,7 @@ def finish_round(trainer: Trainer) -> None:
     world.heard(world.summed(told)[1:])
     if told[0]:
         culprit, trainer.culprit = trainer.culprit or "a tensor of another process", None
-        roll_back(trainer, culprit)
+        trainer.roll_back(culprit)
         return
     weights = [p for p in trainer.model.parameters() if p.requires_grad]
     _average(trainer, [*weights, *(() if average is None else average.tensors().values())])
@@ -158,13 +154,7 @@ def _average(trainer: Trainer, tensors: Sequence[Tensor]) -> None:
 
 def round_steps(trainer: Trainer, done: float, each: float) -> int:
     """Returns the local steps until the weights are averaged: at the latest before an evaluation, a
-    checkpoint and the end.
-
-    Args:
-        trainer: between two rounds.
-        done: share of the run that is done, 0..1.
-        each: share of the run that a step is.
-    """
+    checkpoint and the end. `done` of the run is done, 0..1; a step is `each` of it."""
     plan, step = trainer.plan, trainer.progress.step
     every = [plan.options.sync_every, plan.eval_every, plan.options.checkpoint_every]
     steps = min(number - step % number for number in every if number is not None)

@@ -1,22 +1,32 @@
-"""What the `start`, `step` and `end` events of a run hold, whatever it trains."""
+"""The events of a run, whatever it trains: start, step, end, phase and machine."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from fastlstm.errors import counted
 from fastlstm.runs.events import Event
 from fastlstm.system.gpu_usage import gpu_usage
 from fastlstm.system.hardware import machine_name, peak_memory_bytes
+from fastlstm.system.machine_usage import (
+    CORE_WAIT,
+    LEAST_OTHERS,
+    MachineUsage,
+    threads_with_cores,
+)
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.plan import TrainingPlan
-from fastlstm.training.task import Task
+from fastlstm.training.task import Task, Watch
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+INTERVAL_S = 10.0
+"""Between two `phase` events, and two `machine` events."""
 _OPTIONS = ("batch_size", "accumulate", "optimizer", "learning_rate", "precision", "seed")
 
 
@@ -39,6 +49,7 @@ def start_event(
         "num_parameters": sum(p.numel() for p in task.model.parameters()),
         "flop_per_unit": task.flop_per_unit,
         "ceiling_gflops": plan.ceiling_gflops,
+        **({"ceiling_how": plan.ceiling_how} if plan.ceiling_how else {}),
         "end": plan.stop_criterion.text,
         **{name: getattr(plan.options, name) for name in _OPTIONS},
         "threads": torch.get_num_threads(),
@@ -109,3 +120,100 @@ def end_event(trainer: Trainer, reason: str, run_path: str | None) -> Event:
         "run": run_path,
         **trainer.task.totals(progress),
     }
+
+
+class PhaseTimes:
+    """The seconds of each phase of training since the last `phase` event.
+
+    They are differences of counters that the loader, the stepper and `Progress` keep anyway. On a
+    GPU the update runs on while the next step begins, so a part of it is counted there.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.begin()
+
+    def begin(self) -> None:
+        """Counts from now on."""
+        self._since, self._before = time.monotonic(), self._counters()
+
+    def is_due(self) -> bool:
+        """Returns whether to emit an event: about every 10 s."""
+        return time.monotonic() - self._since >= INTERVAL_S
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds of each phase since the last call; `other` is the rest."""
+        wall_s = time.monotonic() - self._since
+        before, now = self._before, self._counters()
+        spent = {name: max(now[name] - before[name], 0.0) for name in now}
+        self.begin()
+        return {**spent, "other": max(wall_s - sum(spent.values()), 0.0)}
+
+    def event(self) -> Event:
+        """Returns the `phase` event of the time since the last one."""
+        return {"event": "phase", "step": self._trainer.progress.step, "seconds": self.take()}
+
+    def _counters(self) -> dict[str, float]:
+        trainer = self._trainer
+        spent = trainer.progress.spent
+        return {
+            "input_wait": trainer.task.loader.wait_s,
+            **trainer.stepper.seconds,
+            "evaluation": spent.get("evaluations", 0.0),
+            "checkpoint": spent.get("saving", 0.0),
+        }
+
+
+class MachineEvents:
+    """Emits `machine` events of a trainer, between its steps and within evaluations; the disk that
+    they are about is that of the run directory, if there is one."""
+
+    def __init__(self, trainer: Trainer, run_path: str | None) -> None:
+        self._trainer = trainer
+        self._usage = MachineUsage(None if run_path is None else Path(run_path))
+        self._due_s = time.monotonic() + INTERVAL_S
+        self._is_told = False
+
+    def emit_if_due(self) -> None:
+        """Emits an event when the last one is 10 s old."""
+        if time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + INTERVAL_S
+        trainer = self._trainer
+        gpus = gpu_usage() if trainer.plan.device.type == "cuda" else {}
+        used = self._usage.read()
+        trainer.emit(
+            {
+                "event": "machine",
+                "step": trainer.progress.step,
+                "time": round(time.time(), 1),
+                **used,
+                **gpus,
+                "elapsed_s": round(trainer.elapsed_s(), 3),
+            }
+        )
+        self._tell_of_waits(used.get("waiting_threads", 0.0), used.get("others_share", 1.0))
+
+    def _tell_of_waits(self, waiting: float, others_share: float) -> None:
+        """Says once that steps wait for threads without a core, where others have the cores."""
+        if waiting <= CORE_WAIT or others_share < LEAST_OTHERS or self._is_told:
+            return
+        self._is_told = True
+        threads = torch.get_num_threads()
+        waiting = min(waiting, float(threads))  # a process may have other threads that wait
+        fewer = threads_with_cores(threads, waiting)
+        advice = "end them for full speed"
+        advice += f", or give the run --threads {fewer}" if fewer < threads else ""
+        verb = "waits" if threads == 1 else "wait"
+        text = f"{waiting:.1f} of {counted(threads, 'thread')} {verb} for a core"
+        self._trainer.say("warning", f"other processes use the CPU: {text}; {advice}")
+
+    def watching(self, watch: Watch | None) -> Watch:
+        """Returns a function for the progress of an evaluation that also emits what is due."""
+
+        def tell(done: int, total: int) -> None:
+            self.emit_if_due()
+            if watch is not None:
+                watch(done, total)
+
+        return tell

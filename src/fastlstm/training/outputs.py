@@ -35,11 +35,6 @@ class EventHub:
         self._end: tuple[float, Event] | None = None
         self._losses: list[tuple[float, float]] = []
 
-    @property
-    def has_files(self) -> bool:
-        """Whether files are open."""
-        return bool(self._files)
-
     def emit(self, event: Event) -> None:
         """Hands out an event.
 
@@ -155,11 +150,8 @@ class EventHub:
 
 
 def is_still_improving(losses: Sequence[tuple[float, float]]) -> bool:
-    """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way.
-
-    Args:
-        losses: (step, validation loss) of the evaluations of all starts, in order.
-    """
+    """Returns whether the last evaluation is the best, well below all in the first 9/10 of the way;
+    each is (step, validation loss), of all starts in order."""
     if not losses:
         return False
     last_step, last = losses[-1]

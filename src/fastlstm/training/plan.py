@@ -25,6 +25,7 @@ class TrainingPlan:
         eval_every: steps between evaluations; None spreads `evaluations` evenly over the run.
         evaluations: in the run.
         ceiling_gflops: measured GEMM rate of the device in this precision, 0 if unmeasured.
+        ceiling_how: how it was measured, empty if unmeasured.
         started: `time.perf_counter()` when the wall clock of this start began.
         world: the processes that train together.
     """
@@ -35,6 +36,7 @@ class TrainingPlan:
     eval_every: int | None = None
     evaluations: int = 16
     ceiling_gflops: float = 0.0
+    ceiling_how: str = ""
     started: float | None = None
     world: World = field(default_factory=World)
 

@@ -30,7 +30,7 @@ _QUIET_SHARE = 0.7
 """Share of the threads' time spent computing on an otherwise idle machine; Python takes some."""
 _PASSES = {"cpu": (1, 2), "cuda": (4, 12)}
 """That warm up, and that are timed. On a GPU kernels are loaded with the first ones."""
-_AS_ASKED = "as asked"
+AS_ASKED = "as asked"
 STEP_OVER_PASS = 1.3
 """Time of a whole step with clipping and Muon over its forward and backward pass, on a CPU."""
 
@@ -71,20 +71,6 @@ class LossScaler(torch.amp.GradScaler):
             self._scale, self._growth_tracker, is_bad,
             self._growth_factor, self._backoff_factor, self._growth_interval,
         )  # fmt: skip
-
-
-def why_of(choice: PrecisionChoice, *, is_given: bool, is_resumed: bool) -> str:
-    """Returns why a run trains in this precision: one that was not chosen here is not always asked
-    for in this start.
-
-    Args:
-        choice: the precision.
-        is_given: it was asked for in this start.
-        is_resumed: the run continues.
-    """
-    if choice.why != _AS_ASKED or is_given:
-        return choice.why
-    return "as in the first start" if is_resumed else "the default"
 
 
 def notes_on(name: str, device: torch.device, call: LSTMCall | None = None) -> list[str]:
@@ -132,7 +118,7 @@ def choose_precision(
         )
     if time_pass is None:
         allow_tf32(asked)
-        return PrecisionChoice(asked, _AS_ASKED)
+        return PrecisionChoice(asked, AS_ASKED)
     threads, measured = torch.get_num_threads(), list[str]()
     # Earlier versions remembered times of a busy machine, without "quiet".
     machine = {**hardware.machine(device.type, threads), **about, "quiet": True}
@@ -180,7 +166,7 @@ def _choose(
 ) -> PrecisionChoice:
     """Returns the choice; `measured` are the precisions that `seconds_of` has timed so far."""
     if asked != "auto":
-        return PrecisionChoice(asked, _AS_ASKED, seconds_of(asked))
+        return PrecisionChoice(asked, AS_ASKED, seconds_of(asked))
     if device.type == "cpu" and not hardware.may_gain_by_bf16():
         return PrecisionChoice("fp32", "this CPU has no bf16 instructions", seconds_of("fp32"))
     full_name, *others = precisions_of(device)
@@ -207,11 +193,8 @@ def _choose(
 
 
 def require_fast_kernels(options: TrainingOptions, call: LSTMCall) -> None:
-    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels.
-
-    Args:
-        options: of training.
-        call: of a layer, in any dtype.
+    """Refuses `strict_kernels` where every precision that may be chosen has only slow kernels
+    for a layer's call, whose dtype is not looked at.
 
     Raises:
         KernelError: no kernel is fast.

@@ -62,12 +62,8 @@ def remembered_plan(
     A plan is made anew once the machine is quiet, if it was busy, and where clearly more of the
     budget is left than there was. Plans for a GPU are not kept: what fits its memory changes.
 
-    Args:
-        options: of the run; a run without a budget plans nothing that is worth keeping.
-        data: the sizes that the plan depends on.
-        device: of the run.
-        left_s: seconds of the budget that are left for training.
-        make: times steps and chooses.
+    `data` are the sizes that the plan depends on, `left_s` the seconds of the budget that are left
+    for training. A run without a budget plans nothing that is worth keeping.
     """
     if StopCriterion.of(options, 1).budget_s is None or device.type != "cpu":
         return make()

@@ -57,12 +57,7 @@ def remaining(
 ) -> StopCriterion:
     """Returns when a resumed run ends; `notes` receives a message if nothing is left to train.
 
-    Args:
-        run: the run.
-        checkpoint: that it continues from.
-        stop_criterion: of the options.
-        notes: receives the message.
-        needs_steps: False where a run that has used its budget may still do what follows training.
+    Without `needs_steps` a run that has used its budget may still do what follows training.
 
     Raises:
         BudgetError: the run ended by this very budget before, and needs further steps.
@@ -101,12 +96,8 @@ def resumed_config(
 ) -> ConfigT:
     """Returns the options a run was started with; those that may change are the new ones.
 
-    Args:
-        new: the options now.
-        names: of the options that are set; the others are defaults.
-        resolved: of the run.
-        first: those of its first start, as the user set them.
-        may_change: names of options that a resumed run may change.
+    Of the `new` options `names` are set, the others are defaults. `resolved` are those of the run,
+    `first` those of its first start, as the user set them.
 
     Raises:
         ConfigError: an option differs that must not change.

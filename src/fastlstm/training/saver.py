@@ -1,4 +1,4 @@
-"""Saves the state of a run when it is due, and puts it back."""
+"""Saves the state and the best weights of a run when it is due, and puts them back."""
 
 from __future__ import annotations
 
@@ -11,18 +11,96 @@ import torch
 from torch import Tensor
 
 from fastlstm.errors import CorruptFileError, StorageError
-from fastlstm.training.best_weights import STEM as BEST
 from fastlstm.training.checkpoint import Checkpoint, reading
 from fastlstm.training.data_parallel import average_optimizers
 from fastlstm.training.guard import first_non_finite
 from fastlstm.training.schedule import SaveTimes
-from fastlstm.training.state import Tensors
+from fastlstm.training.state import Progress, Tensors, require_like, weights_of
 
 if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
+BEST = "best"
+"""File stem of the best weights."""
+COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
+"""Counters of `Progress` that belong to them."""
 _FINITE = ("model", "optimizer", "average", "carried")
 """Stems of the tensors without NaN and Inf in a state that can be restored."""
+
+
+class BestWeights:
+    """The weights of the best evaluation.
+
+    A task that publishes at once has its best weights in the run directory; they are held here,
+    and in checkpoints, only until they are published. Other tasks need them at the end.
+
+    Attributes:
+        weights: by name; empty where there are none to publish.
+        published_step: step of the weights that were published last, -1 before.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.weights: dict[str, torch.Tensor] = {}
+        self.published_step = -1
+        self._refusal: StorageError | None = None
+
+    def keep(self) -> None:
+        """Keeps a copy of the weights that are in the model now."""
+        own = weights_of(self._trainer.task.model)
+        self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
+        self.published_step = -1  # a roll-back may find a better model at an earlier step
+        if self._trainer.task.publishes_at_once:
+            self.publish_if_possible()
+
+    def forget(self) -> None:
+        """Starts anew: nothing is the best so far. What was published stays published."""
+        progress, first = self._trainer.progress, Progress()
+        for name in COUNTERS:
+            setattr(progress, name, getattr(first, name))
+        self.weights, self.published_step, self._refusal = {}, -1, None
+
+    def restore(self, stored: Mapping[str, torch.Tensor], published_step: int) -> None:
+        """Puts the weights of a checkpoint back; raises ValueError if they do not fit the model."""
+        if stored:
+            require_like(weights_of(self._trainer.task.model), stored, BEST)
+        self.weights = {name: tensor.clone() for name, tensor in stored.items()}
+        self.published_step = published_step
+
+    def into_model(self) -> None:
+        """Puts the weights, if there are any, into the model."""
+        if self.weights:
+            self._trainer.task.model.load_state_dict(self.weights, strict=False)
+
+    def publish(self) -> None:
+        """Publishes the weights unless they are published; raises StorageError."""
+        trainer, step = self._trainer, self._trainer.progress.best_step
+        if self.weights and step != self.published_step:
+            trainer.task.publish(self.weights, trainer)
+            self.set_published()
+
+    def set_published(self) -> None:
+        """Notes that the weights are published."""
+        self.published_step, self._refusal = self._trainer.progress.best_step, None
+        if self._trainer.task.publishes_at_once:
+            self.weights = {}
+
+    def publish_if_possible(self) -> None:
+        """Publishes the weights; a refusal is a warning, and tried again at the next checkpoint."""
+        try:
+            self.publish()
+        except StorageError as error:
+            self._refusal = error
+            self._trainer.say("warning", f"the best model is not published yet: {error}")
+
+    def require_published(self, saved_step: int) -> None:
+        """Raises StorageError when the weights are still not published."""
+        if self._refusal is not None:
+            raise StorageError(
+                f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
+                f" published; checkpoint-{saved_step} keeps it, start the run again with"
+                " `resume=True` to publish it.",
+            ) from self._refusal
 
 
 def of_all_rows(

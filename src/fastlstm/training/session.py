@@ -28,7 +28,7 @@ from fastlstm.system import environment, hardware
 from fastlstm.system.ceilings import GEMM_SHAPE, ceiling_dtype, measured_ceilings
 from fastlstm.system.machine_usage import first_words
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import Checkpoint, reading
+from fastlstm.training.checkpoint import Checkpoint, RunSnapshots, reading
 from fastlstm.training.device import (
     memory_told,
     notes_on_device,
@@ -39,7 +39,7 @@ from fastlstm.training.events import start_event
 from fastlstm.training.options import TrainingOptions, chosen_names
 from fastlstm.training.outputs import EventHub
 from fastlstm.training.plan import TrainingPlan, TrainingResult
-from fastlstm.training.precision import PrecisionChoice, allow_tf32, tf32_kept, why_of
+from fastlstm.training.precision import AS_ASKED, PrecisionChoice, allow_tf32, tf32_kept
 from fastlstm.training.quota_threads import threads_within_quota
 from fastlstm.training.resuming import (
     OptionsT,
@@ -49,7 +49,6 @@ from fastlstm.training.resuming import (
     resumed_config,
 )
 from fastlstm.training.schedule import StopCriterion
-from fastlstm.training.snapshots import RunSnapshots
 from fastlstm.training.task import Task
 from fastlstm.training.trainer import Trainer
 
@@ -89,8 +88,9 @@ class Start(Generic[OptionsT]):
 
     def why(self, choice: PrecisionChoice) -> str:
         """Returns why the run trains in this precision."""
-        is_resumed = self.checkpoint is not None
-        return why_of(choice, is_given="precision" in self.given, is_resumed=is_resumed)
+        if choice.why != AS_ASKED or "precision" in self.given:
+            return choice.why
+        return "the default" if self.checkpoint is None else "as in the first start"
 
 
 class RunSession(EventHub):
@@ -147,12 +147,8 @@ class RunSession(EventHub):
     ) -> Iterator[Start[OptionsT]]:
         """Sets up threads and device for the length of the block; random numbers outside stay.
 
-        Args:
-            options: of this start.
-            names: of the options that are set; the others are defaults.
-            resume: continue where there is a checkpoint.
-            stored: returns the options of a checkpoint: resolved, and those of the first start.
-            may_change: names of options that a resumed run may change.
+        Of the options `names` are set, the others are defaults. A checkpoint's options are what
+        `stored` returns: resolved, and those of the first start.
         """
         first, checkpoint, before = options, None, None
         given = chosen_names(options)
@@ -175,18 +171,27 @@ class RunSession(EventHub):
         with random_numbers_kept(device), memory_told(options, device):
             yield Start(options, first, device, checkpoint, given)
 
-    def stop_criterion(
-        self, options: TrainingOptions, checkpoint: Checkpoint | None, steps_per_epoch: int
-    ) -> StopCriterion:
-        """Returns when the run ends.
+    def plan(
+        self,
+        options: TrainingOptions,
+        device: torch.device,
+        checkpoint: Checkpoint | None,
+        steps_per_epoch: int,
+        eval_every: int | None,
+    ) -> TrainingPlan:
+        """Returns how the run goes; with a run directory the ceiling of the device is measured.
 
         Raises:
             BudgetError: it is resumed, ended by this very budget before, and needs steps.
         """
-        stop_criterion = StopCriterion.of(options, steps_per_epoch)
-        if checkpoint is None or self.run is None:
-            return stop_criterion
-        return remaining(self.run, checkpoint, stop_criterion, self.notes, self.needs_steps)
+        end, ceiling = StopCriterion.of(options, steps_per_epoch), Event()
+        if self.run is not None:
+            if checkpoint is not None:
+                end = remaining(self.run, checkpoint, end, self.notes, self.needs_steps)
+            ceiling = self.ceiling(options.precision, device.type)
+        return TrainingPlan(
+            options, end, device, eval_every, started=self.started, world=self.world, **ceiling
+        )
 
     def set_threads(self, threads: int | None) -> None:
         """Sets the threads of torch, by default one per core; warns of more than cores."""
@@ -206,18 +211,30 @@ class RunSession(EventHub):
         plan: TrainingPlan,
         checkpoint: Checkpoint | None,
         callbacks: Sequence[Callback],
+        about: Event,
+        warning: str | None = None,
     ) -> TrainingResult:
-        """Trains a task from its start, or from a checkpoint; see `Trainer.fit`."""
-        allow_tf32(plan.options.precision)
-        snapshots = None
-        if self.run is not None:
-            snapshots = RunSnapshots(self.run, plan.options.keep_checkpoints)
-        own = callbacks if self.world.is_leader else ()
-        trainer = Trainer(
-            task, plan, self.emit, self.stop, snapshots, own,
-            self._run_path(), self.watch("evaluating", task.unit),
-        )  # fmt: skip
-        return trainer.fit(checkpoint)
+        """Trains a task from its start, or from a checkpoint, and reports; see `Trainer.fit`.
+
+        The `start` event has the further keys of `about`; the notes and `warning` follow it.
+        """
+        path = None if self.run is None else str(self.run.path)
+        with self.files(checkpoint, plan.options.tensorboard):
+            self.emit({**start_event(task, plan, path, checkpoint), **about})
+            for note in (*self.notes, *self._notes_on_setup(plan)):
+                self.say("info", note)
+            if warning is not None:
+                self.say("warning", warning)
+            allow_tf32(plan.options.precision)
+            snapshots = None
+            if self.run is not None:
+                snapshots = RunSnapshots(self.run, plan.options.keep_checkpoints)
+            own = callbacks if self.world.is_leader else ()
+            trainer = Trainer(
+                task, plan, self.emit, self.stop, snapshots, own,
+                path, self.watch("evaluating", task.unit),
+            )  # fmt: skip
+            return trainer.fit(checkpoint)
 
     def of_leader(self, kind: type[ValueT], make: Callable[[], ValueT]) -> ValueT:
         """Returns what rank 0 makes in every process: a dataclass whose fields JSON can hold."""
@@ -287,14 +304,6 @@ class RunSession(EventHub):
         """What a loader polls. Of several processes none may stop within a step of all."""
         return self.stop if self.world.size == 1 else None
 
-    def announce(
-        self, task: Task, plan: TrainingPlan, checkpoint: Checkpoint | None, about: Event
-    ) -> None:
-        """Emits the `start` event, with what `about` adds to it, then the notes."""
-        self.emit({**start_event(task, plan, self._run_path(), checkpoint), **about})
-        for note in (*self.notes, *self._notes_on_setup(plan)):
-            self.say("info", note)
-
     def _notes_on_setup(self, plan: TrainingPlan) -> list[str]:
         """Returns what to say of a set-up that takes much of a budget."""
         budget_s = plan.stop_criterion.budget_s
@@ -309,16 +318,13 @@ class RunSession(EventHub):
             text += f"; this process computed for {own_s:.1f} s of it and waited otherwise"
         return [text]
 
-    def _run_path(self) -> str | None:
-        return None if self.run is None else str(self.run.path)
-
     def mark(self) -> None:
         """Begins the measurement of how busy the machine is; see `report_s`."""
         self._mark = _thread_s()
 
     def report_s(self) -> float:
         """Returns about how long the report will take: as busy as the machine was since `mark`."""
-        if not self.has_files:
+        if self.run is None:
             return 0.0
         ready_s, ran_s = (now - then for now, then in zip(_thread_s(), self._mark, strict=True))
         return _REPORT_CPU_S * min(max(ready_s / max(ran_s, 1e-3), 1.0), _MAX_BUSY)

@@ -27,11 +27,8 @@ _WAITED_S = 0.02
 
 
 def fastest_step_s(trainer: Trainer) -> float:
-    """Returns the seconds of the fastest of a few steps, with loader and optimizer.
-
-    Args:
-        trainer: of a model to throw away; its loader is closed.
-    """
+    """Returns the seconds of the fastest of a few steps, with loader and optimizer, of a model to
+    throw away; its loader is closed."""
     loader, seconds = trainer.task.loader, list[float]()
     trainer.task.model.train()
     with closing(loader):
@@ -61,12 +58,8 @@ def _fastest_turn_s(trainer: Trainer) -> float:
 
 
 def steps_in_turn_s(trainer: Trainer, num: int) -> float:
-    """Returns the seconds of `num` steps that follow each other as those of a run do.
-
-    Args:
-        trainer: of a model to throw away, which has taken a step.
-        num: of the steps.
-    """
+    """Returns the seconds of `num` steps that follow each other as those of a run do, of a model to
+    throw away that has taken a step."""
     stepper, loader = trainer.stepper, trainer.task.loader
 
     def take() -> None:

@@ -54,12 +54,7 @@ class ThroughputMeter:
         self.evaluation_s, self._scored = seconds, units
 
     def log_due(self, every: int | None, step: int) -> bool:
-        """Returns whether to emit a `step` event: every so many steps, or about once a second.
-
-        Args:
-            every: steps between events, or None.
-            step: of now.
-        """
+        """Returns whether to emit a `step` event: every so many steps, or about once a second."""
         if every is not None:
             return step % every == 0
         return time.perf_counter() - self._since >= _LOG_INTERVAL_S

@@ -5,33 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext, suppress
+from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 
-from fastlstm.errors import Dismissed, FastLSTMError, NonFiniteError, Stopped
+from fastlstm.errors import Dismissed, FastLSTMError, NonFiniteError, Stopped, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
 from fastlstm.training.averaging import WeightAverage
-from fastlstm.training.best_weights import BestWeights
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
-from fastlstm.training.checkpoint import Checkpoint
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, Snapshots
 from fastlstm.training.data_parallel import broadcast, finish_round, round_steps
 from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.events import end_event, step_event
-from fastlstm.training.guard import bad_weight
-from fastlstm.training.machine_events import MachineEvents
+from fastlstm.training.events import MachineEvents, PhaseTimes, end_event, step_event
+from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
 from fastlstm.training.optimizer import OptimizerSet
-from fastlstm.training.phases import PhaseTimes
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import LossScaler
-from fastlstm.training.recovery import handle_bad_step, roll_back
-from fastlstm.training.saver import Saver
+from fastlstm.training.saver import COUNTERS, BestWeights, Saver
 from fastlstm.training.schedule import learning_rate_factor
-from fastlstm.training.shared_evaluation import evaluate, weights_to_evaluate
-from fastlstm.training.snapshots import MemorySnapshots, Snapshots
 from fastlstm.training.state import Progress, TrainingState
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.task import Score, Task, Watch
@@ -39,6 +34,8 @@ from fastlstm.training.throughput import ThroughputMeter
 
 CLOSING_S = 0.5
 """Kept of a budget beside what the evaluation, the checkpoint and the task need at its end."""
+_KEPT = (*COUNTERS, "spent", "scored", "train_s")
+"""Counters that a roll-back leaves as they are."""
 
 
 class _Turn(NamedTuple):
@@ -161,8 +158,9 @@ class Trainer:
         progress.slot = min(progress.slot, self._evaluations.slot(self.done()))
         self.callbacks.call("on_begin")
         try:
-            with self._saved_if_stopped():
-                self._fit()
+            self._fit()
+        except Stopped:
+            self._stopped()
         except NonFiniteError:
             with suppress(FastLSTMError):  # the error that ends the run counts for more
                 self.best.publish_if_possible()
@@ -274,14 +272,7 @@ class Trainer:
             self.take_step(min(done + each * (self.progress.step - first), 1.0))
         finish_round(self)
 
-    @contextmanager
-    def _saved_if_stopped(self) -> Iterator[None]:
-        try:
-            yield
-        except Stopped:
-            self._stopped()
-
-    def _stopped(self) -> None:
+    def _stopped(self) -> NoReturn:
         """Saves the state after a stop and raises Stopped."""
         self.emit(self._phases.event())  # first: what is written later is cut by a resumed run
         self.saver.save()
@@ -364,12 +355,14 @@ class Trainer:
             factor = self._rate_factor(self.done())
         loss, norm = self.step(batch, factor)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            handle_bad_step(self, loss)
+            self._bad_step(loss)
             if self.plan.is_local:  # a step of the others
                 self.progress.count(units)
             return
         seconds = time.perf_counter() - started
-        self.count_step(batch, seconds)
+        self.state.guard.good_step()
+        self.progress.count(units)
+        self.progress.train_s += seconds
         self.progress.elapsed_s = self.elapsed_s()
         self.meter.add_step(loss, norm, units, seconds)
         self.tell_of_steps(factor)
@@ -397,7 +390,7 @@ class Trainer:
         if not result.is_finite:
             for later in (units, *self._launched):
                 progress.count(-later)
-            handle_bad_step(self, result.loss, result.gradient, is_reset=True)
+            self._bad_step(result.loss, result.gradient, is_reset=True)
             for later in self._launched:
                 progress.count(later)
             return False
@@ -421,20 +414,6 @@ class Trainer:
         if self._phases.is_due():
             self.emit(self._phases.event())
 
-    def count_step(self, batch: Any, seconds: float) -> None:
-        """Counts a step that has changed the weights."""
-        self.state.guard.good_step()
-        self.progress.count(self.task.size(batch))
-        self.progress.train_s += seconds
-
-    def reset_carried(self) -> None:
-        """Sets the state that is carried from batch to batch to zero."""
-        self.task.reset_state()
-
-    def continue_clock(self, elapsed_s: float) -> None:
-        """Sets the wall clock of the run."""
-        self._started = time.perf_counter() - elapsed_s
-
     def _warn_of_straggler(self) -> None:
         if self.task.is_pipelined:
             return  # stages are seldom equal
@@ -457,6 +436,70 @@ class Trainer:
             self.model.train()
         return self.stepper.step(batch, factor)
 
+    # NaN and Inf --------------------------------------------------------------------------------
+
+    def _bad_step(
+        self, loss: float, gradient: str | None = None, *, is_reset: bool = False
+    ) -> None:
+        """Skips a step whose loss or gradient is not finite; rolls back when that does not help.
+
+        A CUDA graph knows which `gradient` it was, and has reset the carried state.
+
+        Raises:
+            NonFiniteError: roll-backs did not help.
+        """
+        state, task = self.state, self.task
+        self.stepper.gather()  # so that all processes see the same weights
+        weight, gradient = bad_weight(task.model), gradient or bad_gradient(task.model)
+        if weight is not None:
+            culprit = f"weight {weight}"
+        elif not math.isfinite(loss):
+            carried = task.carried().items()
+            name = first_non_finite((n, t) for n, t in carried if n not in task.may_be_nan)
+            culprit = f"carried {name}" if name else "loss"
+        else:
+            culprit = f"gradient of {gradient or 'another rank'}"
+        state.optimizers.zero_grad()
+        # The scaler has halved its scale since: below 1 a smaller one cannot help.
+        is_scaled = state.scaler is not None and state.scaler.get_scale() >= 1.0
+        if weight is None and math.isfinite(loss) and is_scaled:
+            return  # fp16 overflowed; the next batch is tried with the smaller scale
+        if not is_reset:
+            task.reset_state()
+        if not (state.guard.bad_step(state.progress.step, culprit) or weight is not None):
+            self._emit_skip(culprit, "step skipped, state reset")
+        elif self.plan.is_local:
+            self.culprit = culprit  # all go back at the end of the round
+        else:
+            self.roll_back(culprit)
+
+    def roll_back(self, culprit: str) -> None:
+        """Goes back to the last good state, with half the learning rate.
+
+        Raises:
+            NonFiniteError: there is none, or it happened too often.
+        """
+        self._emit_skip(culprit, "rolled back to the last good checkpoint")
+        guard, before = self.state.guard, self.progress
+        checkpoint = self.snapshots.last_good()
+        if guard.roll_back() or not self.world.decided(checkpoint is not None)[0]:
+            raise NonFiniteError(
+                f"step {before.step}: {culprit} is NaN or Inf and came back after"
+                f" {counted(guard.rollbacks - 1, 'roll-back')}; lower `learning_rate` or"
+                " `grad_clip`, or try `precision='fp32'`"
+            )
+        self.restore(checkpoint, is_roll_back=True)
+        progress = self.progress
+        progress.lr_scale = before.lr_scale * 0.5
+        for name in _KEPT:
+            setattr(progress, name, getattr(before, name))
+        name = "" if checkpoint is None else checkpoint.path.name
+        self.say("warning", f"continuing from {name} with half the learning rate")
+
+    def _emit_skip(self, culprit: str, action: str) -> None:
+        about = {"step": self.progress.step, "what": "non-finite", "tensor": culprit}
+        self.emit({"event": "skip", **about, "action": action})
+
     # evaluation ---------------------------------------------------------------------------------
 
     def _limit(self) -> int:
@@ -471,8 +514,10 @@ class Trainer:
             if progress.scored < self.task.num_valid:
                 part = f"{progress.scored:,} of {self.task.num_valid:,} validation {self.task.unit}"
                 self.say("info", f"each evaluation scores {part}")
-        with weights_to_evaluate(self), self.callbacks.weights_in_use():
-            score = evaluate(self, progress.scored, self.stop, self._watch)
+        average = self.state.average
+        averaged = nullcontext() if average is None else average.applied()
+        with averaged, self.callbacks.weights_in_use():
+            score = self.score(progress.scored)
             is_finite, culprit = math.isfinite(score.loss), ""
             if is_finite:
                 self._record(score, started)
@@ -481,10 +526,47 @@ class Trainer:
         seconds = time.perf_counter() - started
         self.progress.add("evaluations", seconds)
         if not is_finite:  # only now: within the block the model holds the averaged weights
-            roll_back(self, culprit)
+            self.roll_back(culprit)
             return False
         self.meter.add_evaluation(seconds, score.num_units)
         return True
+
+    def score(self, limit: int) -> Score:
+        """Scores the validation part; each process computes some of the blocks, and has the result.
+
+        Raises:
+            Stopped: `stop` returned True, in one of the processes.
+        """
+        task, world, watch, started = self.task, self.world, self._watch, time.perf_counter()
+        num = task.num_blocks(limit)
+        if world.size == 1:
+            sums = self._sums(limit, range(num), watch)
+            return task.score(limit, sums, time.perf_counter() - started)
+        own = range(num)[world.share.rows(num)]
+        sums = torch.zeros(num + 1, task.num_sums, dtype=torch.float64)
+        try:
+            if own:
+                sums[own.start : own.stop] = self._sums(
+                    limit, own, lambda done, part: watch(done * limit // part, limit)
+                )
+        except Stopped:
+            sums[num] = 1.0  # the others hear of it
+        if float(world.summed(sums)[num, 0]):
+            raise Stopped("stopped while evaluating")
+        return task.score(limit, sums[:num], time.perf_counter() - started)
+
+    def _sums(self, limit: int, blocks: range, watch: Watch | None) -> Tensor:
+        """Returns `Task.evaluate_blocks`, in halves where a GPU has too little memory for all at
+        once: each block has the same bits whichever others are computed with it."""
+        try:
+            return self.task.evaluate_blocks(limit, blocks, self.stop, watch)
+        except torch.cuda.OutOfMemoryError:
+            if len(blocks) < 2:
+                raise
+        torch.cuda.empty_cache()
+        middle = len(blocks) // 2
+        halves = blocks[:middle], blocks[middle:]
+        return torch.cat([self._sums(limit, half, None) for half in halves])
 
     def _record(self, score: Score, started: float) -> None:
         """Records an evaluation; the model holds the weights that were evaluated."""

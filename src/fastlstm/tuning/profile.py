@@ -14,8 +14,8 @@ from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system import hardware
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
+from fastlstm.training.events import PhaseTimes
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
-from fastlstm.training.phases import PhaseTimes
 from fastlstm.tuning.op_times import OpTime, op_times
 from fastlstm.tuning.planned_run import describe_machine, plan_run
 from fastlstm.tuning.quality_gain import lower_rate, quality_gain

@@ -30,7 +30,6 @@ from fastlstm.errors import (
     UsageError,
 )
 from fastlstm.report.terminal import clock
-from fastlstm.runs.same_start import require_same_start
 from fastlstm.system import storage
 from fastlstm.tuning.job import Job, Show, Space
 
@@ -66,6 +65,7 @@ _STORAGE_ERRORS = (SQLAlchemyError, sqlite3.Error, optuna.exceptions.OptunaError
 Train = Callable[[Mapping[str, Any], float, int, Path], tuple[float, float]]
 """Trains with options for so many seconds with a seed in a directory; returns what the run ended
 at, and what the whole run is expected to."""
+_NO_FLAGS = {"source", "limits", "machine"}
 
 
 def least_time_s(budget_s: float) -> float:
@@ -111,7 +111,7 @@ def open_study(path: Path, about: Mapping[str, Any], resume: bool) -> optuna.Stu
     before = about if is_new else study.user_attrs.get("about")
     if not isinstance(before, dict):
         raise _foreign(path)
-    require_same_start(path, before, about)
+    _require_same_start(path, before, about)
     if is_new:
         study.set_user_attr("about", about)
     return study
@@ -357,3 +357,38 @@ def importance(study: optuna.Study) -> dict[str, float]:
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         found = optuna.importance.get_param_importances(first, evaluator=evaluator)
     return {axis: round(share, 3) for axis, share in found.items() if math.isfinite(share)}
+
+
+def _require_same_start(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compares what a command was asked for with what the first start was, both JSON values.
+
+    Raises:
+        UsageError: an option differs, of those on top and those under `options`.
+    """
+    first, asked = _flat(before), _flat(now)
+    for name in dict.fromkeys([*asked, *first]):
+        old, new = first.get(name), asked.get(name)
+        if old == new:
+            continue
+        if name == "files":
+            raise UsageError(
+                f"'{path}' was started with another table, or it was changed since; give another"
+                " `out`"
+            )
+        if name in _NO_FLAGS:
+            raise UsageError(
+                f"'{path}' was started with another {name}: {old!s:.200}, not {new!s:.200}; give"
+                " another `out`"
+            )
+        if old is None:
+            raise UsageError(
+                f"'{path}' was started without `{name}`; leave it out, or give another `out`"
+            )
+        wrong = "not without it" if new is None else f"not {new!r:.200}"
+        raise UsageError(f"'{path}' was started with `{name}={old!r}`, {wrong}; give another `out`")
+
+
+def _flat(about: Mapping[str, Any]) -> dict[str, Any]:
+    options = about.get("options")
+    rest = {name: value for name, value in about.items() if name != "options"}
+    return rest | (dict(options) if isinstance(options, Mapping) else {})

@@ -11,7 +11,7 @@ import torch
 from fastlstm.errors import NonFiniteError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, Snapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 NAN = float("nan")

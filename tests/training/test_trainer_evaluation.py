@@ -12,7 +12,6 @@ from torch import Tensor
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.training.callbacks import Callback, CallbackList
-from fastlstm.training.shared_evaluation import evaluate
 from linear_task import LinearTask, trainer_of
 
 ROWS = 16
@@ -48,8 +47,9 @@ class Waiting(World):
 
 
 def evaluated(task: LinearTask, world: World, stop: Any = None) -> float:
-    trainer: Any = SimpleNamespace(task=task, world=world)
-    return evaluate(trainer, ROWS, stop, None).loss
+    trainer = trainer_of(task)
+    trainer.world, trainer.stop = world, stop
+    return trainer.score(ROWS).loss
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
@@ -88,7 +88,7 @@ def test_an_evaluation_without_memory_for_all_blocks_runs_in_halves(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     task, whole = LinearTask(), LinearTask()
-    want = evaluate(trainer_of(whole), whole.num_valid, None, None)
+    want = trainer_of(whole).score(whole.num_valid)
     all_blocks, asked = task.evaluate_blocks, list[range]()
 
     def small(limit: int, blocks: range, *rest: Any) -> torch.Tensor:
@@ -99,9 +99,9 @@ def test_an_evaluation_without_memory_for_all_blocks_runs_in_halves(
 
     monkeypatch.setattr(task, "evaluate_blocks", small)
     most = 1
-    assert evaluate(trainer_of(task), task.num_valid, None, None).loss == want.loss
+    assert trainer_of(task).score(task.num_valid).loss == want.loss
     assert max(map(len, asked)) == 4
     assert [n for blocks in asked if len(blocks) == 1 for n in blocks] == [0, 1, 2, 3]
     most = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        evaluate(trainer_of(task), task.num_valid, None, None)
+        trainer_of(task).score(task.num_valid)

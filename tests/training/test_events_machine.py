@@ -7,7 +7,7 @@ import pytest
 
 import fastlstm
 from fastlstm.system.machine_usage import MachineUsage
-from fastlstm.training import machine_events, phases
+from fastlstm.training import events as run_events
 
 OPTIONS = {
     **{"preset": "tiny", "rnn_size": 16, "embed_size": 8, "batch_size": 2, "seq_length": 8},
@@ -21,8 +21,7 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     kinds = []
     for interval_s in (0.0, 1e9):
-        for module in (machine_events, phases):
-            monkeypatch.setattr(module, "INTERVAL_S", interval_s)
+        monkeypatch.setattr(run_events, "INTERVAL_S", interval_s)
         run = tmp_path / f"run-{interval_s}"
         fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **OPTIONS)
         events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -56,7 +55,7 @@ def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
     text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
     known = {"waiting_threads": waiting, "others_share": others}
     used = {name: value for name, value in known.items() if value is not None}
-    monkeypatch.setattr(machine_events, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(run_events, "INTERVAL_S", 0.0)
     monkeypatch.setattr(MachineUsage, "read", lambda _: used)
     run, options = tmp_path / "run", {**OPTIONS, "threads": 2, "steps": 3, "eval_every": 3}
     fastlstm.train([text], out=run, cache_dir=str(tmp_path / "cache"), **options)

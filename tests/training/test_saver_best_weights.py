@@ -11,8 +11,7 @@ import torch
 from fastlstm.errors import Stopped, StorageError
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import find_checkpoint
-from fastlstm.training.snapshots import RunSnapshots
+from fastlstm.training.checkpoint import RunSnapshots, find_checkpoint
 from linear_task import LinearTask, of_kind, trainer_of
 
 

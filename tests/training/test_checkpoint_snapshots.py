@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.snapshots import MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, RunSnapshots, Snapshots
 
 
 def state(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastlstm.errors import Stopped
-from fastlstm.training import phases
-from fastlstm.training.phases import PhaseTimes
+from fastlstm.training import events as run_events
+from fastlstm.training.events import PhaseTimes
 from linear_task import LinearTask, trainer_of
 
 
@@ -59,7 +59,7 @@ def test_the_phases_of_a_stopped_run_reach_to_the_stop() -> None:
 
 @pytest.mark.parametrize("interval_s", [0.0, 1e9])
 def test_events_come_at_intervals(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
-    monkeypatch.setattr(phases, "INTERVAL_S", interval_s)
+    monkeypatch.setattr(run_events, "INTERVAL_S", interval_s)
     events = list[dict[str, object]]()
     trainer = trainer_of(LinearTask(), events)
     trainer.fit()
