@@ -50,7 +50,7 @@ class CategoricalFeatures(nn.Module):
 
     Args:
         num_columns: of the input.
-        categories: (position, size) of categorical columns; NaN is unknown.
+        categories: (position, size) of categorical columns; NaN and other numbers are unknown.
 
     Attributes:
         categories: as given.
@@ -80,6 +80,6 @@ class CategoricalFeatures(nn.Module):
         """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
         parts = [self.numbers(values)]
         for (place, size), embedding in zip(self.categories, self.embeddings, strict=True):
-            codes = values[..., place].nan_to_num(float(size)).long()
-            parts.append(embedding(codes))
+            codes = values[..., place].nan_to_num(float(size)).clamp(max=size)
+            parts.append(embedding(torch.where(codes < 0, float(size), codes).long()))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
