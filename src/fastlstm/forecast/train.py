@@ -187,7 +187,11 @@ class _Session(RunSession):
             stored = untrained_forecaster(config, start.first, dataset, split)
         else:
             options = _options_from(base, config) if checkpoint is None else (config, start.first)
-            stored = _continued_from(base, *options, dataset)
+            resolved, given = options
+            stored = dataclasses.replace(
+                base, config=resolved, given=given, network=copy.deepcopy(base.network),
+                key=dataset.key,
+            )  # fmt: skip
         network, sizes = stored.network.to(device), stored.network.config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
         config = dataclasses.replace(stored.config, precision=choice.name)
@@ -215,8 +219,10 @@ class _Session(RunSession):
             self.announce(task, plan, checkpoint, about | _about(task, stored, dataset))
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
-            result = self.fit(task, plan, checkpoint, [*callbacks, *own])
+            has_ratio = config.output in ("point", "quantiles") and config.patience == 0
+            if self.ends_early and has_ratio and stop_criterion.budget_s is not None:
+                callbacks = [*callbacks, RiseStopping()]
+            result = self.fit(task, plan, checkpoint, callbacks)
         return Trained(self._told(closing.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:
@@ -325,44 +331,32 @@ class _Session(RunSession):
         base: StoredForecaster | None,
     ) -> SeriesDataset:
         """Returns the table, which other processes read after rank 0."""
+
+        def show(done: int, total: int | None) -> None:
+            self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
+
         if base is not None:
             config = dataclasses.replace(config, calendar=base.config.calendar)
+        like = None if base is None else base.schema.timeline
         with self.world.together():
-            dataset = self._prepare(frame, config, checkpoint, base)
+            with self.part_of_setup("the table"):
+                dataset = prepare(frame, config, show, like=like)
+            for name in dataset.roles.target:
+                if name in dataset.constant:
+                    raise DataError(
+                        f"the target '{name}' is the same in every row; there is nothing to learn,"
+                        " name another with `target`"
+                    )
+            if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
+                assert self.run is not None
+                first = read_history(self.run.metrics_path).start.get("source") or "another table"
+                raise FormatError(
+                    f"'{self.run.path}' was started with {first}; {source_text(frame)} is another"
+                    " table, or was changed since; resume with the same table, or start a new run"
+                    " with another `out`"
+                )
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
-        return dataset
-
-    def _prepare(
-        self,
-        frame: Any,
-        config: ForecastConfig,
-        checkpoint: Checkpoint | None,
-        base: StoredForecaster | None,
-    ) -> SeriesDataset:
-        with self.part_of_setup("the table"):
-            dataset = prepare(
-                frame,
-                config,
-                lambda done, total: self.emit(
-                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
-                ),
-                like=None if base is None else base.schema.timeline,
-            )
-        for name in dataset.roles.target:
-            if name in dataset.constant:
-                raise DataError(
-                    f"the target '{name}' is the same in every row; there is nothing to learn,"
-                    " name another with `target`"
-                )
-        if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
-            assert self.run is not None
-            first = read_history(self.run.metrics_path).start.get("source") or "another table"
-            raise FormatError(
-                f"'{self.run.path}' was started with {first}; {source_text(frame)} is another"
-                " table, or was changed since; resume with the same table, or start a new run with"
-                " another `out`"
-            )
         return dataset
 
 
@@ -382,12 +376,6 @@ def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:
     """Returns the call of a layer, as far as it is known before the table is read."""
     T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
     return LSTMCall(T, B, H, H, torch.float32, device.type, True)
-
-
-def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:
-    """Returns whether a run has a budget, a loss above zero and no patience of its own."""
-    has_ratio = config.output in ("point", "quantiles")
-    return has_ratio and stop_criterion.budget_s is not None and config.patience == 0
 
 
 def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset) -> Event:
@@ -413,14 +401,6 @@ def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset)
 
 def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, str]:
     return read_options(checkpoint.files, checkpoint.path)
-
-
-def _continued_from(
-    start: StoredForecaster, config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset
-) -> StoredForecaster:
-    """Returns a copy of a forecaster with other options, to be trained on another table."""
-    network = copy.deepcopy(start.network)
-    return dataclasses.replace(start, config=config, given=given, network=network, key=dataset.key)
 
 
 def _options_from(
