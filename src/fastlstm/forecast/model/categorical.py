@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -38,11 +36,6 @@ class CategoryEmbedding(nn.Embedding):
         known = torch.where(is_trained, self.weight, 0.0)
         mean = known.sum(0) / is_trained.sum().clamp(min=1)
         return nn.functional.embedding(codes, torch.where(is_trained, self.weight, mean))
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # older files have trained categories only
-        state.setdefault(f"{prefix}is_trained", torch.ones_like(self.is_trained))
-        super()._load_from_state_dict(state, prefix, *rest)
 
 
 class CategoricalFeatures(nn.Module):
