@@ -300,9 +300,9 @@ def _pad(
 ) -> Value:
     if not any(pad):
         return x
-    *_, last = pad
-    shape = [*_sizes(x.shape[:-2]), last, *_sizes(x.shape[-1:])]
-    return _cat(g, [x, torch.full(shape, value or 0.0)], -2)
+    sizes = _sizes(x.shape)
+    sizes[-2] = pad[-1]  # rows behind the last one; the code that is traced adds no others
+    return _cat(g, [x, torch.full(sizes, value or 0.0)], -2)
 
 
 def _getitem(g: Tracer, x: Value, index: Any) -> Any:
@@ -327,20 +327,13 @@ def _taken(g: Tracer, x: Value, places: Sequence[int]) -> Any:
 
 def _expand(g: Tracer, x: Value, *sizes: Any) -> Value:
     wanted = [old if new == -1 else new for old, new in zip(x.shape, sizes, strict=True)]
-    return x if wanted == list(x.shape) else x * np.ones(_sizes(wanted), np.float32)
+    return _arithmetic("mul")(g, x, torch.ones(_sizes(wanted)))
 
 
 def _repeat_interleave(g: Tracer, x: Value, repeats: int, dim: int) -> Value:
-    if repeats == 1:
-        return x
-    apart = calls._unsqueeze(g, x, dim + 1)
-    shape = [1] * len(apart.shape)
-    shape[dim + 1] = repeats
-    whole = apart * np.ones(shape, np.float32)
-    sizes = [*x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :]]
-    if isinstance(x.shape[dim], str):
-        sizes[dim] = Length(x.shape[dim]) * repeats
-    return calls._reshape(g, whole, sizes)
+    times = [repeats if axis == dim + 1 else 1 for axis in range(len(x.shape) + 1)]
+    apart = _arithmetic("mul")(g, calls._unsqueeze(g, x, dim + 1), torch.ones(times))
+    return calls._flatten(g, apart, dim, dim + 1)
 
 
 def _unbind(g: Tracer, x: Value, dim: int = 0) -> list[Value]:
