@@ -291,7 +291,7 @@ class ForecastSource(Source):
             budget_s: of the training, or None.
 
         Returns:
-            About the seconds that measuring the results takes.
+            Estimated seconds of measuring the results.
 
         Raises:
             DataError: the table is too short for a window, or `max_loss` cannot be checked on it.

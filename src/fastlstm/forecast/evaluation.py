@@ -257,13 +257,7 @@ def example_rows(
     dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
     """Returns first rows of `count` windows at most: as many of every series, evenly spread;
-    of evenly spread series where there are more.
-
-    Args:
-        dataset: the table.
-        index: of windows of a part.
-        count: of windows, at most.
-        of: numbers of the series to take; default all.
+    of evenly spread series where there are more. `of` are numbers of the series to take.
 
     Raises:
         DataError: none of them has a window.

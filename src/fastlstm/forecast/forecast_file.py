@@ -22,15 +22,8 @@ _GROUP_ROWS = 1 << 19
 def write_rows(
     file: Any, suffix: str, schema: pa.Schema, tables: Iterable[pa.Table], whole_seconds: bool
 ) -> None:
-    """Writes tables one behind the other into an open file.
-
-    Args:
-        file: open for writing.
-        suffix: one of `SUFFIXES`.
-        schema: of all tables.
-        tables: in order.
-        whole_seconds: times of a CSV are written without fractions.
-    """
+    """Writes tables one behind the other into an open file, of a kind of `SUFFIXES`; with
+    `whole_seconds` times of a CSV without fractions."""
     for number, field in enumerate(schema if suffix == ".csv" and whole_seconds else ()):
         if pa.types.is_timestamp(field.type):
             schema = schema.set(number, field.with_type(pa.timestamp("s", field.type.tz)))

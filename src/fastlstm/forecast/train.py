@@ -308,7 +308,7 @@ class _Session(RunSession):
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
     ) -> ForecastConfig:
         """Returns the options, with the size that suits the budget."""
-        if not can_choose_size(config, self.chosen, device):
+        if not can_choose_size(config, self.chosen):
             return config
 
         def make() -> ChosenPlan:

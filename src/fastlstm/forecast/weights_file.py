@@ -110,13 +110,8 @@ def read_weights_file(
 ) -> tuple[ForecastNetwork, Tensor, Compression | None]:
     """Returns the network, the residuals of its calibration, and its compression with the matrices.
 
-    Args:
-        data: of model.safetensors.
-        build: makes the described network.
-        compression: as config.json describes it, or None.
-        origin: model.safetensors.
-        described_by: config.json.
-        num_parts: number of the network's parts with weights.
+    `build` makes the network that `described_by`, config.json, describes, of `num_parts` parts with
+    weights; `origin` is model.safetensors.
 
     Raises:
         CorruptFileError: the file is damaged, or of another network.

@@ -53,10 +53,6 @@ class Columns:
 class WindowForecaster:
     """Forecasts windows in the table's units.
 
-    Args:
-        stored: as read.
-        name: of its directory.
-
     Attributes:
         name: of its directory.
         input_size: L, rows of a window.

@@ -185,14 +185,8 @@ class ForecastNetwork(nn.Module):
     @torch.no_grad()
     def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:
         """Sets the weights of the linear path: of lags ``(h, L)``, ``(h,)``, and of the numbers
-        among the future covariates of each step ``(h, F)``.
-
-        Args:
-            weight: of lags.
-            bias: of steps.
-            future: of future covariates.
-            is_start: training begins with the linear forecast; else it has no share in it.
-        """
+        among the future covariates of each step ``(h, F)``. With `is_start` training begins with
+        the linear forecast; else it has no share in it."""
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
         if self.future.num_numbers:
