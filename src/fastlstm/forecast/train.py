@@ -186,12 +186,8 @@ class _Session(RunSession):
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
         else:
-            options = _options_from(base, config) if checkpoint is None else (config, start.first)
-            resolved, given = options
-            stored = dataclasses.replace(
-                base, config=resolved, given=given, network=copy.deepcopy(base.network),
-                key=dataset.key,
-            )  # fmt: skip
+            first = None if checkpoint is None else start.first
+            stored = _continued_from(base, config, first, dataset)
         network, sizes = stored.network.to(device), stored.network.config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
         config = dataclasses.replace(stored.config, precision=choice.name)
@@ -403,14 +399,22 @@ def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, st
     return read_options(checkpoint.files, checkpoint.path)
 
 
-def _options_from(
-    start: StoredForecaster, config: ForecastConfig
-) -> tuple[ForecastConfig, ForecastConfig]:
-    """Returns the options, resolved and as given, of training that continues from a forecaster.
+def _continued_from(
+    start: StoredForecaster,
+    config: ForecastConfig,
+    first: ForecastConfig | None,
+    dataset: SeriesDataset,
+) -> StoredForecaster:
+    """Returns a copy of a forecaster with other options, to be trained on another table.
+
+    `first` are the options as given of a resumed run, whose resolved ones are `config`.
 
     Raises:
         ConfigError: an option that belongs to the network or its columns was changed.
     """
+    copied = dataclasses.replace(start, network=copy.deepcopy(start.network), key=dataset.key)
+    if first is not None:
+        return dataclasses.replace(copied, config=config, given=first)
     changed = changes(start.given, config)
     for name in sorted(changed.keys() - _MAY_DIFFER):
         before = getattr(start.given, name)
@@ -421,7 +425,7 @@ def _options_from(
     resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
     if given.learning_rate is None:
         resolved = dataclasses.replace(resolved, learning_rate=LEARNING_RATES[resolved.optimizer])
-    return resolved, given
+    return dataclasses.replace(copied, config=resolved, given=given)
 
 
 def _precision(
