@@ -161,7 +161,7 @@ class Forecasts:
         known: NDArray[np.float64] | None,
         quantiles: Sequence[float],
     ) -> NDArray[np.float64]:
-        """Returns forecasts or quantiles ``(N, h, C, levels)``, in the table's units, of the windows
+        """Returns forecasts or quantiles ``(N, h, C, levels)`` in the table's units, of the windows
         that end the segments."""
         stored, table, sizes = self.stored, self.dataset.table, self.stored.network.config
         ends = table.segments.first_rows[segments] + table.segments.num_rows[segments]

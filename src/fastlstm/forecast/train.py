@@ -215,10 +215,8 @@ class _Session(RunSession):
             self.announce(task, plan, checkpoint, about | _about(task, stored, dataset))
             if short := note_of_short_series(config, sizes, dataset, split):
                 self.say("warning", short)
-            has_ratio = config.output in ("point", "quantiles") and config.patience == 0
-            if self.ends_early and has_ratio and stop_criterion.budget_s is not None:
-                callbacks = [*callbacks, RiseStopping()]
-            result = self.fit(task, plan, checkpoint, callbacks)
+            own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
+            result = self.fit(task, plan, checkpoint, [*callbacks, *own])
         return Trained(self._told(closing.stored), dataset, inputs, result)
 
     def _told(self, stored: StoredForecaster) -> StoredForecaster:
@@ -372,6 +370,12 @@ def _layer_call(config: ForecastConfig, device: torch.device) -> LSTMCall:
     """Returns the call of a layer, as far as it is known before the table is read."""
     T, B, H = config.tbptt or config.horizon, config.batch_size, config.hidden_size
     return LSTMCall(T, B, H, H, torch.float32, device.type, True)
+
+
+def _may_rise(config: ForecastConfig, stop_criterion: StopCriterion) -> bool:
+    """Returns whether a run has a budget, a loss above zero and no patience of its own."""
+    has_ratio = config.output in ("point", "quantiles")
+    return has_ratio and stop_criterion.budget_s is not None and config.patience == 0
 
 
 def _about(task: ForecastTask, stored: StoredForecaster, dataset: SeriesDataset) -> Event:
