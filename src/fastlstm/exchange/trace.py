@@ -20,6 +20,8 @@ from fastlstm.exchange import module_source as calls
 from fastlstm.exchange.graph import DType, Graph, GraphBuilder, Node, Size, Value
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32, "bool": torch.bool}
+_ANY = 1 << 20
+"""Stands for a length that callers choose."""
 
 
 class Length(str):
@@ -258,6 +260,11 @@ def _abs(g: Tracer, x: Value) -> Value:
     return g.binary("maximum", x, x * -1.0)
 
 
+def _pow(g: Tracer, x: Value, power: float) -> Value:
+    assert power == 2
+    return x * x
+
+
 def _lerp(g: Tracer, a: Value, b: Value, weight: Any) -> Value:
     part: Value = (b - a) * _array(weight)
     return part + a
@@ -311,8 +318,9 @@ def _getitem(g: Tracer, x: Value, index: Any) -> Any:
         return _taken(g, x, [int(k) for k in places[-1]])
     if any(isinstance(place, slice) and place.step not in (None, 1) for place in places):
         raise NotImplementedError("a part of a traced value with a step")
-    if 0 in (empty := np.broadcast_to(0.0, _sizes(x.shape))[index]).shape:
-        return torch.empty(empty.shape)
+    sizes = [_ANY if isinstance(size, str) else size for size in x.shape]
+    if 0 in (shape := np.broadcast_to(0.0, sizes)[index].shape):
+        return torch.empty([1 if size == _ANY else size for size in shape])
     return calls._getitem(g, x, index)
 
 
@@ -364,13 +372,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         f.__name__[1:]: f
         for f in (
             _where, _pad, _nan_to_num, _nanmean, _clamp, _lerp, _to, _cat, _stack, _getitem,
-            _expand, _repeat_interleave, _unbind, _linear, _abs,
+            _expand, _repeat_interleave, _unbind, _linear, _abs, _pow,
         )
     },
     "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _unary("not"),
     "isnan": _unary("is_nan"), "softplus": _unary("softplus"), "double": _same, "cpu": _same,
     "isinf": lambda g, x: g.binary("equal", _abs(g, x), math.inf),
-    "pow": lambda g, x, power: x * x,
     "expm1": lambda g, x: g.unary("exp", x) - 1.0,
     "float": lambda g, x: x if x.dtype == "float32" else g.cast(x, "float32"),
     "long": lambda g, x: g.cast(x, "int32"),
