@@ -93,13 +93,12 @@ def test_a_size_that_was_given_stays(table: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_only_a_budget_chooses():
-    assert can_choose_size(ForecastConfig(budget="30s"), {"budget"}, CPU)
-    assert can_choose_size(ForecastConfig(), (), CPU)  # the default budget is one
-    assert not can_choose_size(ForecastConfig(steps=100), {"steps"}, CPU)
-    assert not can_choose_size(ForecastConfig(budget="30s", hidden_size=16), (), CPU)
-    assert not can_choose_size(ForecastConfig(budget="9s"), {"budget"}, CPU)
-    assert not can_choose_size(ForecastConfig(budget="30s"), {"num_layers"}, CPU)
-    assert can_choose_size(ForecastConfig(budget="30s"), (), torch.device("cuda"))
+    assert can_choose_size(ForecastConfig(budget="30s"), {"budget"})
+    assert can_choose_size(ForecastConfig(), ())  # the default budget is one
+    assert not can_choose_size(ForecastConfig(steps=100), {"steps"})
+    assert not can_choose_size(ForecastConfig(budget="30s", hidden_size=16), ())
+    assert not can_choose_size(ForecastConfig(budget="9s"), {"budget"})
+    assert not can_choose_size(ForecastConfig(budget="30s"), {"num_layers"})
 
 
 def chosen_size(table: Path, spent_s: float) -> tuple[int, str]:

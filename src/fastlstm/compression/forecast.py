@@ -54,7 +54,7 @@ from fastlstm.ops.explain import explain
 from fastlstm.report.history import read_history
 from fastlstm.runs.manifest import read_manifest
 from fastlstm.runs.run_directory import RunDirectory
-from fastlstm.runs.weight_formats import quantize, rounded
+from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, in_format
 from fastlstm.system.measurements import CpuTimer
 from fastlstm.training.trainer import Trainer
 
@@ -291,7 +291,7 @@ class ForecastSource(Source):
             budget_s: of the training, or None.
 
         Returns:
-            About the seconds that measuring the results takes.
+            Estimated seconds of measuring the results.
 
         Raises:
             DataError: the table is too short for a window, or `max_loss` cannot be checked on it.
@@ -412,13 +412,12 @@ def with_rounded_weights(stored: StoredForecaster) -> StoredForecaster:
         ConfigError: a weight is too large for the format.
     """
     assert stored.compression is not None
-    to, network = stored.compression.weights, copy.deepcopy(stored.network).cpu().eval()
-    weights: dict[str, Any] = {n: p.detach().numpy() for n, p in network.named_parameters()}
-    matrices = {}
-    if to in ("int8", "int4"):
-        matrices = {name: quantize(w, to) for name, w in weights.items() if w.ndim == 2}
-    floats = rounded({**weights, **matrices}, to)
-    network.load_state_dict({n: torch.from_numpy(w) for n, w in floats.items()}, strict=False)
+    network = copy.deepcopy(stored.network).cpu().eval()
+    floats = {name: p.detach().numpy() for name, p in network.named_parameters()}
+    weights = in_format(floats, stored.compression.weights)
+    rounded = {name: torch.from_numpy(w) for name, w in as_floats(weights).items()}
+    network.load_state_dict(rounded, strict=False)
+    matrices = {name: w for name, w in weights.items() if isinstance(w, QuantizedMatrix)}
     compression = dataclasses.replace(stored.compression, matrices=matrices)
     return dataclasses.replace(stored, network=network, compression=compression)
 
@@ -602,25 +601,21 @@ def speeds(models: Sequence[StoredForecaster]) -> list[dict[int, float]]:
     """
     sizes = [dataclasses.replace(stored.network.config, dropout=0.0) for stored in models]
     is_same = all(one == sizes[0] for one in sizes)
-    runners = [WindowForecaster(stored, "") for stored in (models[:1] if is_same else models)]
-    return speeds_in_turns(runners, BATCHES, _speed) * (len(models) if is_same else 1)
+    measured = models[:1] if is_same else models
+    return speeds_in_turns(measured, BATCHES, _speed) * (len(models) if is_same else 1)
 
 
 def speed_of(stored: StoredForecaster, batch: int) -> float:
     """Returns the windows a second of a forecaster with `batch` windows at once."""
-    return speeds_in_turns([WindowForecaster(stored, "")], [batch], _speed)[0][batch]
+    return speeds_in_turns([stored], [batch], _speed)[0][batch]
 
 
-def _speed(runner: WindowForecaster, batch: int) -> float:
-    past = np.zeros((batch, runner.input_size, len(runner.past.names)), runner.dtype)
-    past += [
-        runner.typical(name) if name in runner.past.numbers else 0 for name in runner.past.names
-    ]
-    future = past[:, : runner.horizon, len(runner.past.names) - len(runner.future.names) :]
-    if runner.horizon > runner.input_size:
-        future = np.repeat(future[:, :1], runner.horizon, 1)
-    statics = np.zeros((batch, len(runner.static.names)), runner.dtype)
-    args = [part if part.shape[-1] else None for part in (future, statics)]
+def _speed(stored: StoredForecaster, batch: int) -> float:
+    runner, sizes = WindowForecaster(stored, ""), stored.network.config
+    mean, static = (m.astype(runner.dtype) for m in (stored.scaler.mean, stored.static_scale[:, 0]))
+    past = np.tile(mean, (batch, sizes.input_size, 1))
+    future = np.tile(mean[len(mean) - sizes.num_future :], (batch, sizes.horizon, 1))
+    args = [rows if rows.size else None for rows in (future, np.tile(static, (batch, 1)))]
     count, started = 0, time.perf_counter()
     while (taken_s := time.perf_counter() - started) < _SPEED_S or count == 0:
         runner.run(past, *args).values()

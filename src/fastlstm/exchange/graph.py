@@ -1,8 +1,8 @@
 """A model as a graph of a few operations, which every export target can hold.
 
-The sources (`text_source.py`, `forecast_graph.py`, …) state what a network computes; nothing is
-traced. The writer of a target (`onnx_format.py`, `litert_format.py`, …) turns each operation into
-its own, and the written file is checked against the network.
+A source states what its network computes (`text_source.py`), or records it (`trace.py`, and
+`module_source.py` by torch.fx). The writer of a target (`onnx_format.py`, `litert_format.py`, …)
+turns each operation into its own, and the written file is checked against the network.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class GraphBuilder:
         """Returns a constant float32 or int32 array."""
         array = np.asarray(array)
         dtype: DType = "int32" if array.dtype.kind in "iu" else "float32"
-        name = f"constant_{len(self.graph.weights)}"
+        name = f"constant_{self.count}"
         self.graph.weights[name] = array.astype(dtype)
         return self._add("weight", (), array.shape, dtype, weight=name)
 
@@ -332,7 +332,8 @@ def composed(graph: Graph, kinds: Mapping[str, Callable[..., Sequence[Value]]]) 
     builder and of what a node has."""
     g = GraphBuilder(graph.name, graph.weights)
     g.graph.inputs, g.graph.outputs, g.graph.metadata = graph.inputs, graph.outputs, graph.metadata
-    g.count = sum(len(node.outputs) for node in graph.nodes)
+    names = (v.name.removeprefix("value_") for node in graph.nodes for v in node.outputs)
+    g.count = max((int(name) for name in names if name.isdigit()), default=0)
     made: dict[str, Value] = {}
     for node in graph.nodes:
         inputs = tuple(g.bound(made.get(value.name, value)) for value in node.inputs)

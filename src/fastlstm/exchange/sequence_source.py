@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
-from fastlstm.exchange.columns import Columns, scaled, unscaled
 from fastlstm.exchange.graph import (
     FUNCTIONS,
     Graph,
@@ -28,13 +28,13 @@ from fastlstm.exchange.graph import (
     lstm_layers,
 )
 from fastlstm.exchange.source import Arrays, Source, rounded_network
+from fastlstm.exchange.trace import Traced, Tracer
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.sequence import layer_stack as ls
 from fastlstm.sequence.answers import Labels
 from fastlstm.sequence.estimators import SequenceClassifier, SequenceRegressor
 from fastlstm.sequence.files import StoredSequenceModel
-from fastlstm.sequence.model import NetworkConfig
 from fastlstm.sequence.stack_module import StackNetwork
 
 SHAPES = ((1, 1), (7, 3), (100, 64))
@@ -120,39 +120,28 @@ def sequence_graph(
             " its digits, and an exported model computes in float32: subtract a constant from it"
             " before training"
         )
-    g = GraphBuilder("fastlstm_sequence", dict(weights))
+    g = Tracer("fastlstm_sequence", network, weights)
     T = length or "T"
     if isinstance(network, StackNetwork):
         outputs = _stack_outputs(g, network, T)
     else:
-        values = g.input("values", ("B", T, network.config.num_columns))
-        lengths = g.input("lengths", ("B",), "int32")
-        columns = scaled(g, g.transpose(values, (1, 0, 2)), mean, std)
-        outputs = _outputs(g, network.config, columns, lengths)
+        values = g.traced_input("values", ("B", T, network.config.num_columns))
+        lengths: Any = Traced(g.input("lengths", ("B",), "int32"))
+        columns = (values.double() - stored.mean) / stored.std
+        columns = columns if network.config.has_missing else columns.nan_to_num(0.0)
+        with g.recording():
+            answered: Any = network(columns, lengths)
+        outputs = answered.value
     answers = stored.answers
     if isinstance(answers, Labels):
         g.output("probabilities", g.softmax(outputs))
         g.output("label", _first_largest(g, outputs))
         g.graph.metadata["classes"] = json.dumps(answers.values, default=str)
     else:
-        g.output("answers", unscaled(outputs, answers.mean, answers.std))
-    return g.graph
-
-
-def _outputs(g: GraphBuilder, config: NetworkConfig, columns: Columns, lengths: Value) -> Value:
-    """Returns what a `SequenceNetwork` does, `(B, K)`."""
-    parts = [columns.values]
-    if config.has_missing:
-        parts.append(g.cast(columns.is_there, "float32"))
-    x = g.unary("relu", g.linear(g.concat(parts, -1), "embed.weight", "embed.bias"))
-    D = 2 if config.bidirectional else 1
-    stack = LSTMStack("lstm.", config.hidden_size, config.num_layers, D)
-    y, state = lstm_layers(g, x, stack, lengths=lengths)
-    if config.pooling == "mean":
-        pooled = _mean_of_steps(g, y, lengths)
-    else:
-        pooled = both_ways(g, state[-1][0])
-    return g.linear(pooled, "head.weight", "head.bias")
+        scaled: Any = Traced(outputs)
+        restored = scaled * torch.from_numpy(answers.std) + torch.from_numpy(answers.mean)
+        g.output("answers", restored.value)
+    return g.finished()
 
 
 def _first_largest(g: GraphBuilder, x: Value) -> Value:

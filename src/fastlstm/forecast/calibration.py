@@ -27,6 +27,8 @@ _MAX_VALUES = 1 << 24
 """Network outputs held at once, 64 MB."""
 _PRIOR_WINDOWS = 2
 _LEAST_NOISE = 1e-3
+_LARGE = 1e30
+"""Stands for an infinite quantile in arithmetic."""
 MIN_SPREAD = 0.05
 """In standard deviations: a constant window may start to move."""
 
@@ -91,7 +93,7 @@ class Calibration:
         gap = np.where(above > below, grid[above] - grid[below], 1.0)
         share = torch.from_numpy((wanted - grid[below]) / gap).to(known)
         low, high = known[..., below], known[..., above]
-        between = torch.lerp(low, high, share)
+        between = torch.lerp(low.clamp(-_LARGE, _LARGE), high.clamp(-_LARGE, _LARGE), share)
         if not self.residuals.isinf().any():
             return between
         return torch.where(low.isinf(), low, torch.where(high.isinf(), high, between))

@@ -30,14 +30,8 @@ def cross_validated(
 ) -> pa.Table:
     """Returns the forecasts of the last `n_windows` origins; see `Forecaster.cross_validation`.
 
-    Args:
-        dataset: the table.
-        fit: trains on the table with a split in counts.
-        horizon: steps ahead.
-        n_windows: origins.
-        step_size: steps from one origin to the next.
-        refit: train at every origin.
-        split: of the options; its first two parts divide the rows before an origin.
+    `fit` trains on the table with a split in counts; the first two parts of `split` divide the rows
+    before an origin.
     """
     segments, frequency = dataset.table.segments, dataset.frequency
     starts = frequency.ticks(segments.start_times)

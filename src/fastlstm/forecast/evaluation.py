@@ -17,7 +17,6 @@ from fastlstm.forecast.calibration import forecast
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import (
     QuantileScores,
-    Scores,
     SeriesErrors,
     StepErrors,
 )
@@ -56,7 +55,7 @@ def evaluate_forecasts(
     by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the errors of the windows that begin at `rows`, by forecast; see `backtest`."""
+    """Returns the figures of `backtest` by forecast, those of quantiles with the forecaster's."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     ridge = None
@@ -66,14 +65,7 @@ def evaluate_forecasts(
         stored, inputs, rows, season, quantiles, naive_error, is_scaled, by_step=by_step,
         by_series=by_series, should_continue=should_continue, ridge=ridge,
     )  # fmt: skip
-    return figures_of(errors, quantiles)
-
-
-def figures_of(
-    scores: Mapping[str, Scores], quantiles: QuantileScores
-) -> dict[str, dict[str, float]]:
-    """Returns the figures of `backtest` by forecast, those of quantiles with the forecaster's."""
-    figures = {name: score.result() for name, score in scores.items()}
+    figures = {name: score.result() for name, score in errors.items()}
     if quantiles.num_values:
         figures["forecaster"] |= quantiles.result()
     return figures
@@ -257,13 +249,7 @@ def example_rows(
     dataset: SeriesDataset, index: WindowIndex, count: int, of: Sequence[int] | None = None
 ) -> NDArray[np.int64]:
     """Returns first rows of `count` windows at most: as many of every series, evenly spread;
-    of evenly spread series where there are more.
-
-    Args:
-        dataset: the table.
-        index: of windows of a part.
-        count: of windows, at most.
-        of: numbers of the series to take; default all.
+    of evenly spread series where there are more. `of` are numbers of the series to take.
 
     Raises:
         DataError: none of them has a window.

@@ -26,10 +26,10 @@ from fastlstm.forecast.table_schema import TableSchema
 from fastlstm.forecast.weights_file import (
     RESIDUALS,
     Compression,
-    compression_of,
     read_weights_file,
     weights_file,
 )
+from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
@@ -187,8 +187,9 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         require_same(resolved, sizes, ("horizon", "input_size", "patch", "output"))
         if len(resolved.static) != sizes.num_static:
             raise ValueError(f"'network' reads {sizes.num_static} static columns")
-        is_compressed = config["format"] == _FORMAT_OF_COMPRESSED
-        compression = compression_of(config["compression"]) if is_compressed else None
+        compression = None
+        if config["format"] == _FORMAT_OF_COMPRESSED:
+            compression = Compression(checked_compression(config["compression"]))
     network, residuals, compression = read_weights_file(
         files[MODEL_FILE],
         lambda: ForecastNetwork(sizes),
@@ -197,8 +198,11 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
         origin,
         max(sizes.num_layers, len(sizes.categories), len(sizes.static_categories)),
     )
+    shape = len(LEVELS), sizes.horizon, sizes.num_targets
     with checked_values(path / MODEL_FILE):
-        calibration = _calibration(residuals, sizes)
+        if residuals.shape != shape or residuals.dtype != torch.float32 or residuals.isnan().any():
+            raise ValueError(f"{RESIDUALS} is expected to be {shape} float32 numbers")
+    calibration = Calibration(residuals)
     with checked_values(path / SCHEMA_FILE):
         values = json_object(files[SCHEMA_FILE], path / SCHEMA_FILE, _MAX_JSON_BYTES)
         schema = _schema(values, sizes, resolved)
@@ -244,13 +248,6 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
     frequency = Frequency.from_json(values["frequency"])
     zone = None if zone is None else stored_text(zone, "time_zone")
     return TableSchema(columns, frequency, zone, categories, sizes.has_missing, is_wall)
-
-
-def _calibration(residuals: torch.Tensor, sizes: ForecasterConfig) -> Calibration:
-    shape = len(LEVELS), sizes.horizon, sizes.num_targets
-    if residuals.shape != shape or residuals.dtype != torch.float32 or residuals.isnan().any():
-        raise ValueError(f"{RESIDUALS} is expected to be {shape} float32 numbers")
-    return Calibration(residuals)
 
 
 def _scales(scales: dict[str, Any], sizes: ForecasterConfig) -> tuple[Scaler, NDArray[np.float64]]:

@@ -70,7 +70,7 @@ class Forecasts:
         _refuse_short(dataset, self._last, sizes.input_size)
         self.num_rows = len(self._last) * sizes.horizon
         self._names = pa.array(list(dataset.series))
-        no_answers = torch.empty(0, sizes.horizon, sizes.num_targets, len(quantiles) or 1)
+        no_answers = np.empty((0, sizes.horizon, sizes.num_targets, len(quantiles) or 1))
         self.schema = self._table(self._last[:0], no_answers).schema
 
     @property
@@ -125,7 +125,7 @@ class Forecasts:
         past = read_windows(self.dataset.table, rows, shown)[..., :C].double().numpy()
         past += self.dataset.table.origins(segments.series[last])[:, None, :C]
         known = self._known(last)
-        center, ends = (self._scaled(last, known, levels) for levels in ((), FAN_LEVELS))
+        center, ends = (self._answers(last, known, levels) for levels in ((), FAN_LEVELS))
         events = []
         for n, c in [(n, c) for n in range(len(last)) for c in range(C)][:limit]:
             name = self.dataset.series[int(segments.series[last[n]])]
@@ -139,15 +139,6 @@ class Forecasts:
                 }
             )
         return events
-
-    def _scaled(
-        self, last: NDArray[np.int64], known: NDArray[np.float64] | None, levels: Sequence[float]
-    ) -> NDArray[np.float64]:
-        """Returns forecasts or quantiles in units of the table, ``(N, h, C, levels)``."""
-        answers = self._answers(last, known, levels).double().numpy()
-        mean, std = self._inputs.scales(last)
-        num = answers.shape[2]
-        return np.asarray(answers * std[:, None, :num, None] + mean[:, None, :num, None])
 
     def _known(self, segments: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Returns the scaled future covariates of the forecasts, ``(N, h, F)``."""
@@ -169,8 +160,9 @@ class Forecasts:
         segments: NDArray[np.int64],
         known: NDArray[np.float64] | None,
         quantiles: Sequence[float],
-    ) -> Tensor:
-        """Returns scaled forecasts ``(N, h, C, levels)`` of the windows that end the segments."""
+    ) -> NDArray[np.float64]:
+        """Returns forecasts or quantiles ``(N, h, C, levels)`` in the table's units, of the windows
+        that end the segments."""
         stored, table, sizes = self.stored, self.dataset.table, self.stored.network.config
         ends = table.segments.first_rows[segments] + table.segments.num_rows[segments]
         rows = ends - sizes.input_size
@@ -185,7 +177,10 @@ class Forecasts:
             values[:, sizes.input_size :, place:] = torch.from_numpy(known).float()
         places = self._inputs.places(segments)
         found = answer(stored.network, values, statics, stored.calibration, quantiles, places)
-        return found.masked_fill(is_unknown[:, None, :, None], float("nan"))
+        found = found.masked_fill(is_unknown[:, None, :, None], float("nan")).double()
+        scales = self._inputs.scales(segments)
+        mean, std = (scale[:, None, : sizes.num_targets, None] for scale in scales)
+        return np.asarray(found.numpy() * std + mean)
 
     def _warn_of_unknown(self, segments: NDArray[np.int64], is_unknown: Tensor) -> None:
         """Warns of series without any value of a target: there is no level to forecast from."""
@@ -201,7 +196,7 @@ class Forecasts:
             stacklevel=2,
         )
 
-    def _table(self, segments: NDArray[np.int64], answers: Tensor) -> pa.Table:
+    def _table(self, segments: NDArray[np.int64], answers: NDArray[np.float64]) -> pa.Table:
         """Returns a row per series and step."""
         dataset, roles, horizon = self.dataset, self.dataset.roles, answers.shape[1]
         table: dict[str, Any] = {}
@@ -210,10 +205,9 @@ class Forecasts:
             table[roles.series] = self._names.take(pa.array(np.repeat(series, horizon)))
         times = _times_ahead(dataset, segments, horizon)
         table["step" if roles.time is None else roles.time] = as_times(dataset, times)
-        scales = self._inputs.scales(segments)
-        columns = _columns(scales, answers, roles.target, self.quantiles)
-        for column, values in columns.items():
-            table[column] = pa.array(np.ascontiguousarray(values).reshape(-1))
+        for number, name in enumerate([f"-q{level:g}" for level in self.quantiles] or [""]):
+            for c, target in enumerate(roles.target):
+                table[f"{target}{name}"] = pa.array(answers[..., c, number].reshape(-1))
         return pa.table(table)
 
 
@@ -244,14 +238,8 @@ def _times_ahead(
 def times_from(
     dataset: SeriesDataset, segments: NDArray[np.int64], steps: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """Returns the times of `count` steps of each segment, ``(N, count)``, which may lie behind it.
-
-    Args:
-        dataset: the table.
-        segments: ``(N,)`` numbers of segments.
-        steps: ``(N,)`` number of the first step, from 0.
-        count: of steps.
-    """
+    """Returns the times of `count` steps of each of N segments, from its `steps` on, which may lie
+    behind it, ``(N, count)``."""
     starts, frequency = dataset.table.segments.start_times[segments], dataset.frequency
     if frequency.unit in ("us", "rows"):
         own = steps[:, None] + np.arange(count, dtype=np.int64)
@@ -259,21 +247,6 @@ def times_from(
     pairs = zip(starts.tolist(), steps.tolist(), strict=True)
     times = [frequency.after(start, step + count)[step:] for start, step in pairs]
     return np.array(times, dtype=np.int64).reshape(-1, count)
-
-
-def _columns(
-    scales: tuple[NDArray[np.float64], ...],
-    answers: Tensor,
-    targets: Sequence[str],
-    quantiles: Sequence[float],
-) -> dict[str, NDArray[np.float64]]:
-    """Returns forecasts or their quantiles in the table's units, by column name."""
-    num, (mean, std) = len(targets), scales
-    columns: dict[str, NDArray[np.float64]] = {}
-    for number, name in enumerate([f"-q{level:g}" for level in quantiles] or [""]):
-        values = answers[..., number].numpy() * std[:, None, :num] + mean[:, None, :num]
-        columns |= {f"{target}{name}": values[..., c] for c, target in enumerate(targets)}
-    return columns
 
 
 def as_times(dataset: SeriesDataset, times: NDArray[np.int64]) -> pa.Array:

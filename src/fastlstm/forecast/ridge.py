@@ -68,14 +68,8 @@ def fit_ridges(
     training part.
 
     Missing values of the input are at its level; windows with missing values to forecast are left
-    out.
-
-    Args:
-        network: not trained; on the CPU.
-        inputs: the table.
-        train: training windows.
-        valid: validation windows.
-        has_future: also solve the second one, where there are numbers known ahead.
+    out. The network is on the CPU. The second one is solved with `has_future`, where there are
+    numbers known ahead.
     """
     moments = _Moments(network, has_future)
     for x, f, y in _rows(network, inputs, train, _MAX_ROWS):
@@ -108,10 +102,7 @@ def best_share(
     """Returns the share of a network's forecast in its average with the linear path's that has the
     least loss on validation windows, and that loss over the loss of the network's forecast.
 
-    Args:
-        network: trained, with a linear path; on the CPU.
-        inputs: the table.
-        valid: validation windows, of which `MAX_AVERAGED` are read.
+    The network is on the CPU; `MAX_AVERAGED` windows are read.
     """
     config, output = network.config, network.output
     sums, at = torch.zeros(len(_SHARES), dtype=torch.float64), output.locations

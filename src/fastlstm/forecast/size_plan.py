@@ -46,14 +46,8 @@ _BATCH_GAIN = 1.3
 _MIN_STEPS_PER_EPOCH = 8
 
 
-def can_choose_size(config: ForecastConfig, chosen: Collection[str], device: torch.device) -> bool:
-    """Returns whether the size is free and the end a budget.
-
-    Args:
-        config: the options.
-        chosen: names of those that were given.
-        device: where the run will be.
-    """
+def can_choose_size(config: ForecastConfig, chosen: Collection[str]) -> bool:
+    """Returns whether the size is free and the end a budget; `chosen` are the options given."""
     budget_s = StopCriterion.of(config, 1).budget_s
     is_default = config.hidden_size == ForecastConfig.hidden_size
     is_open = is_default and not any(name in chosen for name in _SIZES)
@@ -71,13 +65,7 @@ def choose_size(
     """Returns the configuration with the hidden units that suit its budget, and why; on a GPU with
     the precision and the batch that fill it.
 
-    Args:
-        config: the options.
-        dataset: the table.
-        split: its parts.
-        started: `time.perf_counter()` when the budget began.
-        device: of the run.
-        chosen: names of the options that were given.
+    The budget began at `started`, by `time.perf_counter()`; `chosen` are the options given.
     """
     budget_s = StopCriterion.of(config, 1).budget_s
     assert budget_s is not None

@@ -33,13 +33,8 @@ def step_seconds(
 ) -> float:
     """Returns the seconds of the fastest of a few training steps.
 
-    The network is thrown away; random numbers are left alone.
-
-    Args:
-        stored: an untrained forecaster with every choice made, and a precision that is not auto.
-        dataset: the table.
-        split: its parts.
-        device: that computes the steps.
+    The forecaster is untrained, with a precision that is not auto. The network is thrown away;
+    random numbers are left alone.
 
     Raises:
         torch.cuda.OutOfMemoryError: not even one window at a time fits.

@@ -57,17 +57,7 @@ class BatchPart:
 
 
 class ForecastTask(Task):
-    """A network with a table.
-
-    Args:
-        config: resolved.
-        network: on `device`.
-        inputs: the table and its scaler.
-        loader: of training windows, or of chunks for a stateful network.
-        valid: validation windows.
-        device: of the network.
-        closing: publishes, and follows training.
-    """
+    """A network with a table; a stateful network has a loader of chunks."""
 
     name, unit = "forecast", "windows"
     num_sums = 2
@@ -171,12 +161,8 @@ class ForecastTask(Task):
         return RecurrentState(cells, cells, torch.zeros(0, config.num_targets, device=self._device))
 
     def part_loss(self, part: BatchPart, parameters: Tensor) -> Tensor:
-        """Returns the loss of a part of a batch: its share of the mean over the whole.
-
-        Args:
-            part: what was read.
-            parameters: of the output, shape ``(B * origins, h, C, num_parameters)``.
-        """
+        """Returns the loss of a part of a batch, its share of the mean over the whole, for
+        parameters ``(B * origins, h, C, num_parameters)``."""
         return self._summed(parameters, part.actual) / part.count
 
     def _target(self, values: Tensor) -> Tensor:

@@ -186,8 +186,8 @@ class _Session(RunSession):
             config = self.with_rate(config, LEARNING_RATES)
             stored = untrained_forecaster(config, start.first, dataset, split)
         else:
-            options = _options_from(base, config) if checkpoint is None else (config, start.first)
-            stored = _continued_from(base, *options, dataset)
+            first = None if checkpoint is None else start.first
+            stored = _continued_from(base, config, first, dataset)
         network, sizes = stored.network.to(device), stored.network.config
         choice = self.of_leader(PrecisionChoice, lambda: _precision(stored, dataset, split, device))
         config = dataclasses.replace(stored.config, precision=choice.name)
@@ -303,7 +303,7 @@ class _Session(RunSession):
         self, config: ForecastConfig, dataset: SeriesDataset, split: Split, device: torch.device
     ) -> ForecastConfig:
         """Returns the options, with the size that suits the budget."""
-        if not can_choose_size(config, self.chosen, device):
+        if not can_choose_size(config, self.chosen):
             return config
 
         def make() -> ChosenPlan:
@@ -326,44 +326,32 @@ class _Session(RunSession):
         base: StoredForecaster | None,
     ) -> SeriesDataset:
         """Returns the table, which other processes read after rank 0."""
+
+        def show(done: int, total: int | None) -> None:
+            self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
+
         if base is not None:
             config = dataclasses.replace(config, calendar=base.config.calendar)
+        like = None if base is None else base.schema.timeline
         with self.world.together():
-            dataset = self._prepare(frame, config, checkpoint, base)
+            with self.part_of_setup("the table"):
+                dataset = prepare(frame, config, show, like=like)
+            for name in dataset.roles.target:
+                if name in dataset.constant:
+                    raise DataError(
+                        f"the target '{name}' is the same in every row; there is nothing to learn,"
+                        " name another with `target`"
+                    )
+            if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
+                assert self.run is not None
+                first = read_history(self.run.metrics_path).start.get("source") or "another table"
+                raise FormatError(
+                    f"'{self.run.path}' was started with {first}; {source_text(frame)} is another"
+                    " table, or was changed since; resume with the same table, or start a new run"
+                    " with another `out`"
+                )
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
-        return dataset
-
-    def _prepare(
-        self,
-        frame: Any,
-        config: ForecastConfig,
-        checkpoint: Checkpoint | None,
-        base: StoredForecaster | None,
-    ) -> SeriesDataset:
-        with self.part_of_setup("the table"):
-            dataset = prepare(
-                frame,
-                config,
-                lambda done, total: self.emit(
-                    {"event": "prepare", "done_bytes": done, "total_bytes": total}
-                ),
-                like=None if base is None else base.schema.timeline,
-            )
-        for name in dataset.roles.target:
-            if name in dataset.constant:
-                raise DataError(
-                    f"the target '{name}' is the same in every row; there is nothing to learn,"
-                    " name another with `target`"
-                )
-        if checkpoint is not None and _options(checkpoint)[2] != dataset.key:
-            assert self.run is not None
-            first = read_history(self.run.metrics_path).start.get("source") or "another table"
-            raise FormatError(
-                f"'{self.run.path}' was started with {first}; {source_text(frame)} is another"
-                " table, or was changed since; resume with the same table, or start a new run with"
-                " another `out`"
-            )
         return dataset
 
 
@@ -417,21 +405,21 @@ def _options(checkpoint: Checkpoint) -> tuple[ForecastConfig, ForecastConfig, st
 
 
 def _continued_from(
-    start: StoredForecaster, config: ForecastConfig, given: ForecastConfig, dataset: SeriesDataset
+    start: StoredForecaster,
+    config: ForecastConfig,
+    first: ForecastConfig | None,
+    dataset: SeriesDataset,
 ) -> StoredForecaster:
-    """Returns a copy of a forecaster with other options, to be trained on another table."""
-    network = copy.deepcopy(start.network)
-    return dataclasses.replace(start, config=config, given=given, network=network, key=dataset.key)
+    """Returns a copy of a forecaster with other options, to be trained on another table.
 
-
-def _options_from(
-    start: StoredForecaster, config: ForecastConfig
-) -> tuple[ForecastConfig, ForecastConfig]:
-    """Returns the options, resolved and as given, of training that continues from a forecaster.
+    `first` are the options as given of a resumed run, whose resolved ones are `config`.
 
     Raises:
         ConfigError: an option that belongs to the network or its columns was changed.
     """
+    copied = dataclasses.replace(start, network=copy.deepcopy(start.network), key=dataset.key)
+    if first is not None:
+        return dataclasses.replace(copied, config=config, given=first)
     changed = changes(start.given, config)
     for name in sorted(changed.keys() - _MAY_DIFFER):
         before = getattr(start.given, name)
@@ -442,7 +430,7 @@ def _options_from(
     resolved, given = (dataclasses.replace(c, **changed) for c in (start.config, start.given))
     if given.learning_rate is None:
         resolved = dataclasses.replace(resolved, learning_rate=LEARNING_RATES[resolved.optimizer])
-    return resolved, given
+    return dataclasses.replace(copied, config=resolved, given=given)
 
 
 def _precision(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fastlstm.errors import CorruptFileError
 from fastlstm.forecast.model.network import LINEAR, ForecastNetwork
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.stored_values import described_state, restored_network
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.runs.weight_formats import (
@@ -34,7 +33,6 @@ from fastlstm.runs.weight_formats import (
 
 RESIDUALS = "calibration.residuals"
 _NETWORK = "network."
-_STRUCTURES = ("none", "blocks", "units")
 _MIN_ZERO_BLOCKS = 0.05
 """From this share of zero blocks on, the others are stored with their places."""
 
@@ -65,11 +63,6 @@ class Compression:
         if not how:
             return None
         return f"{', '.join(how)}; forecasts are computed in fp32 with all of them: no faster"
-
-
-def compression_of(value: Any) -> Compression:
-    """Returns `compression` of a config.json; raises an error of `checked_values` if invalid."""
-    return Compression(checked_compression(value))
 
 
 def weights_file(
@@ -110,13 +103,8 @@ def read_weights_file(
 ) -> tuple[ForecastNetwork, Tensor, Compression | None]:
     """Returns the network, the residuals of its calibration, and its compression with the matrices.
 
-    Args:
-        data: of model.safetensors.
-        build: makes the described network.
-        compression: as config.json describes it, or None.
-        origin: model.safetensors.
-        described_by: config.json.
-        num_parts: number of the network's parts with weights.
+    `build` makes the network that `described_by`, config.json, describes, of `num_parts` parts with
+    weights; `origin` is model.safetensors.
 
     Raises:
         CorruptFileError: the file is damaged, or of another network.

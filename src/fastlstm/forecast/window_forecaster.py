@@ -17,6 +17,7 @@ from fastlstm.forecast.calibration import quantiles_of
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.series_scale import CONSTANT
 from fastlstm.forecast.files import StoredForecaster, read_forecaster
+from fastlstm.forecast.model.outputs import NegativeBinomial, StudentT
 from fastlstm.system.devices import check_device
 from fastlstm.system.fields import Device
 
@@ -51,10 +52,6 @@ class Columns:
 
 class WindowForecaster:
     """Forecasts windows in the table's units.
-
-    Args:
-        stored: as read.
-        name: of its directory.
 
     Attributes:
         name: of its directory.
@@ -121,39 +118,55 @@ class WindowForecaster:
             statics: shape ``(B, S)``, or None without any; of several series may end with the
                 number of each, NaN for one that was not there at fit.
         """
-        stored, config = self._stored, self._stored.network.config
-        mean, std, places = stored.scaler.mean[None], stored.scaler.std[None], None
-        if statics is not None and statics.shape[1] > config.num_static:
+        num_static, places = self._stored.network.config.num_static, None
+        if statics is not None and statics.shape[1] > num_static:
             places = np.nan_to_num(statics[:, -1], nan=-1).astype(np.int64)
-            statics = statics[:, :-1] if config.num_static else None
+            statics = statics[:, :-1] if num_static else None
+        ahead, static = (None if v is None else torch.from_numpy(v) for v in (future, statics))
+        return self.forecasts(torch.from_numpy(past), ahead, static, places)
+
+    def forecasts(
+        self,
+        past: Tensor,
+        future: Tensor | None = None,
+        statics: Tensor | None = None,
+        places: NDArray[np.int64] | None = None,
+    ) -> Forecasts:
+        """Computes `run` in functions that `exchange.trace` writes, too.
+
+        A missing target of a model without missing values makes its forecast NaN; with joint
+        channels those of all targets.
+        """
+        stored, config = self._stored, self._stored.network.config
+        scales = stored.scaler.mean, stored.scaler.std
+        center, unit = (torch.from_numpy(scale)[None, None] for scale in scales)
+        C, F = config.num_targets, config.num_future
+        mean, std = center[0, :, :C], unit[0, :, :C]
         if stored.series is not None:
-            targets = past[..., : config.num_targets].astype(np.float64)
-            own = stored.series.of_windows(targets, places)
-            mean, std = (
-                np.concatenate([scale, np.repeat(rest[:, scale.shape[1] :], len(past), 0)], 1)
-                for scale, rest in zip(own, (mean, std), strict=True)
-            )
-        length = self.input_size + self.horizon
-        values = torch.full((len(past), length, past.shape[2]), math.nan, dtype=torch.float64)
-        values[:, : self.input_size] = torch.from_numpy(past)
+            mean, std = stored.series.of_windows(past[..., :C].double(), places)
+        targets = ((past[..., :C].double() - mean[:, None]) / std[:, None]).float()
+        unknown = None
+        if not config.has_missing:
+            unknown = (targets * 0.0).sum(1, keepdim=True)
+            unknown = unknown.sum(-1, keepdim=True) if config.channels == "joint" else unknown
+            targets = targets.nan_to_num(0.0)
+        covariates = ((past[..., C:].double() - center[..., C:]) / unit[..., C:]).float()
+        values = torch.cat([targets, covariates], -1)
+        shape = past.shape[0], self.horizon, past.shape[2] - (0 if future is None else F)
+        ahead = values.new_full(shape, math.nan)
         if future is not None:
-            first = past.shape[2] - config.num_future
-            values[:, self.input_size :, first:] = torch.from_numpy(future)
-        center, unit = (torch.from_numpy(scale)[:, None] for scale in (mean, std))
-        scaled, static = ((values - center) / unit).float(), None
+            first = past.shape[2] - F
+            known = ((future.double() - center[..., first:]) / unit[..., first:]).float()
+            ahead = torch.cat([ahead, known], -1)
+        values, static = torch.cat([values, ahead], 1), None
         if statics is not None:
             middle, deviation = torch.from_numpy(stored.static_scale).T
-            static = ((torch.from_numpy(statics) - middle) / deviation).float()
-        parameters = stored.network.answers(scaled, static)
-        C = config.num_targets
-        return Forecasts(
-            stored,
-            parameters,
-            stored.calibration.width(scaled, config, places),
-            self.dtype,
-            mean[:, :C],
-            std[:, :C],
-        )
+            static = ((statics.double() - middle) / deviation).float()
+        parameters = stored.network.answers(values, static)
+        if unknown is not None:
+            parameters = parameters + unknown[..., None]
+        spread = stored.calibration.width(values, config, places)
+        return Forecasts(stored, parameters, spread, self.dtype, mean, std)
 
 
 @dataclass(frozen=True)
@@ -165,7 +178,7 @@ class Forecasts:
         parameters: network output, shape ``(B, h, C, num_parameters)``.
         spread: of each window, shape ``(B, C)``, scaled.
         dtype: of the results.
-        mean: of the targets, shape ``(B, C)`` or ``(1, C)``.
+        mean: of the targets, shape ``(B, C)`` or ``(1, C)``, float64.
         std: their spread, of the same shape.
     """
 
@@ -173,8 +186,8 @@ class Forecasts:
     parameters: Tensor
     spread: Tensor
     dtype: np.dtype[np.floating]
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
+    mean: Tensor
+    std: Tensor
 
     def part(self, first: int, count: int) -> Forecasts:
         """Returns the forecasts of `count` windows from `first` on."""
@@ -186,7 +199,7 @@ class Forecasts:
 
     def values(self) -> Floats:
         """Returns the forecasts in the table's units, shape ``(B, h, C)``."""
-        return self._unscaled(self.stored.network.output.center(self.parameters)[..., None])[..., 0]
+        return self._numbers(self.outputs()["forecast"])
 
     def quantiles(self, levels: Sequence[float]) -> Floats:
         """Returns quantiles in the table's units, shape ``(B, h, C, Q)``.
@@ -194,15 +207,28 @@ class Forecasts:
         Raises:
             ConfigError: a level outside those calibrated.
         """
-        output, calibration = self.stored.network.output, self.stored.calibration
-        scaled = quantiles_of(output, self.parameters, self.spread, calibration, levels)
-        return self._unscaled(scaled)
+        return self._numbers(self.outputs(levels)["quantiles"])
 
-    def _unscaled(self, scaled: Tensor) -> Floats:
-        mean, std = (scale[:, None, :, None] for scale in (self.mean, self.std))
-        with np.errstate(over="ignore", invalid="ignore"):
-            plain = scaled.numpy() * std + mean
-            return plain.astype(self.dtype)
+    def outputs(self, levels: Sequence[float] = ()) -> dict[str, Tensor]:
+        """Returns what an exported forecaster does: `forecast`, with levels `quantiles`, and the
+        parameters of a distribution."""
+        output, parameters = self.stored.network.output, self.parameters
+        mean, std = self.mean[:, None], self.std[:, None]
+        found = {"forecast": output.center(parameters).double() * std + mean}
+        if isinstance(output, StudentT):
+            degrees, _, scale = output.read(parameters)
+            found |= {"degrees_of_freedom": degrees, "scale": scale.double() * std}
+        if isinstance(output, NegativeBinomial):
+            found["dispersion"] = parameters[..., 1]
+        if len(levels):
+            calibration = self.stored.calibration
+            scaled = quantiles_of(output, parameters, self.spread, calibration, levels)
+            found["quantiles"] = scaled.double() * std[..., None] + mean[..., None]
+        return found
+
+    def _numbers(self, found: Tensor) -> Floats:
+        with np.errstate(over="ignore"):
+            return found.numpy().astype(self.dtype)
 
 
 def float64_columns(stored: StoredForecaster) -> list[str]:

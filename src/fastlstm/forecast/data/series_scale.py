@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastlstm.forecast.data.names import canonical
 from fastlstm.forecast.data.table import Table, row_blocks
@@ -83,21 +85,22 @@ class SeriesScale:
         return SeriesScale(tuple(names), mean, std)
 
     def of_windows(
-        self, targets: NDArray[np.float64], places: NDArray[np.int64] | None
-    ) -> tuple[NDArray[np.float64], ...]:
+        self, targets: Tensor, places: NDArray[np.int64] | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns mean and spread, ``(B, C)``, of windows alone.
 
         Args:
-            targets: shape ``(B, L, C)``; NaN where missing.
+            targets: float64, shape ``(B, L, C)``; NaN where missing.
             places: number of each window's series, -1 of an unknown one, which is scaled by the
                 window; None: all are unknown.
         """
-        own = scale_of_windows(targets)
+        mean, std = scale_of_windows(targets)
         if places is None:
-            return own
-        is_known = (places >= 0)[:, None]
-        pairs = zip((self.mean, self.std), own, strict=True)
-        return tuple(np.where(is_known, of_fit[places], window) for of_fit, window in pairs)
+            return mean, std
+        known = torch.from_numpy(places >= 0)[:, None]
+        of_fit = (torch.from_numpy(scale[places]) for scale in (self.mean, self.std))
+        mean, std = (torch.where(known, *pair) for pair in zip(of_fit, (mean, std), strict=True))
+        return mean, std
 
     def of(self, table: Table, series: Sequence[Any]) -> SeriesOfTable:
         """Returns mean and spread of the series of another table.
@@ -131,13 +134,12 @@ class SeriesOfTable(NamedTuple):
     num_at_fit: int
 
 
-def scale_of_windows(targets: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+def scale_of_windows(targets: Tensor) -> tuple[Tensor, Tensor]:
     """Returns mean and spread, ``(B, C)``, of windows ``(B, L, C)`` of unknown series."""
-    is_there = ~np.isnan(targets)
-    count = np.maximum(is_there.sum(1), 1)
-    mean = np.where(is_there, targets, 0.0).sum(1) / count
-    offsets = np.where(is_there, targets - mean[:, None], 0.0)
-    return _scales(mean, (offsets**2).sum(1) / count)
+    mean = targets.nanmean(1).nan_to_num(0.0)
+    variance = ((targets - mean[:, None]) ** 2).nanmean(1).nan_to_num(0.0)
+    level = torch.where(mean == 0, 1.0, mean.abs())
+    return mean, torch.maximum(variance.sqrt(), CONSTANT * level)
 
 
 def _scales(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -39,18 +37,13 @@ class CategoryEmbedding(nn.Embedding):
         mean = known.sum(0) / is_trained.sum().clamp(min=1)
         return nn.functional.embedding(codes, torch.where(is_trained, self.weight, mean))
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # older files have trained categories only
-        state.setdefault(f"{prefix}is_trained", torch.ones_like(self.is_trained))
-        super()._load_from_state_dict(state, prefix, *rest)
-
 
 class CategoricalFeatures(nn.Module):
     """Passes numbers through and embeds categories.
 
     Args:
         num_columns: of the input.
-        categories: (position, size) of categorical columns; NaN is unknown.
+        categories: (position, size) of categorical columns; NaN and other numbers are unknown.
 
     Attributes:
         categories: as given.
@@ -80,6 +73,6 @@ class CategoricalFeatures(nn.Module):
         """Returns features ``(…, width)`` of values ``(…, num_columns)``; missing numbers are 0."""
         parts = [self.numbers(values)]
         for (place, size), embedding in zip(self.categories, self.embeddings, strict=True):
-            codes = values[..., place].nan_to_num(float(size)).long()
-            parts.append(embedding(codes))
+            codes = values[..., place].nan_to_num(float(size)).clamp(max=size)
+            parts.append(embedding(torch.where(codes < 0, float(size), codes).long()))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]

@@ -154,9 +154,7 @@ class ForecastNetwork(nn.Module):
         decoded = decoded[:, :h]
         if linear is not None:
             decoded = self.output.moved(decoded, linear)
-        return self.output.restored(
-            decoded, scale[:, None].expand(-1, h, -1), shift[:, None].expand(-1, h, -1)
-        )
+        return self.output.restored(decoded, scale[:, None], shift[:, None])
 
     def normalised(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns targets ``(B, L, C)`` as the LSTM reads them, 0 where missing, and what was taken
@@ -187,14 +185,8 @@ class ForecastNetwork(nn.Module):
     @torch.no_grad()
     def set_linear(self, weight: Tensor, bias: Tensor, future: Tensor, is_start: bool) -> None:
         """Sets the weights of the linear path: of lags ``(h, L)``, ``(h,)``, and of the numbers
-        among the future covariates of each step ``(h, F)``.
-
-        Args:
-            weight: of lags.
-            bias: of steps.
-            future: of future covariates.
-            is_start: training begins with the linear forecast; else it has no share in it.
-        """
+        among the future covariates of each step ``(h, F)``. With `is_start` training begins with
+        the linear forecast; else it has no share in it."""
         self.linear_weight.copy_(weight)
         self.linear_bias.copy_(bias)
         if self.future.num_numbers:
@@ -275,7 +267,7 @@ class ForecastNetwork(nn.Module):
             targets, is_there, self.past(values[:, :steps, C:]), static, state
         )
         after = RecurrentState(*state, last[:, -1])
-        each = outputs[len(outputs) - origins :].view(origins, B, -1, H).transpose(0, 1)
+        each = outputs[outputs.shape[0] - origins :].view(origins, B, -1, H).transpose(0, 1)
         hidden = each.reshape(-1, H)
         if static is not None:
             static = static.repeat_interleave(origins, 0)
@@ -285,7 +277,6 @@ class ForecastNetwork(nn.Module):
         if config.normalize == "none":
             return decoded, after
         level = last[:, last.shape[1] - origins :].nan_to_num(0.0).reshape(-1, 1, C)
-        level = level.expand(-1, h, -1)
         return self.output.restored(decoded, torch.ones_like(level), level), after
 
     def horizons(self, values: Tensor, origins: int) -> Tensor:
@@ -294,8 +285,8 @@ class ForecastNetwork(nn.Module):
         `values` has shape ``(B, n * s + h, columns)``; `origins` counts patch ends.
         """
         s, h = self.config.patch, self.config.horizon
-        rows = values[:, values.shape[1] - h - (origins - 1) * s :].unfold(1, h, s)
-        return rows.transpose(2, 3).flatten(0, 1)
+        rows = values[:, values.shape[1] - h - (origins - 1) * s :]
+        return rows if origins == 1 else rows.unfold(1, h, s).transpose(2, 3).flatten(0, 1)
 
     def _levels(
         self, targets: Tensor, is_there: Tensor | None, carried: Tensor | None
@@ -306,15 +297,19 @@ class ForecastNetwork(nn.Module):
         value is NaN if there was none yet.
         """
         B, steps, C = targets.shape
-        s = self.config.patch
+        s, n = self.config.patch, steps // self.config.patch
+        patches = targets.view(B, n, s, C)
         if is_there is None:
-            first, last = targets[:, ::s], targets[:, s - 1 :: s]
+            first, last = patches[:, :, 0], patches[:, :, -1]
         else:
-            begin = is_there.view(B, -1, s, C).int().argmax(2, keepdim=True)
-            first = targets.view(B, -1, s, C).gather(2, begin)[:, :, 0]
-            numbers = torch.arange(steps, device=targets.device)[None, :, None]
-            at = torch.where(is_there, numbers, -1).cummax(1).values[:, s - 1 :: s]
-            last = targets.gather(1, at.clamp(min=0)).where(at >= 0, math.nan)
+            shape, order = (B, n, s, C), torch.arange(1, s + 1, device=targets.device)
+            first = _picked(patches, is_there.view(shape), order.flip(0)[:, None], 2)
+            last = _picked(patches, is_there.view(shape), order[:, None], 2)
+            distance = 1
+            while distance < n:  # takes the nearest value before a patch without any
+                before = targets.new_full((B, distance, C), math.nan)
+                before = torch.cat([before, last[:, :-distance]], 1)
+                last, distance = torch.where(last.isnan(), before, last), 2 * distance
         before = targets.new_full((B, 1, C), math.nan) if carried is None else carried[:, None]
         last = torch.where(last.isnan(), before, last)
         before = torch.cat([before, last[:, :-1]], 1)
@@ -337,9 +332,8 @@ class ForecastNetwork(nn.Module):
             return mean, torch.sqrt(square + 1e-5)
         if is_there is None:
             return targets[:, -1], one
-        steps = torch.arange(targets.shape[1], device=targets.device)[None, :, None]
-        last = torch.where(is_there, steps, 0).amax(1, keepdim=True)
-        return targets.gather(1, last)[:, 0].nan_to_num(0.0), one
+        steps = torch.arange(1, targets.shape[1] + 1, device=targets.device)
+        return _picked(targets, is_there, steps[:, None], 1).nan_to_num(0.0), one
 
     def _run(
         self,
@@ -392,7 +386,8 @@ class ForecastNetwork(nn.Module):
         if self.known is not None:
             features = self.future(ahead)
             missing = self.num_patches * self.config.patch - ahead.shape[1]
-            patches = F.pad(features, (0, 0, 0, missing)).view(len(ahead), self.num_patches, -1)
+            patches = F.pad(features, (0, 0, 0, missing))
+            patches = patches.view(ahead.shape[0], self.num_patches, -1)
             queries = queries + self.known(patches.transpose(0, 1))[:, :, None]
         if static is not None:
             queries = queries + static[None, :, None]
@@ -400,7 +395,7 @@ class ForecastNetwork(nn.Module):
 
     def _decode(self, queries: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
         """Returns ``(B, m * s, C, num_parameters)``: a cell step per patch, all from one state."""
-        m, K, H = len(queries), self.num_channels, self.config.hidden_size
+        m, K, H = queries.shape[0], self.num_channels, self.config.hidden_size
         B = hidden.shape[0] // K
         gates = self.cell_ih(queries) + self.cell_hh(hidden).view(1, B, K, 4 * H)
         i, f, g, o = gates.chunk(4, -1)
@@ -408,7 +403,7 @@ class ForecastNetwork(nn.Module):
         new_hidden = self.dropout(o.sigmoid() * new_cell.tanh())
         decoded = self.head(new_hidden)  # (m, B, K, s * C / K * parameters)
         s, each = self.config.patch, self.output.num_parameters
-        whole = decoded.view(m, B, K, s, -1, each).permute(1, 0, 3, 2, 4, 5)
+        whole = decoded.view(m, B, K, s, -1).permute(1, 0, 3, 2, 4)
         steps: Tensor = whole.reshape(B, m * s, self.config.num_targets, each)
         return steps
 
@@ -426,9 +421,10 @@ class ForecastNetwork(nn.Module):
         `linear` the forecast of the linear path ``(B, h, C)``.
         """
         s, config = self.config.patch, self.config
-        rows = F.pad(ahead, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
-        is_known = torch.arange(rows.shape[-1], device=rows.device) >= config.num_past
-        covariates = self.past(rows.where(is_known, math.nan))
+        past, future = ahead[..., : config.num_past], ahead[..., config.num_past :]
+        rows = torch.cat([past * math.nan, future], -1)
+        rows = F.pad(rows, (0, 0, 0, self.num_patches * s - config.horizon), value=math.nan)
+        covariates = self.past(rows)
         decoded = [self._decode(queries[:1], *self._last(state))]
         for k in range(1, self.num_patches):
             ones = torch.ones_like(decoded[-1][..., 0])
@@ -440,3 +436,10 @@ class ForecastNetwork(nn.Module):
             _, state = self._run(center, is_there, past, static, state)
             decoded.append(self._decode(queries[k : k + 1], *self._last(state)))
         return torch.cat(decoded, 1)
+
+
+def _picked(values: Tensor, is_there: Tensor, order: Tensor, dim: int) -> Tensor:
+    """Returns the present values that are last in an order, numbers above 0, along a dimension; NaN
+    where none is present."""
+    numbers = torch.where(is_there, order.to(values), 0.0)
+    return torch.where(numbers == numbers.amax(dim, keepdim=True), values, 0.0).sum(dim)

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -98,13 +99,13 @@ class Quantiles(Output):
     def quantiles(self, parameters: Tensor, levels: Sequence[float]) -> Tensor:
         """Interpolates between the seven levels; beyond them, returns the outermost."""
         ordered = parameters.sort(-1).values
-        quantiles = []
-        for level in levels:
-            above = min(max(bisect_left(QUANTILES, level), 1), len(QUANTILES) - 1)
-            low, high = QUANTILES[above - 1], QUANTILES[above]
-            share = min(max((level - low) / (high - low), 0.0), 1.0)
-            quantiles.append(torch.lerp(ordered[..., above - 1], ordered[..., above], share))
-        return torch.stack(quantiles, -1)
+        above = [min(max(bisect_left(QUANTILES, p), 1), len(QUANTILES) - 1) for p in levels]
+        below = [place - 1 for place in above]
+        grid, wanted = np.asarray(QUANTILES), np.asarray(levels)
+        share = ((wanted - grid[below]) / (grid[above] - grid[below])).clip(0.0, 1.0)
+        return torch.lerp(
+            ordered[..., below], ordered[..., above], torch.from_numpy(share).to(ordered)
+        )
 
 
 class StudentT(Output):

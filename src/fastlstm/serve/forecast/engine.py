@@ -129,8 +129,10 @@ class DynamicBatcher(ModelThread):
                     break
                 batch = self._next_batch()
                 self.num_active = sum(map(len, batch))
-            self._compute(batch)
-            del batch  # not kept in memory until the next pass
+            start_s = time.perf_counter()
+            answers = self._answers(batch)
+            self._deliver(BatchResult(time.perf_counter() - start_s, answers))
+            del batch, answers  # not kept in memory until the next pass
             self.num_active = 0
         error = Unavailable(ENDING)
         self._deliver(BatchResult(0.0, [(request, error) for request in self._waiting]))
@@ -143,11 +145,6 @@ class DynamicBatcher(ModelThread):
             batch.append(self._waiting.popleft())
             room -= len(batch[-1])
         return batch
-
-    def _compute(self, batch: list[ForecastRequest]) -> None:
-        start_s = time.perf_counter()
-        answers = self._answers(batch)
-        self._deliver(BatchResult(time.perf_counter() - start_s, answers))
 
     def _answers(self, batch: list[ForecastRequest]) -> list[Answer]:
         """Forecasts requests, each alone where all together fail."""
