@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastlstm.tuning.turns import Worker
+    from fastlstm.tuning.turns import TurnWorker
 
 
 @contextmanager
@@ -40,14 +40,14 @@ def serve(step: Callable[[], object]) -> None:
         print(json.dumps(seconds), flush=True)
 
 
-def worker_of(name: str, command: list[str]) -> Worker:
+def worker_of(name: str, command: list[str]) -> TurnWorker:
     """A candidate whose command runs in this folder."""
-    from fastlstm.tuning.turns import Worker
+    from fastlstm.tuning.turns import TurnWorker
 
-    return Worker(name, command, Path(__file__).parent, limit_s=600.0)
+    return TurnWorker(name, command, Path(__file__).parent, limit_s=600.0)
 
 
-def started(worker: Worker) -> bool:
+def started(worker: TurnWorker) -> bool:
     """Returns whether a candidate got ready; one that did not is named on stderr."""
     from fastlstm.errors import CommandError
 
@@ -60,7 +60,7 @@ def started(worker: Worker) -> bool:
     return True
 
 
-def alternate(workers: Iterable[Worker], rounds: int, steps: int) -> dict[str, list[float]]:
+def alternate(workers: Iterable[TurnWorker], rounds: int, steps: int) -> dict[str, list[float]]:
     """Lets each candidate run `steps` steps per round in turn; returns the seconds of all by name.
 
     Prints the ratio of each to the first one with its interval.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fastlstm.serve.admission import ModelThread
-from fastlstm.serve.server import Runner
+from fastlstm.serve.server import ServerRunner
 from fastlstm.serve.settings import Settings
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer, Tokenizer
@@ -112,7 +112,7 @@ class Running:
 
     def _run(self) -> None:
         async def serve() -> None:
-            self.runner = Runner(*self._args)
+            self.runner = ServerRunner(*self._args)
             self.loop = asyncio.get_running_loop()
             await self.runner.run()
 

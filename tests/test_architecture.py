@@ -204,6 +204,16 @@ def test_files_are_named_for_what_they_hold() -> None:
     assert [str(path) for path in paths if path.stem in VAGUE_NAMES] == []
 
 
+def test_no_two_classes_have_one_name() -> None:
+    names = [
+        node.name
+        for path in python_files()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} == {"LSTM"}  # ours, and of Keras
+
+
 def test_every_directory_of_python_is_a_package() -> None:
     directories = {path.parent for path in python_files()}
     assert [str(d) for d in sorted(directories) if not (d / "__init__.py").exists()] == []

@@ -8,27 +8,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastlstm.compression import distillation
-from fastlstm.compression.distillation import FeatureMatch, Output, distillation_loss
+from fastlstm.compression.distillation import FeatureMatch, OutputLayer, distillation_loss
 
 N, V = 150, 11
 
 
-def outputs(dtype: torch.dtype = torch.float64) -> tuple[Output, Output, Tensor]:
+def outputs(dtype: torch.dtype = torch.float64) -> tuple[OutputLayer, OutputLayer, Tensor]:
     """A student of width 5, a teacher of width 7, and targets."""
     rng = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
 
-    student = Output(random(N, 5), random(V, 5), random(V))
+    student = OutputLayer(random(N, 5), random(V, 5), random(V))
     for tensor in student:
         tensor.requires_grad_()
-    teacher = Output(random(N, 7), random(V, 7), random(V))
+    teacher = OutputLayer(random(N, 7), random(V, 7), random(V))
     return student, teacher, torch.randint(V, (N,), generator=rng)
 
 
 def plain(
-    student: Output, teacher: Output, targets: Tensor, temperature: float, alpha: float
+    student: OutputLayer, teacher: OutputLayer, targets: Tensor, temperature: float, alpha: float
 ) -> Tensor:
     own, other = (F.linear(o.features, o.weight, o.bias) for o in (student, teacher))
     soft = F.log_softmax(own / temperature, 1)

@@ -16,7 +16,7 @@ from fastlstm.compression.goal import (
     WAYS_OF_FORECASTERS,
     WAYS_OF_TEXTS,
     Attempt,
-    Way,
+    CompressionWay,
     chosen,
     ways_of_text,
 )
@@ -27,7 +27,7 @@ from fastlstm.training.callbacks import Callback
 
 Compress = Callable[..., CompressReport]
 
-WAYS = (Way("int8"), Way("int4"), Way("int8", 0.5, "units"))
+WAYS = (CompressionWay("int8"), CompressionWay("int4"), CompressionWay("int8", 0.5, "units"))
 FIGURES = {
     "int8": Attempt(4000, 100.0),
     "int4": Attempt(2000, 150.0),
@@ -56,10 +56,10 @@ def choose(lines: list[str], **fields: Any) -> CompressConfig:
         ({"target": "300/s", "max_bytes": "5k"}, WAYS[2]),
     ],
 )
-def test_the_mildest_way_that_reaches_the_goal(fields: dict[str, str], way: Way) -> None:
+def test_the_mildest_way_that_reaches_the_goal(fields: dict[str, str], way: CompressionWay) -> None:
     lines: list[str] = []
     config = choose(lines, **fields, budget="1m")
-    assert Way(config.to, config.prune, config.structured, config.output_rank) == way
+    assert CompressionWay(config.to, config.prune, config.structured, config.output_rank) == way
     assert config.budget == "1m"
     assert [line.endswith("chosen") for line in lines] == [False] * WAYS.index(way) + [True]
 
@@ -85,7 +85,7 @@ def test_a_goal_out_of_reach_names_the_best_figures() -> None:
 
 
 @pytest.mark.parametrize("ways", [ways_of_text(None), ways_of_text(512), WAYS_OF_FORECASTERS])
-def test_ways_are_options(ways: tuple[Way, ...]) -> None:
+def test_ways_are_options(ways: tuple[CompressionWay, ...]) -> None:
     for way in ways:
         CompressConfig(**way._asdict())
     assert len(set(ways)) == len(ways)
@@ -100,7 +100,7 @@ def test_a_large_output_may_get_a_rank() -> None:
         "50 % of the hidden units removed, output of rank 64, int8",
         "75 % of the hidden units removed, output of rank 32, int8",
     ]
-    assert ways_of_text(512).index(added[0]) == ways_of_text(512).index(Way("int4")) + 1
+    assert ways_of_text(512).index(added[0]) == ways_of_text(512).index(CompressionWay("int4")) + 1
     assert [way.output_rank for way in ways_of_text(40) if way.output_rank] == [16]
     assert ways_of_text(16) == WAYS_OF_TEXTS
 
@@ -192,7 +192,7 @@ def test_the_choice_stays_when_resumed(
 def test_a_target_counts_characters(
     compressed: Compress, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text.TextSource, "_chars_per_token", 3.0)
+    monkeypatch.setattr(text.TextCompression, "_chars_per_token", 3.0)
     monkeypatch.setattr(text, "writing_speed", lambda decoder, streams: 400.0)
     report = compressed(target="1.2k/s")
     assert report.notes[0].endswith("1,200 characters/s, chosen")

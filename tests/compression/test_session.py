@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compression_report import REPORT
-from fastlstm.compression.session import Source, difference
+from fastlstm.compression.session import CompressionSource, difference
 
 ABOUT: dict[str, Any] = {"options": {}, "source": {"learning_rate": 0.02}}
 
@@ -28,7 +28,7 @@ def test_the_peak_rate_is_that_of_the_first_run_of_a_chain(
     own: float | None, before: dict[str, Any], rate: float | None
 ) -> None:
     source: Any = SimpleNamespace(learning_rate=own, before=before)
-    assert Source.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
+    assert CompressionSource.peak_rate.fget(source) == rate  # type: ignore[attr-defined]
 
 
 def test_the_better_of_two_is_chosen_by_windows_that_both_were_scored_on() -> None:

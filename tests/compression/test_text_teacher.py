@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression import text_training
-from fastlstm.compression.distillation import Logits, Output
+from fastlstm.compression.distillation import Logits, OutputLayer
 from fastlstm.compression.text_training import (
     ReadingTeacher,
     RememberingTeacher,
@@ -60,7 +60,7 @@ def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> Non
         for teacher in (keeps, reads):
             teacher.read(batch, even_parts(len(batch.reset), 1))
         found = [teacher.output(WHOLE) for teacher in (keeps, reads)]
-        assert [type(output) for output in found] == [Logits, Output]
+        assert [type(output) for output in found] == [Logits, OutputLayer]
         own, other = (output.logits(WHOLE, torch.float32) for output in found)
         torch.testing.assert_close(own, other, atol=1e-2, rtol=2e-3)
         keeps.advance()

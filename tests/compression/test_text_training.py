@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.session import Session
-from fastlstm.compression.text import TextSource
+from fastlstm.compression.session import CompressionSession
+from fastlstm.compression.text import TextCompression
 from fastlstm.compression.text_training import training_options
 from fastlstm.text.config import TrainConfig
 
@@ -19,11 +19,11 @@ UNITS: dict[str, Any] = {"prune": 0.5, "structured": "units"}
 
 def options_of(trained: Path, data: Any = None, **fields: Any) -> tuple[TrainConfig, TrainConfig]:
     """Returns the options that the source was trained with, and those of its compression."""
-    session = Session(
+    session = CompressionSession(
         run=trained / "source", out=trained / "out", data=data, config=CompressConfig(**fields),
         given=frozenset(), resume=False, observers=[], callbacks=(), stop=None, started=0.0,
     )  # fmt: skip
-    source = TextSource(session)
+    source = TextCompression(session)
     options = training_options(source, source.start(session.config)[1])
     return TrainConfig(**source.stored.config["train"]), options
 

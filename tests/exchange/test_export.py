@@ -20,7 +20,7 @@ from exchange.conftest import CHARACTERS
 from fastlstm.errors import ConfigError, ExportError, MissingExtraError, RunDirectoryError
 from fastlstm.exchange import export as export_module
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.text_source import TextSource
+from fastlstm.exchange.text_source import TextExport
 from fastlstm.runs.weight_formats import QuantizedMatrix
 from fastlstm.text.data.text import prepare_text
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -413,6 +413,6 @@ def test_the_limit_of_logits_follows_the_size_of_their_weights(
     report = fastlstm.export(run, to="onnx", out=tmp_path / "out")
     assert report.proof is not None
     assert report.proof.is_good
-    monkeypatch.setattr(TextSource, "in_units", lambda source, outputs: outputs)
+    monkeypatch.setattr(TextExport, "in_units", lambda source, outputs: outputs)
     with pytest.raises(ExportError, match="the limit is 1e-05"):
         fastlstm.export(run, to="onnx", out=tmp_path / "plain")

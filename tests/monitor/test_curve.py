@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from fastlstm.monitor.curve import MAX_POINTS, Curve, Point
+from fastlstm.monitor.curve import MAX_POINTS, Curve, CurvePoint
 
 
 def curve_of(values: list[float]) -> Curve:
     curve = Curve()
     for at, value in enumerate(values):
-        curve.add(Point(at, 2.0 * at, 3.0 * at, value))
+        curve.add(CurvePoint(at, 2.0 * at, 3.0 * at, value))
     return curve
 
 
@@ -36,7 +36,7 @@ def test_points_are_as_dense_at_the_beginning_as_at_the_end() -> None:
 def test_what_a_resumed_run_repeats_is_cut() -> None:
     curve = curve_of([5.0, 4.0, 3.0, 2.0])
     curve.cut_after(1)
-    curve.add(Point(2, 9.0, 9.0, 3.5))
+    curve.add(CurvePoint(2, 9.0, 9.0, 3.5))
     assert list(curve.steps) == [0, 1, 2]
     assert curve.lowest_until(8.0, curve.seconds) == 4.0
     assert curve.lowest_until(-1.0, curve.seconds) is None

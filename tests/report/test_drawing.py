@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.drawing import Band, Curve, Panel, draw, tick_text
+from fastlstm.report.drawing import Band, DrawnCurve, Panel, draw, tick_text
 from fastlstm.report.history import read_history
 
 
@@ -19,8 +19,8 @@ def texts(svg: str) -> list[str]:
     return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter("text")]
 
 
-def chart(*curves: Curve, unit: str = "steps", **axes: Any) -> str:
-    shown = curves or [Curve([0, 1], [1.0, 2.0], "a", "a")]
+def chart(*curves: DrawnCurve, unit: str = "steps", **axes: Any) -> str:
+    shown = curves or [DrawnCurve([0, 1], [1.0, 2.0], "a", "a")]
     return draw(Panel(shown, unit, "y", **axes), "t", "", name="n").svg
 
 
@@ -29,7 +29,7 @@ def chart(*curves: Curve, unit: str = "steps", **axes: Any) -> str:
     [(100, "seconds", "100"), (600, "minutes", "10"), (36_000, "hours", "10")],
 )
 def test_time_is_in_the_unit_that_fits(longest_s: int, unit: str, tick: str) -> None:
-    shown = texts(chart(Curve([0, longest_s], [1.0, 2.0], "a", "a"), unit="time"))
+    shown = texts(chart(DrawnCurve([0, longest_s], [1.0, 2.0], "a", "a"), unit="time"))
     assert unit in shown
     assert tick in shown
 
@@ -40,7 +40,7 @@ def test_time_is_in_the_unit_that_fits(longest_s: int, unit: str, tick: str) -> 
 def test_a_logarithmic_axis_is_for_positive_values_far_apart(
     values: list[float], is_log: bool
 ) -> None:
-    curve = Curve([0, 1], values, "a", "a")
+    curve = DrawnCurve([0, 1], values, "a", "a")
     assert ("y, log scale" in texts(chart(curve, may_be_log=True))) is is_log
     assert "y, log scale" not in texts(chart(curve))
 
@@ -57,7 +57,10 @@ def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
 
 
 def test_colours_are_variables_of_the_page_and_nothing_is_fetched() -> None:
-    curves = [Curve([0, 1], [1.0, 2.0], "one", "a"), Curve([0, 1], [2.0, 3.0], "two", "b")]
+    curves = [
+        DrawnCurve([0, 1], [1.0, 2.0], "one", "a"),
+        DrawnCurve([0, 1], [2.0, 3.0], "two", "b"),
+    ]
     svg = chart(*curves)
     assert {"var(--a)", "var(--b)", "var(--muted)", "var(--grid)", "var(--ink)"} <= set(
         re.findall(r"var\(--\w+\)", svg)

@@ -15,7 +15,7 @@ from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import prepare_text
 from fastlstm.text.quality_law import relative_bits
-from fastlstm.text.size_plan import Candidate, SizePlan, can_choose_size, step_seconds
+from fastlstm.text.size_plan import SizeCandidate, SizePlan, can_choose_size, step_seconds
 from fastlstm.training.precision import PrecisionChoice
 from recorded_gpu import use_gpu
 
@@ -158,7 +158,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, half_gain: float = 2.0, rows_s: fl
     monkeypatch.setattr(measurements, "remember", lambda *_: None)
 
 
-def planned_on_a_gpu(config: TrainConfig, data, names=("budget",)) -> tuple[Candidate, SizePlan]:
+def planned_on_a_gpu(
+    config: TrainConfig, data, names=("budget",)
+) -> tuple[SizeCandidate, SizePlan]:
     ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
     plan = SizePlan(config, names, ids, data.tokenizer, time.perf_counter(), GPU)
     return plan.choose()[0], plan
@@ -273,7 +275,7 @@ def test_the_same_command_chooses_the_same_on_a_busy_machine(monkeypatch, data, 
 def test_a_precision_that_was_timed_with_another_size_says_so(data, why, size, told):
     ids = torch.zeros(3_000_000, dtype=torch.uint8).numpy()
     plan = SizePlan(CONFIG, (), ids, data.tokenizer, time.perf_counter())
-    best = Candidate(replace(CONFIG, rnn_size=size), 1e5, 2.0)
+    best = SizeCandidate(replace(CONFIG, rnn_size=size), 1e5, 2.0)
     choice = plan.precision(best, "auto", PrecisionChoice("bf16", why, 9.0))
     assert (choice.name, choice.why) == ("bf16", told)
     assert choice.step_s == pytest.approx(32 * 128 / 1e5)

@@ -15,7 +15,7 @@ from fastlstm.tuning.turns import (
     Candidate,
     Timed,
     TimedVariant,
-    Worker,
+    TurnWorker,
     time_in_turns,
     time_until,
 )
@@ -280,9 +280,9 @@ for line in sys.stdin:
 """
 
 
-def served(seconds: float, name: str = "A") -> Worker:
+def served(seconds: float, name: str = "A") -> TurnWorker:
     """Returns a process whose steps take so long by its word; the first one of a turn takes 9 s."""
-    return Worker(name, [sys.executable, "-c", SERVED.format(seconds)])
+    return TurnWorker(name, [sys.executable, "-c", SERVED.format(seconds)])
 
 
 def test_processes_take_turns_and_end():
@@ -309,7 +309,9 @@ def test_processes_take_turns_and_end():
     ],
 )
 def test_a_process_that_does_not_get_ready_says_why(program: str, said: str):
-    worker = Worker("A", [sys.executable, "-c", program], limit_s=2.0 if "sleep" in program else 60)
+    worker = TurnWorker(
+        "A", [sys.executable, "-c", program], limit_s=2.0 if "sleep" in program else 60
+    )
     with pytest.raises(CommandError) as caught:
         worker.ready()
     worker.close()
@@ -318,4 +320,4 @@ def test_a_process_that_does_not_get_ready_says_why(program: str, said: str):
 
 def test_a_program_that_does_not_exist_is_named():
     with pytest.raises(CommandError, match=r"A cannot be started: .*no-such-program"):
-        Worker("A", ["no-such-program"]).start()
+        TurnWorker("A", ["no-such-program"]).start()

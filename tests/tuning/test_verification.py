@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastlstm.tuning import verification
-from fastlstm.tuning.turns import Candidate, Timed, Worker
+from fastlstm.tuning.turns import Candidate, Timed, TurnWorker
 from fastlstm.tuning.verification import _worker_words, measured_gain
 
 TINY = [
@@ -26,7 +26,9 @@ def text(tmp_path: Path) -> Path:
 
 def test_a_worker_takes_the_steps_of_the_run(text: Path, tmp_path: Path):
     out = tmp_path / "run"
-    worker = Worker("A", _worker_words([str(text), *TINY, "--out", f"{tmp_path}/mine"], str(out)))
+    worker = TurnWorker(
+        "A", _worker_words([str(text), *TINY, "--out", f"{tmp_path}/mine"], str(out))
+    )
     try:
         worker.ready()
         assert len(worker.run(3)) == 3
@@ -45,12 +47,12 @@ def test_the_directory_is_an_option_before_the_dashes():
 def test_the_gain_is_that_of_the_whole_run(monkeypatch, step_share, gain):
     """Steps are twice as fast."""
 
-    def turns(base: Worker, candidate: Candidate, *_: object) -> Timed:
+    def turns(base: TurnWorker, candidate: Candidate, *_: object) -> Timed:
         return Timed(candidate.make(), candidate, [2.0] * 6, [1.0] * 6)
 
     started: list[list[str]] = []
-    monkeypatch.setattr(Worker, "start", lambda worker: started.append(worker.command))
-    monkeypatch.setattr(Worker, "warm_up", lambda worker: None)
+    monkeypatch.setattr(TurnWorker, "start", lambda worker: started.append(worker.command))
+    monkeypatch.setattr(TurnWorker, "warm_up", lambda worker: None)
     monkeypatch.setattr(verification, "time_until", turns)
     assert measured_gain(["a.txt"], ["b.txt"], step_share) == pytest.approx(gain)
     assert [words[3] for words in started] == ["a.txt", "b.txt"]

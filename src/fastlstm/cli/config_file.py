@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
 def _yaml(text: str, path: Path) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class ConfigLoader(yaml.SafeLoader):
         """SafeLoader that refuses a key that appears twice instead of keeping the last."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -126,7 +126,7 @@ def _yaml(text: str, path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)
+        return yaml.load(text, ConfigLoader)
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:

@@ -16,7 +16,7 @@ from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
-    from fastlstm.tuning.scale import Link, Prediction, StepCost, Way
+    from fastlstm.tuning.scale import Link, ScalingPrediction, ScalingWay, StepCost
 
 _SPEED = "speed of the network of a machine: 1gbit, 100mbit, 125MB/s"
 _SCALE_OPTIONS = (
@@ -103,7 +103,7 @@ def parsed_nodes(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def rows(cost: StepCost, link: Link, found: list[Prediction]) -> list[Row]:
+def rows(cost: StepCost, link: Link, found: list[ScalingPrediction]) -> list[Row]:
     """Returns the lines of the result."""
     from fastlstm.tuning.scale import shown
 
@@ -125,7 +125,7 @@ def rows(cost: StepCost, link: Link, found: list[Prediction]) -> list[Row]:
     return lines
 
 
-def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
+def _rows_of(cost: StepCost, one: ScalingPrediction) -> list[Row]:
     from fastlstm.tuning.scale import shown
 
     used, step_s = one.strong[0].used, cost.step_s(cost.rows)
@@ -147,7 +147,7 @@ def _rows_of(cost: StepCost, one: Prediction) -> list[Row]:
     return lines
 
 
-def _ways(ways: list[Way]) -> str:
+def _ways(ways: list[ScalingWay]) -> str:
     """Returns "fp32 1.8x, computes 55 % · bf16 2.4x, computes 70 %"."""
     return " · ".join(
         f"{w.name} {w.speedup:.3g}x, computes {100 * w.efficiency:.0f} %" for w in ways

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastlstm.compression.options import OF_FORECASTERS, OF_TEXTS, CompressConfig
 from fastlstm.compression.report import CompressReport
-from fastlstm.compression.session import Session
+from fastlstm.compression.session import CompressionSession
 from fastlstm.errors import (
     FormatError,
     RunDirectoryError,
@@ -90,14 +90,14 @@ def compress(
             stop = stack.enter_context(StopFlag())
         if observers is None:
             observers = [stack.enter_context(default_output(use_json=False))]
-        session = Session(
+        session = CompressionSession(
             run=path, out=target, data=data, config=config, given=frozenset({*given, *fields}),
             resume=resume, observers=observers, callbacks=callbacks, stop=stop, started=started,
         )  # fmt: skip
         if is_text:
-            from fastlstm.compression.text import TextSource
+            from fastlstm.compression.text import TextCompression
 
-            return session.compress(TextSource)
-        from fastlstm.compression.forecast import ForecastSource
+            return session.compress(TextCompression)
+        from fastlstm.compression.forecast import ForecastCompression
 
-        return session.compress(ForecastSource)
+        return session.compress(ForecastCompression)

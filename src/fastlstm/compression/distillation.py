@@ -17,7 +17,7 @@ from fastlstm.nn.loss import CHUNK_ELEMENTS
 from fastlstm.ops.call import torchs_dtype
 
 
-class Output(NamedTuple):
+class OutputLayer(NamedTuple):
     """An output layer, weight `(V, H)` and bias `(V,)`, with its input, features `(N, H)`."""
 
     features: Tensor
@@ -41,7 +41,11 @@ class Logits(NamedTuple):
 
 
 def distillation_loss(
-    student: Output, teacher: Logits | Output, targets: Tensor, temperature: float, alpha: float
+    student: OutputLayer,
+    teacher: Logits | OutputLayer,
+    targets: Tensor,
+    temperature: float,
+    alpha: float,
 ) -> tuple[Tensor, Tensor]:
     """Returns the summed loss of all rows, and the nats of their targets alone.
 
@@ -61,9 +65,9 @@ class _Distillation(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor,
-        teacher: Logits | Output, targets: Tensor, temperature: float, alpha: float,
+        teacher: Logits | OutputLayer, targets: Tensor, temperature: float, alpha: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        student = Output(features, weight, bias)
+        student = OutputLayer(features, weight, bias)
         kind, dtype = features.device.type, torchs_dtype(features)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         gradients = [torch.zeros_like(t, dtype=wide) for t in student]

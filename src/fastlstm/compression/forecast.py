@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.compression.forecast_task import CompressedForecastTask, read_teacher
-from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, Way
+from fastlstm.compression.goal import WAYS_OF_FORECASTERS, Attempt, CompressionWay
 from fastlstm.compression.options import ENDS, TRAINING, CompressConfig
 from fastlstm.compression.report import (
     Change,
@@ -28,7 +28,7 @@ from fastlstm.compression.report import (
     notes_of_speed,
     speeds_in_turns,
 )
-from fastlstm.compression.session import Result, Session, Source
+from fastlstm.compression.session import CompressionSession, CompressionSource, Result
 from fastlstm.compression.statistics import MIN_BLOCKS, bootstrap_interval
 from fastlstm.compression.units import without_units
 from fastlstm.errors import ConfigError, DataError
@@ -75,7 +75,7 @@ _MEASURING_S = 3.0
 """Kept of a budget for measuring speed, beside the errors."""
 
 
-class ForecastSource(Source):
+class ForecastCompression(CompressionSource):
     """A forecaster, its table, and the errors that a result is compared with.
 
     Attributes:
@@ -86,7 +86,7 @@ class ForecastSource(Source):
 
     unit = "windows"
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CompressionSession) -> None:
         super().__init__(session)
         for name in ("temperature", "match_hidden"):
             if name in session.given:
@@ -127,7 +127,7 @@ class ForecastSource(Source):
             return None, f"the table of {run}, {name:.200}, is not there any more"
         return paths if len(paths) > 1 else paths[0], ""
 
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[CompressionWay, ...]:
         return WAYS_OF_FORECASTERS
 
     def attempt(self, config: CompressConfig) -> Attempt:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastlstm.compression.options import CompressConfig, Structure, WeightFormat
 
 
-class Way(NamedTuple):
+class CompressionWay(NamedTuple):
     """A way to compress; the fields are those of `CompressConfig`."""
 
     to: WeightFormat
@@ -40,31 +40,35 @@ class Attempt(NamedTuple):
 
 
 WAYS_OF_TEXTS = (
-    Way("int8"),  # +0.0003
-    Way("int4"),  # +0.0084
-    Way("int8", 0.5, "blocks"),  # -0.0465
-    Way("int8", 0.75, "blocks"),  # -0.0225
-    Way("int8", 0.25, "units"),
-    Way("int8", 0.5, "units"),  # +0.0102
-    Way("int4", 0.5, "units"),
-    Way("int8", 0.9, "blocks"),  # +0.0511
-    Way("int8", 0.95, "blocks"),
-    Way("int8", 0.75, "units"),  # +0.1406
-    Way("int4", 0.75, "units"),
-    Way("int4", 0.875, "units"),
+    CompressionWay("int8"),  # +0.0003
+    CompressionWay("int4"),  # +0.0084
+    CompressionWay("int8", 0.5, "blocks"),  # -0.0465
+    CompressionWay("int8", 0.75, "blocks"),  # -0.0225
+    CompressionWay("int8", 0.25, "units"),
+    CompressionWay("int8", 0.5, "units"),  # +0.0102
+    CompressionWay("int4", 0.5, "units"),
+    CompressionWay("int8", 0.9, "blocks"),  # +0.0511
+    CompressionWay("int8", 0.95, "blocks"),
+    CompressionWay("int8", 0.75, "units"),  # +0.1406
+    CompressionWay("int4", 0.75, "units"),
+    CompressionWay("int4", 0.875, "units"),
 )
 """From the mildest to the strongest: first those that keep all weights, then by what they lose. The
 numbers are bits per character lost after 1,200 steps (int4 after 150) by a model of 512 units on
 tinyshakespeare (benchmarks/compression.py, docs/compress.md); the others are put between them."""
 WAYS_OF_FORECASTERS = (
-    Way("int8"),
-    Way("int4"),
-    *(Way(to, share, "units") for share in (0.25, 0.5, 0.75, 0.875) for to in ("int8", "int4")),
+    CompressionWay("int8"),
+    CompressionWay("int4"),
+    *(
+        CompressionWay(to, share, "units")
+        for share in (0.25, 0.5, 0.75, 0.875)
+        for to in ("int8", "int4")
+    ),
 )
 """Forecasts are computed in float32, and with zeros: only fewer units make them faster."""
 
 
-def ways_of_text(output_width: int | None) -> tuple[Way, ...]:
+def ways_of_text(output_width: int | None) -> tuple[CompressionWay, ...]:
     """Returns the ways to compress a text model, from the mildest to the strongest.
 
     A large output matrix, which reads `output_width` values, may be given a rank; else it is None.
@@ -73,10 +77,10 @@ def ways_of_text(output_width: int | None) -> tuple[Way, ...]:
     if output_width is None:
         return tuple(ways)
     for before, share, way in (
-        (Way("int8", 0.5, "blocks"), 2, Way("int8")),
-        (Way("int8", 0.75, "blocks"), 4, Way("int8")),
-        (Way("int8", 0.9, "blocks"), 8, Way("int8", 0.5, "units")),
-        (Way("int8", 0.95, "blocks"), 16, Way("int8", 0.75, "units")),
+        (CompressionWay("int8", 0.5, "blocks"), 2, CompressionWay("int8")),
+        (CompressionWay("int8", 0.75, "blocks"), 4, CompressionWay("int8")),
+        (CompressionWay("int8", 0.9, "blocks"), 8, CompressionWay("int8", 0.5, "units")),
+        (CompressionWay("int8", 0.95, "blocks"), 16, CompressionWay("int8", 0.75, "units")),
     ):
         rank = output_width // share // 16 * 16
         if rank:
@@ -86,7 +90,7 @@ def ways_of_text(output_width: int | None) -> tuple[Way, ...]:
 
 def chosen(
     config: CompressConfig,
-    ways: Sequence[Way],
+    ways: Sequence[CompressionWay],
     attempt: Callable[[CompressConfig], Attempt],
     unit: str,
     say: Callable[[str], None],
@@ -96,7 +100,7 @@ def chosen(
     `say` is called with a line about each attempt. ConfigError: none reaches it; it holds the best.
     """
     speed, limit = config.goal
-    attempts: list[tuple[Way, Attempt]] = []
+    attempts: list[tuple[CompressionWay, Attempt]] = []
     for way in ways:
         try:
             own = dataclasses.replace(config, **way._asdict())
@@ -116,7 +120,7 @@ def chosen(
 
 
 def _unreachable(
-    config: CompressConfig, attempts: Sequence[tuple[Way, Attempt]], unit: str
+    config: CompressConfig, attempts: Sequence[tuple[CompressionWay, Attempt]], unit: str
 ) -> ConfigError:
     goal = {"target": config.target, "max_bytes": config.max_bytes}
     asked = [f"`{name}={value!r}`" for name, value in goal.items() if value is not None]

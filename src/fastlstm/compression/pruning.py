@@ -111,7 +111,7 @@ def _lowest(scores: Tensor, count: int) -> Tensor:
     return is_low
 
 
-class _Zeros(Callback):
+class _ZeroMasks(Callback):
     """Keeps masked weights zero: after every update, and their gradients before clipping."""
 
     def __init__(self, structured: Zeros) -> None:
@@ -133,7 +133,7 @@ class _Zeros(Callback):
             parameter.masked_fill_(mask, 0.0)
 
 
-class Pruning(_Zeros):
+class Pruning(_ZeroMasks):
     """Sets the weights of the smallest magnitude to zero, more and more of them.
 
     After every step the masked weights are zero, in the averaged weights too. So are their
@@ -214,7 +214,7 @@ class Pruning(_Zeros):
         self.masks = {name: mask for name, mask in state.items() if isinstance(mask, Tensor)}
 
 
-class HeldZeros(_Zeros):
+class HeldZeros(_ZeroMasks):
     """Keeps the zeros of a pruned model while it is trained on: single weights, or blocks."""
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """One compression: goal, training or rounding, measurement, publication.
 
-`Source` is what differs between texts (`text.py`) and tables (`forecast.py`).
+`CompressionSource` is what differs between texts (`text.py`) and tables (`forecast.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from fastlstm.compression.fake_quantization import FakeQuantization
-from fastlstm.compression.goal import Attempt, Way, chosen
+from fastlstm.compression.goal import Attempt, CompressionWay, chosen
 from fastlstm.compression.options import COMPRESS_MAY_CHANGE, STUDENT_SIZES, CompressConfig
 from fastlstm.compression.pruning import HeldZeros, Pruning
 from fastlstm.compression.report import (
@@ -43,14 +43,14 @@ NEW_ROUNDING_BEGIN = 0.6
 
 
 class Result(NamedTuple):
-    """A compressed model, of the type that its `Source` measures, and the files of its run."""
+    """A compressed model, of the type its `CompressionSource` measures, and its run's files."""
 
     model: Any
     sizes: Config
     files: Mapping[str, bytes]
 
 
-class Source(ABC):
+class CompressionSource(ABC):
     """The model that is compressed: how its kind is read, trained and measured.
 
     Attributes:
@@ -69,7 +69,7 @@ class Source(ABC):
     facts: Mapping[str, Any]
     own_facts: Mapping[str, Any] = {}
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CompressionSession) -> None:
         self.session = session
 
     @property
@@ -85,7 +85,7 @@ class Source(ABC):
         return rate
 
     @abstractmethod
-    def ways(self) -> Sequence[Way]:
+    def ways(self) -> Sequence[CompressionWay]:
         """Returns the ways to compress, from the mildest to the strongest."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Source(ABC):
 
     @abstractmethod
     def train(self) -> None:
-        """Trains; calls `Session.conclude` with the results."""
+        """Trains; calls `CompressionSession.conclude` with the results."""
 
     @abstractmethod
     def measured(
@@ -116,7 +116,7 @@ class Source(ABC):
 
 
 @dataclass(eq=False, kw_only=True)
-class Session:
+class CompressionSession:
     """One call of `compress`, checked; of a resumed one `config` is that of its first start.
 
     `run` is the source's directory, or one of its checkpoints, and `out` the one to write. `given`
@@ -136,9 +136,11 @@ class Session:
     notes: list[str] = field(default_factory=list, init=False)
     report: CompressReport | None = field(default=None, init=False)
     teacher: dict[str, str] | None = field(default=None, init=False)
-    source: Source = field(init=False)
+    source: CompressionSource = field(init=False)
 
-    def compress(self, make_source: Callable[[Session], Source]) -> CompressReport:
+    def compress(
+        self, make_source: Callable[[CompressionSession], CompressionSource]
+    ) -> CompressReport:
         """Rounds a model, or trains a smaller one, and measures it beside its source."""
         source = self.source = make_source(self)
         if is_resumed := self.resume and bool(RunDirectory(self.out).checkpoints()):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastlstm.compression.goal import Attempt, Way, ways_of_text
+from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
 from fastlstm.compression.low_rank import check_output_rank, output_to_shrink, with_output_rank
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.pruning import pruned
@@ -28,7 +28,7 @@ from fastlstm.compression.report import (
     notes_of_speed,
     speeds_in_turns,
 )
-from fastlstm.compression.session import Result, Session, Source
+from fastlstm.compression.session import CompressionSession, CompressionSource, Result
 from fastlstm.compression.statistics import bootstrap_interval
 from fastlstm.compression.units import without_units
 from fastlstm.errors import DataError, FormatError, NonFiniteError
@@ -116,7 +116,7 @@ class TextModel:
         )  # fmt: skip
 
 
-class TextSource(Source):
+class TextCompression(CompressionSource):
     """A text model, and what is measured on: `ids`, or None for the reason `about_ids`."""
 
     unit = "characters"
@@ -124,7 +124,7 @@ class TextSource(Source):
     about_ids: str = ""
     loaded_teacher: LoadedModel | None = None
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: CompressionSession) -> None:
         super().__init__(session)
         self.stored = stored = load_stored_model(session.run)
         require_finite(stored.path, stored.weights)
@@ -142,7 +142,7 @@ class TextSource(Source):
         if (rank := session.config.output_rank) is not None:
             check_output_rank(self.sizes, rank)
 
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[CompressionWay, ...]:
         return ways_of_text(output_to_shrink(self.model.weights, self.sizes))
 
     def start(self, config: CompressConfig) -> tuple[dict[str, torch.Tensor], ModelConfig]:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastlstm.compression.distillation import FeatureMatch, Logits, Output, distillation_loss
+from fastlstm.compression.distillation import FeatureMatch, Logits, OutputLayer, distillation_loss
 from fastlstm.compression.options import TRAINING, CompressConfig
 from fastlstm.compression.session import Result
 from fastlstm.compression.text import (
-    TextSource,
+    TextCompression,
     compressed_files,
     max_scored,
     name_of_text,
@@ -55,7 +55,7 @@ _CHUNK = 1024
 _OF_MACHINE = ("memory_limit_gb", "strict_kernels")
 
 
-def train_compressed(source: TextSource) -> None:
+def train_compressed(source: TextCompression) -> None:
     """Trains, measures and publishes."""
     session = source.session
     with locked_run(session.out) as run:
@@ -89,7 +89,7 @@ class _Training(TextSession):
     unknown: UnknownPolicy = "count"
     needs_steps = False  # with a larger max_loss there is only publishing left
 
-    def __init__(self, run: RunDirectory, source: TextSource) -> None:
+    def __init__(self, run: RunDirectory, source: TextCompression) -> None:
         session = source.session
         super().__init__(run, list(session.observers), session.stop, session.started)
         self._source, self._session, self._config = source, session, session.config
@@ -154,7 +154,7 @@ class _Training(TextSession):
             yield self._source.plain(is_trained=False)
 
 
-def training_options(source: TextSource, start: ModelConfig) -> TrainConfig:
+def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig:
     """Returns the options of training from `start`: the source's, with those of a compression."""
     config, stored = source.session.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
@@ -231,13 +231,13 @@ class CompressedTextTask(TextTask):
         taught = self.teacher.output(part)
         features, new_state = self.model.features(x[:, part], state)
         loss, nats = distillation_loss(
-            Output(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
+            OutputLayer(features.flatten(0, 1), self.model.output_weight, self.model.output.bias),
             taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
         )  # fmt: skip
         self._nats.append(nats)
         match = getattr(self.model, MATCHER, None)
         if isinstance(match, FeatureMatch):
-            assert isinstance(taught, Output)
+            assert isinstance(taught, OutputLayer)
             loss = loss + match(features.flatten(0, 1), taught.features)
         return loss, new_state
 
@@ -310,12 +310,14 @@ class ReadingTeacher:
         self._x, self._ends = batch.x.to(self._device), []
         self._start = reset_state(self._state, batch.reset)
 
-    def output(self, part: slice) -> Logits | Output:
+    def output(self, part: slice) -> Logits | OutputLayer:
         """Returns the predictions of some lanes, N = T B rows in the order `(T, B)`."""
         with self._reading():
             features, end = self._model.features(self._x[:, part], lanes_of(self._start, part))
         self._ends.append(end)
-        return Output(features.flatten(0, 1), self._model.output_weight, self._model.output.bias)
+        return OutputLayer(
+            features.flatten(0, 1), self._model.output_weight, self._model.output.bias
+        )
 
     def advance(self) -> None:
         """Ends the batch: the next one is read from the state after it."""
@@ -363,7 +365,7 @@ class RememberingTeacher(ReadingTeacher):
                 self._read_next(batch, parts)
         self._positions = batch.positions()
 
-    def output(self, part: slice) -> Logits | Output:
+    def output(self, part: slice) -> Logits | OutputLayer:
         return Logits(self._logits[self._positions[:, part].flatten()].to(self._device))
 
     def advance(self) -> None:

@@ -21,7 +21,7 @@ Config = ModelConfig | ForecasterConfig
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-class Part(NamedTuple):
+class UnitAxis(NamedTuple):
     """A parameter whose `axis` has hidden units, from each of `starts` on (four of four gates)."""
 
     name: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     starts: tuple[int, ...]
 
 
-Group = list[Part]
+Group = list[UnitAxis]
 """All that belongs to the same H units: those of one layer and direction, or of several that are
 added to each other. A unit is removed from all parts of its group."""
 
@@ -55,15 +55,18 @@ def _text_groups(config: ModelConfig) -> list[Group]:
         cell = {n: length for n, (length, _) in config.parameters.items()}
         layer = _cell(f"layers.{k}.", "_l0", H, cell)
         if config.output_norm:
-            layer += [Part(f"norms.{k}.{name}", 0, (0,)) for name in ("weight", "bias")]
+            layer += [UnitAxis(f"norms.{k}.{name}", 0, (0,)) for name in ("weight", "bias")]
         if k + 1 < L:
-            layer.append(Part(f"layers.{k + 1}.weight_ih_l0", 1, (0,)))
+            layer.append(UnitAxis(f"layers.{k + 1}.weight_ih_l0", 1, (0,)))
         layers.append(layer)
     if not config.tie_weights:
         reader = "projection.weight" if config.output_rank else "output.weight"
-        layers[-1].append(Part(reader, 1, (0,)))
+        layers[-1].append(UnitAxis(reader, 1, (0,)))
     if _follows(config):
-        layers[-1] += [Part("embedding.weight", 1, (0,)), Part("layers.0.weight_ih_l0", 1, (0,))]
+        layers[-1] += [
+            UnitAxis("embedding.weight", 1, (0,)),
+            UnitAxis("layers.0.weight_ih_l0", 1, (0,)),
+        ]
     if not config.residual:
         return layers
     return [list(dict.fromkeys(part for layer in layers for part in layer))]
@@ -82,19 +85,19 @@ def _forecast_groups(config: ForecasterConfig) -> list[Group]:
     for k in range(L):
         readers = last if k + 1 == L else [f"lstm.weight_ih_l{k + 1}{way}" for way in ways]
         for at, way in enumerate(ways):
-            columns = [Part(name, 1, (at * H,)) for name in readers]
+            columns = [UnitAxis(name, 1, (at * H,)) for name in readers]
             groups.append([*_cell("lstm.", f"_l{k}{way}", H, {}), *columns])
     gates = tuple(k * H for k in range(4))
     decoder = [
-        Part(name, 0, gates) for name in ("cell_ih.weight", "cell_ih.bias", "cell_hh.weight")
+        UnitAxis(name, 0, gates) for name in ("cell_ih.weight", "cell_ih.bias", "cell_hh.weight")
     ]
-    decoder += [Part(name, 1, (0,)) for name in ("cell_hh.weight", "head.weight")]
+    decoder += [UnitAxis(name, 1, (0,)) for name in ("cell_hh.weight", "head.weight")]
     for reader in (*last, *(["cell_of_hidden.weight"] if config.stateful else [])):
-        decoder += [Part(reader, 0, (0,)), Part(reader.replace("weight", "bias"), 0, (0,))]
+        decoder += [UnitAxis(reader, 0, (0,)), UnitAxis(reader.replace("weight", "bias"), 0, (0,))]
     if config.bidirectional:
         return [*groups, decoder]
     if config.stateful:
-        decoder.append(Part("cell_of_hidden.weight", 1, (0,)))
+        decoder.append(UnitAxis("cell_of_hidden.weight", 1, (0,)))
     groups[-1] += decoder  # its state is that of the last layer
     return groups
 
@@ -106,10 +109,10 @@ def _cell(prefix: str, suffix: str, H: int, more: Mapping[str, int]) -> Group:
     """
     lengths = {**dict.fromkeys(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), 4), **more}
     rows = [
-        Part(f"{prefix}{name}{suffix}", 0, tuple(k * H for k in range(length)))
+        UnitAxis(f"{prefix}{name}{suffix}", 0, tuple(k * H for k in range(length)))
         for name, length in lengths.items()
     ]
-    return [*rows, Part(f"{prefix}weight_hh{suffix}", 1, (0,))]
+    return [*rows, UnitAxis(f"{prefix}weight_hh{suffix}", 1, (0,))]
 
 
 def num_units(config: Config) -> int:

@@ -1,7 +1,7 @@
 """`export()`: a trained model as a file of another runtime, checked in that runtime.
 
-A `Source` is the model, a `Target` the kind of file; `Graph` is what the one states and the other
-writes. `prove` runs the written file in the target's own runtime beside fastlstm's network.
+An `ExportSource` is the model, a `Target` the kind of file; the source states a `Graph`, the target
+writes it. `prove` runs the written file in the target's own runtime beside fastlstm's network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastlstm.errors import (
     kind_of_value,
     nearest_hint,
 )
-from fastlstm.exchange.forecast_graph import ForecastSource
+from fastlstm.exchange.forecast_graph import ForecastExport
 from fastlstm.exchange.graph import Graph, Value
 from fastlstm.exchange.keras_format import KerasRunner, write_keras
 from fastlstm.exchange.litert_format import LitertRunner, write_litert
@@ -34,8 +34,8 @@ from fastlstm.exchange.module_source import ModuleSource
 from fastlstm.exchange.onnx_format import OnnxRunner, write_onnx
 from fastlstm.exchange.saved_model_format import SavedModelRunner, write_saved_model
 from fastlstm.exchange.sequence_source import SequenceSource
-from fastlstm.exchange.source import Arrays, Source, differences, largest_error
-from fastlstm.exchange.text_source import TEXT_GRAPH, TextSource
+from fastlstm.exchange.source import Arrays, ExportSource, differences, largest_error
+from fastlstm.exchange.text_source import TEXT_GRAPH, TextExport
 from fastlstm.exchange.torch_format import TorchRunner, state_dict_file, write_torch
 from fastlstm.forecast.files import read_forecaster
 from fastlstm.runs.find_run import require_run
@@ -127,7 +127,7 @@ class Proof:
         errors: one of each case: `shapes` of the inputs by name, `error` of the outputs. An error
             is the largest difference, in units of the largest value of that output, or of 1.
         limit: of the errors.
-        figures: quality on data, speed (`Source.figures`).
+        figures: quality on data, speed (`ExportSource.figures`).
     """
 
     runtime: str
@@ -244,7 +244,7 @@ def export(
             raise ConfigError("give an example of the module's arguments: export(module, example)")
         _refuse_options("module", check_text=check_text, quantiles=quantiles)
         name = type(model).__name__
-        source: Source = ModuleSource(model, example, _weight_format(weights, "fp32", to))
+        source: ExportSource = ModuleSource(model, example, _weight_format(weights, "fp32", to))
     elif not isinstance(model, str | os.PathLike):
         raise ConfigError(
             f"the model is {kind_of_value(model)}, expected a run directory or a torch module"
@@ -256,7 +256,7 @@ def export(
     return _published(name, source, to, path, check)
 
 
-def _published(name: str, source: Source, to: str, path: Path, check: bool) -> ExportReport:
+def _published(name: str, source: ExportSource, to: str, path: Path, check: bool) -> ExportReport:
     """Writes beside `path`, checks, and gives it that name."""
     target = TARGETS[to]
     with storage.storage_errors(path, "write the export"), staged_directory(path) as staged:
@@ -282,7 +282,7 @@ def _published(name: str, source: Source, to: str, path: Path, check: bool) -> E
     return report
 
 
-def _signature(source: Source, graph: Graph) -> tuple[list[Value], list[Value]]:
+def _signature(source: ExportSource, graph: Graph) -> tuple[list[Value], list[Value]]:
     """Returns inputs and outputs of the file; a Keras file has tokens and logits, batch first."""
     if source.has_state:
         return graph.inputs, graph.outputs
@@ -290,7 +290,7 @@ def _signature(source: Source, graph: Graph) -> tuple[list[Value], list[Value]]:
     return [Value("tokens", "int32", ("B", "T"))], [logits]
 
 
-def _set_form(source: Source, to: str, step: bool, length: int | None) -> None:
+def _set_form(source: ExportSource, to: str, step: bool, length: int | None) -> None:
     target = TARGETS[to]
     if to == "keras" and source.kind != "text":
         raise ConfigError(
@@ -328,20 +328,20 @@ def _source(
     check_text: Any,
     quantiles: Sequence[float] | None,
     to: str,
-) -> Source:
+) -> ExportSource:
     require_run(run)
     kind = kind_of_run(run)
     _refuse_options(kind, check_text=check_text, quantiles=quantiles)
-    source: Source
+    source: ExportSource
     note = None
     if kind == "text":
         text = load_stored_model(run)
         own, note = text.weight_format, text.note
-        source = TextSource(text, _weight_format(weights, own, to), check_text)
+        source = TextExport(text, _weight_format(weights, own, to), check_text)
     elif kind == "forecaster":
         stored = read_forecaster(Path(run))
         own = "fp32" if stored.compression is None else stored.compression.weights
-        source = ForecastSource(stored, _weight_format(weights, own, to), quantiles)
+        source = ForecastExport(stored, _weight_format(weights, own, to), quantiles)
     else:
         own = "fp32"
         sequences = read_sequence_model(Path(run))
@@ -373,7 +373,7 @@ def _weight_format(asked: str | None, own: str, to: str) -> str:
     return asked
 
 
-def _proof(source: Source, target: Target, directory: Path, files: dict[str, bytes]) -> Proof:
+def _proof(source: ExportSource, target: Target, directory: Path, files: dict[str, bytes]) -> Proof:
     """Runs what the disk holds."""
     for name, data in files.items():
         if storage.read_bytes(directory / name) != data:
@@ -406,7 +406,7 @@ def _refuse_wrong(proof: Proof) -> None:
         )
 
 
-def prove(source: Source, runner: Runner, limit: float) -> Proof:
+def prove(source: ExportSource, runner: Runner, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use, then measures quality and speed."""
     proof = compare(source, runner, limit)
     if proof.is_good:
@@ -417,7 +417,7 @@ def prove(source: Source, runner: Runner, limit: float) -> Proof:
     return proof
 
 
-def compare(source: Source, runner: Runner, limit: float) -> Proof:
+def compare(source: ExportSource, runner: Runner, limit: float) -> Proof:
     """Runs random inputs of shapes that the writer did not use."""
     errors, compared = [], dict[str, bool]()
     for inputs in source.cases():
@@ -432,7 +432,7 @@ def compare(source: Source, runner: Runner, limit: float) -> Proof:
     return Proof(runner.version, errors, limit)
 
 
-def _rounding(own: Source, source: Source) -> dict[str, float]:
+def _rounding(own: ExportSource, source: ExportSource) -> dict[str, float]:
     """Returns how far the rounded weights move the outputs: at most, and in the mean square."""
     moved = []
     for inputs in own.cases():

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError
 from fastlstm.exchange.graph import Graph
-from fastlstm.exchange.source import Arrays, Source, rounded_network
+from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
 from fastlstm.exchange.trace import Tracer
 from fastlstm.forecast.calibration import require_known
 from fastlstm.forecast.files import StoredForecaster
@@ -32,7 +32,7 @@ BATCHES = (1, 3, 64)
 _SPEED_S = 0.3
 
 
-class ForecastSource(Source):
+class ForecastExport(ExportSource):
     """A forecaster; levels of its quantiles are by default `QUANTILES`, none of a distribution."""
 
     kind = "forecaster"
@@ -54,12 +54,12 @@ class ForecastSource(Source):
     def graph(self) -> Graph:
         return forecast_graph(self._stored, self._weights, self._levels)
 
-    def unrounded(self) -> ForecastSource | None:
+    def unrounded(self) -> ForecastExport | None:
         compression = self._given.compression
         own = "fp32" if compression is None else compression.weights
         if self.weight_format in ("fp32", own):
             return None
-        return ForecastSource(self._given, "fp32", self._levels)
+        return ForecastExport(self._given, "fp32", self._levels)
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields random windows, with unknown names; the last have missing values where the model

@@ -66,10 +66,10 @@ def write_litert(graph: Graph) -> bytes:
                 f"input '{value.name}' has any number of time steps, a LiteRT model a fixed"
                 " number; give a sequence model's `length`, or export to onnx"
             )
-    return _Writer(composed(graph, _COMPOSED)).file()
+    return _LiteRtWriter(composed(graph, _COMPOSED)).file()
 
 
-class _Writer:
+class _LiteRtWriter:
     """Collects tensors, which are known by their number, and operations of a model."""
 
     def __init__(self, graph: Graph) -> None:
@@ -349,7 +349,7 @@ def _lstm(
         masks = [g.binary("less", g.constant(np.int32(t)), by_row) for t in range(T)]
     outputs, hs, cs = [], [], []
     for d, direction in enumerate(directions):
-        cell = _Cell(g, direction, options)
+        cell = _CellWriter(g, direction, options)
         products = cell.input_products(x)
         ys, h_d, c_d = [], g.slice(h, 0, d, d + 1), g.slice(c, 0, d, d + 1)
         for t in reversed(range(T)) if d else range(T):
@@ -366,7 +366,7 @@ def _lstm(
     return [g.concat(outputs, 2), g.concat(hs, 0), g.concat(cs, 0)]
 
 
-class _Cell:
+class _CellWriter:
     """The cell of one direction of a layer."""
 
     def __init__(

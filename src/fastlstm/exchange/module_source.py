@@ -30,7 +30,7 @@ from fastlstm.exchange.graph import (
     Value,
     lstm_layers,
 )
-from fastlstm.exchange.source import Arrays, Source, rounded_network
+from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
 from fastlstm.nn.dropout import WeightDrop
 from fastlstm.nn.lstm import LSTM
 from fastlstm.ops.cell_options import TORCHS_CELL
@@ -38,7 +38,7 @@ from fastlstm.ops.cell_options import TORCHS_CELL
 SHAPES = ({"T": 1, "B": 1}, {"T": 7, "B": 3}, {"T": 100, "B": 64})
 
 
-class ModuleSource(Source):
+class ModuleSource(ExportSource):
     """A module with an example of its arguments, as `module_graph` takes them."""
 
     kind = "module"
@@ -244,7 +244,7 @@ def _add_outputs(g: GraphBuilder, result: Any) -> None:
     else:
         names = {"output": result}
     for name, value in names.items():
-        if isinstance(value, _Zeros) or not isinstance(value, Value):
+        if isinstance(value, _ZeroInputs) or not isinstance(value, Value):
             raise _Unwritable(f"'{name}' is no tensor that was computed")
     for name, value in names.items():
         g.output(name, value)
@@ -322,7 +322,7 @@ class _Unwritable(Exception):
     """Something that a graph cannot hold; the text says what."""
 
 
-class _Zeros(NamedTuple):
+class _ZeroInputs(NamedTuple):
     """A tensor of zeros, which states of an LSTM may begin with."""
 
     shape: tuple[Size, ...]
@@ -337,7 +337,7 @@ def _call(g: GraphBuilder, target: Any, args: tuple[Any, ...], kwargs: dict[str,
     function = _CALLS.get(_SYNONYMS.get(name, name)) if is_known else None
     if function is None and target is not getattr:
         raise _Unwritable("no operation for it")
-    if any(isinstance(value, _Zeros) for value in (*args, *kwargs.values())):
+    if any(isinstance(value, _ZeroInputs) for value in (*args, *kwargs.values())):
         if name in ("to", "contiguous", "detach", "clone", "float"):
             return args[0]
         raise _Unwritable("zeros can only be the state of an LSTM")
@@ -389,8 +389,8 @@ def _reduced(kind: Any) -> Callable[..., Value]:
     return apply
 
 
-def _zeros(g: GraphBuilder, *shape: Any, **kwargs: Any) -> _Zeros:
-    return _Zeros(tuple(shape[0]) if isinstance(shape[0], Sequence) else shape)
+def _zeros(g: GraphBuilder, *shape: Any, **kwargs: Any) -> _ZeroInputs:
+    return _ZeroInputs(tuple(shape[0]) if isinstance(shape[0], Sequence) else shape)
 
 
 def _axis_of(dim: int | None) -> int:
@@ -536,7 +536,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "to": _to, "float": lambda g, x: g.cast(x, "float32"),
     "neg": lambda g, x: g.binary("mul", x, -1.0),
     "zeros": _zeros, "new_zeros": lambda g, x, *shape, **kwargs: _zeros(g, *shape),
-    "zeros_like": lambda g, x, **kwargs: _Zeros(x.shape),
+    "zeros_like": lambda g, x, **kwargs: _ZeroInputs(x.shape),
     "softmax": lambda g, x, dim=None, **kwargs: g.softmax(x, _axis_of(dim)),
     "log_softmax": lambda g, x, dim=None, **kwargs: g.log_softmax(x, _axis_of(dim)),
     **{
@@ -564,7 +564,7 @@ def _call_layer(
     function = next((f for kind, f in _LAYERS.items() if isinstance(layer, kind)), None)
     if function is None:
         raise _Unwritable("no operation for it")
-    if any(isinstance(value, _Zeros) for value in args):
+    if any(isinstance(value, _ZeroInputs) for value in args):
         raise _Unwritable("zeros can only be the state of an LSTM")
     return function(g, f"{name}." if name else "", layer, *args, **kwargs)
 
@@ -588,8 +588,8 @@ def _lstm(
     options = layer.options.in_evaluation() if isinstance(layer, LSTM) else TORCHS_CELL
     stack = LSTMStack(prefix, layer.hidden_size, layer.num_layers, D, layer.bias, options)
     state = None
-    if hx is not None and not all(isinstance(part, _Zeros) for part in hx):
-        if any(isinstance(part, _Zeros) for part in hx):
+    if hx is not None and not all(isinstance(part, _ZeroInputs) for part in hx):
+        if any(isinstance(part, _ZeroInputs) for part in hx):
             raise _Unwritable("a state of which a part is zeros cannot be written")
         cuts = [(k * D, (k + 1) * D) for k in range(layer.num_layers)]
         h, c = ([g.slice(part, 0, *cut) for cut in cuts] for part in hx)

@@ -35,10 +35,10 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 
 def write_onnx(graph: Graph) -> bytes:
     """Returns the graph as an ONNX file."""
-    return _Writer(graph).model()
+    return _OnnxWriter(graph).model()
 
 
-class _Writer:
+class _OnnxWriter:
     def __init__(self, graph: Graph) -> None:
         self._onnx, self._graph = needed("onnx", "onnx"), graph
         self._nodes: list[Any] = []

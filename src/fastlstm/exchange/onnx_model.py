@@ -63,7 +63,7 @@ def read_onnx(data: bytes, folder: Path, allow: Callable[[int], None]) -> Packed
         raise FormatError(f"it has {len(model.graph.node)} nodes; were its loops unrolled?")
     _load_arrays_beside(onnx, model, folder, allow)
     session, folded = _folded(onnx, model)
-    reader = _Reader(onnx, folded.graph)
+    reader = _OnnxReader(onnx, folded.graph)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), "?")
     maker = _printable(f"{model.producer_name} {model.producer_version}") or "ONNX"
     stack = ls.LayerStack(tuple(reader.layers), f"{maker}, opset {opset}", notes=reader.notes())
@@ -110,7 +110,9 @@ def _folded(onnx: Any, model: Any) -> tuple[Any, Any]:
             raise FormatError(f"ONNX Runtime cannot load it: {_line(error)}") from None
 
 
-def _answers(session: Any, reader: _Reader) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
+def _answers(
+    session: Any, reader: _OnnxReader
+) -> tuple[dict[str, NDArray[Any]], list[bool | None]]:
     """Returns random inputs and ONNX Runtime's outputs, and for which axis of time each is: the
     states and lengths that belong to an input depend on it."""
     states = [shape for kind, shape in reader.others.values() if kind.kind == "f"]
@@ -148,7 +150,7 @@ def _answers(session: Any, reader: _Reader) -> tuple[dict[str, NDArray[Any]], li
     return arrays, orders
 
 
-class _Reader:
+class _OnnxReader:
     """Turns the nodes of a folded graph into layers, in their order: it is one path, or the answers
     are not those of its layers.
 

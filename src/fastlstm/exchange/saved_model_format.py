@@ -24,7 +24,7 @@ SIGNATURE = "serving_default"
 def write_saved_model(graph: Graph) -> dict[str, bytes]:
     """Returns the files of a SavedModel by relative path, with one signature, `serving_default`."""
     tf = _tensorflow()
-    module = _Module(graph)
+    module = _SavedModule(graph)
     specs = {
         value.name: tf.TensorSpec(
             [None if isinstance(size, str) else size for size in value.shape],
@@ -54,7 +54,7 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-class _Module:
+class _SavedModule:
     """The operations of a graph in TensorFlow; `holder` keeps the variables."""
 
     def __init__(self, graph: Graph) -> None:

@@ -27,7 +27,7 @@ from fastlstm.exchange.graph import (
     function,
     lstm_layers,
 )
-from fastlstm.exchange.source import Arrays, Source, rounded_network
+from fastlstm.exchange.source import Arrays, ExportSource, rounded_network
 from fastlstm.exchange.trace import Traced, Tracer
 from fastlstm.forecast.window_forecaster import needs_float64
 from fastlstm.ops.cell_options import CellOptions
@@ -41,7 +41,7 @@ SHAPES = ((1, 1), (7, 3), (100, 64))
 """Steps and sequences, (T, B)."""
 
 
-class SequenceSource(Source):
+class SequenceSource(ExportSource):
     """A sequence model."""
 
     kind = "sequence"

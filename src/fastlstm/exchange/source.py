@@ -1,4 +1,4 @@
-"""`Source`: a model to export, with the network that the written file is checked against."""
+"""`ExportSource`: a model to export, with the network that the written file is checked against."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arrays = Mapping[str, NDArray[Any]]
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Source:
+class ExportSource:
     """A model to export.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source:
         """Returns what is measured beside the errors: quality on data, speed."""
         return {}
 
-    def unrounded(self) -> Source | None:
+    def unrounded(self) -> ExportSource | None:
         """Returns the model with its own weights; None where those of the file are the same."""
         return None
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
 from fastlstm.exchange.graph import Graph, GraphBuilder, LSTMStack, lstm_layers
-from fastlstm.exchange.source import Arrays, Source, largest_error
+from fastlstm.exchange.source import Arrays, ExportSource, largest_error
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.runs.weight_formats import as_floats, in_format
 from fastlstm.text.config import ModelConfig
@@ -77,7 +77,7 @@ _OWN_ERROR = 2.5e-6
 """That fastlstm's own float32 may have in what is compared: a quarter of the smallest limit."""
 
 
-class TextSource(Source):
+class TextExport(ExportSource):
     """A text model; `check_text` is compared on, None is the run's own validation part."""
 
     kind = "text"
@@ -93,10 +93,10 @@ class TextSource(Source):
         graph.metadata["tokenizer.json"] = self._stored.tokenizer.to_json().decode()
         return graph
 
-    def unrounded(self) -> TextSource | None:
+    def unrounded(self) -> TextExport | None:
         if self.weight_format in ("fp32", self._stored.weight_format):
             return None
-        return TextSource(self._stored, "fp32")
+        return TextExport(self._stored, "fp32")
 
     def files(self) -> dict[str, bytes]:
         return {TOKENIZER_FILE: self._stored.tokenizer.to_json()}

@@ -28,7 +28,7 @@ _KINDS = {3: "nn.GRU", 1: "nn.RNN"}
 _READ = "imported are models of embedding, LSTM and linear layers"
 
 
-class _Module(NamedTuple):
+class _StateModule(NamedTuple):
     """Tensors below one prefix, by the rest of their names; `layers` of an LSTM."""
 
     prefix: str
@@ -52,7 +52,7 @@ def read_state(
     for name, array in arrays.items():
         prefix, _, rest = name.rpartition(".")
         found.setdefault(prefix, {})[rest] = array
-    modules = [_module(_Module(prefix, found[prefix]), path) for prefix in sorted(found)]
+    modules = [_module(_StateModule(prefix, found[prefix]), path) for prefix in sorted(found)]
     if not any(module.layers for module in modules):
         raise FormatError(f"{path} has no tensor weight_ih_l0: it is no state_dict with an LSTM")
     order = _order(modules, path)
@@ -77,7 +77,7 @@ def read_state(
     return ls.LayerStack(tuple(layers), "torch", notes=(note,))
 
 
-def _between(linears: Sequence[_Module], activation: str | None) -> str:
+def _between(linears: Sequence[_StateModule], activation: str | None) -> str:
     if activation in ls.FUNCTIONS:
         return str(activation)
     names = " and ".join(f"'{g.prefix}'" for g in linears)
@@ -91,13 +91,13 @@ def _between(linears: Sequence[_Module], activation: str | None) -> str:
 # the order --------------------------------------------------------------------------------------
 
 
-def _order(modules: list[_Module], path: object) -> list[_Module]:
+def _order(modules: list[_StateModule], path: object) -> list[_StateModule]:
     """Returns the modules in the one order in which each reads what the one before it writes: of
     several the one in which an embedding is named so, and names count up."""
     lstms = [module for module in modules if module.layers]
     natural = [*(m for m in modules if not m.layers), *(_numbered(lstms) or lstms)]
     orders = [*itertools.islice(_orders(natural, None, False), _MAX_ORDERS)]
-    likely_ones: tuple[Callable[[list[_Module]], bool], ...] = (
+    likely_ones: tuple[Callable[[list[_StateModule]], bool], ...] = (
         lambda order: not order[0].layers and "emb" in order[0].prefix.lower(),
         lambda order: _is_numbered([m for m in order[1:] if not m.layers]),
         lambda order: _is_numbered([m for m in order if m.layers]),
@@ -134,7 +134,9 @@ def _order(modules: list[_Module], path: object) -> list[_Module]:
     )
 
 
-def _orders(left: list[_Module], width: int | None, is_behind: bool) -> Iterator[list[_Module]]:
+def _orders(
+    left: list[_StateModule], width: int | None, is_behind: bool
+) -> Iterator[list[_StateModule]]:
     """Yields the orders of modules behind one that writes `width` columns; `is_behind` an LSTM."""
     if not left and is_behind:
         yield []
@@ -155,21 +157,21 @@ def _orders(left: list[_Module], width: int | None, is_behind: bool) -> Iterator
                 yield [module, *order]
 
 
-def _numbered(modules: Sequence[_Module]) -> list[_Module]:
+def _numbered(modules: Sequence[_StateModule]) -> list[_StateModule]:
     """Returns modules whose names differ in numbers only in the order of these, else none."""
     if len({re.sub(r"\d+", "#", module.prefix) for module in modules}) > 1:
         return []
     return sorted(modules, key=lambda m: [int(n[-9:]) for n in re.findall(r"\d+", m.prefix)])
 
 
-def _is_numbered(modules: list[_Module]) -> bool:
+def _is_numbered(modules: list[_StateModule]) -> bool:
     return len(modules) < 2 or modules == _numbered(modules)
 
 
 # modules ----------------------------------------------------------------------------------------
 
 
-def _module(module: _Module, path: object) -> _Module:
+def _module(module: _StateModule, path: object) -> _StateModule:
     """Returns an LSTM with its layers, or a matrix."""
     if any(name.startswith("weight_ih_l") for name in module.tensors):
         return module._replace(layers=tuple(_lstm_layers(module)))
@@ -197,7 +199,7 @@ def _module(module: _Module, path: object) -> _Module:
     return module
 
 
-def _lstm_layers(module: _Module) -> Iterator[ls.LSTMLayer]:
+def _lstm_layers(module: _StateModule) -> Iterator[ls.LSTMLayer]:
     for name in module.tensors:
         if _LSTM_TENSOR.fullmatch(name) is None:
             what = "a projection (proj_size)" if "weight_hr" in name else "no part of torch's LSTM"
@@ -224,7 +226,7 @@ def _lstm_layers(module: _Module) -> Iterator[ls.LSTMLayer]:
         raise FormatError(f"'{module.prefix}' has tensors of layers that are not complete")
 
 
-def _cell(module: _Module, suffix: str) -> tuple[ls.CellWeights, int]:
+def _cell(module: _StateModule, suffix: str) -> tuple[ls.CellWeights, int]:
     """Returns the weights of one layer and direction, and the number of its tensors."""
     ih, hh = (module.tensors.get(f"{name}_{suffix}") for name in ("weight_ih", "weight_hh"))
     if ih is None or hh is None:

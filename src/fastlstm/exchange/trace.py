@@ -1,7 +1,7 @@
 """Code of torch as a graph: it runs on `Traced` values, and each call adds its operations.
 
 What does not depend on the inputs is computed by torch itself. Lengths of axes are numbers or a
-`Length`; the code may loop over the numbers.
+`TracedLength`; the code may loop over the numbers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _ANY = 1 << 20
 """Stands for a length that callers choose."""
 
 
-class Length(str):
+class TracedLength(str):
     """A length that callers choose, such as B, or a multiple of it, such as B*3."""
 
-    def __mul__(self, times: Any) -> Length:
-        return self if times == 1 else Length(f"{self}*{times}")
+    def __mul__(self, times: Any) -> TracedLength:
+        return self if times == 1 else TracedLength(f"{self}*{times}")
 
-    def __floordiv__(self, times: int) -> Length:
-        return Length(self.removesuffix(f"*{times}"))
+    def __floordiv__(self, times: int) -> TracedLength:
+        return TracedLength(self.removesuffix(f"*{times}"))
 
 
 class Tracer(GraphBuilder):
@@ -135,7 +135,7 @@ class Traced:
 
     def __init__(self, value: Value) -> None:
         self.value = value
-        self.shape = tuple(Length(n) if isinstance(n, str) else n for n in value.shape)
+        self.shape = tuple(TracedLength(n) if isinstance(n, str) else n for n in value.shape)
         self.ndim, self.dtype = len(self.shape), _DTYPES[value.dtype]
 
     @classmethod

@@ -145,7 +145,7 @@ def train_forecaster(
                     f" {world.size}; start them without torchrun"
                 )
         run = stack.enter_context(locked_run(out if world.is_leader else None))
-        session = _Session(run, observers, stop, began, world)
+        session = _ForecastSession(run, observers, stop, began, world)
         session.needs_steps, session.chosen, session.ends_early = needs_steps, given, ends_early
         with session.start(
             config,
@@ -157,7 +157,7 @@ def train_forecaster(
             return session.train(frame, begin, own, start, make_task)
 
 
-class _Session(RunSession):
+class _ForecastSession(RunSession):
     """One start of a run: prepares the table, builds the network, trains, evaluates, reports.
 
     Attributes:

@@ -28,7 +28,7 @@ _LEAST_STEPS = 1024
 
 
 @dataclass(frozen=True)
-class Columns:
+class InputColumns:
     """A group of input columns.
 
     Attributes:
@@ -84,7 +84,7 @@ class WindowForecaster:
         known = () if stored.series is None else stored.series.names
         codes = {name: number for number, name in enumerate(known)}
         column = stored.config.series or "unique_id"
-        self.series = Columns((column,) if known else (), {column: codes} if known else {})
+        self.series = InputColumns((column,) if known else (), {column: codes} if known else {})
         self.dtype = np.dtype(np.float32)
         if float64_columns(stored):
             self.dtype = np.dtype(np.float64)
@@ -97,19 +97,19 @@ class WindowForecaster:
         statics = zip(stored.config.static, stored.static_scale[:, 0].tolist(), strict=True)
         return float({**means, **dict(statics)}.get(column, 0.0))
 
-    def _columns(self, names: tuple[str, ...]) -> Columns:
+    def _columns(self, names: tuple[str, ...]) -> InputColumns:
         known = self._stored.schema.categories
         codes = {
             name: {canonical(value): number for number, value in enumerate(known[name])}
             for name in names
             if name in known
         }
-        return Columns(names, codes)
+        return InputColumns(names, codes)
 
     @torch.no_grad()
     def run(
         self, past: Floats, future: Floats | None = None, statics: Floats | None = None
-    ) -> Forecasts:
+    ) -> WindowForecasts:
         """Forecasts the h steps after each window.
 
         Args:
@@ -131,7 +131,7 @@ class WindowForecaster:
         future: Tensor | None = None,
         statics: Tensor | None = None,
         places: NDArray[np.int64] | None = None,
-    ) -> Forecasts:
+    ) -> WindowForecasts:
         """Computes `run` in functions that `exchange.trace` writes, too.
 
         A missing target of a model without missing values makes its forecast NaN; with joint
@@ -166,11 +166,11 @@ class WindowForecaster:
         if unknown is not None:
             parameters = parameters + unknown[..., None]
         spread = stored.calibration.width(values, config, places)
-        return Forecasts(stored, parameters, spread, self.dtype, mean, std)
+        return WindowForecasts(stored, parameters, spread, self.dtype, mean, std)
 
 
 @dataclass(frozen=True)
-class Forecasts:
+class WindowForecasts:
     """Forecasts of B windows.
 
     Attributes:
@@ -189,11 +189,11 @@ class Forecasts:
     mean: Tensor
     std: Tensor
 
-    def part(self, first: int, count: int) -> Forecasts:
+    def part(self, first: int, count: int) -> WindowForecasts:
         """Returns the forecasts of `count` windows from `first` on."""
         rows = slice(first, first + count)
         mean, std = (s if len(s) == 1 else s[rows] for s in (self.mean, self.std))
-        return Forecasts(
+        return WindowForecasts(
             self.stored, self.parameters[rows], self.spread[rows], self.dtype, mean, std
         )
 

@@ -12,7 +12,7 @@ MAX_POINTS = 120
 """Points kept of a curve; beyond twice as many every second one goes."""
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """A figure of a run: step, seconds since its beginning, units trained on, value."""
 
     step: float
@@ -37,8 +37,8 @@ class Curve:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __iter__(self) -> Iterator[Point]:
-        return map(Point, *self._columns())
+    def __iter__(self) -> Iterator[CurvePoint]:
+        return map(CurvePoint, *self._columns())
 
     def _columns(self) -> tuple[array[float], ...]:
         return self.steps, self.seconds, self.units, self.values
@@ -57,7 +57,7 @@ class Curve:
         while (self._num_offered + count) > 2 * MAX_POINTS * self._stride:
             self._thin()
 
-    def add(self, point: Point) -> None:
+    def add(self, point: CurvePoint) -> None:
         """Adds the newest point; the one before goes unless it was due or is the lowest."""
         if not self._is_last_kept and (
             self.values[-1] > min(self.values) or point.value <= self.values[-1]

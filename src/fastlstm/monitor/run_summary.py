@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import RunDirectoryError
-from fastlstm.monitor.curve import MAX_POINTS, Curve, Point
+from fastlstm.monitor.curve import MAX_POINTS, Curve, CurvePoint
 from fastlstm.monitor.event_tail import EventTail
 from fastlstm.monitor.machine_use import MachineUse
 from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
@@ -183,7 +183,7 @@ class RunSummary:
             trained = self.training
             has_steps = len(trained) > 0 and trained.steps[-1] != 0.0
             units = trained.units[-1] * step / trained.steps[-1] if has_steps else 0.0
-        curve.add(Point(step, seconds, units, value))
+        curve.add(CurvePoint(step, seconds, units, value))
 
     @property
     def measure(self) -> Measure:

@@ -32,13 +32,13 @@ class Contents(NamedTuple):
         fingerprint: of all their bytes; None where it was not taken, or where one is on a device.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[SourceTensor, ...]
     fingerprint: Any = None
 
     @classmethod
     def of(cls, tensors: Collection[Tensor], threads: int) -> Contents:
         """Reads all values."""
-        sources = tuple(map(Source.of, tensors))
+        sources = tuple(map(SourceTensor.of, tensors))
         if not all(t.is_cpu for t in tensors):
             return cls(sources)
         regions = [(t.data_ptr(), _span(t)) for t in tensors]
@@ -49,7 +49,7 @@ class Contents(NamedTuple):
     def are_sources(self, tensors: Collection[Tensor]) -> bool:
         """Whether it is of these very tensors, and torch has counted no change since."""
         is_whole = len(self.sources) == len(tensors)
-        return is_whole and all(map(Source.is_still, self.sources, tensors))
+        return is_whole and all(map(SourceTensor.is_still, self.sources, tensors))
 
     def is_still(self, tensors: Collection[Tensor], threads: int) -> bool:
         """Whether these tensors hold it, whoever wrote to them; reads all values."""
@@ -60,7 +60,7 @@ class Contents(NamedTuple):
         )
 
 
-class Source(NamedTuple):
+class SourceTensor(NamedTuple):
     """A tensor as it was: this very one, in this memory and layout, changed so many times.
 
     Holding the memory keeps its address from being given to another tensor's values.
@@ -75,7 +75,7 @@ class Source(NamedTuple):
     fused_steps: int
 
     @classmethod
-    def of(cls, t: Tensor) -> Source:
+    def of(cls, t: Tensor) -> SourceTensor:
         """Describes a tensor as it is now."""
         where = t.untyped_storage(), t.data_ptr(), t.shape, t.stride()
         return cls(weakref.ref(t), *where, _version(t), _fused_steps)
@@ -169,7 +169,7 @@ def packed(
     memory = empty((size,), torch.uint8) if is_kept else _scratch(size)
     # Read first: of a write by another thread in between, the next call finds out.
     contents = (
-        Contents.of(weights, threads) if is_kept else Contents(tuple(map(Source.of, weights)))
+        Contents.of(weights, threads) if is_kept else Contents(tuple(map(SourceTensor.of, weights)))
     )
     _pack(args, kernel, threads, is_backward, memory)
     frozen = None if any(t.is_inference() for t in weights) else _FROZEN.get(args.w_hh)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import MissingExtraError
-from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, Curve, Panel, draw
+from fastlstm.report.drawing import SMALL_INCHES, Band, Chart, DrawnCurve, Panel, draw
 from fastlstm.report.events import number, rank_seconds
 from fastlstm.report.history import History, series
 from fastlstm.report.markup import failure_text, name_text
@@ -73,8 +73,8 @@ def _quality(history: History, x_key: str, x_unit: str, title: str) -> Chart | N
     if len(steps[0]) < 2 and not evals[0]:
         return None
     curves = [
-        Curve(*steps, "training", "b"),
-        Curve(*evals, "validation", "a", is_dotted=True),
+        DrawnCurve(*steps, "training", "b"),
+        DrawnCurve(*evals, "validation", "a", is_dotted=True),
     ]
     panel = Panel(curves, x_unit, measure.label, may_be_log=True)
     return draw(panel, title, f"{measure.title}; lower is better.", name=f"quality-{x_unit}")
@@ -88,7 +88,7 @@ def _of_steps(
     if len(points[0]) < 2:
         return None
     axes: Any = {"may_be_log": True} if key == "grad_norm" else {"bottom": 0.0}
-    panel = Panel([Curve(*points, label, "a")], x[1], label, **axes)
+    panel = Panel([DrawnCurve(*points, label, "a")], x[1], label, **axes)
     return draw(panel, title, caption, name=key)
 
 
@@ -102,7 +102,7 @@ def _processes(history: History, title: str) -> Chart | None:
     if len(points) < 2:
         return None
     looks = {"high": ("slowest", "a"), "mid": ("median", "muted"), "low": ("fastest", "b")}
-    curves = [Curve(*series(points, "elapsed_s", key), *look) for key, look in looks.items()]
+    curves = [DrawnCurve(*series(points, "elapsed_s", key), *look) for key, look in looks.items()]
     last = next(s for event in reversed(history.steps) if (s := rank_seconds(event)))
     caption = (
         "Seconds that the passes of a step take; all wait for the slowest, in the end rank"
@@ -119,7 +119,7 @@ def _ceiling(history: History, title: str) -> Chart | None:
     for key, look in looks.items():
         x, y = series(history.steps, "elapsed_s", key)
         if len(x) > 1:
-            curves.append(Curve(x, [100 * value for value in y], *look))
+            curves.append(DrawnCurve(x, [100 * value for value in y], *look))
     if not curves or max(y for curve in curves for y in curve.y) < _LEAST_SHARE:
         return None
     label, peak = "%", number(history.start, "ceiling_gflops")
@@ -174,8 +174,8 @@ def forecast_panel(event: Event, title: str = "") -> Panel | None:
             fan.insert(at, Band(ahead, *ends, f"{band['level']} %"))
     known = [*past, *actual] if "actual" in event else past
     curves = [
-        Curve(x[: len(known)], known, "actual", "muted"),
-        Curve(ahead, center, "forecast", "a"),
+        DrawnCurve(x[: len(known)], known, "actual", "muted"),
+        DrawnCurve(ahead, center, "forecast", "a"),
     ]
     label = name_text(event.get("target"))
     label = label if len(label) <= _MAX_LABEL else label[:_MAX_LABEL] + "…"
@@ -200,8 +200,8 @@ def _calibration(event: Event | None, title: str) -> Chart | None:
         return None
     nominal, covered = ([100 * value for value in values] for values in (levels, observed))
     curves = [
-        Curve([0.0, 100.0], [0.0, 100.0], "ideal", "muted"),
-        Curve(nominal, covered, "observed", "a", is_dotted=True),
+        DrawnCurve([0.0, 100.0], [0.0, 100.0], "ideal", "muted"),
+        DrawnCurve(nominal, covered, "observed", "a", is_dotted=True),
     ]
     panel = Panel(curves, "nominal coverage, %", "observed coverage, %")
     caption = "Share of test values inside the interval of each level."

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
-from fastlstm.report.drawing import Band, Chart, Curve, Panel, draw
+from fastlstm.report.drawing import Band, Chart, DrawnCurve, Panel, draw
 from fastlstm.report.lines import joined, labelled
 from fastlstm.report.terminal import clock, short_bytes, short_count
 
@@ -154,8 +154,8 @@ def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, n
     change, measure = report["change"], MEASURES.get(report["measure"], report["measure"])
     source, result = (f"{side}, {report[side]['weights']}" for side in ("source", "result"))
     curves = [
-        Curve(x[:1], [0.0], source, "muted", is_dotted=True),
-        Curve(x[1:], [change["difference"]], result, "a", is_dotted=True),
+        DrawnCurve(x[:1], [0.0], source, "muted", is_dotted=True),
+        DrawnCurve(x[1:], [change["difference"]], result, "a", is_dotted=True),
     ]
     bands = []
     if change["low"] is not None:

@@ -53,7 +53,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Curve:
+class DrawnCurve:
     """Points joined by a line; colours are ink, muted, a and b; x may be times."""
 
     x: Sequence[Any]
@@ -93,7 +93,7 @@ class Panel:
             highest is more than twice the lowest.
     """
 
-    curves: Sequence[Curve]
+    curves: Sequence[DrawnCurve]
     x_unit: str
     y_label: str
     bands: Sequence[Band] = ()
@@ -196,7 +196,7 @@ def _add_band(axes: Any, band: Band, colour: str, alpha: float) -> None:
         axes.vlines(band.x, band.low, band.high, **{**style, "linewidth": 9})
 
 
-def _add_curve(axes: Any, curve: Curve, colour: str) -> None:
+def _add_curve(axes: Any, curve: DrawnCurve, colour: str) -> None:
     """A point without neighbours is no line: it gets a mark."""
     width = 1.9 if curve.colour == "a" else 1.2
     has_gaps = any(math.isnan(y) for y in curve.y)
@@ -234,7 +234,11 @@ def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
 
 
 def _label_y(
-    axes: Any, curves: Sequence[Curve], label: str, may_be_log: bool, palette: Mapping[str, str]
+    axes: Any,
+    curves: Sequence[DrawnCurve],
+    label: str,
+    may_be_log: bool,
+    palette: Mapping[str, str],
 ) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -254,7 +258,7 @@ def _label_y(
     axes.set_ylabel(label, color=palette["muted"])
 
 
-def _in_time(curves: Sequence[Curve]) -> tuple[list[Curve], str]:
+def _in_time(curves: Sequence[DrawnCurve]) -> tuple[list[DrawnCurve], str]:
     """Returns curves over seconds in seconds, minutes or hours, and which of these it is."""
     longest = max((x for curve in curves for x in curve.x), default=0.0)
     size, unit = (3600, "hours") if longest > 3 * 3600 else (60, "minutes")

@@ -47,7 +47,7 @@ MIN_BAR, MAX_BAR = 4, 30
 _LOG = logging.getLogger("fastlstm")
 
 
-class Output:
+class LineOutput:
     """Base of the observers: writes whole lines, flushes them, survives a closed pipe."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -83,14 +83,14 @@ class Output:
             self.is_closed = True
 
 
-def observer_for(stream: TextIO, *, use_json: bool) -> Output:
+def observer_for(stream: TextIO, *, use_json: bool) -> LineOutput:
     """Returns JSON lines, a live line on a terminal, or plain lines elsewhere."""
     if use_json:
         return JsonOutput(stream)
     return LiveOutput(stream) if is_terminal(stream) else PlainOutput(stream)
 
 
-def default_output(*, use_json: bool) -> Output:
+def default_output(*, use_json: bool) -> LineOutput:
     """Returns the observer for standard output."""
     return observer_for(sys.stdout, use_json=use_json)
 
@@ -105,7 +105,7 @@ def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
             notebook, nothing elsewhere; False nothing.
     """
     stream, display = sys.stdout, notebook_display()
-    output = Output(stream)
+    output = LineOutput(stream)
     if verbose is not False and display is not None:
         output = NotebookOutput(stream, display, is_brief=not verbose)
     elif verbose:
@@ -126,14 +126,14 @@ def fit_shown(verbose: bool | None) -> Iterator[Callable[[Event], None]]:
         yield show
 
 
-class JsonOutput(Output):
+class JsonOutput(LineOutput):
     """One JSON object per line and nothing else; NaN and infinity become null."""
 
     def __call__(self, event: Event) -> None:
         self.write(json.dumps(finite(event), allow_nan=False, default=str) + "\n")
 
 
-class PlainOutput(Output):
+class PlainOutput(LineOutput):
     """Lines for a pipe or a log file: no control characters, flushed one by one."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -333,7 +333,7 @@ class NotebookOutput(LiveOutput):
 
 
 @dataclass(frozen=True)
-class Part:
+class LinePart:
     """A part of the step line: a value with a long and a short wording around it.
 
     On a narrow terminal parts of the highest rank are dropped first. The live line pads a value to
@@ -356,7 +356,7 @@ class Part:
         return (self.long if is_long else self.short).format(self.value.rjust(self.width))
 
 
-def step_parts(event: Event, unit: str) -> list[Part]:
+def step_parts(event: Event, unit: str) -> list[LinePart]:
     """Returns the parts of a step: percent, loss, bits, speed, ceiling, input wait, ETA, ranks."""
     table: tuple[tuple[str, Callable[[float], str], str, str, int, int], ...] = (
         ("progress", _whole_percent, "{}", "{}", 0, 4),
@@ -368,12 +368,12 @@ def step_parts(event: Event, unit: str) -> list[Part]:
         ("eta_s", clock, "ETA {}", "ETA {}", 2, 0),
     )
     parts = [
-        Part(form(value), long, short, rank, width)
+        LinePart(form(value), long, short, rank, width)
         for key, form, long, short, rank, width in table
         if (value := number(event, key)) is not None
     ]
     if text := words.ranks_text(event):
-        parts.append(Part(text, "ranks {}", "ranks {}", 6))
+        parts.append(LinePart(text, "ranks {}", "ranks {}", 6))
     return parts
 
 
@@ -382,7 +382,7 @@ def _whole_percent(share: float) -> str:
 
 
 def live_line(
-    parts: list[Part],
+    parts: list[LinePart],
     share: float | None,
     width: int,
     style: Style,
@@ -405,6 +405,6 @@ def _room(texts: list[str], width: int) -> int:
     return width - cell_width("  ".join(texts)) - 1
 
 
-def _emphasised(text: str, part: Part, style: Style) -> str:
+def _emphasised(text: str, part: LinePart, style: Style) -> str:
     before, value, after = text.partition(part.value)
     return style(before, "dim") + style(value, "bold") + style(after, "dim")

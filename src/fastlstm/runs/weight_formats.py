@@ -297,7 +297,7 @@ def decode_weights(
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
     for name in ignored:
         tensors.pop(name, None)
-    reader = _Reader(tensors, weight_format, origin)
+    reader = _WeightReader(tensors, weight_format, origin)
     dense = sum(
         4 * int(np.prod(shape)) for name, shape in shapes.items() if f"{name}.blocks" in tensors
     )
@@ -314,7 +314,7 @@ def decode_weights(
 
 
 @dataclass
-class _Reader:
+class _WeightReader:
     """Takes checked tensors out of a parsed file."""
 
     tensors: dict[str, Any]

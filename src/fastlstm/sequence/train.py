@@ -67,7 +67,7 @@ def train_sequence_model(
         world = stack.enter_context(joined(config))
         stop = None if out is None else stack.enter_context(StopFlag())
         run = stack.enter_context(locked_run(out if world.is_leader else None))
-        session = _Session(run, observers, stop, started, world)
+        session = _SequenceSession(run, observers, stop, started, world)
         names = [field.name for field in dataclasses.fields(config)]
         start = stack.enter_context(
             session.start(
@@ -81,7 +81,7 @@ def train_sequence_model(
         return session.train(data, start, callbacks)
 
 
-class _Session(RunSession):
+class _SequenceSession(RunSession):
     """One start of a run: builds the network, trains, publishes, reports."""
 
     def train(

@@ -53,7 +53,7 @@ Metadata = defstruct(
 )
 
 
-class Usage(Struct):
+class UsageSchema(Struct):
     """Tokens of a request."""
 
     prompt_tokens: Count
@@ -61,7 +61,7 @@ class Usage(Struct):
     total_tokens: Count
 
 
-class Logprobs(Struct):
+class LogprobsSchema(Struct):
     """Log probabilities of tokens."""
 
     tokens: list[str]
@@ -70,12 +70,12 @@ class Logprobs(Struct):
     text_offset: list[Count]
 
 
-class Choice(Struct):
+class ChoiceSchema(Struct):
     """One text."""
 
     text: str
     index: Count
-    logprobs: Logprobs | None
+    logprobs: LogprobsSchema | None
     finish_reason: Literal["stop", "length"]
     session: Annotated[str, Meta(description="with return_session")] | UnsetType = UNSET
 
@@ -87,8 +87,8 @@ class Completion(Struct):
     object: Literal["text_completion"]
     created: Count
     model: str
-    choices: Annotated[list[Choice], Meta(min_length=1)]
-    usage: Usage
+    choices: Annotated[list[ChoiceSchema], Meta(min_length=1)]
+    usage: UsageSchema
 
 
 class Model(Struct):

@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
         yield
 
 
-class Runner:
+class ServerRunner:
     """A server from start to end.
 
     `load` returns the model, once the port is open; without API `keys` everyone is let in;
@@ -265,7 +265,7 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
     async def run() -> None:
-        runner = Runner(lambda: _load(path, settings), settings, keys, session_key, say)
+        runner = ServerRunner(lambda: _load(path, settings), settings, keys, session_key, say)
         if not logging.getLogger().handlers:  # else logging was set up already
             logging.getLogger().addHandler(runner.service.log)
         await runner.run()

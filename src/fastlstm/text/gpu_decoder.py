@@ -67,7 +67,7 @@ class _RowsArgument(ctypes.Structure):
     _fields_ = tuple((n, ctypes.c_void_p) for n in ("status", "fields", "num_given", "given"))
 
 
-class _Cell(ctypes.Structure):
+class _DeviceCell(ctypes.Structure):
     _fields_ = (
         ("rows", _RowsArgument),
         *((n, ctypes.c_void_p) for n in ("gates", "added", "c", "h", "above", "output", "tokens")),
@@ -395,7 +395,7 @@ class GpuDecoder(Decoder):
             operand, gates = rows.operands[k][:size], rows.gates[:size]
             _multiply(operand, self._matrices[k], gates)
             above = rows.operands[k + 1] if is_plain and k + 1 < config.num_layers else None
-            cell = _Cell(
+            cell = _DeviceCell(
                 **common, H=H, by_token=int(k == 0), stride=operand.shape[1],
                 above_stride=0 if above is None else above.shape[1],
                 gates=gates.data_ptr(), added=self._added[k].data_ptr(),

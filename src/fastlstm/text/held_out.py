@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, FormatError, counted
 from fastlstm.text.config import PARTS, TrainConfig
-from fastlstm.text.data.sources import Source, open_source
+from fastlstm.text.data.sources import InputText, open_source
 from fastlstm.text.data.text import (
     READING,
     Splits,
@@ -28,7 +28,7 @@ _MIN_TOKENS = 2
 """The first token of a text has no context and is not scored."""
 
 
-def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
+def open_held_out(config: TrainConfig, source: InputText) -> dict[str, InputText]:
     """Returns the texts that the options `valid` and `test` name, by part; reads none of them.
 
     DataError: a text is missing, or two of source, validation and test share a file.
@@ -46,7 +46,7 @@ def open_held_out(config: TrainConfig, source: Source) -> dict[str, Source]:
     return sources
 
 
-def _places(source: Source) -> Iterator[str]:
+def _places(source: InputText) -> Iterator[str]:
     """Yields where the documents of a source are, links resolved; a built-in corpus has a name."""
     for document in source.documents:
         yield document.name if document.path is None else os.path.realpath(document.path)
@@ -148,7 +148,7 @@ def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
 
 
 def another_text(
-    run: Path, stored: Mapping[str, Any] | None, now: Source | None, part: str | None = None
+    run: Path, stored: Mapping[str, Any] | None, now: InputText | None, part: str | None = None
 ) -> FormatError:
     """Returns the error for another text than the run's, `stored` in its config.json."""
     if stored is None:

@@ -85,7 +85,7 @@ _CLEAR_GAIN = 0.01
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SizeCandidate:
     """A configuration with its measured rate, and predicted bits, which compare candidates only."""
 
     config: TrainConfig
@@ -147,11 +147,11 @@ class SizePlan:
         self._device = device
         self._train_s = training_s(config, started)
         self._until = math.inf
-        self._tried: list[Candidate] = []
+        self._tried: list[SizeCandidate] = []
         self._last_step_s = self._last_timing_s = 0.0
         self.is_recalled = False
 
-    def choose(self) -> tuple[Candidate, str]:
+    def choose(self) -> tuple[SizeCandidate, str]:
         """Returns the best candidate, and the sentence that says why."""
         best = self._fastest(self._best_size())
         for change in self._changes(best.config):
@@ -167,7 +167,7 @@ class SizePlan:
         return best, about + (f"; bits/char predicted of others: {text}" if text else "")
 
     def precision(
-        self, best: Candidate, asked: str, first: PrecisionChoice | None = None
+        self, best: SizeCandidate, asked: str, first: PrecisionChoice | None = None
     ) -> PrecisionChoice:
         """Returns the precision of a candidate, with the seconds of its steps, in words."""
         config = best.config
@@ -191,7 +191,7 @@ class SizePlan:
         allow_tf32(config.precision)
         return PrecisionChoice(config.precision, why, step_s, self.is_recalled)
 
-    def _fastest(self, best: Candidate) -> Candidate:
+    def _fastest(self, best: SizeCandidate) -> SizeCandidate:
         """Returns the candidate in the precision whose steps are clearly faster than in others."""
         for precision in self._precisions:
             if not self._fits(1.0):
@@ -203,7 +203,7 @@ class SizePlan:
                 best = candidate
         return best
 
-    def _best_size(self) -> Candidate:
+    def _best_size(self) -> SizeCandidate:
         sizes = self._sizes
         at = sizes.index(self._first)
         best = self._try_size(sizes[at])
@@ -224,12 +224,12 @@ class SizePlan:
         deep = self._best_around(self._try_size(sizes[smaller], 2), sizes, smaller)
         return _clearly_better(deep, best)
 
-    def _best_around(self, first: Candidate, sizes: list[int], at: int) -> Candidate:
+    def _best_around(self, first: SizeCandidate, sizes: list[int], at: int) -> SizeCandidate:
         """Returns the best of the sizes above the first one, or of those below it."""
         above = self._climb(first, sizes[at + 1 :], growth=2.5)
         return above if above is not first else self._climb(first, sizes[:at][::-1], growth=0.7)
 
-    def _climb(self, best: Candidate, sizes: list[int], growth: float) -> Candidate:
+    def _climb(self, best: SizeCandidate, sizes: list[int], growth: float) -> SizeCandidate:
         """Tries sizes in turn until two end worse than the best: a single timing may be off."""
         num_worse, num_layers = 0, best.config.num_layers or 1
         for size in sizes:
@@ -257,11 +257,11 @@ class SizePlan:
             steps_s *= 1 + MIN_TIMED
         return time.perf_counter() + max(TIMED_S, steps_s) + _SETUP_S < self._until
 
-    def _try_size(self, size: int, num_layers: int = 1) -> Candidate:
+    def _try_size(self, size: int, num_layers: int = 1) -> SizeCandidate:
         config = replace(self._config, rnn_size=size, num_layers=num_layers)
         return self._try(replace(config, embed_size=EMBED_SIZES[size]))
 
-    def _try(self, config: TrainConfig) -> Candidate:
+    def _try(self, config: TrainConfig) -> SizeCandidate:
         candidate = self._predict(replace(config, seq_length=config.seq_length or LONG))
         tokens = candidate.tokens_per_s * self._train_s
         if "seq_length" not in self._chosen and tokens < SHORT_RUN_TOKENS:
@@ -269,7 +269,7 @@ class SizePlan:
         self._tried.append(candidate)
         return candidate
 
-    def _predict(self, config: TrainConfig) -> Candidate:
+    def _predict(self, config: TrainConfig) -> SizeCandidate:
         assert config.seq_length is not None
         step_tokens = config.batch_size * config.accumulate * config.seq_length
         began = time.perf_counter()
@@ -278,7 +278,7 @@ class SizePlan:
         rate = step_tokens / self._last_step_s
         tokens, batch_size = rate * self._train_s, self._config.batch_size
         bits = expected_bits(config, tokens, len(self._ids), batch_size)
-        return Candidate(config, rate, bits)
+        return SizeCandidate(config, rate, bits)
 
     def _step_s(self, config: TrainConfig) -> float:
         """Returns the seconds of a training step, measured now or earlier on this machine."""
@@ -306,7 +306,7 @@ class SizePlan:
         return seconds
 
 
-def _clearly_better(candidate: Candidate, best: Candidate) -> Candidate:
+def _clearly_better(candidate: SizeCandidate, best: SizeCandidate) -> SizeCandidate:
     return candidate if candidate.bits < (1.0 - _CLEAR_GAIN) * best.bits else best
 
 

@@ -37,7 +37,7 @@ from fastlstm.text.config import (
 )
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
-from fastlstm.text.data.sources import Source as Documents
+from fastlstm.text.data.sources import InputText as Documents
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import (
     READING,

@@ -86,7 +86,7 @@ class StepCost:
 
 
 @dataclass(frozen=True)
-class Way:
+class ScalingWay:
     """One way to train on a number of nodes, such as "bf16" or "fp32 every 8".
 
     Attributes:
@@ -112,20 +112,20 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ScalingPrediction:
     """All ways to train on a number of nodes: `strong` with the batch of the run divided, `weak`
     with the same batch on every node; and the `best` one, None where one node is as fast."""
 
     nodes: int
-    strong: list[Way]
-    weak: list[Way]
-    best: Way | None
+    strong: list[ScalingWay]
+    weak: list[ScalingWay]
+    best: ScalingWay | None
     reason: str
 
 
 def predict_scale(
     cost: StepCost, nodes: int, link: Link, wire: str | None = None, every: int | None = None
-) -> Prediction:
+) -> ScalingPrediction:
     """Predicts training on `nodes` machines like the one timed; without `wire` and `every`,
     the steps between sums, their values are compared."""
     ways = [way for way in _WAYS if wire in (None, way[0]) and every in (None, way[1])]
@@ -133,10 +133,10 @@ def predict_scale(
     used = min(nodes, cost.rows)  # each has a row
     strong = [_way(cost, used, cost.rows / used, link, *way) for way in ways]
     weak = [_way(cost, nodes, cost.rows, link, *way) for way in ways]
-    return Prediction(nodes, strong, weak, *_chosen(cost, strong))
+    return ScalingPrediction(nodes, strong, weak, *_chosen(cost, strong))
 
 
-def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: int) -> Way:
+def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: int) -> ScalingWay:
     """Returns the way of `used` nodes with so many rows each."""
     compute_s, sum_s = cost.step_s(rows), link.sum_s(cost.numbers, wire, used)
     formula = (
@@ -146,10 +146,10 @@ def _way(cost: StepCost, used: int, rows: float, link: Link, wire: str, every: i
     name = wire if every == 1 else f"{wire} every {every}"
     formula = formula if every == 1 else f"({formula}) / {every} steps"
     speedup = used * rows / (compute_s + sum_s / every) / (cost.rows / cost.step_s(cost.rows))
-    return Way(name, every, used, compute_s, sum_s / every, speedup, formula)
+    return ScalingWay(name, every, used, compute_s, sum_s / every, speedup, formula)
 
 
-def _chosen(cost: StepCost, ways: Sequence[Way]) -> tuple[Way | None, str]:
+def _chosen(cost: StepCost, ways: Sequence[ScalingWay]) -> tuple[ScalingWay | None, str]:
     """Returns the way that is advised, and why."""
     fastest = max(ways, key=lambda way: way.speedup)
     exact = [way for way in ways if way.every == 1]
@@ -215,7 +215,7 @@ def _fastest(trainer: Trainer) -> tuple[float, float, int]:
     return min(passes), min(updates), units
 
 
-def facts(cost: StepCost, link: Link, found: Sequence[Prediction]) -> dict[str, object]:
+def facts(cost: StepCost, link: Link, found: Sequence[ScalingPrediction]) -> dict[str, object]:
     """Returns the predictions as plain values."""
     return {
         "step": {**asdict(cost), "step_s": cost.step_s(cost.rows)},

@@ -1,7 +1,7 @@
 """Paired turns: variants of the same work timed in turns, and the ratio of their times.
 
 Two sides take turns, so that what disturbs the machine for longer than a turn slows both. A pair is
-a time of one side beside a time of the other. `Worker` is a side in a process of its own.
+a time of one side beside a time of the other. `TurnWorker` is a side in a process of its own.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s
         after.other.append(after.variant.turn(turn_s))
 
 
-class Worker:
+class TurnWorker:
     """A side in a process of its own, which takes steps on demand.
 
     The process says "ready", then answers each line with a number of steps with the JSON list of

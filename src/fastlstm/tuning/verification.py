@@ -17,7 +17,7 @@ from fastlstm.errors import FastLSTMError
 from fastlstm.system import environment, hardware
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.step_time import use_up_batches
-from fastlstm.tuning.turns import Candidate, Timed, Worker, time_until
+from fastlstm.tuning.turns import Candidate, Timed, TurnWorker, time_until
 from fastlstm.tuning.variants import SAME_QUALITY
 from fastlstm.tuning.verdicts import Verdict, gains_of, is_known, of_pairs, ranked
 
@@ -51,8 +51,8 @@ def measured_times(
         return is_known(low, high)
 
     with tempfile.TemporaryDirectory(prefix="fastlstm-profile-") as folder:
-        base = Worker("A", _worker_words(a, f"{folder}/a"))
-        other = Worker("B", [*prefix, *_worker_words(b, f"{folder}/b")])
+        base = TurnWorker("A", _worker_words(a, f"{folder}/a"))
+        other = TurnWorker("B", [*prefix, *_worker_words(b, f"{folder}/b")])
         with closing(base), closing(other):
             base.start()
             other.start()
@@ -90,7 +90,7 @@ def with_instruction_set(profile: Profile, words: Sequence[str]) -> Profile:
 
 
 class StepServer(Callback):
-    """The process of a `Worker`: takes the place of the training loop, and steps on demand.
+    """The process of a `TurnWorker`: takes the place of the training loop, and steps on demand.
 
     The steps are those of the loop, with the wait for the loader; evaluations and checkpoints are
     left out. Requests are numbers of steps, one a line; answers "ready", then one line each. When

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastlstm.ops.cell_options import TORCHS_CELL
-from fastlstm.ops.cuda.cluster_lstm import Variant
+from fastlstm.ops.cuda.cluster_lstm import KernelVariant
 from fastlstm.ops.cuda.compiler import source_text
 
 Array = NDArray[np.float64]
@@ -278,7 +278,7 @@ def test_every_cell_of_a_group_has_one_thread() -> None:
 def test_what_is_allocated_is_what_a_block_saves(zoneout: int, norm_size: int, size: int) -> None:
     """256 cells of 8 bytes of gates and 4 of c, with options c before zoneout and 8 bytes more."""
     of = (torch.bfloat16, 128, True, False, False, False, zoneout, TORCHS_CELL, norm_size)
-    assert Variant(*of).saved_bytes == size
+    assert KernelVariant(*of).saved_bytes == size
 
 
 @pytest.mark.parametrize(("B", "clusters", "H"), [(1, 1, 128), (128, 6, 512), (250, 7, 256)])

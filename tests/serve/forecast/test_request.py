@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
+from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
 from fastlstm.serve.forecast.request import (
     InferRequest,
     SequenceStep,
@@ -139,4 +139,4 @@ def test_windows_that_are_missing_or_short_are_refused(plain_model: WindowForeca
     ],
 )  # fmt: skip
 def test_the_input_that_lacks_is_named_as_it_is_sent(names, codes, shown) -> None:
-    assert _missing(Columns(names, codes), "static") == shown
+    assert _missing(InputColumns(names, codes), "static") == shown

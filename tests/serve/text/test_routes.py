@@ -21,7 +21,7 @@ from fastlstm.serve.http.errors import ApiError, Disconnected, Unavailable
 from fastlstm.serve.http.keys import Keys, is_local
 from fastlstm.serve.log import Log
 from fastlstm.serve.metrics import Metrics
-from fastlstm.serve.server import Runner
+from fastlstm.serve.server import ServerRunner
 from running_server import SETTINGS, FaultyDecoder, Running
 
 KEY = "sk-Test_1.ä"
@@ -374,7 +374,7 @@ def test_a_signal_is_heard_while_the_model_loads(lm: Any) -> None:
         return lm
 
     async def run() -> None:
-        runner = Runner(load, SETTINGS, say=said.append)
+        runner = ServerRunner(load, SETTINGS, say=said.append)
         running = asyncio.create_task(runner.run())
         assert await asyncio.to_thread(loads.wait, 10)
         runner.end()

@@ -21,8 +21,8 @@ from fastlstm.serve.text.scheduler import (
     LONGEST_S,
     PER_SEQUENCE_S,
     SHORTEST_S,
+    Advanced,
     Scheduler,
-    StepResult,
     StepSizer,
 )
 from fastlstm.text.loading import InferenceModel
@@ -57,7 +57,7 @@ def decoder(lm: InferenceModel) -> FaultyDecoder:
 def make(lm: InferenceModel, decoder: FaultyDecoder) -> Iterator[Callable[..., Scheduler]]:
     made: list[Scheduler] = []
 
-    def spread(step: StepResult) -> None:
+    def spread(step: Advanced) -> None:
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 
@@ -434,7 +434,7 @@ def test_a_gpu_decoder_serves_the_same_texts(
         decoder = make_lm().decoder
     assert decoder.isa == "CUDA"
 
-    def spread(step: StepResult) -> None:
+    def spread(step: Advanced) -> None:
         for sink, chunk in step.chunks:
             sink.chunks.put(chunk)  # type: ignore[attr-defined]
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from fastlstm.errors import DataError, Stopped, StorageError
 from fastlstm.text.data.blocks import TextRules
 from fastlstm.text.data.encoding import Pass, Scan, find_unseen, learn_bpe, scan, write_ids
-from fastlstm.text.data.sources import Document, Source
+from fastlstm.text.data.sources import Document, InputText
 from fastlstm.text.data.tokenizer import CharTokenizer
 
 
 def work(text: str | bytes, block_bytes: int = 7, workers: int = 2, **more: object) -> Pass:
     data = text.encode() if isinstance(text, str) else text
-    source = Source("made", (Document("made", data=data),))
+    source = InputText("made", (Document("made", data=data),))
     rules = more.pop("rules", TextRules())
     return Pass(source, rules, block_bytes, workers, **more)  # type: ignore[arg-type]
 
@@ -88,7 +88,7 @@ def test_progress_rises_over_both_passes_to_the_total(tmp_path: Path) -> None:
 def test_a_text_that_changes_between_passes_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("abcabc")
-    job = Pass(Source("book.txt", (Document("book.txt", path=path),)), TextRules(), 4, 2)
+    job = Pass(InputText("book.txt", (Document("book.txt", path=path),)), TextRules(), 4, 2)
     found = scan(job)
     path.write_text("abcabb")
     with pytest.raises(DataError, match=r"book\.txt changed while it was being read; run again"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.data import text as text_module
-from fastlstm.text.data.sources import Document, Source
+from fastlstm.text.data.sources import Document, InputText
 from fastlstm.text.data.text import TextDataset, prepare_text, token_counts
 from fastlstm.text.data.tokenizer import CharTokenizer
 
@@ -190,7 +190,7 @@ def test_another_encoding_is_named_and_read(
 
 
 def test_ten_characters_are_too_few_to_split(cache: Path) -> None:
-    data = prepare(Source("text", (Document("text", data=b"ten chars."),)), cache)
+    data = prepare(InputText("text", (Document("text", data=b"ten chars."),)), cache)
     with pytest.raises(
         DataError, match=r"text has only 10 characters \(10 tokens\); training needs"
     ):

@@ -20,7 +20,7 @@ from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput
 from fastlstm.ops.cell_call import EPSILON, CellCall
 from fastlstm.ops.cell_options import ACTIVATIONS, TORCHS_CELL, CellOptions
 from fastlstm.ops.cuda.embedding import MAX_TABLE_ROWS, table_gradient, wide_product
-from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
+from fastlstm.ops.cuda.module import CudaKernel, KernelArguments, pointers
 from fastlstm.ops.native_call import Gradients
 
 SIZES = (128, 256, 512)
@@ -32,7 +32,7 @@ _MAX_NORMED_GROUPS = 4
 """With a layer norm, whose values take more registers."""
 
 
-class Variant(NamedTuple):
+class KernelVariant(NamedTuple):
     """What a kernel is compiled for."""
 
     dtype: torch.dtype
@@ -70,7 +70,7 @@ class Variant(NamedTuple):
         }
 
 
-def shared_bytes(variant: Variant, groups: int, *, is_backward: bool) -> int:
+def shared_bytes(variant: KernelVariant, groups: int, *, is_backward: bool) -> int:
     """Returns the dynamic shared memory of a block."""
     blocks, has_norm = variant.H // _UNITS_OF_BLOCK, variant.norm_size > 0
     each = 512 * blocks + 64 * _UNITS_OF_BLOCK if is_backward else 16 * variant.H
@@ -79,7 +79,7 @@ def shared_bytes(variant: Variant, groups: int, *, is_backward: bool) -> int:
 
 
 @lru_cache
-def _kernel(variant: Variant, groups: int, entry: str, device: int) -> CudaKernel:
+def _kernel(variant: KernelVariant, groups: int, entry: str, device: int) -> CudaKernel:
     size = shared_bytes(variant, groups, is_backward=entry == "lstm_backward")
     macros, cluster = variant.macros(groups), variant.H // _UNITS_OF_BLOCK
     return CudaKernel("lstm_cluster", entry, macros, device, _THREADS, cluster, size)
@@ -88,7 +88,7 @@ def _kernel(variant: Variant, groups: int, entry: str, device: int) -> CudaKerne
 @lru_cache
 def max_clusters(H: int, device: int) -> int:
     """Returns how many clusters for H units this GPU runs at a time; compiles a kernel."""
-    plain = Variant(torch.bfloat16, H, True, False, False, False, 0, TORCHS_CELL)
+    plain = KernelVariant(torch.bfloat16, H, True, False, False, False, 0, TORCHS_CELL)
     entries = "lstm_forward", "lstm_backward"
     return min(_kernel(plain, 1, entry, device).max_clusters() for entry in entries)
 
@@ -112,7 +112,7 @@ _SIZES += [("keep_h", ctypes.c_uint), ("keep_c", ctypes.c_uint)]
 _SIZES += [("p_h", ctypes.c_float), ("p_c", ctypes.c_float)]
 
 
-class _Forward(Arguments):
+class _Forward(KernelArguments):
     _fields_ = (
         pointers("whh gx tokens h0 c0 mask begins ends seed first y hT cT saved")
         + _SIZES
@@ -121,7 +121,7 @@ class _Forward(Arguments):
     )
 
 
-class _Backward(Arguments):
+class _Backward(KernelArguments):
     _fields_ = (
         pointers("whh saved c0 dy dhT dcT mask begins ends seed dgates dh0 dc0")
         + _SIZES
@@ -332,14 +332,14 @@ def _entering(args: LSTMArgs, saved: Saved) -> Tensor:
     return h if args.mask is None else h * args.mask.to(h.dtype)
 
 
-def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, saves: bool) -> Variant:
+def _variant(call: LSTMCall, args: LSTMArgs, norm_size: int, *, saves: bool) -> KernelVariant:
     zoneout = 0
     if max(call.options.zoneout) > 0:
         zoneout = 2 if args.seed is None else 1
     plain = CellOptions(
         activation=call.options.activation, recurrent_activation=call.options.recurrent_activation
     )
-    return Variant(
+    return KernelVariant(
         call.dtype, args.w_hh.shape[1], saves, args.tokens is not None, args.begins is not None,
         args.mask is not None, zoneout, plain, norm_size,
     )  # fmt: skip
@@ -377,7 +377,7 @@ def _given(t: Tensor | None) -> Tensor:
     return t
 
 
-class _Weights(Arguments):
+class _Weights(KernelArguments):
     _fields_ = (
         *pointers("w_ih w_hh b_ih b_hh to_ih to_hh to_bias"),
         ("H", ctypes.c_int),
@@ -385,7 +385,7 @@ class _Weights(Arguments):
     )
 
 
-class _Gradients(Arguments):
+class _Gradients(KernelArguments):
     _fields_ = (*pointers("w_ih w_hh to_ih to_hh"), ("H", ctypes.c_int), ("I", ctypes.c_int))
 
 

@@ -17,7 +17,7 @@ _PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every GPU with clusters runs; more must be allowed by name."""
 
 
-class Arguments(ctypes.Structure):
+class KernelArguments(ctypes.Structure):
     """The argument of a kernel: a struct as in its source; tensors are given for pointers."""
 
     def __init__(self, **values: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastlstm.errors import KernelError
 from fastlstm.ops.autograd import is_batched
-from fastlstm.ops.cuda.module import Arguments, CudaKernel, pointers
+from fastlstm.ops.cuda.module import CudaKernel, KernelArguments, pointers
 from fastlstm.ops.custom_op import is_traced
 
 _ROWS = 8
@@ -23,11 +23,11 @@ _MASKED_BLOCKS = 1024
 """Enough for every multiprocessor of a large GPU."""
 
 
-class _Masked(Arguments):
+class _Masked(KernelArguments):
     _fields_ = (*pointers("x mask out"), *((n, ctypes.c_int) for n in ("T", "num", "blocks")))
 
 
-class _CrossEntropy(Arguments):
+class _CrossEntropy(KernelArguments):
     _fields_ = (
         *pointers("logits targets nats lse scale dlogits"),
         ("N", ctypes.c_longlong),
@@ -35,7 +35,7 @@ class _CrossEntropy(Arguments):
     )
 
 
-class _StepEnd(Arguments):
+class _StepEnd(KernelArguments):
     _fields_ = (
         *pointers("loss norms scalars scale base found rates state inverse is_bad average resets"),
         ("max_norm", ctypes.c_float),
@@ -190,7 +190,7 @@ class StepEnd:
         self.found.copy_(torch.cat([loss[None], norm[None], norms]))
 
 
-class _Muon(Arguments):
+class _Muon(KernelArguments):
     _fields_ = (
         *pointers("weight gradient momentum running update direction partial inverse is_bad rate"),
         *((n, ctypes.c_float) for n in ("decay_momentum", "scale", "weight_decay", "safety")),
@@ -249,7 +249,9 @@ class MuonStep:
         _kernel(entry, torch.bfloat16, device).launch(self._blocks, _Muon(**self._fields, **more))
 
 
-def _cross_entropy_arguments(logits: Tensor, targets: Tensor, **others: Tensor | None) -> Arguments:
+def _cross_entropy_arguments(
+    logits: Tensor, targets: Tensor, **others: Tensor | None
+) -> KernelArguments:
     N, V = logits.shape
     return _CrossEntropy(logits=logits, targets=targets, N=N, V=V, **others)
 

@@ -32,7 +32,7 @@ from fastlstm.serve.http.keys import NOBODY
 from fastlstm.serve.http.worker import settle
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.window_forecaster import Forecasts, WindowForecaster
+    from fastlstm.forecast.window_forecaster import WindowForecaster, WindowForecasts
     from fastlstm.serve.metrics import Metrics
     from fastlstm.serve.settings import Settings
 
@@ -54,7 +54,7 @@ class PendingForecast(Reservation):
 
     def __init__(self, tenant: bytes = NOBODY) -> None:
         super().__init__(tenant)
-        self.result: asyncio.Future[Forecasts] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[WindowForecasts] = asyncio.get_running_loop().create_future()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class ForecastRequest:
         return len(self.past)
 
 
-Answer = tuple[ForecastRequest, "Forecasts | ApiError"]
+Answer = tuple[ForecastRequest, "WindowForecasts | ApiError"]
 
 
 class BatchResult(NamedTuple):
@@ -362,7 +362,7 @@ class ForecastEngine(Engine):
             raise ApiError(400, message)
 
     async def outputs_of(
-        self, pending: PendingForecast, request: InferRequest, forecasts: Forecasts
+        self, pending: PendingForecast, request: InferRequest, forecasts: WindowForecasts
     ) -> Outputs:
         """Returns the outputs that a request asks for, by name.
 
@@ -375,7 +375,7 @@ class ForecastEngine(Engine):
             self._writer.call(self._outputs, request, forecasts, tenant=pending.tenant)
         )
 
-    def _outputs(self, request: InferRequest, forecasts: Forecasts) -> Outputs:
+    def _outputs(self, request: InferRequest, forecasts: WindowForecasts) -> Outputs:
         make: dict[str, Callable[[], Any]] = {
             "forecast": forecasts.values,
             "quantiles": lambda: forecasts.quantiles(request.levels),

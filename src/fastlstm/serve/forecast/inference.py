@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from fastlstm.forecast.window_forecaster import Forecasts
+    from fastlstm.forecast.window_forecaster import WindowForecasts
     from fastlstm.serve.forecast.engine import ForecastEngine, Outputs
     from fastlstm.serve.forecast.request import InferRequest
     from fastlstm.serve.http.access import Record
@@ -110,7 +110,9 @@ class Infer:
             engine.scheduler.release(pending)
 
 
-async def _forecasts(pending: PendingForecast, request: InferRequest, record: Record) -> Forecasts:
+async def _forecasts(
+    pending: PendingForecast, request: InferRequest, record: Record
+) -> WindowForecasts:
     """Waits for the forecasts, until the request's timeout."""
     end_s = None if request.timeout_s is None else record.start_s + request.timeout_s
     try:

@@ -21,7 +21,7 @@ from fastlstm.errors import counted, nearest_hint
 from fastlstm.serve.http.errors import MAX_NUMBER, ApiError, decode, refused, shown
 
 if TYPE_CHECKING:
-    from fastlstm.forecast.window_forecaster import Columns, WindowForecaster
+    from fastlstm.forecast.window_forecaster import InputColumns, WindowForecaster
 
 Floats = NDArray[np.floating]
 
@@ -116,7 +116,7 @@ class OutputParameters(Struct, forbid_unknown_fields=True):
     binary_data: bool | None = None
 
 
-class Output(Struct, forbid_unknown_fields=True):
+class RequestedOutput(Struct, forbid_unknown_fields=True):
     """An output that a request asks for."""
 
     name: OutputName
@@ -129,12 +129,12 @@ class InferFields(Struct, forbid_unknown_fields=True, kw_only=True):
     id: Name | None = None
     parameters: Parameters | None = None
     inputs: list[Any]
-    outputs: list[Output] | None = None
+    outputs: list[RequestedOutput] | None = None
 
 
 NAMES = tuple(
     name
-    for kind in (InferFields, Parameters, Output, OutputParameters, Tensor)
+    for kind in (InferFields, Parameters, RequestedOutput, OutputParameters, Tensor)
     for name in kind.__struct_fields__
 )
 
@@ -265,7 +265,7 @@ def parse_request(
     )
 
 
-def _missing(columns: Columns, name: str) -> str:
+def _missing(columns: InputColumns, name: str) -> str:
     """Returns which inputs lack: of numbers, of names, or both."""
     inputs = [f"'{name}'"] if columns.numbers else []
     inputs += [f"'{name}{_NAMES}'"] if columns.categorical else []
@@ -273,7 +273,7 @@ def _missing(columns: Columns, name: str) -> str:
     return f"the {what} missing: {', '.join(columns.names)}"
 
 
-def _joined(columns: Columns, name: str, inputs: Mapping[str, NDArray[Any]]) -> Floats | None:
+def _joined(columns: InputColumns, name: str, inputs: Mapping[str, NDArray[Any]]) -> Floats | None:
     """Puts numbers and names together in the network's order; None where nothing was sent."""
     numbers, names = inputs.get(name), inputs.get(name + _NAMES)
     sent = names if numbers is None else numbers
@@ -338,7 +338,7 @@ def _step(parameters: Parameters) -> SequenceStep | None:
     return None
 
 
-def _outputs(listed: list[Output], levels: tuple[float, ...]) -> tuple[str, ...]:
+def _outputs(listed: list[RequestedOutput], levels: tuple[float, ...]) -> tuple[str, ...]:
     """Returns which outputs to answer, in their order."""
     names = tuple(output.name for output in listed)
     for output in listed:

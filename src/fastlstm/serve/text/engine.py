@@ -18,7 +18,7 @@ from fastlstm.serve.settings import Settings
 from fastlstm.serve.text.generation import GenerationRequest, OutputChunk, State
 from fastlstm.serve.text.prefix_cache import NOTHING
 from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, parse_completion
-from fastlstm.serve.text.scheduler import Scheduler, StepResult
+from fastlstm.serve.text.scheduler import Advanced, Scheduler
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import MAX_SEED
 from fastlstm.text.seal import Seal
@@ -223,7 +223,7 @@ class TextEngine(Engine):
             raise ApiError(400, message, "session", "invalid_session") from None
         return state
 
-    def _spread(self, step: StepResult) -> None:
+    def _spread(self, step: Advanced) -> None:
         if step.num_read or step.chunks:
             self._progress_s = time.monotonic()
         for channel, chunk in step.chunks:

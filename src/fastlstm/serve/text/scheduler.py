@@ -69,7 +69,7 @@ class StepSizer:
             self._token_s += _SHARE * (token_s - self._token_s)
 
 
-class StepResult(NamedTuple):
+class Advanced(NamedTuple):
     """A step: its duration, prompt tokens read, tokens written, and new output by its request."""
 
     seconds: float
@@ -79,7 +79,7 @@ class StepResult(NamedTuple):
 
 
 class Scheduler(ModelThread):
-    """Runs generations on a thread of its own, which delivers a `StepResult` per step.
+    """Runs generations on a thread of its own, which delivers a `Advanced` per step.
 
     At most `max_streams` sequences advance at the same time; with `threads` None the decoder
     chooses the fastest number.
@@ -92,7 +92,7 @@ class Scheduler(ModelThread):
         model: InferenceModel,
         settings: Settings,
         threads: int | None,
-        deliver: Callable[[StepResult], object],
+        deliver: Callable[[Advanced], object],
         *,
         is_shared: bool = False,
     ) -> None:
@@ -180,9 +180,9 @@ class Scheduler(ModelThread):
         except Exception:
             _LOG.exception("a text could not be started")
             self._free(request)
-            self._deliver(StepResult(0.0, 0, 0, _failures(request, _FAILED)))
+            self._deliver(Advanced(0.0, 0, 0, _failures(request, _FAILED)))
 
-    def _step(self, ready: list[ActiveSequence]) -> StepResult:
+    def _step(self, ready: list[ActiveSequence]) -> Advanced:
         """Advances sequences, and sorts out what they wrote and which of them ended."""
         num_tokens = self._step_sizer.num_tokens(len(ready))
         start_s = time.perf_counter()
@@ -211,7 +211,7 @@ class Scheduler(ModelThread):
         if ended or prompts:
             chunks += self._replace(ended, prompts)
         self._step_sizer.record(len(ready), num_read + num_written, seconds)
-        return StepResult(seconds, num_read, num_written, chunks)
+        return Advanced(seconds, num_read, num_written, chunks)
 
     def _call(self, sequences: list[ActiveSequence], num_tokens: int) -> set[int]:
         """Advances sequences, each alone where all together fail; returns the ids of the failed."""
@@ -282,7 +282,7 @@ class Scheduler(ModelThread):
                 self._give_back(request.channel, len(request.indices))
             self._active.clear()
             self._waiting.clear()
-        self._deliver(StepResult(0.0, 0, 0, chunks))
+        self._deliver(Advanced(0.0, 0, 0, chunks))
 
     def _free(self, ended: GenerationRequest | ActiveSequence) -> None:
         count = len(ended.indices)

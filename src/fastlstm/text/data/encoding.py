@@ -27,7 +27,7 @@ from fastlstm.text.data.blocks import (
     open_document,
 )
 from fastlstm.text.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
-from fastlstm.text.data.sources import Source
+from fastlstm.text.data.sources import InputText
 from fastlstm.text.data.tokenizer import Tokenizer, code_points
 
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class Pass:
     the first pass changed; see `BlockReader`.
     """
 
-    source: Source
+    source: InputText
     rules: TextRules
     block_bytes: int = BLOCK_BYTES
     workers: int | None = None

@@ -88,7 +88,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Source:
+class InputText:
     """At least one document, in reading order; `notes` are remarks such as skipped files."""
 
     name: str
@@ -115,7 +115,7 @@ class Source:
         return rows
 
 
-def open_source(source: str | Path | Sequence[str | Path]) -> Source:
+def open_source(source: str | Path | Sequence[str | Path]) -> InputText:
     """Finds the documents of a source without reading them.
 
     Args:
@@ -139,23 +139,23 @@ def open_source(source: str | Path | Sequence[str | Path]) -> Source:
         raise DataError(_NO_SOURCE)
     if len(parts) == 1:
         return parts[0]
-    return Source(
+    return InputText(
         f"{parts[0].name} and {len(parts) - 1} more",
         tuple(document for part in parts for document in part.documents),
         tuple(note for part in parts for note in part.notes),
     )
 
 
-def _open_one(source: str | Path) -> Source:
+def _open_one(source: str | Path) -> InputText:
     name = str(source)
     if source == "":  # Path("") would be the current directory
         raise DataError(_NO_SOURCE)
     if name == "-":
-        return Source("stdin", (Document("stdin", is_stream=True),))
+        return InputText("stdin", (Document("stdin", is_stream=True),))
     if name == "python-docs":
-        return Source(name, (Document(name, data=corpus_text().encode("utf-8")),))
+        return InputText(name, (Document(name, data=corpus_text().encode("utf-8")),))
     if name == "python-stdlib":
-        return Source(name, tuple(Document(str(path), path) for path in corpus_files()))
+        return InputText(name, tuple(Document(str(path), path) for path in corpus_files()))
     path = Path(os.path.expanduser(source))
     try:
         mode = path.stat().st_mode
@@ -165,7 +165,7 @@ def _open_one(source: str | Path) -> Source:
         raise _missing(name, path, error) from error
     if stat.S_ISDIR(mode):
         return _open_directory(path)
-    return Source(name, (_file(path, name, mode),))
+    return InputText(name, (_file(path, name, mode),))
 
 
 def _missing(name: str, path: Path, error: Exception) -> DataError:
@@ -203,16 +203,16 @@ def text_suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _open_glob(pattern: str) -> Source:
+def _open_glob(pattern: str) -> InputText:
     matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
     paths = [Path(match) for match in matches if os.path.isfile(match)]
     if not paths:
         raise DataError(f"no file matches {pattern}; check the pattern (** crosses directories)")
     documents = tuple(_file(path, str(path), path.stat().st_mode) for path in paths)
-    return Source(pattern, documents)
+    return InputText(pattern, documents)
 
 
-def _open_directory(root: Path) -> Source:
+def _open_directory(root: Path) -> InputText:
     documents: list[Document] = []
     skipped: Counter[str] = Counter()
     for path in _walk(root):
@@ -230,7 +230,7 @@ def _open_directory(root: Path) -> Source:
         )
     files = counted(sum(skipped.values()), "file")
     notes = (f"{root}: {files} skipped ({kinds})",) if skipped else ()
-    return Source(str(root), tuple(documents), notes)
+    return InputText(str(root), tuple(documents), notes)
 
 
 def _walk(root: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from fastlstm.text.data.encoding import (
     share_of,
     write_ids,
 )
-from fastlstm.text.data.sources import Document, Source, open_source
+from fastlstm.text.data.sources import Document, InputText, open_source
 from fastlstm.text.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
@@ -209,7 +209,7 @@ def token_counts(ids: Ids, vocab_size: int) -> NDArray[np.int64]:
 
 
 def prepare_text(
-    source: str | Path | Sequence[str | Path] | Source,
+    source: str | Path | Sequence[str | Path] | InputText,
     *,
     vocab: Literal["char", "byte", "bpe"] = "char",
     vocab_size: int = 4096,
@@ -253,7 +253,7 @@ def prepare_text(
     rules = TextRules(
         kind != "byte", cuts[kind], text_field, keep_crlf, invalid_utf8, encoding, missing_text
     )
-    opened = source if isinstance(source, Source) else open_source(source)
+    opened = source if isinstance(source, InputText) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
     work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
@@ -380,7 +380,7 @@ class _Job:
         return asdict(self.work.rules)
 
 
-def _spool(work: Pass, directory: Path) -> Source:
+def _spool(work: Pass, directory: Path) -> InputText:
     """Copies pipes and stdin to files, which every pass can read."""
     documents = list(work.source.documents)
     for index, document in enumerate(documents):
