@@ -67,7 +67,7 @@ def in_words(*parts: object) -> str:
 
 
 class FastLSTMError(Exception):
-    """Base class. `exit_code` is that of the command line;
+    """Base class. the command line ends with `exit_code`;
     `is_of_one_rank`: of several processes one that is not rank 0 has found it while they train."""
 
     exit_code = EXIT_FAILED

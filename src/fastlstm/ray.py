@@ -139,7 +139,7 @@ class TrainProcess:
 
     Args:
         words: that follow `fastlstm train`.
-        variables: of its environment, beside those of this process.
+        variables: of its environment, in addition to this process's.
 
     Attributes:
         code: that it ended with, None while it runs; minus the signal that killed it.

@@ -13,6 +13,7 @@ from fastlstm.cli import forecast
 from fastlstm.cli.main import main
 from fastlstm.cli.options import levels_of
 from fastlstm.errors import ConfigError
+from fastlstm.forecast import forecast_file
 
 TABLE = pa.table({"ds": pa.array([0, 3600], pa.timestamp("s")), "y": [1.0, 2.0]})
 
@@ -99,7 +100,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(csv, "CSVWriter", full)
+    monkeypatch.setitem(forecast_file._WRITERS, ".csv", full)
     assert main(["forecast", "run", "a.csv", "--out", str(path)]) == 1
     assert "the disk is full; free some space" in capsys.readouterr().err
     assert path.read_text() == "old"

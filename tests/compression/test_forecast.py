@@ -174,7 +174,7 @@ def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Pa
     report = compress(tmp_path / "saved", tmp_path / "small", to="int8")
     assert report.change is None
     assert "does not say what it was trained on" in report.not_measured
-    assert any("the intervals are those of the source" in note for note in report.notes)
+    assert any("the source's intervals are kept" in note for note in report.notes)
     before, after = (read_forecaster(tmp_path / name) for name in ("saved", "small"))
     assert torch.equal(before.calibration.residuals, after.calibration.residuals)
     options: dict[str, Any]
@@ -241,7 +241,7 @@ def test_where_one_part_has_windows_the_intervals_stay(
     report = compress(run, tmp_path / "small", to="int8", data=other)
     assert set(report.scores) == {part}
     assert report.notes[0] == (
-        "the intervals are those of the source, not calibrated anew: they are scored on the"
+        "the source's intervals are kept, not calibrated anew: they are scored on the"
         f" {name} part of {other}, the only one with windows"
     )
     before, after = (read_forecaster(p).calibration.residuals for p in (run, tmp_path / "small"))

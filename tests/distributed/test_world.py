@@ -101,8 +101,8 @@ def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("0", "`nproc=0`: expected 1 or more"),
-        ("1024", "`nproc=1024`: a step has only 32 rows; start fewer, or give `batch_size=1024`"),
+        ("0", "`--nproc 0`: expected 1 or more"),
+        ("1024", "`--nproc 1024`: a step has only 32 rows; start fewer, or give"),
         ("2", "no such file or directory: none.txt"),
     ],
 )

@@ -377,7 +377,7 @@ def test_the_command_line_and_yaml(texts: Path, capsys: pytest.CaptureFixture[st
     page = Path("run/report.html").read_text()
     assert f'Test</p><p class="value">{bits:.4f} ' in page
     assert main(["train", "book.txt", "--out", "run2", "--valid", "book.txt", *flags]) == 2
-    assert "is given both as the source and as `valid`;" in capsys.readouterr().err
+    assert "is given both as the source and as `--valid`;" in capsys.readouterr().err
     assert main(["train", "book.txt", "--out", "run2", "--valid", "run", *flags]) == 2
     assert "run is a run, expected a text" in capsys.readouterr().err
 
@@ -386,7 +386,7 @@ def test_evaluate_names_the_file_of_a_part(texts: Path, capsys: pytest.CaptureFi
     train(valid=Path("valid.txt"))
     assert main(["evaluate", "run", "book.txt", "--split", "valid"]) == 2
     told = "the validation split of this run is valid.txt, not a share of its text;"
-    assert f"{told} evaluate valid.txt without `split`" in capsys.readouterr().err
+    assert f"{told} evaluate valid.txt without `--split`" in capsys.readouterr().err
     counts = {}
     for split in ("train", "test"):
         assert main(["evaluate", "run", "book.txt", "--split", split, "--json"]) == 0

@@ -49,9 +49,6 @@ def test_what_a_model_keeps_beside_its_weights_is_stored_and_put_back() -> None:
     fresh = made(1)
     fresh.restore(tensors, meta)
     assert fresh.model.is_trained.tolist() == [True, False, True, False]
-    del tensors["model"]["is_trained"]  # a checkpoint of a version that stored the weights only
-    fresh.restore(tensors, meta)
-    assert fresh.model.is_trained.all()
 
 
 def state_of(decay: float = 0.5) -> TrainingState:

@@ -133,7 +133,7 @@ def test_scale_of_a_run_shows_the_formula(text, tmp_path, capsys, quick):
      (["--link", "1gbit", "--nodes", "1"], "--nodes is '1'"),
      (["--link", "1gbit", "--nodes", "2,x"], "--nodes is '2,x'"),
      (["--link", "1gbit", "--latency", "far"], "`latency` is 'far'"),
-     (["--link", "1gbit", "--sync-every", "0"], "`sync_every` is 0")],
+     (["--link", "1gbit", "--sync-every", "0"], "`--sync-every` is 0")],
 )  # fmt: skip
 def test_what_is_asked_wrongly(text, capsys, words, message):
     assert main(["scale", str(text), *words]) == 2

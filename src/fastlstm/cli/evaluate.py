@@ -62,7 +62,7 @@ COMMAND = Command(
 )
 TABLE_COMMAND = Command(
     verb="evaluate",
-    summary="Measure the errors of a forecaster on a table, beside those of simple forecasts.",
+    summary="Measure the errors of a forecaster and of simple forecasts on a table.",
     positionals=(
         Positional("RUN", "a run directory of a forecaster"),
         Positional("DATA", "a table in any form that train takes", is_many=True),

@@ -150,7 +150,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def module_of(verb: str) -> Any:
-    """Returns the module of a verb: that of its name, with an underscore behind a keyword."""
+    """Returns the module of a verb: its name, with an underscore behind a keyword."""
     return importlib.import_module(f"fastlstm.cli.{verb}" + "_" * keyword.iskeyword(verb))
 
 

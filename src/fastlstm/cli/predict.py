@@ -43,7 +43,7 @@ COMMAND = Command(
         "fastlstm predict book.txt --budget 1h --target 1.60 --measure 2m",
         "fastlstm predict book.txt --steps 5000 --rnn-size 256",
     ),
-    other="The options are those of fastlstm train for a text.\n"
+    other="The options are as of fastlstm train for a text.\n"
     "For a table of time series: fastlstm predict --horizon N --help",
 )
 TABLE_COMMAND = Command(
@@ -57,7 +57,7 @@ TABLE_COMMAND = Command(
         *FORECAST_OPTIONS,
     ),
     examples=("fastlstm predict ETTh1.csv --target OT --horizon 96 --budget 5m",),
-    other="The options are those of fastlstm train for a table.",
+    other="The options are as of fastlstm train for a table.",
 )
 _LITTLE = 0.01
 """A longer run that gains less than this share is not worth its time."""

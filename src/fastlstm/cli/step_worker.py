@@ -1,6 +1,6 @@
 """`python -m fastlstm.cli.step_worker SOURCE [train options]`: a run that steps on demand.
 
-The options are those of `fastlstm train`. Numbers of steps are read from standard input, answers
+Takes the options of `fastlstm train`. Numbers of steps are read from standard input, answers
 written to standard output; what the run itself would print is dropped.
 """
 

@@ -57,7 +57,7 @@ COMMAND = Command(
         "fastlstm tune book.txt --out tuning/book --budget 5m",
         "fastlstm tune book.txt --out tuning/book --max-latency 50us --weights int8",
     ),
-    other="The options are those of fastlstm train for a text; those that are given stay.\n"
+    other="The options are as of fastlstm train for a text; the ones given stay.\n"
     "For a table of time series: fastlstm tune --horizon N --help",
 )
 TABLE_COMMAND = Command(
@@ -72,7 +72,7 @@ TABLE_COMMAND = Command(
         "fastlstm tune ETTh1.csv --target OT --horizon 96 --out tuning/etth1 --budget 2m",
         "fastlstm tune ETTh1.csv --horizon 24 --out tuning/etth1 --max-latency 2ms",
     ),
-    other="The options are those of fastlstm train for a table; those that are given stay.",
+    other="The options are as of fastlstm train for a table; the ones given stay.",
 )
 
 

@@ -51,7 +51,7 @@ def _largest(weight: Tensor) -> Tensor:
 def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
     """Returns the nearest multiples of the scales, up to `largest` times; NaN for no scale."""
     scales = torch.where(scales.isfinite(), scales, torch.nan)
-    codes = weight / torch.where(scales > 0, scales, 1.0)  # those of the scale 0 become 0
+    codes = weight / torch.where(scales > 0, scales, 1.0)  # a scale of 0 gives 0
     codes.round_().clamp_(-largest, largest)
     return codes.add_(0.0).mul_(scales)  # a code has no -0
 
@@ -60,7 +60,7 @@ def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
 def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[None]:
     """Puts the rounded weights into a model for the length of the block.
 
-    Gradients of the block are those of the rounded weights (straight through the rounding). What
+    Gradients pass straight through the rounding (the block computes with rounded weights). What
     compares features with a teacher's stays as it is.
     """
     named = model.named_parameters()

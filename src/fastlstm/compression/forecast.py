@@ -188,7 +188,7 @@ class ForecastCompression(CompressionSource):
         result, source = self._plain(), self.stored
         is_own = has_own_intervals(source)
         if self.table is None:
-            self._notes.append("the intervals are those of the source, not calibrated anew")
+            self._notes.append("the source's intervals are kept, not calibrated anew")
             return result_of(result, has_own_intervals=is_own)
         dataset = prepare(self.table, source.config, like=source.schema.timeline)
         inputs = apply_schema(dataset, source)
@@ -346,7 +346,7 @@ class ForecastCompression(CompressionSource):
                 " scored on its validation part, where they look better than on later rows"
             )
         return (
-            "the intervals are those of the source, not calibrated anew: they are scored on the"
+            "the source's intervals are kept, not calibrated anew: they are scored on the"
             f" {PARTS[parts[0]]} part of {table}, the only one with windows"
         )
 

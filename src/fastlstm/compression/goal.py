@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CompressionWay(NamedTuple):
-    """A way to compress; the fields are those of `CompressConfig`."""
+    """A way to compress; the fields are as of `CompressConfig`."""
 
     to: WeightFormat
     prune: float | None = None
@@ -53,7 +53,7 @@ WAYS_OF_TEXTS = (
     CompressionWay("int4", 0.75, "units"),
     CompressionWay("int4", 0.875, "units"),
 )
-"""From the mildest to the strongest: first those that keep all weights, then by what they lose. The
+"""From the mildest to the strongest: first all that keep every weight, then by what they lose. The
 numbers are bits per character lost after 1,200 steps (int4 after 150) by a model of 512 units on
 tinyshakespeare (benchmarks/compression.py, docs/compress.md); the others are put between them."""
 WAYS_OF_FORECASTERS = (

@@ -79,8 +79,8 @@ class CompressConfig:
         patience: stop after this many evaluations without improvement; 0 is off.
         batch_size: rows per forward pass, B; default is RUN's.
         seq_length: steps of truncated backpropagation through time, T; default is RUN's.
-        learning_rate: peak learning rate; default is a share of RUN's, a student's that of a new
-            model.
+        learning_rate: peak learning rate; default is a share of RUN's; a student's is as of a
+            new model.
         dropout: default is RUN's; 0 where a model is pruned, gets an output of lower rank or is a
             student.
         seed: random seed of order and dropout, and of a student's initialization.

@@ -69,7 +69,7 @@ def mask_of(matrix: Tensor, sparsity: float, structured: Zeros = "none", gates: 
 
 
 def pruned(model: nn.Module, sparsity: float, structured: Zeros) -> dict[str, Tensor]:
-    """Returns the weights of a model with those of the smallest magnitude set to zero."""
+    """Returns the weights of a model, the ones of smallest magnitude set to zero."""
     matrices = prunable(model)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     for name, p in matrices.items():

@@ -202,7 +202,7 @@ def notes_of_speed(timer: CpuTimer) -> list[str]:
 
 
 def pruning_method(share: float, structured: str, units: tuple[int, int]) -> str:
-    """Returns what was pruned, in words; `units` are those of a layer before and after."""
+    """Returns what was pruned, in words; `units` are a layer's before and after."""
     if structured == "units":
         before, after = units
         removed = f"{100 * (1 - after / before):.4g} % of the hidden units pruned"

@@ -117,7 +117,7 @@ class CompressionSource(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class CompressionSession:
-    """One call of `compress`, checked; of a resumed one `config` is that of its first start.
+    """One call of `compress`, checked; of a resumed one `config` is as at its first start.
 
     `run` is the source's directory, or one of its checkpoints, and `out` the one to write. `given`
     names the options that were set, `notes` are on the goal, `report` is of the best result.
@@ -302,7 +302,7 @@ class CompressionSession:
         }
 
     def all_callbacks(self) -> list[Callback]:
-        """Returns the callbacks of training: they prune, then round; then those of the user.
+        """Returns the callbacks of training: pruning, then rounding, then the user's.
 
         Rounding begins where pruning is over. A source that was pruned keeps its zeros.
         """

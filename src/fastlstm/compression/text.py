@@ -77,7 +77,7 @@ _SPARSE_SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class TextModel:
-    """A text model before or after compression; hash and size are those of its file."""
+    """A text model before or after compression; with the hash and size of its file."""
 
     path: str
     weights: Weights

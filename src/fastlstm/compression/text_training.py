@@ -47,7 +47,7 @@ from fastlstm.training.trainer import Trainer
 MEASURING_S = 4.0
 """Kept of a budget for measuring speed and loading, beside scoring both models."""
 MAX_KEPT_BYTES = 2**30
-"""Of logits that are kept: those of 5 million characters, where 100 differ."""
+"""Of logits that are kept: 5 million characters, where 100 differ."""
 _LARGEST = 65_504.0
 """In float16."""
 _CHUNK = 1024
@@ -155,7 +155,7 @@ class _Training(TextSession):
 
 
 def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig:
-    """Returns the options of training from `start`: the source's, with those of a compression."""
+    """Returns the options of training from `start`: the source's, changed for a compression."""
     config, stored = source.session.config, source.stored.config
     fields = {field.name for field in dataclasses.fields(TrainConfig)}
     values = {n: v for n, v in stored.get("train", {}).items() if n in fields}

@@ -98,7 +98,7 @@ def _forecast_groups(config: ForecasterConfig) -> list[Group]:
         return [*groups, decoder]
     if config.stateful:
         decoder.append(UnitAxis("cell_of_hidden.weight", 1, (0,)))
-    groups[-1] += decoder  # its state is that of the last layer
+    groups[-1] += decoder  # it starts from the state of the last layer
     return groups
 
 

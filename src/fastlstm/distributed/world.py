@@ -157,7 +157,7 @@ class World:
         """Runs the block in rank 0, then in the others; where it fails in one, none goes on.
 
         Raises:
-            FastLSTMError: in rank 0, its own error or that of the first rank that has one.
+            FastLSTMError: in rank 0, its own error or the first other rank's.
             Dismissed: in the others.
         """
         failure: FastLSTMError | None = None

@@ -362,7 +362,7 @@ def _refuse_options(kind: str | None, **options: Any) -> None:
 
 
 def _weight_format(asked: str | None, own: str, to: str) -> str:
-    """Returns the format to write, by default that of the run where the target has it."""
+    """Returns the format to write, by default the run's where the target has it."""
     known = TARGETS[to].limits
     if asked is None:
         return own if own in known else "fp32"

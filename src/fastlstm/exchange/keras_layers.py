@@ -360,7 +360,7 @@ def _cudnn_weights(layer: KerasLayer, H: int) -> ls.CellWeights:
 
 
 def _steeper(weights: ls.CellWeights, H: int) -> ls.CellWeights:
-    """Returns weights whose gates, in the hard sigmoid of Keras 3, are those of Keras 1 and 2."""
+    """Returns weights with which Keras 3's hard sigmoid gives the gates of Keras 1 and 2."""
     scale = np.full(4 * H, _HARD_SIGMOID_SCALE, np.float32)
     scale[2 * H : 3 * H] = 1.0  # the candidate
     column = scale[:, None]

@@ -283,7 +283,7 @@ def _text_list(attributes: Mapping[str, Any], name: str) -> list[str]:
 
 
 class ArchiveWeights:
-    """Weights of `.keras` files: by the place of a layer among those of its class."""
+    """Weights of `.keras` files: by the place of a layer among the layers of its class."""
 
     is_shared = False
 
@@ -329,7 +329,7 @@ class ArchiveWeights:
 
 
 def _snake_case(name: str) -> str:
-    """Returns the name of a class as Keras turns it into that of a layer."""
+    """Returns the name of a layer that Keras makes of its class's name."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -57,7 +57,7 @@ class ModuleSource(ExportSource):
         return ModuleSource(*self._given, "fp32") if self.weight_format != "fp32" else None
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random inputs; whole numbers that no embedding reads are those of the example."""
+        """Yields random inputs; whole numbers that no embedding reads stay as in the example."""
         flat = _flat(self._arguments.values())
         for sizes in SHAPES:
             rng = np.random.default_rng(sizes["T"])

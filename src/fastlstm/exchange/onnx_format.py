@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
     "softsign": ("Softsign", None), "linear": ("Affine", (1.0, 0.0)),
     "hard_sigmoid": ("HardSigmoid", (1 / 6, 0.5)),
 }  # fmt: skip
-"""Activation -> that of ONNX, its alpha and beta where it has them."""
+"""Activation -> ONNX's name, its alpha and beta where it has them."""
 
 
 def write_onnx(graph: Graph) -> bytes:
@@ -217,7 +217,7 @@ class _OnnxWriter:
 
     def _reduce(self, node: Node, names: list[str], out: str) -> None:
         axis = node.attributes["axis"]
-        if node.kind == "sum":  # its axes are an input since opset 13, those of the others are not
+        if node.kind == "sum":  # its axes are an input since opset 13, unlike the others'
             self._op("ReduceSum", [names[0], self._integers([axis])], out, keepdims=1)
         else:
             self._op(_REDUCTIONS[node.kind], names, out, axes=[axis], keepdims=1)

@@ -152,7 +152,7 @@ def _answers(
 
 class _OnnxReader:
     """Turns the nodes of a folded graph into layers, in their order: it is one path, or the answers
-    are not those of its layers.
+    are not its layers'.
 
     Attributes:
         layers: of the model.
@@ -306,7 +306,7 @@ class _OnnxReader:
             return
         is_turned = kind in ("Sub", "Div") and a is not None
         if is_turned or array.size not in (1, self._width) or (kind == "Div" and not array.all()):
-            raise FormatError(f"{label} has constants that are not those of a column")
+            raise FormatError(f"{label} has constants that do not belong to a column")
         array = np.asarray(array, np.float32).reshape(-1)
         array = -array if kind == "Sub" else np.float32(1) / array if kind == "Div" else array
         values, is_shift = np.broadcast_to(array, (self._width,)).copy(), kind in ("Add", "Sub")

@@ -60,7 +60,7 @@ class ExportSource:
         return {}
 
     def unrounded(self) -> ExportSource | None:
-        """Returns the model with its own weights; None where those of the file are the same."""
+        """Returns the model with its own weights; None where the file has the same weights."""
         return None
 
     def files(self) -> dict[str, bytes]:

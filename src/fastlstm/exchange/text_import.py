@@ -157,12 +157,12 @@ def text_parts(
                 f"the layer '{layer.name}' reads from the end of the text; text is written forward"
             )
     if len(options) > 1:
-        raise FormatError("its LSTM layers have different activations; those of a run are the same")
+        raise FormatError("its LSTM layers have different activations; in a run all have the same")
     return lstms, norms, dense
 
 
 def _check_norms(body: Sequence[ls.Layer]) -> None:
-    """Raises FormatError where norms are not one behind each LSTM layer, as those of a run."""
+    """Raises FormatError unless a norm follows each LSTM layer, as in a run."""
     norms = [layer for layer in body if isinstance(layer, ls.LayerNorm)]
     behind = [type(layer) for layer in body] == [ls.LSTMLayer, ls.LayerNorm] * len(norms)
     is_one_width = len({la.hidden_size for la in body if isinstance(la, ls.LSTMLayer)}) == 1

@@ -185,7 +185,7 @@ class TextExport(ExportSource):
     def figures(self, runner: Any) -> dict[str, Any]:
         """Returns figures of the first tokens of a text, and the speed of one stream.
 
-        Bits per character are those of the run's own weights, of fastlstm with the weights as they
+        Bits per character are of the run's own weights, of fastlstm with the weights as they
         are written, and of the target.
         """
         speeds = {"target": self._speed(runner)} if self.has_state else {}

@@ -118,7 +118,7 @@ def _order(modules: list[_StateModule], path: object) -> list[_StateModule]:
     if orders or not any(True for _ in _orders(lstms, None, False)):
         names = ", ".join(f"'{module.prefix}'" for module in lstms[:8])
         why = "fit in several orders" if orders else "do not follow each other"
-        raise FormatError(f"{path}: the LSTMs {names} {why}; save those of one model, numbered")
+        raise FormatError(f"{path}: the LSTMs {names} {why}; save the LSTMs of one model, numbered")
     first, width = lstms[0].layers[0].input_size, lstms[-1].layers[-1].output_size
     ends = [m for m in others if m.weight.shape[1] == width]
     tables = [m for m in others if m.weight.shape[1] == first and m not in ends]

@@ -60,7 +60,7 @@ def backtest(
         (the last value). Without earlier values both naive forecasts are the mean of the training
         rows (0 for counts).
 
-    Memory: 64 MB of quantiles, or those of one window.
+    Memory: 64 MB of quantiles, or the quantiles of one window.
     """
     network, config = stored.network, stored.network.config
     L, h, C = config.input_size, config.horizon, config.num_targets

@@ -51,7 +51,7 @@ class Calibration:
 
     Attributes:
         residuals: shape ``(25, h, C)``, float32, at `LEVELS`, in units of `width`.
-        noise: mean error of each series over that of all, ``(S, C)``; None: 1.
+        noise: mean error of each series over the mean of all, ``(S, C)``; None: 1.
     """
 
     residuals: Tensor

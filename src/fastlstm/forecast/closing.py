@@ -33,7 +33,7 @@ level of `LEVELS` needs 199."""
 _FINAL_SHARE, _EARLY_SHARE, _TEST_SHARE = 0.1, 0.02, 0.15
 """Of a budget, at most: the last calibration, an earlier one, evaluating the test part."""
 _CALIBRATION_COST, _TEST_COST = 1.5, 2.5
-"""Time per window over that of a forecast (ETTh1, 96 steps of 7 targets)."""
+"""Time per window over a forecast's (ETTh1, 96 steps of 7 targets)."""
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Closing:
             raise Stopped(f"stopped while {doing}")
 
     def _evaluate(self, trainer: Trainer) -> Event:
-        """Emits the errors of the forecasts of the test part, beside those of naive ones."""
+        """Emits the errors of the forecasts of the test part and of naive forecasts."""
         trainer.say("info", "evaluating the forecasts of the test part")
         show = self.session.watch("evaluating the test part", "windows")
 

@@ -55,7 +55,7 @@ def evaluate_forecasts(
     by_series: SeriesErrors | None = None,
     should_continue: Callable[[int], bool] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Returns the figures of `backtest` by forecast, those of quantiles with the forecaster's."""
+    """Returns the figures of `backtest` by forecast, quantiles' with the forecaster's."""
     num_targets = stored.network.config.num_targets
     naive_error = seasonal_error(inputs.table, split.train_ends, num_targets, season)
     ridge = None

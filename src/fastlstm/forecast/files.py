@@ -62,7 +62,7 @@ class StoredForecaster:
         network: trained.
         scaler: of the columns.
         series: level and spread of the targets of every series; None for one series, and for
-            counts: then `scaler` has those of the targets.
+            counts: then `scaler` has the targets'.
         calibration: of its intervals.
         static_scale: mean and deviation of every static number, shape ``(K, 2)``.
         schema: of its table.
@@ -143,7 +143,7 @@ def read_options(
     """Returns the options of a config.json, resolved and as given, and the key of the table.
 
     Args:
-        files: those of a checkpoint.
+        files: of a checkpoint, by name.
         path: its directory.
 
     Raises:
@@ -155,7 +155,7 @@ def read_options(
 
 
 def _config(data: bytes, origin: Path) -> dict[str, Any]:
-    """Returns config.json; raises FormatError for that of something else."""
+    """Returns config.json; raises FormatError if it describes something else."""
     config = json_object(data, origin, _MAX_JSON_BYTES)
     expected = _FORMAT_OF_COMPRESSED if "compression" in config else _FORMAT
     if config.get("kind") != FORECASTER or config.get("format") != expected:
@@ -217,7 +217,7 @@ def read_forecaster(path: str | Path) -> StoredForecaster:
                 calibration = dataclasses.replace(
                     calibration, noise=torch.from_numpy(noise.astype(np.float32))
                 )
-    # The cache is that of the machine it was trained on.
+    # The cache was on the machine it was trained on.
     resolved, given = (dataclasses.replace(c, cache_dir=None) for c in (resolved, given))
     return StoredForecaster(
         resolved, given, network, scaler, calibration, static, schema, key, compression, series,
@@ -241,7 +241,7 @@ def _schema(values: dict[str, Any], sizes: ForecasterConfig, config: ForecastCon
     if {name: len(names) for name, names in categories.items()} != counts or not all(
         isinstance(name, str | int | float) for names in categories.values() for name in names
     ):
-        raise ValueError(f"its categories are not those that {CONFIG_FILE} describes")
+        raise ValueError(f"its categories are not the ones {CONFIG_FILE} describes")
     zone, is_wall = values["time_zone"], values.get("is_wall")
     if is_wall is not None and type(is_wall) is not bool:
         raise ValueError(f"is_wall is {is_wall!r:.80}, expected true or false")

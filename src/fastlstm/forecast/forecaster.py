@@ -146,7 +146,7 @@ class Forecaster(Estimator[StoredForecaster]):
 
         Raises:
             ConfigError: a parameter of the network or its columns was changed since `fit`.
-            DataError: the table has another schema than that of `fit`.
+            DataError: the schema of the table differs from the one of `fit`.
         """
         start = getattr(self, "stored_", None)
         if start is not None:
@@ -190,7 +190,7 @@ class Forecaster(Estimator[StoredForecaster]):
         """Forecasts the steps after the end of every series.
 
         Args:
-            frame: the past of the series; default that of `fit`.
+            frame: the past of the series; default the table of `fit`.
             future: a table of series, time and the future covariates, with a row for every step to
                 forecast, if the forecaster was fitted with future columns.
 
@@ -235,7 +235,7 @@ class Forecaster(Estimator[StoredForecaster]):
         return as_kind(forecasts.table(), kind_of(frame) if frame is not None else self._came)
 
     def _table(self, frame: Any) -> tuple[SeriesDataset, ScaledWindows]:
-        """Returns a table and its windows; default that of `fit`."""
+        """Returns a table and its windows; default the table of `fit`."""
         stored = self._fitted()
         if frame is None:
             if not hasattr(self, "dataset_"):
@@ -282,7 +282,7 @@ class Forecaster(Estimator[StoredForecaster]):
                 shorter, else a week of days, a year of months, or 1.
             scaled: in standard deviations of the training rows instead of the table's units (counts
                 stay counts).
-            frame: the table; default that of `fit`.
+            frame: the table; default the one of `fit`.
             quantiles: levels, for the pinball loss of each.
 
         Returns:
@@ -341,7 +341,7 @@ class Forecaster(Estimator[StoredForecaster]):
             part: train, valid or test.
             series: names of those to draw; default evenly spread ones.
             max_panels: windows, at most: one of every series, or several of few series.
-            frame: the table; default that of `fit`.
+            frame: the table; default the one of `fit`.
 
         Raises:
             ConfigError: an unknown series, or max_panels below 1.
@@ -463,7 +463,7 @@ class Forecaster(Estimator[StoredForecaster]):
     def score(self, frame: Any = None, y: None = None) -> float:
         """Returns one minus rel_mae on the test part: above 0 is better than naive, 1 is perfect.
 
-        rel_mae is the mean absolute error over that of the naive forecast; see `backtest`.
+        rel_mae is the mean absolute error over the naive forecast's; see `backtest`.
         """
         scores = self.backtest(frame=frame)["forecaster"]
         if "rel_mae" not in scores:

@@ -43,7 +43,7 @@ class Compression:
 
     Attributes:
         about: `compression` in config.json; see docs/compress.md.
-        matrices: of its file, by name; those of the network are what they stand for.
+        matrices: of its file, by name; the network holds what they stand for.
     """
 
     about: Mapping[str, Any]

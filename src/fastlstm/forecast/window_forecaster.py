@@ -135,7 +135,7 @@ class WindowForecaster:
         """Computes `run` in functions that `exchange.trace` writes, too.
 
         A missing target of a model without missing values makes its forecast NaN; with joint
-        channels those of all targets.
+        channels the values of all targets.
         """
         stored, config = self._stored, self._stored.network.config
         scales = stored.scaler.mean, stored.scaler.std

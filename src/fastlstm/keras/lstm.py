@@ -259,7 +259,7 @@ def _is_active(rate: float, training: bool) -> bool:
 
 
 def _one_mask(masks: Any) -> Tensor:
-    """Returns Keras' dropout mask, or the first of those that it draws for four gates."""
+    """Returns Keras' dropout mask, or the first of the four it draws for the gates."""
     mask: Tensor = masks[0] if isinstance(masks, list | tuple) else masks
     return mask
 

@@ -120,7 +120,7 @@ def _notes(runs: Sequence[RunSummary]) -> list[str]:
                 " measurement of the ceiling"
             )
         if run.state in ("running", "dead", "stopped"):
-            notes.append(f"{run.path} is {run.state}: its figures are not those of a finished run")
+            notes.append(f"{run.path} is {run.state}: its figures are not final")
         if run.best is None:
             notes.append(f"{run.path} has no evaluation yet")
     return notes

@@ -104,7 +104,7 @@ class RunSummary:
                 return is_changed
 
     def _add_lines(self, lines: Sequence[bytes]) -> None:
-        """Adds events; of very many steps, only those that something is shown of are decoded."""
+        """Adds events; of very many steps, only the ones shown are decoded."""
         steps = [at for at, line in enumerate(lines) if line.startswith(_STEP)]
         skipped: set[int] = set()
         if len(steps) > MAX_POINTS:

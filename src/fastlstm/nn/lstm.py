@@ -316,7 +316,7 @@ class LSTM(nn.LSTM):
             lengths: `(B,)` steps of every sequence, as in a call; padded on the right.
 
         Returns:
-            `y` `(T, B, H)` in the compute dtype; `hT` and `cT` `(B, H)` in those of `h0` and `c0`.
+            `y` `(T, B, H)` in the compute dtype; `hT`, `cT` `(B, H)` in the dtypes of `h0`, `c0`.
 
         Raises:
             UsageError: more than one layer or direction, or `proj_size`.
@@ -411,7 +411,7 @@ class LSTM(nn.LSTM):
 
     def _layer_weights(self, flat: list[Any]) -> list[LSTMWeights]:
         """Returns the weights of `flat_weights` by layer and direction."""
-        size = len(self._all_weights[0])  # with that of a projection, which no kernel takes
+        size = len(self._all_weights[0])  # a projection, which no kernel takes, included
         num = 4 if self.bias else 2
         rows = [flat[k * size : k * size + num] for k in range(len(self._all_weights))]
         return [LSTMWeights(*row, *[None] * (4 - num)) for row in rows]

@@ -1,6 +1,6 @@
 """The native sequence as one operator of torch: one node for torch.compile and torch.export.
 
-Its tensors come as a list of those that are present, with a code that says which: of optional
+Its tensors come as a list of the ones present, with a code that says which: of optional
 tensors in a list torch 2.13 loses the gradients without a word. Outside of a trace the functions of
 ops/autograd.py cost less per call, and their backward pass may overwrite the saved activations.
 """
@@ -54,13 +54,13 @@ def run_custom_op(call: LSTMCall, args: LSTMArgs) -> LSTMOutput:
 
 
 def present_tensors(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], int]:
-    """Returns those that are there, and a number whose bit k says that tensor k is."""
+    """Returns the tensors that are not None and a bitmask of their positions."""
     present = sum(1 << k for k, t in enumerate(tensors) if t is not None)
     return [t for t in tensors if t is not None], present
 
 
 def all_tensors(tensors: Sequence[Any], present: int, count: int) -> list[Any]:
-    """Returns `count` places with `tensors` in those that `present` names, None in the others."""
+    """Returns `count` places: `tensors` at the bits of `present`, None elsewhere."""
     rest = iter(tensors)
     return [next(rest) if present >> k & 1 else None for k in range(count)]
 
@@ -107,7 +107,7 @@ def _(
 def lstm_sequence_backward(tensors: list[Tensor], present: int, options: str) -> list[Tensor]:
     """Takes arguments, `y`, the saved activations, gradients of y, hT, cT; changes none of them.
 
-    Returns the gradients of `Gradients`, without those of a layer norm there is none of.
+    Returns the gradients of `Gradients`, of a layer norm only where there is one.
     """
     args, (y, *activations), grads = _split(tensors, present)
     saved = SavedActivations(*activations)

@@ -41,7 +41,7 @@ def check_module(model: object) -> None:
 def recurrent_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, LeftAlone | None]]:
     """Yields every recurrent module with its path, and why it is left alone, or None.
 
-    None is for `nn.LSTM` itself and for fastlstm's own layers; those of Keras have a
+    None is for `nn.LSTM` itself and for fastlstm's own layers; Keras' layers have a
     `kernel_report`. What lies inside of a module that is left alone as a whole (quantized,
     TorchScript) is not named again.
     """

@@ -1,6 +1,6 @@
 """The native LSTM on tensors: check nothing twice, convert, pass addresses.
 
-Layouts and lifetimes are those of csrc/lstm.h. Nothing here knows of autograd.
+csrc/lstm.h defines layouts and lifetimes. Nothing here knows of autograd.
 """
 
 from __future__ import annotations

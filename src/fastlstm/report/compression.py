@@ -162,5 +162,5 @@ def _chart(report: dict[str, Any], title: str, x_unit: str, x: list[float], *, n
         bands = [Band(x[1:], [change["low"]], [change["high"]], "95 % interval")]
     label, right = f"change of {measure}", 1.1 * max(x) or None
     panel = Panel(curves, x_unit, label, bands, right=right)
-    caption = f"{measure} of the result less those of the source; lower is better."
+    caption = f"{measure} of the result minus the source's; lower is better."
     return draw(panel, title, caption, name=name)

@@ -303,7 +303,7 @@ def ranks_text(event: Event) -> str:
 
 
 def test_rows(event: Event) -> list[Row]:
-    """Returns rows of a forecaster's errors beside those of naive forecasts."""
+    """Returns rows of the errors of a forecaster and of naive forecasts."""
     rows = [
         (forecast_name(visible(who), event), score_text(errors))
         for who, errors in _part_of(event, "scores").items()

@@ -150,7 +150,7 @@ def _numbers(history: History) -> str:
 
 
 def _test(test: Event) -> str:
-    """Errors of a forecaster beside those of naive forecasts."""
+    """Errors of a forecaster and of naive forecasts."""
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
@@ -191,7 +191,7 @@ def _targets(test: Event) -> str:
 
 
 def _series(test: Event) -> str:
-    """The series with the largest errors beside those of the seasonal naive forecast."""
+    """The series with the largest errors, and the seasonal naive forecast's errors."""
     series = test.get("series")
     if not isinstance(series, dict) or not series.get("worst"):
         return ""

@@ -178,7 +178,7 @@ class SequenceModel(Estimator[StoredSequenceModel], ABC):
 class SequenceRegressor(SequenceModel):
     """Answers sequences with numbers, learned by least squares; `y` is ``(N,)`` or ``(N, K)``.
 
-    Arguments and attributes are those of `SequenceModel`.
+    Arguments and attributes are as of `SequenceModel`.
 
     Example:
         ::
@@ -237,7 +237,7 @@ class SequenceRegressor(SequenceModel):
 class SequenceClassifier(SequenceModel):
     """Answers sequences with one of several classes; `y` is N labels, anything hashable.
 
-    Arguments and attributes are those of `SequenceModel`.
+    Arguments and attributes are as of `SequenceModel`.
 
     Attributes:
         classes_: array of the labels in the order of `predict_proba`: sorted if they can be, else

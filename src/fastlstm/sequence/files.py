@@ -113,7 +113,7 @@ def read_options(
     """Returns the options of a config.json, resolved and as given, and the key of the data.
 
     Args:
-        files: those of a checkpoint.
+        files: of a checkpoint, by name.
         path: its directory.
 
     Raises:

@@ -21,8 +21,8 @@ FUNCTIONS = (
     *("linear", "relu", "tanh", "sigmoid", "hard_sigmoid", "hard_sigmoid_0.2", "softsign"),
     *("softplus", "elu", "selu", "silu", "gelu", "exponential", "softmax", "log_softmax"),
 )
-"""Functions after a layer. `hard_sigmoid` is clip(x / 6 + 0.5), `hard_sigmoid_0.2` that of Keras 1
-and 2, clip(0.2 x + 0.5)."""
+"""Functions after a layer. `hard_sigmoid` is clip(x / 6 + 0.5), `hard_sigmoid_0.2`,
+of Keras 1 and 2, is clip(0.2 x + 0.5)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class LSTMLayer:
         forward: of the way it reads, or of the first of both.
         backward: of the second way, or None.
         merge: of the outputs of both ways.
-        every_step: the output is that of every step, else the one after the last.
+        every_step: return the output of every step, else of the last.
         reverses: the sequence is read from its end, and written in that order; one way only.
         activation: of candidate and cell.
         recurrent_activation: of the gates.

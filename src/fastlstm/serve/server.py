@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SEND_BUFFER = 1 << 18
 """Bytes the kernel may hold for a connection; by default a slow reader would get 4 MB."""
 _A_TURN, _BACKLOG = 16, 2048
-"""Connections accepted per turn of the event loop, and those that wait for it in the kernel."""
+"""Connections accepted per turn of the event loop, and waiting for it in the kernel."""
 _GONE_A_TURN = 256
 """Connections closed by their clients before they were accepted: dropped at once, up to so many."""
 _KEEP_ALIVE_S = 30

@@ -24,7 +24,7 @@ class Settings:
         port: port to listen on; 0 takes a free one.
         device: where to compute; auto takes a GPU from 64 max_streams on, or the faster one as
             generate has measured; forecasts take a GPU when asked.
-        weights: format of the weights in memory; default is that of a compressed run, else int8; a
+        weights: format of the weights in memory; default is a compressed run's own, else int8; a
             GPU writes in fp32, bf16 or its default fp16.
         threads: threads of the engine; 0 chooses: one on two cores, the fastest number on more.
         max_streams: texts written at the same time, each of a request's n counts; windows forecast

@@ -178,7 +178,7 @@ def is_intact(entry: Path) -> bool:
 
 
 def _sums(directory: Path) -> dict[str, str]:
-    """Returns a hash of each file: SHA-256 of those of its chunks, which all cores compute."""
+    """Returns a hash of each file: SHA-256 of its chunks' hashes, which all cores compute."""
     paths = [path for path in sorted(directory.iterdir()) if path.name != _SUMS]
     sums = dict[str, str]()
     with ThreadPoolExecutor(hardware.cores()) as pool:

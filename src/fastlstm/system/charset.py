@@ -13,7 +13,7 @@ _WITH_ONE_OF_ITS_OWN = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
     *("Russian", "Ukrainian", "Bulgarian", "Serbian", "Greek", "Hebrew", "Arabic", "Turkish"),
 }
-"""Languages whose letters cp1252 lacks; those of all other Latin texts it has."""
+"""Languages whose letters cp1252 lacks; it has the letters of all other Latin texts."""
 
 
 def encoding_of(data: bytes) -> str | None:

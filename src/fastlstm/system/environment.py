@@ -113,7 +113,7 @@ def is_debug() -> bool:
 
 
 def rank() -> int:
-    """Returns ``RANK``, the number of this process among those of a run; 0 where it is alone."""
+    """Returns ``RANK``, the number of this process in a run; 0 where it is alone."""
     return _from_torchrun("RANK", 0)
 
 

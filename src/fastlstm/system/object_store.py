@@ -1,6 +1,6 @@
 """Files of object stores: ``s3://bucket/key``, ``gs://…``, and any other URL that fsspec opens.
 
-pyarrow's file systems are used where they know the scheme, those of fsspec elsewhere. Keys and the
+pyarrow's file systems are used where they know the scheme, fsspec's elsewhere. Keys and the
 address of a store come from where its own tools take them (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
 ``AWS_ENDPOINT_URL``; a service account). A URL may end in parameters of pyarrow:
 ``s3://bucket/key?endpoint_override=localhost:9000&scheme=http``.
@@ -140,7 +140,7 @@ def store_error(url: str, doing: str, error: Exception) -> DataError | StorageEr
 
 
 def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
-    """Returns the files that a URL names: one, those below a directory, those of a pattern.
+    """Returns the files that a URL names: one, all below a directory, or all of a pattern.
 
     Args:
         url: its path may hold ``*``, which stays within a directory, and ``**``.

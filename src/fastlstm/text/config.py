@@ -29,6 +29,7 @@ _OF_TABLES = """
     future gaps hidden_size horizon ignore input_size keep_value linear loss missing_value normalize
     output past patch series static target tbptt time time_format tz snap delimiter decimal
     thousands header skip_rows skip_footer skip_below skip_headers na look wide
+    quotes units
 """
 OPTIONS_OF_TABLES = frozenset(_OF_TABLES.split())
 """Fields of ForecastConfig that TrainConfig lacks: who gives one of them wants a forecaster."""
@@ -49,7 +50,7 @@ PRESETS: dict[str, dict[str, int]] = {
 class ModelConfig(CellOptions):
     """Architecture of a language model, with the options of its cells; stored in config.json.
 
-    The fields are those of `TrainConfig`, with V, the number of tokens, as `vocab_size`; E is
+    The fields of `TrainConfig`, with V, the number of tokens, as `vocab_size`; E is
     `embed_size`, H `rnn_size`, L `num_layers`, R `output_rank`. ConfigError: a rank that is too
     large, or of tied weights; tied weights of two widths.
     """

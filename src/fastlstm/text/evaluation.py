@@ -251,7 +251,7 @@ def lane_nats(
     """Returns the nats that some of the lanes of `evaluate` cost, with its defaults.
 
     A lane costs the same, to the last bit, whichever others are computed with it. `watch` is called
-    with the tokens scored so far and those of these lanes.
+    with the tokens scored so far and the tokens of these lanes.
     """
     piece = lanes_of(len(ids), num_lanes(len(ids)), PRIME).part(lanes)
     return _nats_of(model, ids, [piece], CHUNK, "fp32", should_stop, watch)

@@ -276,7 +276,7 @@ class GpuDecoder(Decoder):
         return rows
 
     def _rows_for(self, num: int) -> Rows:
-        """Returns at least so many rows; those in use stay what they are."""
+        """Returns at least so many rows; rows in use stay as they are."""
         if self._rows is None or self._rows.size < num:
             rows = Rows(self.config, _size_for(num), self._device, self._dtype)
             size = rows.size * STEPS * _LAUNCHES

@@ -104,7 +104,7 @@ class LM:
 
         Args:
             path: the directory.
-            weights: format to write text in; default is that of the run's weights (fp32 where they
+            weights: format to write text in; default is the run's own (fp32 where its weights
                 are stored as fp16), on a GPU fp16.
             device: where to write and score text: "cpu", "cuda" (an NVIDIA GPU), or "auto": a GPU
                 from 64 texts at a time on.
@@ -166,7 +166,7 @@ class LM:
             max_tokens: tokens to write: characters, with a char vocabulary.
             **settings: how to choose, the fields of `Sampling`: temperature, top_k, top_p, min_p,
                 repetition_penalty, frequency_penalty, presence_penalty, logit_bias, stop, seed.
-                One left out is the run's (generation_config.json), else that of `Sampling`.
+                One left out is the run's (generation_config.json), else the default of `Sampling`.
 
         Raises:
             PromptError: an unseen character in `prompt`, or a setting out of range.

@@ -54,7 +54,7 @@ def placed_decoder(
     cpu_format: str,
     num_streams: int,
 ) -> Decoder:
-    """Returns the decoder for so many texts at a time; `cpu_format` is that of a CPU's weights."""
+    """Returns the decoder for so many texts at a time; `cpu_format` is the weights' on a CPU."""
     if device_for(device, config, weight_format, num_streams) == "cuda":
         decoder = gpu_decoder(weights, config, weight_format, is_required=device == "cuda")
         if decoder is not None:

@@ -1,7 +1,7 @@
 """What a running training of a language model will end at, and what another hour would give.
 
 Most of what a run gains late comes with the falling learning rate. With the default schedule the
-logarithm of the validation loss lies above that of the end by about ``0.21 (1 - p)^1.5``, p being
+logarithm of the validation loss exceeds its value at the end by ``0.21 (1 - p)^1.5``, p being
 the share of the run that is done (runs of 45 s to 20 min on three texts, benchmarks/log).
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DROP, _DROP_SD, _POWER = 0.21, 0.06, 1.5
 _NOISE = 0.01
-"""Standard deviation of the logarithm of the end, beside that of the drop."""
+"""Standard deviation of the logarithm of the end, in addition to the drop's."""
 _FIRST, _LAST = 0.12, 0.97
 """Shares of a run between which something is said."""
 _SCHEDULE = 0.7
@@ -40,7 +40,7 @@ def expected_end(share: float, loss: float) -> tuple[float, float]:
 
 
 class Outlook(Callback):
-    """Emits, after an evaluation, an `outlook` event: the expected end and that of an hour more."""
+    """Emits after an evaluation an `outlook`: the end expected, and the one an hour later."""
 
     def __init__(self, model: ModelConfig, train_tokens: int) -> None:
         self._size = model.rnn_size, model.num_layers

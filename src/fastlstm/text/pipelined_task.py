@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class PipelinedTextTask(TextTask):
-    """The layers of one process; parts of the rows of a batch pass through those of all.
+    """The layers of one process; parts of the rows of a batch pass through the layers of all.
 
     Weights, gradients and the state of the optimizer are where their layer is; they are gathered to
     evaluate and to save. `norm` is of the gradients of all processes, in the newest step.

@@ -1,7 +1,7 @@
 """What a longer run of a language model ends at, from a short one: a law and one measurement.
 
 `quality_law` says how bits per character fall with size, characters and steps; a complete short run
-on the text says by which factor this text differs. The interval is that of the law's own data:
+on the text says by which factor this text differs. The interval comes from the law's own data:
 benchmarks/log has the errors at 4 and 10 times the characters measured.
 """
 

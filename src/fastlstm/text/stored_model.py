@@ -81,7 +81,7 @@ class StoredModel:
 def load_stored_model(path: str | os.PathLike[str]) -> StoredModel:
     """Loads the model of a run or of a checkpoint.
 
-    A run that has published no model yet gives that of its newest intact, finite checkpoint, and
+    A run that has published no model yet gives the one of its newest intact, finite checkpoint, and
     `note` says so. A checkpoint gives its averaged weights when it has them. CorruptFileError names
     the damaged file and an intact checkpoint to use instead.
     """

@@ -28,7 +28,7 @@ class WeightReport:
     """One format of a model's weights.
 
     `bytes_per_token` are read by one step of one stream, which writes `tokens_per_s`;
-    `bits_per_char` is that of `num_tokens`.
+    `bits_per_char` is over `num_tokens`.
     """
 
     weight_format: str

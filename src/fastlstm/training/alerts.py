@@ -193,7 +193,7 @@ def not_finite() -> Rule:
 def spike() -> Rule:
     """A training loss far above its last 15 values, twice in a row or five times as far.
 
-    The deviation is that of neighbours among 50 values: a loss that falls fast does not widen it.
+    The deviation is between neighbours among 50 values: a loss that falls fast does not widen it.
     """
     losses: deque[float] = deque(maxlen=_WINDOW)
     high = low = 0

@@ -219,7 +219,7 @@ class CallbackList:
             getattr(callback, method)(self._trainer, *args)
 
     def evaluate(self, metrics: Event) -> Event:
-        """Returns the metrics with those that callbacks add."""
+        """Returns the metrics and what callbacks add."""
         for callback in self._callbacks:
             returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}
@@ -231,7 +231,7 @@ class CallbackList:
 
     @contextmanager
     def weights_in_use(self) -> Iterator[None]:
-        """The blocks of all callbacks, that of the first outermost."""
+        """The blocks of all callbacks, the first callback's outermost."""
         with ExitStack() as stack:
             for callback in self._callbacks:
                 stack.enter_context(callback.weights_in_use(self._trainer))

@@ -35,7 +35,7 @@ class _Passes(nn.Module):
 class DataParallel:
     """Runs the passes of a batch of which each process has its own rows.
 
-    The gradient is that of the *sum* of the losses, which is divided by the targets of all
+    The gradient is of the *sum* of the losses, which is divided by the targets of all
     processes: missing values and small batches have their weight. Random numbers follow from the
     seed, the step and the rank.
 

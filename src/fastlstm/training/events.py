@@ -65,7 +65,7 @@ def _processes(plan: TrainingPlan) -> Event:
     world, options = plan.world, plan.options
     if world.size == 1:
         return {}
-    # Without --threads each process has those of its own machine.
+    # Without --threads each process has as many as its own machine.
     is_same = options.threads is not None or world.num_machines == 1
     return {
         "num": world.size,

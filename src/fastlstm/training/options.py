@@ -117,7 +117,7 @@ MAY_CHANGE = frozenset(
     | {"keep_checkpoints", "log_every", "tensorboard", "device", "threads", "memory_limit_gb"}
     | {"wire", "sync_every", "strict_kernels"}
 )
-"""Options that a resumed run may change; the others are those of its first start."""
+"""Options that a resumed run may change; the others stay as at its first start."""
 
 
 def chosen_names(options: TrainingOptions) -> set[str]:

@@ -45,7 +45,7 @@ class ChosenPlan:
 
 
 def changes(before: TrainingOptions, after: TrainingOptions) -> dict[str, Any]:
-    """Returns the options of `after` that differ from those of `before`, by name."""
+    """Returns the options of `after` that differ from `before`, by name."""
     values = ((f.name, getattr(after, f.name)) for f in dataclasses.fields(after))
     return {name: value for name, value in values if value != getattr(before, name)}
 

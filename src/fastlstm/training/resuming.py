@@ -94,10 +94,10 @@ def resumed_config(
     first: ConfigT,
     may_change: frozenset[str],
 ) -> ConfigT:
-    """Returns the options a run was started with; those that may change are the new ones.
+    """Returns the options a run was started with; options that may change are the new ones.
 
-    Of the `new` options `names` are set, the others are defaults. `resolved` are those of the run,
-    `first` those of its first start, as the user set them.
+    Of the `new` options `names` are set, the others are defaults. `resolved` are the run's,
+    `first` the first start's, as the user set them.
 
     Raises:
         ConfigError: an option differs that must not change.

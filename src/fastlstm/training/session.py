@@ -74,7 +74,7 @@ class Start(Generic[OptionsT]):
 
     Attributes:
         options: resolved where the run continues, else as the user set them.
-        first: those of the first start, as the user set them.
+        first: options of the first start, as the user set them.
         device: where it runs.
         checkpoint: the checkpoint that it continues from, or None.
         given: names of the options that are no defaults in this start.
@@ -148,7 +148,7 @@ class RunSession(EventHub):
         """Sets up threads and device for the length of the block; random numbers outside stay.
 
         Of the options `names` are set, the others are defaults. A checkpoint's options are what
-        `stored` returns: resolved, and those of the first start.
+        `stored` returns: resolved, and as given at the first start.
         """
         first, checkpoint, before = options, None, None
         given = chosen_names(options)
@@ -250,10 +250,10 @@ class RunSession(EventHub):
         told = self.world.told(key)
         with self.world.together():
             if told != key:
-                raise DataError(f"{what} than that of rank 0; copy the same files to all machines")
+                raise DataError(f"{what} than rank 0's; copy the same files to all machines")
 
     def agreed(self, options: OptionsT) -> OptionsT:
-        """Returns the options of rank 0, but for those that may differ."""
+        """Returns the options of rank 0, but for the ones that may differ."""
         if self.world.is_leader:
             return self.of_leader(type(options), lambda: options)
         own = {name: value for name, value in vars(options).items() if name in MAY_DIFFER}
@@ -282,7 +282,7 @@ class RunSession(EventHub):
             )
 
     def with_rate(self, options: OptionsT, rates: Mapping[str, float]) -> OptionsT:
-        """Returns the options with a peak learning rate: that of the optimizer where none is given.
+        """Returns the options with a peak learning rate: the optimizer's where none is given.
 
         With local steps of an optimizer whose steps have a length of their own, whatever that of
         the gradient, it is sqrt(W) times as high: the mean of W steps, each from a W-th of the
@@ -294,7 +294,7 @@ class RunSession(EventHub):
         if size > 1 and options.sync_every > 1 and options.optimizer != "sgd":
             rate *= math.sqrt(size)
             self.notes.append(
-                f"learning rate {rate:.3g}: sqrt({size}) times that of one process, as the mean of"
+                f"learning rate {rate:.3g}: sqrt({size}) times one process's, as the mean of"
                 f" {size} local steps is shorter than one step of the whole batch"
             )
         return dataclasses.replace(options, learning_rate=rate)
@@ -365,7 +365,7 @@ class RunSession(EventHub):
 
 
 def _thread_s() -> tuple[float, float]:
-    """Returns the seconds in which this thread had work for a core, and those in which it had one.
+    """Returns the seconds in which this thread had work for a core, and in which it had a core.
 
     Where Linux does not tell, all seconds count as the first: also those in which it waited for
     other threads or a GPU.

@@ -95,7 +95,7 @@ class Progress:
 def require_like(
     own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], stem: str
 ) -> None:
-    """Checks that stored tensors fit into those of the same names; torch would broadcast some.
+    """Checks the shapes of stored tensors by name; torch would broadcast some.
 
     Raises:
         ValueError: one is missing, or of another shape or kind of number.

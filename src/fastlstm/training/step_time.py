@@ -58,7 +58,7 @@ def _fastest_turn_s(trainer: Trainer) -> float:
 
 
 def steps_in_turn_s(trainer: Trainer, num: int) -> float:
-    """Returns the seconds of `num` steps that follow each other as those of a run do, of a model to
+    """Returns the seconds of `num` steps that follow each other as in a run, of a model to
     throw away that has taken a step."""
     stepper, loader = trainer.stepper, trainer.task.loader
 

@@ -21,7 +21,7 @@ class Stepper:
     """Takes optimizer steps on the state of a trainer.
 
     A batch runs in `accumulate` parts whose losses add up to the mean loss of the whole, so the
-    gradient is that of the big batch. A GPU that runs out of memory gets the same batch again in
+    gradient equals the big batch's. A GPU that runs out of memory gets the same batch again in
     twice as many parts, where no other process takes part in the step. Callbacks see the gradients
     before they are clipped, and the weights before they are averaged.
 

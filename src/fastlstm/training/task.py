@@ -139,12 +139,12 @@ class Task(ABC):
         return None
 
     def graph_batch(self, batch: Any, inputs: Sequence[Tensor]) -> Any:
-        """Returns the batch with other tensors in place of those of `graph_inputs`."""
+        """Returns the batch with other tensors in place of its `graph_inputs`."""
         raise NotImplementedError
 
     @abstractmethod
     def num_rows(self, batch: Any) -> int:
-        """Returns the rows of a batch, those that this process has of it."""
+        """Returns the number of rows of a batch that this process has."""
 
     @abstractmethod
     def num_targets(self, batch: Any) -> int:
@@ -164,7 +164,7 @@ class Task(ABC):
             limit: units to score in all, at most `num_valid`.
             blocks: which of `num_blocks`, consecutive.
             stop: polled.
-            watch: called with the units scored so far and those of these blocks.
+            watch: called with the units scored so far and the units of these blocks.
 
         Returns:
             Float64 `(len(blocks), num_sums)`: the same bits for a block whichever others are

@@ -93,7 +93,7 @@ class Job(ABC):
         """Returns one figure as words."""
 
     def options_of(self, default: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-        """Returns options, those of the default, with some changes."""
+        """Returns the default options with some changes."""
         options = {**default, **{self.fields[a][0]: v for a, v in changes.items() if a != "lr"}}
         if "lr" in changes:
             options["learning_rate"] = float(f"{options['learning_rate'] * changes['lr']:.4g}")

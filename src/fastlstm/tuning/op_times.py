@@ -38,7 +38,7 @@ class OpTime:
 
     Attributes:
         calls: per step.
-        seconds: of a step, in the operation itself; `share` of those of all operations.
+        seconds: of a step, in the operation itself; `share` of the seconds of all operations.
         gflops: 1e9 floating-point operations a second; None where they are not counted.
         ceiling_share: `gflops` over the measured ceiling of the machine, or None.
     """

@@ -44,7 +44,7 @@ def plan_run(
     Args:
         source: as of `train`.
         config: the options of a text or a table.
-        given: names of those that were chosen.
+        given: names of the options that were chosen.
         look: called with the trainer before the run is ended.
         start: trains it; default is `train`, or `train_forecaster`.
 

@@ -94,7 +94,7 @@ def predict_run(
     Args:
         source: as of `fastlstm.train`.
         config: options of the whole run.
-        given: names of those that were chosen.
+        given: names of the options that were chosen.
         measure_s: seconds of the short run; default is a tenth of the whole one, 5 s to 2 min, or
             up to a quarter of it for 120 steps.
         observers: get the events of the short run.

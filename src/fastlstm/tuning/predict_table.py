@@ -96,7 +96,7 @@ def predict_forecaster(
 ) -> TablePrediction:  # fmt: skip
     """Trains two short complete runs and predicts what the whole run would end at.
 
-    Arguments are those of `predict_run`; `measure_s` is of both short runs.
+    Arguments are as of `predict_run`; `measure_s` is of both short runs.
 
     Raises:
         UsageError: the whole run is no longer than the short one.

@@ -101,7 +101,7 @@ def profile_run(
 ) -> tuple[Profile, Any]:  # fmt: skip
     """Profiles a run in place of its training, for about so many seconds; nothing of it is kept.
 
-    The source, the options and the names of those that were given are as of `train`. A few steps
+    The source, the options and the names of the given ones are as of `train`. A few steps
     are recorded for the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the
     options with everything chosen.
     """
@@ -159,7 +159,7 @@ def _verdicts_by_turns(
     base: Variant, makers: list[Candidate], others: list[Verdict],
     verdict_on: Callable[[Timed], Verdict], started: float, seconds: float,
 ) -> tuple[list[Verdict], list[str]]:  # fmt: skip
-    """Times all variants, then one alone, whose gain is that of the second measurement: the first
+    """Times all variants, then one alone, whose gain is the second measurement's: the first
     one had it chosen. It is the one that is recommended first, else the best undecided one.
 
     There is no second measurement where slow steps took all `seconds` since `started`. Returns all

@@ -32,7 +32,7 @@ def quality_gain(
 
     For texts the law of quality says it. Else the options are towards the defaults of the job, and
     the gain of speed counts. None is returned where nothing is known. `ratios` are the speed of the
-    variant over that of the run: expected, and at least.
+    variant over the run's: expected, and at least.
     """
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):

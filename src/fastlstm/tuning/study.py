@@ -51,7 +51,7 @@ _LEAST_RUNS, _LONGEST_SHARE = 9, 1 / 8
 _REDUCTION = 3
 """How much longer the runs of the next rung are; a third of the trials gets there."""
 _STARTUP_TRIALS = 4
-"""Random ones before TPE, in each bracket of Hyperband; those that are tried first count."""
+"""Random ones before TPE, in each bracket of Hyperband; the ones tried first count."""
 _RATE_MARGIN = 1.4
 """The highest learning rate over the highest one that is tried first."""
 _MAX_KNOWN = 12

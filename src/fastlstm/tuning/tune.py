@@ -56,7 +56,7 @@ class Search:
     Attributes:
         out: directory of the search.
         time_s: for the short runs; default is twice the budget, or the least that is enough.
-        axes: of those of the job; empty means all but threads and precision.
+        axes: of the job; empty means all but threads and precision.
         limits: that every model must keep.
         num_seeds: runs of every rung of a trial.
         resume: continue the search in `out`.
@@ -74,7 +74,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found: the best settings, by field beside those that were given, and what a run
+    """What a search found: the best settings, by field beside the given ones, and what a run
     of the budget is expected to end at with them and by default. `facts` are all of it."""
 
     options: dict[str, Any]
@@ -111,7 +111,7 @@ def tune_run(
     Args:
         source: as of `fastlstm.train`.
         config: the options.
-        given: names of those that were given, which stay.
+        given: names of the options given, which stay.
         search: what to search.
         show: called with a label and a text of everything that was found.
 

@@ -28,9 +28,9 @@ MIN_PAIRS = 6
 _ERROR = 0.05
 TURN_S = 0.15
 _MAX_PAIRS, _MAX_PAIRS_OF_ONE = 16, 48
-"""More pairs say little that is new; the second number is that of a variant timed alone."""
+"""More pairs say little that is new; the second number is for a variant timed alone."""
 _WORTH_GOING_ON = 1.05
-"""Speed over that of the base from which the next value of the same option is tried, and below
+"""Speed over the base's from which the next value of the same option is tried, and below
 which a variant that surely stays there has no more turns."""
 _MIN_STEPS, _EXIT_S = 3, 5.0
 _TAIL_BYTES, _TAIL_LINES = 4_000, 8
@@ -39,7 +39,7 @@ _TAIL_BYTES, _TAIL_LINES = 4_000, 8
 
 @dataclass(frozen=True)
 class Estimate:
-    """The ratio of the times of B to those of A: the median over pairs; above 1 B is slower.
+    """The ratio of the times of B to the times of A: the median over pairs; above 1 B is slower.
 
     Attributes:
         low, high: the 95 % interval, 0 and infinity where there are fewer than six pairs.
@@ -105,7 +105,7 @@ class Timed:
 
     @property
     def speed(self) -> Estimate:
-        """The speed over that of the base."""
+        """The speed over the base's."""
         return estimate(self.other, self.base)
 
     def is_over(self) -> bool:
@@ -122,7 +122,7 @@ def time_in_turns(
     base: TimedVariant, candidates: Iterable[Candidate], end: float, late: float,
     rng: random.Random, turn_s: float,
 ) -> tuple[list[Timed], list[str]]:  # fmt: skip
-    """Returns the times of all variants beside those of the base, and why some were not timed.
+    """Returns the times of all variants beside the base's, and why some were not timed.
 
     In each round every variant has one turn. Two variants of random order have a turn of the base
     between them, which both are compared with. A variant that surely gains nothing is left out of
@@ -155,7 +155,7 @@ def time_until(
     base: TimedVariant, candidate: Candidate, is_enough: Callable[[Timed], bool], end: float,
     rng: random.Random, turn_s: float,
 ) -> Timed:  # fmt: skip
-    """Returns the times of one variant beside those of its base: at least six pairs, then until
+    """Returns the times of one variant beside its base's: at least six pairs, then until
     `is_enough`, or the `end` as `time.perf_counter`; turns take `turn_s`."""
     timed = Timed(_warmed_up(candidate), candidate)
     try:

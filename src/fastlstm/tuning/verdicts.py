@@ -147,7 +147,7 @@ def is_known(low: float, high: float) -> bool:
 
 def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Returns the best verdict of each cause, an undecided one before one that is not worth it:
-    recommended ones first, then those that `tune` is to try, each by what they are worth."""
+    recommended ones first, then the ones for `tune` to try, each by what they are worth."""
     standing = sorted(verdicts, key=lambda v: (v.is_recommended, v.is_undecided, v.worth))
     best = {v.cause: v for v in standing}
     return sorted(best.values(), key=lambda v: (not v.is_recommended, not v.is_to_try, -v.worth))

@@ -92,7 +92,7 @@ def with_instruction_set(profile: Profile, words: Sequence[str]) -> Profile:
 class StepServer(Callback):
     """The process of a `TurnWorker`: takes the place of the training loop, and steps on demand.
 
-    The steps are those of the loop, with the wait for the loader; evaluations and checkpoints are
+    The steps are the loop's, with the wait for the loader; evaluations and checkpoints are
     left out. Requests are numbers of steps, one a line; answers "ready", then one line each. When
     there are no more requests the process ends at once: nothing of the run is kept.
     """

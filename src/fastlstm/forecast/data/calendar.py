@@ -70,7 +70,7 @@ def calendar_values(
 ) -> NDArray[np.float32]:
     """Returns the columns of `calendar_names` at times of a table, ``(*times.shape, F)``.
 
-    Times are as the table stores them; hours are those of its time zone.
+    Times are as the table stores them; hours are in its time zone.
     """
     if dataset.time_zone is not None and not dataset.is_wall:
         zoned = pa.array(times.reshape(-1)).cast(pa.timestamp("us", dataset.time_zone))

@@ -258,7 +258,7 @@ def _is_unnamed(field: pa.Field) -> bool:
 
 
 class _Lines(io.RawIOBase):
-    """The lines of a text without its last ones, and without those that repeat the header."""
+    """The lines of a text without its last ones and without repeated headers."""
 
     def __init__(self, source: Any, num_last: int, header: bytes | None) -> None:
         super().__init__()

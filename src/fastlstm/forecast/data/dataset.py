@@ -89,7 +89,7 @@ class SeriesDataset:
         has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
-        repairs: those of `notes` about rows that were moved, dropped, added or changed, and about
+        repairs: the `notes` about rows that were moved, dropped, added or changed, and about
             columns that were left out.
         name: of the table in messages.
         key: of the cache entry; frames have no entry.

@@ -75,7 +75,7 @@ class Scores:
     def result(self) -> dict[str, float]:
         """Returns num_values, mse, mae, rmse, smape (0 to 2), rel_mae and mase.
 
-        rel_mae is the mean absolute error over that of the naive forecast, both in the deviation of
+        rel_mae is the mean absolute error over the naive forecast's, both in the deviation of
         each series, and the mean of this over the targets; below 1 is better than naive. mase is
         the mean of absolute errors, each over the seasonal naive error on the training rows of its
         series (Hyndman & Koehler 2006). Either is omitted if undefined;
@@ -125,7 +125,7 @@ class StepErrors:
 
 
 class SeriesErrors:
-    """Errors of each of C targets of S series, and those of another forecast of the same values."""
+    """Errors of each of C targets of S series, and of another forecast of the same values."""
 
     def __init__(self, num_series: int, num_targets: int) -> None:
         self._sums = np.zeros((3, num_series, num_targets))  # values, own and other errors
@@ -140,7 +140,7 @@ class SeriesErrors:
             np.add.at(total, series, part)
 
     def result(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Returns numbers of values, mean absolute errors, and those of the other forecast, each
+        """Returns numbers of values, mean absolute errors, and the other forecast's, each
         ``(S, C)``; NaN without values."""
         count, own, other = self._sums
         with np.errstate(invalid="ignore"):

@@ -52,7 +52,7 @@ def prepare(
         config: of the forecaster.
         on_progress: called with bytes done and the total in bytes, or None.
         like: timeline of a table that this one must match, or None.
-        roles: of the columns; default those of `config`, whose calendar is added.
+        roles: of the columns; default the ones of `config`, whose calendar is added.
     """
     options = prepare_options(config, like, roles)
     try:

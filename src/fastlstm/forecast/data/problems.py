@@ -65,7 +65,7 @@ def _shown(value: Any) -> str:
 
 
 class Problems:
-    """Errors of the table `name`: the first of each column, and those of no column."""
+    """Errors of the table `name`: the first of each column, and all of no column."""
 
     def __init__(self, name: str) -> None:
         self._name = name

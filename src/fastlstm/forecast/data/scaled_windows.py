@@ -30,7 +30,7 @@ class ScaledWindows:
         scaler: of its columns.
         statics: scaled static values per series, shape ``(S, K)``; or None.
         renumbered: number at fit by number in this table, by position of a categorical column.
-        series: scale of the targets of every series; None: that of `scaler`.
+        series: scale of the targets of every series; None: `scaler`'s.
     """
 
     table: Table

@@ -84,7 +84,7 @@ class WindowLoader(LoaderPosition):
     Args:
         source: a Table, or an array of shape ``(N, C)``.
         length: rows of a window.
-        batch_size: windows of a batch, those of all processes together.
+        batch_size: windows of a batch, of all processes together.
         shuffle: use a new random order every epoch.
         stride: rows from one window to the next.
         seed: of the orders.

@@ -197,7 +197,7 @@ class ForecastNetwork(nn.Module):
 
     @torch.no_grad()
     def zero_head(self) -> None:
-        """Makes the forecast that of the linear path."""
+        """Makes the forecast equal to the linear path's."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

@@ -28,7 +28,7 @@ class Output(ABC):
     Attributes:
         num_parameters: numbers per forecast value.
         center_at: number of the point forecast among them.
-        locations: those that move with the values; all, or the location of a distribution.
+        locations: parameters that move with the values; all, or the location of a distribution.
         is_calibrated: quantiles are calibrated on validation windows.
         counts: targets are counts, neither scaled nor shifted.
     """
@@ -192,7 +192,7 @@ def _repeated(parameters: Tensor, count: int) -> Tensor:
 
 
 def make_output(kind: OutputKind, loss: Loss = "mae") -> Output:
-    """Returns the output of that kind; `loss` is that of point forecasts."""
+    """Returns the output of that kind; `loss` is for point forecasts."""
     kinds: dict[str, Callable[[], Output]] = {
         "point": partial(Point, loss), "quantiles": Quantiles,
         "student_t": StudentT, "negative_binomial": NegativeBinomial,

@@ -321,7 +321,7 @@ class ForecastEngine(Engine):
         self._metrics.sequences.set(len(self._sequences))
 
     async def read(self, pending: PendingForecast, body: bytes) -> InferRequest:
-        """Parses a request; those of one key are parsed in order, long ones by a worker."""
+        """Parses a request; requests of one key in order, long ones by a worker."""
         args, tenant = (body, self.model, self.decoder), pending.tenant
         if len(body) <= _SHORT_BODY and not self._num_reading[tenant]:
             return parse_request(*args)

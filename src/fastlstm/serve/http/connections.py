@@ -155,7 +155,7 @@ class Watch:
             self.look(list(connections), time.monotonic())
 
     def look(self, connections: Collection[Connection], now_s: float) -> None:
-        """Ends those that wait for too long, and the longest idle ones where room is needed."""
+        """Ends connections that wait too long, and the longest idle ones where room is needed."""
         for one in connections:
             one.look(now_s)
             limit_s = self._limits.get(one.waits_for[0])
@@ -185,8 +185,8 @@ class Watch:
             self._next_s = time.monotonic() + _SAY_AGAIN_S
             self._say(
                 f"fastlstm: WARNING: {self._limit} connections are open, as many as this server"
-                " takes (ulimit -n, --max-streams, --max-queue); those that wait for a request are"
-                " closed to make room; where none does, requests are answered 503"
+                " takes (ulimit -n, --max-streams, --max-queue); connections without a request are"
+                " closed to make room; where there is none, new requests are answered 503"
             )
 
 

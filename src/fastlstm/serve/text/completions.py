@@ -259,7 +259,7 @@ class Choice:
 def choices_of(
     generations: Sequence[GenerationRequest], request: CompletionRequest, engine: TextEngine
 ) -> list[Choice]:
-    """Returns the choices of a request; those of one prompt share it."""
+    """Returns the choices of a request; the choices of one prompt share it."""
     choices: list[Choice] = []
     for generation in generations:
         prompt = Prompt(generation, request, engine.model.tokenizer)

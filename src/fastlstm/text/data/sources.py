@@ -196,7 +196,7 @@ def _file(path: Path, name: str, mode: int) -> Document:
 
 
 def text_suffix(path: Path) -> str:
-    """Returns the suffix in lower case, without that of a compressed file; "" if there is none."""
+    """Returns the suffix in lower case, without .gz or .zst; "" if there is none."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if len(suffixes) > 1 and suffixes[-1] in COMPRESSED_SUFFIXES:
         suffixes.pop()

@@ -101,7 +101,7 @@ class TextDataset:
         return self.num_chars - len(self.ids) if self.unknown else 0
 
     def split(self, spec: str = "90/5/5", files: Collection[str] = ()) -> Splits:
-        """Splits the text into parts, see `split_shares`; those in `files` are empty."""
+        """Splits the text into parts, see `split_shares`; parts in `files` are empty."""
         first, second = self._edges(spec, files)
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
@@ -229,7 +229,7 @@ def prepare_text(
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
-    Options are those of `TrainConfig`. A BPE is learned from the first `train_share` of the
+    The options of `TrainConfig`. A BPE is learned from the first `train_share` of the
     characters, the training split. An existing `tokenizer`, to resume a run or to evaluate
     another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
     left out and reported (``count``). Results do not depend on `block_bytes` and `workers`
