@@ -435,7 +435,7 @@ BUGS = (
         "in _merged(table.segments.first_rows, ends):", "in [(0, table.num_rows)]:"),
     Bug("series: the future is seen", NETWORK, "values[:, L:, C + config.num_past :]",
         "values[:, L:, C : C + config.num_future]"),
-    Bug("series: past columns are seen", NETWORK, "rows.where(is_known, math.nan)", "rows"),
+    Bug("series: past columns are seen", NETWORK, "[past * math.nan, future]", "[past, future]"),
     Bug("series: what was answered is not read", NETWORK, "_run(center, is_there",
         "_run(0 * center, is_there"),
     Bug("series: directions of the first layer", NETWORK, "[hidden[-2], hidden[-1]]",

@@ -417,7 +417,7 @@ class ForecastNetwork(nn.Module):
     ) -> Tensor:
         """Returns the same as `_decode`; the LSTM reads each patch's forecast before the next.
 
-        `state` is that after the input, `ahead` the covariates of the horizon ``(B, h, P + F)``,
+        `state` follows the input, `ahead` are the covariates of the horizon ``(B, h, P + F)``,
         `linear` the forecast of the linear path ``(B, h, C)``.
         """
         s, config = self.config.patch, self.config
