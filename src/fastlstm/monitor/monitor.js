@@ -5,8 +5,9 @@ const load = async () => {
   if (document.hidden) return; // the server reads runs for those who look
   try {
     const answer = await fetch("/body");
+    if (!answer.ok) throw new Error(answer.status); // another program has the port
     const text = await answer.text();
-    if (!answer.ok || text === shown) return;
+    if (text === shown) return;
     const before = [...main.querySelectorAll(".scroll")].map((e) => [e.scrollLeft, e.scrollTop]);
     main.innerHTML = shown = text;
     main.querySelectorAll(".scroll").forEach((e, at) => {

@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 
@@ -20,6 +22,7 @@ from fastlstm.errors import DataError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
+from fastlstm.forecast.data.time_text import formats_of
 from fastlstm.system.fields import built
 
 START = datetime(2024, 1, 1)
@@ -51,6 +54,18 @@ CASES: dict[str, tuple[list[str], str, int]] = {
         60,
     ),
     "a footer of one cell": (["ds;y", *rows(DAY + ";{n}"), "Source: us"], "--skip-footer 1", 60),
+    "dots between thousands beside numbers below 1000": (
+        ["ds;y", *(f"{START + timedelta(days=n):%Y-%m-%d};{v}" for n, v in
+          enumerate(["956", "1.161", "1.200", "870"] * 15))],
+        "--decimal , --thousands .",
+        60,
+    ),
+    "weeks of years": (
+        ["region,year,week,sold", *(f"{r},{2016 + n // 52},{n % 52 + 1},{n}" for r in "ab"
+          for n in range(104))],
+        "--time year,week --series region",
+        208,
+    ),
     "no header": (
         [f"{1900 + n // 12};{n % 12 + 1:02};{50 + n}" for n in range(240)],
         "--no-header --time 1,2 --time-format '%Y %m'",
@@ -344,6 +359,64 @@ def test_every_series_has_the_name_of_its_two_columns(read: Any) -> None:
     assert dataset.statics["store"].tolist() == [k // 4 for k in range(20)]
     row = 40 * dataset.series.index("3/c")
     assert dataset.table.whole_rows(row, row + 2)[:, 0].tolist() == [3.0, 4.0]
+
+
+def test_no_two_keys_of_two_columns_have_one_name(read: Any) -> None:
+    keys = (("a/b", "c"), ("a", "b/c"), ("a\\", "/c"))
+    lines = ["dept,item,ds,y"]
+    lines += [f"{d},{i},{line}" for d, i in keys for line in rows(DAY + ",{n}")]
+    dataset = read(lines, "--series dept,item")
+    assert list(dataset.series) == [r"a\/b/c", r"a/b\/c", r"a\\/\/c"]
+    lines.append(lines[1])
+    with pytest.raises(DataError, match=r"has the same time as|is earlier than the row before"):
+        read(lines, "--series dept,item")
+
+
+def test_stations_with_numbers_for_names_are_not_dropped(read: Any) -> None:
+    lines = ["station,year," + ",".join(MONTHS)]
+    lines += [
+        f"{k},{y}," + ",".join(map(str, range(12))) for k in (1, 2) for y in range(1990, 2020)
+    ]
+    dataset = read(lines, "--wide")
+    assert list(dataset.series) == ["1", "2"]
+    assert dataset.table.num_rows == 720
+
+
+def test_the_hour_that_comes_twice_tells_the_zone(read: Any) -> None:
+    for zone in ("Europe/London", "Europe/Berlin", "America/New_York"):
+        utc = pandas.date_range("2023-10-20", periods=24 * 30, freq="h", tz="UTC")
+        local = utc.tz_convert(zone).strftime("%Y-%m-%d %H:%M")
+        with pytest.raises(DataError) as caught:
+            read(["ds,y", *(f"{t},{n}" for n, t in enumerate(local))])
+        assert f"--tz {zone}" in with_flags(str(caught.value))
+
+
+@pytest.mark.parametrize("cell", ['3" pipe', 'a "b" c" d'])
+def test_a_quote_within_a_field_is_a_character(read: Any, cell: str) -> None:
+    dataset = read(["ds,y,what", *(f"{line},{cell}" for line in rows(DAY + ",{n}"))], "--target y")
+    assert dataset.table.num_rows == 60
+
+
+@pytest.mark.parametrize("cell", ["290 K", "1 B", "(5", "5)"])
+def test_other_words_beside_numbers_are_no_units(read: Any, cell: str) -> None:
+    lines = ["ds,y", *rows(DAY + ",{n}")]
+    lines[1:40] = [f"{line.partition(',')[0]},{cell}" for line in lines[1:40]]
+    with pytest.raises(DataError) as caught:
+        read(lines)
+    assert "--units" not in with_flags(str(caught.value))
+
+
+def test_a_date_beside_another_clock_can_be_the_time_alone(read: Any) -> None:
+    lines = ["ds,opens,y", *(f"{START:%Y-%m-%d},0{n % 9}:00,{n}" for n in range(60))]
+    with pytest.raises(DataError, match=r"\(or `time='ds'` if it holds them alone\)"):
+        read(lines)
+
+
+def test_irregular_days_in_order_decide_on_day_and_month() -> None:
+    days = sorted(np.random.default_rng(0).choice(360, 100, replace=False))
+    texts = pa.array([f"{START + timedelta(days=int(d)):%d/%m/%Y}" for d in days if d % 30 < 10])
+    assert formats_of(texts) == ["%d/%m/%Y"]
+    assert formats_of(texts[::-1]) == ["%d/%m/%Y"]
 
 
 def test_months_follow_each_other_over_the_years(read: Any) -> None:

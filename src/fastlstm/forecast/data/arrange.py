@@ -36,8 +36,11 @@ _DAY = 86_400_000_000
 
 
 _HOUR = _DAY // 24
-_ZONES = {10: "Europe/Berlin", 11: "America/New_York", 4: "Australia/Sydney"}
-"""A zone for each month in which clocks are put back."""
+_ZONES = {
+    (10, 2): "Europe/Berlin", (10, 1): "Europe/London", (11, 1): "America/New_York",
+    (4, 2): "Australia/Sydney",
+}  # fmt: skip
+"""A zone for each month and hour that comes twice as clocks are put back."""
 _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
@@ -248,8 +251,10 @@ class Arrangement:
         """Returns a zone whose clocks are put back at all `times`, at night on a Sunday."""
         hours, moments = times // _HOUR % (7 * 24), times.astype("M8[us]")
         months = np.unique(moments.astype("M8[M]").astype(np.int64) % 12 + 1)
-        is_sunday_night = np.isin(hours, list(_SPRING_HOURS)).all()
-        return _ZONES.get(int(months[0])) if is_sunday_night and len(months) == 1 else None
+        clocks = np.unique(hours % 24)
+        if not np.isin(hours, list(_SPRING_HOURS)).all() or len(months) > 1 or len(clocks) > 1:
+            return None
+        return _ZONES.get((int(months[0]), int(clocks[0])))
 
     @property
     def spring_hint(self) -> str:

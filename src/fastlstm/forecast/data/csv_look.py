@@ -44,6 +44,7 @@ _GROUPS = re.compile(
     r"|(['\u2019 \u00a0\u202f])\d{3})[\d,.' \u2019\u00a0\u202f]*"
 )
 """Numbers whose mark certainly groups thousands."""
+_MAYBE_GROUP = re.compile(r"[+-]?(\d{1,3}|[1-9]\d{0,2}\.\d{3})")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]|$)")
 _CLOCK = re.compile(r"\d{1,2}[:.]\d{2}([:.]\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _YEAR = re.compile(r"(18|19|20)\d\d")
@@ -195,7 +196,7 @@ def _encoding(guess: str, lines: list[str]) -> Finding:
 
 def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> Quoting:
     """Returns how quotes are read; a single quote in a file without any pair is none."""
-    odd = [number for number, line in enumerate(lines) if line.count('"') % 2]
+    odd = [n for n, line in enumerate(lines) if line.count('"') % 2 and _opens_quote(line, form)]
     if not form.quotes or not odd:
         return quoting_of(form)
     where = f"a quote that is not closed ({lines[odd[0]]:.60})"
@@ -314,6 +315,12 @@ def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
     return ends[0] if ends else 0
 
 
+def _opens_quote(line: str, form: CsvFormat) -> bool:
+    """Whether a field begins with a quote: within one (3" pipe) it is a character."""
+    mark = re.escape(form.delimiter or delimiter_of(line))
+    return re.search(rf'(?:^|{mark})\s*"', line) is not None
+
+
 def _numbers(sample: _Sample, form: CsvFormat, others: Sequence[str]) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""
     found, cells, nulls = list[Finding](), list[str](), {*NULL_WORDS, *form.na}
@@ -336,6 +343,13 @@ def _numbers(sample: _Sample, form: CsvFormat, others: Sequence[str]) -> list[Fi
             found.append(("numbers with a decimal comma", {"decimal": ","}))
         else:
             marks[","] = 1
+    grouped = [cell for cell in cells if "." in cell]
+    is_mixed = _FEW_WORDS < len(grouped) < len(cells) and all(map(_MAYBE_GROUP.fullmatch, cells))
+    if is_mixed and not marks and not form.thousands and form.decimal == ".":
+        whole = next(cell for cell in cells if "." not in cell)
+        found.append(
+            (f"dots between thousands ({whole}, {grouped[0]})", {"decimal": ",", "thousands": "."})
+        )
     if marks and not form.thousands:
         mark = marks.most_common(1)[0][0]
         found.append(

@@ -34,7 +34,7 @@ _SPACES = " \u00a0\u202f"
 """Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
 _CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹])"
 _UNITS = (
-    rf"^\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)\s*"
+    rf"^\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)"
     rf"(?P<scale>K|k|M|B|bn)?\s*(?:%|{_CURRENCY}|\s[bcdefnprsuz]{{1,3}})?(?P<close>\)?)(?P<behind>-?)\s*$"
 )
 """A number, in place of ~, with signs and units that may stand beside it, or Eurostat's flags."""
@@ -181,7 +181,11 @@ class CsvRecords(FileRecords):
             signs = [group[n] for n in ("open", "sign", "minus", "behind") if n in group]
             is_negative = pc.match_substring_regex(pc.binary_join_element_wise(*signs, ""), "[-(]")
             number = pc.binary_join_element_wise(pc.if_else(is_negative, "-", ""), number, "")
-            text = pc.if_else(pc.is_valid(parts), number, column)  # another text is refused
+            is_number = pc.is_valid(parts)
+            if "open" in group:
+                lengths = (pc.utf8_length(group[n]) for n in ("open", "close"))
+                is_number = pc.and_(is_number, pc.fill_null(pc.equal(*lengths), False))
+            text = pc.if_else(is_number, number, column)  # another text is refused
             numbers = numbers_of(text, self.name, name, row, is_csv=True)
             if "scale" in group:
                 scales = [_SCALES.get(scale, 1.0) for scale in group["scale"].to_pylist()]
@@ -304,7 +308,9 @@ class _Lines(io.RawIOBase):
 def without_unit(cell: str) -> str:
     """Returns the number of a text that has signs or units beside it; another text as it is."""
     match = _UNIT.fullmatch(cell)
-    if match is None or cell.strip().lstrip("+-") == match["number"]:
+    if match is None or bool(match["open"]) != bool(match["close"]):
+        return cell
+    if cell.strip().lstrip("+-") == match["number"]:
         return cell
     is_negative = match["open"] or "-" in match["sign"] + match["minus"] + match["behind"]
     return "-" * bool(is_negative) + match["number"]

@@ -28,7 +28,7 @@ from fastlstm.forecast.data.ingest import Codes, TableIngest
 from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
-from fastlstm.forecast.data.reshaped import Head, reshaped
+from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.time_reader import Clock
@@ -200,7 +200,7 @@ def _prepare(
     origins = _best_origins(ingested)
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *_column_notes(ingested, roles, records.name, codes.missing, problems)]
+    notes = [*roles.notes, *_column_notes(ingested, roles, records, codes.missing, problems)]
     notes += ingested.notes
     arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
     segments = arrangement.run()
@@ -340,15 +340,24 @@ def _open(
 
 
 def _column_notes(
-    ingested: TableIngest, roles: Roles, origin: str, codes: Sequence[float], problems: Problems
+    ingested: TableIngest,
+    roles: Roles,
+    records: Records,
+    codes: Sequence[float],
+    problems: Problems,
 ) -> list[str]:
-    """Returns notes on the columns; a column without any value is an error."""
+    """Returns notes on the columns; a column without any value is an error, unless only the first
+    rows were read."""
+    is_part = isinstance(records, Head) and ingested.num_rows >= HEAD_ROWS
+    origin = records.name
     notes = []
     for name, column in ingested.columns.items():
         if name in roles.categorical or name in problems:
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
+            if is_part:
+                continue
             what, cure = f"column '{name}' has no values", {"ignore": (name,)}
             text = f"{origin}: {what}; leave it out with {settings(cure)}"
             problems.add(CurableError(text, (f"{what} in {ingested.num_rows:,} rows", cure)), name)

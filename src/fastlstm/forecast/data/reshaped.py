@@ -30,10 +30,10 @@ from fastlstm.forecast.data.roles import (
     listed,
     named_columns,
 )
-from fastlstm.forecast.data.time_text import parts_of
+from fastlstm.forecast.data.time_text import PERIODS, parts_of
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_HEAD_ROWS = 1 << 17
+HEAD_ROWS = 1 << 17
 _SERIES, _TIME, _TARGET = "unique_id", "ds", "y"
 
 
@@ -57,6 +57,8 @@ def reshaped(
         columns = [next(iter(named_columns(part, names)), "") for part in parts]
         if len(columns) > 1 and "" not in columns and not (wide and mark == "/"):
             assert label is not None
+            if label == request.time and len(columns) == 2:  # "2015 W2", "2015 Q1"
+                mark += PERIODS.get(columns[1].lower(), "")
             kept = {*request.future, *request.static, *(request.past or ()), *request.target}
             records = _Joined(records, label, columns, mark, kept)
     columns = [name for name in records.schema.names if name not in request.ignore]
@@ -113,6 +115,8 @@ class _Joined(_Reshaped):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             if self._label in types:
                 texts = [_text(columns[name]) for name in self._parts]
+                if self._mark == "/":  # so that no two keys have one name
+                    texts = [pc.replace_substring_regex(t, r"[/\\]", r"\\\0") for t in texts]
                 columns[self._label] = pc.binary_join_element_wise(*texts, self._mark)
             yield self._select(columns, list(types))
 
@@ -132,6 +136,8 @@ def _by_time(
     others = [name for name in columns if name not in (*times, *months)]
     texts = [name for name in others if is_text(records.schema.field(name).type)]
     names = parts_of(request.series) if request.series else texts or others[: not months]
+    if months and not names and _repeats(records, months[0]):
+        names = others[:1]  # such as the number of a station
     if missing := [name for name in names if name not in columns]:
         raise DataError(
             f"{records.name} has no column '{missing[0]}'; its columns: {listed(columns)}"
@@ -186,6 +192,12 @@ class _TimeColumns(_Reshaped):
             if self._year and not self._names:  # months of the last year that are still to come
                 end = int(np.flatnonzero(~np.isnan(numbers)).max(initial=-1)) + 1
             yield self._select(columns, list(types)).slice(0, end)
+
+
+def _repeats(records: Records, name: str) -> bool:
+    """Whether a value of a column comes twice in its first rows."""
+    batch = next(iter(records.batches({name: records.schema.field(name).type})), None)
+    return batch is not None and len(pc.unique(batch.column(name))) < batch.num_rows
 
 
 def _months(records: Records, columns: Sequence[str]) -> list[str]:
@@ -261,5 +273,5 @@ class Head(_Reshaped):
         for batch in self._records.batches(types):
             yield batch
             num += len(batch)
-            if num >= _HEAD_ROWS:
+            if num >= HEAD_ROWS:
                 return

@@ -30,6 +30,7 @@ from fastlstm.forecast.data.time_reader import (
     refuse_unread_time,
 )
 from fastlstm.forecast.data.time_text import (
+    PERIODS,
     are_mostly_times,
     are_times,
     finding_of_format,
@@ -183,29 +184,30 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Cloc
     if roles.time is None:
         return ""
     base = parts_of(roles.series) if roles.series else []
-    taken = {roles.time, *base, *request.target, *request.future, *COUNTERS}
+    taken = {roles.time, roles.series, *base, *request.target, *request.future, *COUNTERS}
     kinds = {f.name: f.type for f in records.schema if f.name not in taken}
     likely = [n for n, k in kinds.items() if is_text(k) or pa.types.is_dictionary(k)]
     likely += [n for n, k in kinds.items() if pa.types.is_integer(k)]
     likely = likely[:_MAX_LISTED]
-    types = {n: records.schema.field(n).type for n in (roles.time, *base, *likely)}
+    own = base if {*base} <= {*records.schema.names} else [str(roles.series)]  # joined already
+    types = {n: records.schema.field(n).type for n in (roles.time, *own, *likely)}
     batch = next(records.batches(types)).slice(0, _KEY_ROWS)
     texts = batch.column(roles.time)
     texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
     times = TimeReader(roles.time, records.name, clock).read(texts, 0)
-    codes = {name: _codes(batch.column(name)) for name in (*base, *likely)}
+    codes = {name: _codes(batch.column(name)) for name in (*own, *likely)}
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES
     ]
     for count in range(0 if base else 1, _KEY_COLUMNS):
         for more in combinations(likely, count):
-            names = [*base, *more]
-            order = np.lexsort((times, *(codes[name] for name in names)))
-            is_same = ~np.any([np.diff(codes[name][order]) for name in names], axis=0)
+            keys = [codes[name] for name in (*own, *more)]
+            order = np.lexsort((times, *keys))
+            is_same = ~np.any([np.diff(key[order]) for key in keys], axis=0)
             steps = np.diff(times[order])[is_same]
             usual = np.unique(steps, return_counts=True)[1].max(initial=0)
             if 2 * usual > len(steps) > len(times) / 2 and steps.min() > 0:
-                return ",".join(more and names)
+                return ",".join(more and [*base, *more])
     return ""
 
 
@@ -228,7 +230,7 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
         n: pa.types.is_timestamp(kind) or pa.types.is_date(kind) for n, kind in kinds.items()
     }
     named, typed = _first(TIME_NAMES, free), [name for name in free if is_typed[name]]
-    parts = {name for names in _PARTS for name in names} | {"1", "2"}
+    parts = {name for names in _PARTS for name in names} | {"1", "2", *PERIODS}
     likely = [
         n
         for n, kind in kinds.items()
@@ -239,6 +241,7 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
     texts = records.first_texts(likely)
     if len(joined := _parts_of_time(texts, named)) > 1:
         what = f"times in the columns {' and '.join(map(repr, joined))}"
+        what += f" (or `time={named!r}` if it holds them alone)" if named else ""
         raise looks_like(records.name, [(what, {"time": ",".join(joined)})], "")
     texts = {name: values for name, values in texts.items() if is_text(kinds[name])}
     if named or len(typed) == 1:
@@ -275,6 +278,9 @@ def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str
     given = [name for name in parts if name is not None and usual[name] == "number"]
     if parts[0] and parts[1] and len(given) > 1 and named is None:
         return given
+    periods = [n for n in texts if n.lower() in PERIODS and usual[n] == "number"]
+    if parts[0] and given == parts[:1] and len(periods) == 1 and named is None:
+        return given + periods
     years, months = (texts.get(name) for name in ("1", "2"))
     is_month = (
         years is not None

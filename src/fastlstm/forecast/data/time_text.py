@@ -21,6 +21,8 @@ _YEAR_FIRST = (
 )
 _PERIOD = r"^\s*(?P<year>\d{4})[- ]?(?P<kind>[WQM])(?P<number>\d{1,2})\s*$"
 _MONTH = r"^\s*(\d{4}-\d{2})\s*$"
+PERIODS = {"week": "W", "wk": "W", "isoweek": "W", "iso_week": "W", "quarter": "Q", "qtr": "Q"}
+"""Names of columns that are periods of a year, with their letter."""
 _NUM_PERIODS = {"W": 53, "Q": 4, "M": 12}
 _FIRST_ROWS = 1000
 """Times that a format must read to be proposed."""
@@ -80,17 +82,18 @@ def starts_of(column: pa.Array) -> pa.Array:
 
 
 def formats_of(texts: pa.Array) -> list[str]:
-    """Returns the strptime formats that read all texts; of several, those with the fewest steps
-    that are not the usual one, so that daily or monthly times decide on day and month."""
+    """Returns the strptime formats that read all texts; of several the ones with the fewest turns
+    between ascending and descending, then with the most regular steps: times in order, daily or
+    monthly ones decide on day and month."""
     dates = [form.replace("-", mark) for mark in "-/. " for form in _DATES] + list(_OTHER_DATES)
-    first, found = texts.slice(0, 1), list[tuple[int, str]]()
+    first, found = texts.slice(0, 1), list[tuple[tuple[int, int], str]]()
     for form in ("%Y", *dict.fromkeys(date + clock for date in dates for clock in _CLOCKS)):
         try:
             if _year_of(read_times(first, form)):
                 found.append((_num_odd_steps(read_times(texts, form)), form))
         except pa.ArrowInvalid:
             continue
-    fewest = min((count for count, _ in found), default=0)
+    fewest = min((count for count, _ in found), default=None)
     return [form for count, form in found if count == fewest]
 
 
@@ -100,15 +103,18 @@ def finding_of_format(forms: Sequence[str]) -> list[Finding]:
     return [(f"times as {form}{others}", {"time_format": form}) for form in forms[:1]]
 
 
-def _num_odd_steps(times: pa.Array) -> int:
-    """Returns how many steps between different times are not the usual one, in days or months."""
+def _num_odd_steps(times: pa.Array) -> tuple[int, int]:
+    """Returns how many steps between different times go against the others, and how many are not
+    the usual one, in days or months."""
     micro = times.cast(pa.int64()).to_numpy()
     micro = micro[np.flatnonzero(np.diff(micro, prepend=micro[0] - 1))]
     months = micro.astype("M8[us]").astype("M8[M]")
     is_same_day = np.diff(micro - months.astype("M8[us]").astype(np.int64)) == 0
     by_month = np.diff(months.astype(np.int64))[is_same_day]
     usual = [np.unique(steps, return_counts=True)[1] for steps in (np.diff(micro), by_month)]
-    return len(micro) - max(int(counts.max(initial=0)) for counts in usual)
+    num_back = int((np.diff(micro) < 0).sum())
+    odd = len(micro) - max(int(counts.max(initial=0)) for counts in usual)
+    return min(num_back, len(micro) - 1 - num_back), odd
 
 
 def _year_of(times: pa.Array) -> bool:
