@@ -30,8 +30,7 @@ from process import make_text
 from fastlstm.errors import Stopped
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.text.config import TrainConfig
-from fastlstm.training.machine_events import MachineEvents
-from fastlstm.training.phases import INTERVAL_S, PhaseTimes
+from fastlstm.training.events import INTERVAL_S, MachineEvents, PhaseTimes
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.trainer import Trainer
 from fastlstm.tuning.planned_run import plan_run

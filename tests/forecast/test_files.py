@@ -102,7 +102,7 @@ SENSELESS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("schema.json", ("frequency", "step"), 0, "schema.json: .* is not a frequency"),
     ("schema.json", ("frequency", "step"), 10**30, "schema.json: .* is not a frequency"),
     ("schema.json", ("frequency", "unit"), ["us"], "schema.json: .* is not a frequency"),
-    ("schema.json", ("categories",), {"y": ["a"]}, "schema.json: its categories are not those"),
+    ("schema.json", ("categories",), {"y": ["a"]}, "schema.json: its categories are not the ones"),
     ("schema.json", ("categories",), [], "schema.json: "),
     ("schema.json", ("time_zone",), 5, "schema.json: time_zone is 5, expected a text"),
     ("schema.json", ("is_wall",), "yes", "schema.json: is_wall is 'yes', expected true or false"),
