@@ -322,7 +322,8 @@ def make_decoder(
 ) -> Decoder:
     """Returns a `Decoder`; one that runs on torch, with a warning, where the native one cannot.
 
-    KernelError: with `strict`, options of the cell that need torch.
+    Raises:
+        KernelError: with `strict`, options of the cell that need torch.
     """
     why = native_refusal(config)
     if why is None:

@@ -31,7 +31,8 @@ _MIN_TOKENS = 2
 def open_held_out(config: TrainConfig, source: InputText) -> dict[str, InputText]:
     """Returns the texts that the options `valid` and `test` name, by part; reads none of them.
 
-    DataError: a text is missing, or two of source, validation and test share a file.
+    Raises:
+        DataError: a text is missing, or two of source, validation and test share a file.
     """
     named = {part: getattr(config, part) for part in PARTS}
     sources = {part: open_source(name) for part, name in named.items() if name is not None}
@@ -134,7 +135,8 @@ def part_of(config: Mapping[str, Any], data: TextDataset, part: str | None) -> I
 def validation_ids(config: Mapping[str, Any], tokenizer: Tokenizer) -> Ids:
     """Returns the tokens that the run with this config.json was validated on.
 
-    DataError: their text cannot be read, has unknown characters or has changed since.
+    Raises:
+        DataError: their text cannot be read, has unknown characters or has changed since.
     """
     data = config.get("data", {})
     is_separate = "valid" in held_out_names(config)

@@ -118,7 +118,8 @@ class Tokenizer(ABC):
 class StreamDecoder:
     """Decodes ids as they arrive, holding back bytes of an incomplete character.
 
-    ValueError: `held`, from an earlier decoder, is not an incomplete character.
+    Raises:
+        ValueError: `held`, from an earlier decoder, is not an incomplete character.
     """
 
     def __init__(self, pieces: list[bytes], held: bytes = b"") -> None:
