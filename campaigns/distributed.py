@@ -3,11 +3,15 @@
     python campaigns/distributed.py curves [STEPS]
     python campaigns/distributed.py moved
     python campaigns/distributed.py kills WORKERS AGENTS [SEED]
+    python campaigns/distributed.py links [MBIT] [COMPUTE_MS]
 
 `curves` trains a text, a table and sequences (AdamW, fp32) and compares every loss with that of one
 process, and the weights of two runs of two processes. `moved` trains in 1, then 4, then 2 processes
 and compares the rows with those of one. `kills` ends workers and agents of runs of two processes at
-random times; the weights at the end must be those of a run left alone.
+random times; the weights at the end must be those of a run left alone. `links` trains one layer of 512
+units in 4 network namespaces, whose links `tc` limits to MBIT (1000); a sleep of COMPUTE_MS (80)
+takes the place of a large batch, which 4 processes cannot compute at once on a few cores. It prints
+the step of one process over the step of four. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ import fastlstm  # noqa: E402
 from distributed_run import ENVIRONMENT, train_command  # noqa: E402
 from fastlstm.forecast.config import ForecastConfig  # noqa: E402
 from fastlstm.forecast.train import train_forecaster  # noqa: E402
+from fastlstm.text.task import TextTask  # noqa: E402
 
 _EVERY = 20
 """Steps between checkpoints where processes are killed."""
@@ -47,7 +52,9 @@ def main() -> None:
         _work(*rest)
         os._exit(0)  # gloo's threads can abort the interpreter (pytorch#190489)
     with tempfile.TemporaryDirectory() as place:
-        {"curves": _curves, "moved": _moved, "kills": _kills}[what](Path(place), *map(int, rest))
+        {"curves": _curves, "moved": _moved, "kills": _kills, "links": _links}[what](
+            Path(place), *map(int, rest)
+        )
 
 
 def _curves(place: Path, steps: int = 300) -> None:
@@ -150,6 +157,80 @@ def _kills(place: Path, workers: int, agents: int, seed: int = 0) -> None:
     print(f"ended with code {agent.returncode}, weights {'the same' if same else 'OTHER'}")
 
 
+def _links(place: Path, mbit: int = 1000, compute_ms: int = 80) -> None:
+    text = a_text(place)
+    ways = [("fp32", 1), ("bf16", 1), ("fp32", 8), ("fp32", 25)]
+    alone = {every: _linked_step(1, text, "fp32", every, compute_ms) for every in (1, 8, 25)}
+    names = [f"fastlstm-{rank}" for rank in range(4)]
+    try:
+        _ip("link add fastlstm type bridge")
+        _ip("link set fastlstm up")
+        for rank, name in enumerate(names):
+            _ip(f"netns add {name}")
+            _ip(f"link add {name} type veth peer name eth netns {name}")
+            _ip(f"link set {name} master fastlstm up")
+            _ip(f"-n {name} link set lo up")
+            _ip(f"-n {name} addr add 10.77.0.{rank + 1}/24 dev eth")
+            _ip(f"-n {name} link set eth up")
+            limit = f"root tbf rate {mbit}mbit burst {125 * mbit} latency 50ms"
+            for where in (f"-n {name} qdisc add dev eth", f"qdisc add dev {name}"):
+                subprocess.run(["tc", *where.split(), *limit.split()], check=True)
+        for wire, every in ways:
+            step_s = _linked_step(4, text, wire, every, compute_ms)
+            share = alone[every] / step_s
+            print(
+                f"4 processes, {mbit} Mbit/s, {wire}, every {every} steps: {share:.1%}", flush=True
+            )
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+        _ip("link del fastlstm")
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True)
+
+
+def _linked_step(size: int, text: str, wire: str, every: int, compute_ms: int) -> float:
+    """Returns the seconds of a training step in `size` processes, each in its own namespace."""
+    words = ["worker", "link", text, wire, str(every), str(compute_ms)]
+    ranks = list[subprocess.Popen[str]]()
+    for rank in range(size):
+        command = [sys.executable, __file__, *words]
+        variables = dict(ENVIRONMENT)
+        if size > 1:
+            command = ["ip", "netns", "exec", f"fastlstm-{rank}", *command]
+            variables |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
+            variables |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29611"}
+            variables |= {"GLOO_SOCKET_IFNAME": "eth", "LOCAL_WORLD_SIZE": "1"}
+        ranks.append(
+            subprocess.Popen(
+                command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        )
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return float(outputs[0].split()[-1])
+
+
+def _link(text: str, wire: str, every: str, compute_ms: str) -> None:
+    """Trains with a sleep in each step; prints the seconds of a step."""
+    began, losses = list[float](), TextTask.losses
+
+    def slow_losses(self: TextTask, *args: Any) -> Any:
+        began.append(time.perf_counter())
+        time.sleep(int(compute_ms) / 1e3)
+        return losses(self, *args)
+
+    TextTask.losses = slow_losses  # type: ignore[method-assign]
+    num = max(32, 4 * int(every))
+    own: dict[str, Any] = {"rnn_size": 512, "seq_length": 8, "batch_size": 4, "optimizer": "adamw"}
+    own |= {"precision": "fp32", "threads": 1, "device": "cpu", "steps": num + int(every) + 1}
+    own |= {"wire": wire, "sync_every": int(every), "eval_every": 10**6}
+    out = f"{text} {wire} {every} {os.environ.get('WORLD_SIZE', 1)}"
+    fastlstm.train(text, out=out, observers=(), tensorboard=False, sample_every=0, **own)
+    print((began[-1] - began[-1 - num]) / num, flush=True)
+
+
 def _wait(is_so: Any) -> None:
     deadline = time.monotonic() + 200
     while not is_so():
@@ -166,8 +247,8 @@ def _processes(size: int, *words: object) -> None:
 
 
 def _work(what: str, *words: str) -> None:
-    if what == "curve":
-        _curve(*words)
+    if what in ("curve", "link"):
+        {"curve": _curve, "link": _link}[what](*words)
         return
     place, text, end, last = Path(words[0]), Path(words[1]), int(words[2]), int(words[3])
     rows = jobs.moved(place, text, "moved", end, last)
