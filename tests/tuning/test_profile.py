@@ -22,14 +22,14 @@ from fastlstm.cli.command import parse
 from fastlstm.cli.main import main
 from fastlstm.cli.profile import gain_text, rows
 from fastlstm.cli.training import TrainingRun, with_source_of_run
-from fastlstm.errors import CommandError, StorageError
+from fastlstm.errors import StorageError
 from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.data.loader import TextLoader
 from fastlstm.training.signals import StopFlag
-from fastlstm.tuning import op_times, profile, verification
+from fastlstm.tuning import op_times, profile
 from fastlstm.tuning.op_times import _by_name, _write_trace, check_trace
 from fastlstm.tuning.planned_run import _Planner
 from fastlstm.tuning.profile import Profile, profile_run
@@ -132,14 +132,14 @@ def test_a_change_of_learning_is_recommended_for_its_time_to_quality_alone():
 def test_a_faster_change_that_is_not_advised_is_said():
     verdict = Verdict("batch size", 0.5, 1.0, 0.8, 1.2, CHANGES_LEARNING, {}, "", True, -0.2, -0.3)
     profile = Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, None, {})
-    lines = dict(rows(profile, {}, None))
+    lines = dict(rows(profile, {}))
     assert "not expected to reach the same quality sooner" in lines["not advised"]
     assert "healthy" in lines["verdict"]
 
 
 def test_kernels_and_ceiling_are_said():
     known = {"kernels": ("layer 0: a", "layer 1: b"), "ceiling_how": "torch.mm, not limited"}
-    lines = rows(Profile("tokens", 1.0, 0.5, {}, (), (), 1.0, None, {}, **known), {}, None)
+    lines = rows(Profile("tokens", 1.0, 0.5, {}, (), (), 1.0, None, {}, **known), {})
     assert lines[0] == ("speed", "1 tokens/s in steps, 50 % of the ceiling")
     assert lines[1:4] == [
         ("ceiling", "torch.mm, not limited"), ("kernels", "layer 0: a"), ("", "layer 1: b"),
@@ -149,7 +149,7 @@ def test_kernels_and_ceiling_are_said():
 def test_a_gain_that_noise_hides_is_no_healthy_run():
     noisy = Verdict("threads", 0.7, 2.0, -0.3, 9.0, "same quality expected")
     profile = Profile("tokens", 1.0, 0.04, {}, (noisy,), (), 1.0, 0.86, {})
-    lines = dict(rows(profile, {}, None))
+    lines = dict(rows(profile, {}))
     assert lines["verdict"].startswith("undecided: ")
     assert lines["not advised"] == (
         "threads: +200 % speed (-30 to 900 %), too unsure for a verdict"
@@ -159,7 +159,7 @@ def test_a_gain_that_noise_hides_is_no_healthy_run():
     small = replace(
         profile, verdicts=(replace(noisy, gain=0.02, low=-0.01, high=0.06),), others=0.05
     )
-    lines = dict(rows(small, {}, None))
+    lines = dict(rows(small, {}))
     assert "healthy" in lines["verdict"]
     assert not {"noise", "not advised"} & set(lines)
 
@@ -182,7 +182,7 @@ def test_a_run_is_healthy_only_where_gains_above_5_percent_are_excluded(
     verdict = Verdict("threads", 0.1, gain, low, high, "same quality expected", {"threads": 2})
     found = Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, None, {})
     assert found.is_undecided is is_undecided
-    lines = dict(rows(found, {}, None))
+    lines = dict(rows(found, {}))
     assert lines.get("verdict", "").startswith("undecided") is is_undecided
     assert ("too unsure" in lines.get("not advised", "")) is is_undecided
 
@@ -202,7 +202,7 @@ def test_more_threads_beside_others_are_undecided():
         faster = profile._verdict(trainer, replace(timed, other=[0.7] * 6), 1.0, 1.0, 1)
         assert faster.is_recommended
         assert not faster.is_undecided
-        lines = dict(rows(Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, 0.6, {}), {}, None))
+        lines = dict(rows(Profile("tokens", 1.0, None, {}, (verdict,), (), 1.0, 0.6, {}), {}))
         assert lines["verdict"].startswith("undecided" if is_held_back else "nothing above 5 %")
         assert ("waited for cores" in lines.get("not advised", "")) is is_held_back
 
@@ -237,7 +237,7 @@ def test_what_tune_is_to_try_comes_after_what_surely_pays():
     order = [verdict.cause for verdict in ranked([other, wide, sure])]
     assert order == ["threads", "output layer", "batch size"]
     found = Profile("tokens", 1.0, None, {}, tuple(ranked([wide, sure])), (), 1.0, None, {})
-    lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"}, None)
+    lines = rows(found, {"output layer": "fastlstm tune book.txt --axes output-rank"})
     place = [label for label, _ in lines].index("2. output layer")
     assert "changes learning, and what the run ends at is not known" in lines[place][1]
     assert lines[place + 1][1].startswith("45 % of the time; ")
@@ -311,7 +311,7 @@ def test_profiles_a_run_and_keeps_what_it_found_in_it(text, tmp_path, capsys, mo
     assert main(["train", str(text), "--out", "run", "--steps", "3", *sizes, *shared]) == 0
     capsys.readouterr()
     trace = tmp_path / "trace.json"
-    words = ["profile", "run", "--measure", "1s", "--no-verify", "--trace", str(trace), "--ops"]
+    words = ["profile", "run", "--measure", "1s", "--trace", str(trace), "--ops"]
     assert main([*words, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert json.loads(Path("run/profile.json").read_text()) == said
@@ -339,7 +339,7 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     lines = [f"{math.sin(t / 5):.4f},{math.cos(t / 7):.4f}" for t in range(600)]
     table.write_text("\n".join(["y,z", *lines]))
     words = ["profile", str(table), "--horizon", "4", "--target", "y", "--hidden-size", "8"]
-    words += ["--batch-size", "4", "--measure", "1s", "--no-verify", "--steps", "500", "--json"]
+    words += ["--batch-size", "4", "--measure", "1s", "--steps", "500", "--json"]
     assert main([*words, "--cache-dir", str(tmp_path / "cache")]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert said["unit"] == "windows"
@@ -349,42 +349,14 @@ def test_profiles_the_training_of_a_forecaster(tmp_path, capsys, monkeypatch):
     assert "every 167 steps" in verdicts["evaluation"]["evidence"]
 
 
-def without_isa(monkeypatch, ratio: float) -> Profile:
-    """Returns a profile under FASTLSTM_ISA=scalar; without it, steps take so much longer."""
-    pairs = np.random.default_rng(0).normal(1.0, 0.02, (2, 8)) * [[1e-4], [1e-4 * ratio]]
-    monkeypatch.setattr(verification, "measured_times", lambda *_: (list(pairs[0]), list(pairs[1])))
-    monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
-    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    base = replace(PROFILE, phases={"evaluation": 0.5})
-    return verification.with_instruction_set(base, ["book.txt"])
-
-
-def test_commands_without_the_forced_instruction_set(monkeypatch):
-    (found,) = without_isa(monkeypatch, 1 / 3).verdicts
-    assert (found.cause, found.is_recommended) == ("instruction set", True)
-    assert found.gain == pytest.approx(0.5, abs=0.05)  # steps are half of the run
-    assert found.low < found.gain < found.high
-    assert found.evidence.startswith("FASTLSTM_ISA is scalar, this CPU has avx2; 9,952 -> ")
-    assert found.command_prefix == "env -u FASTLSTM_ISA "
-    monkeypatch.setenv("FASTLSTM_ISA", "avx2")
-    assert not verification.with_instruction_set(PROFILE, ["book.txt"]).verdicts
-
-
-def test_an_instruction_set_that_gains_nothing_is_not_recommended(monkeypatch):
-    """What noise gained was recommended: kernels of float32 are those of AVX-512 on all CPUs."""
-    (found,) = without_isa(monkeypatch, 0.99).verdicts
-    assert not found.is_recommended
-
-
-def test_an_instruction_set_that_cannot_be_timed_loses_nothing(monkeypatch):
-    def refuse(*_):
-        raise CommandError("B failed with exit status 2")
-
-    monkeypatch.setattr(verification, "measured_times", refuse)
-    monkeypatch.setattr(verification.hardware, "widest_isa", lambda: "avx2")
-    monkeypatch.setenv("FASTLSTM_ISA", "scalar")
-    found = verification.with_instruction_set(PROFILE, ["-"])
-    assert found.not_timed == ("instruction set: B failed with exit status 2",)
+@pytest.mark.parametrize("forced", [None, "scalar", "avx2"])
+def test_a_narrower_instruction_set_is_named(text, tmp_path, monkeypatch, forced):
+    monkeypatch.setattr(profile.hardware, "widest_isa", lambda: "avx2")
+    monkeypatch.setattr(profile.environment, "forced_isa", lambda: forced)
+    monkeypatch.setattr(profile, "_verdicts_by_turns", lambda *_: ([], []))
+    told = "instruction set: FASTLSTM_ISA limits the kernels to scalar, this CPU has avx2; unset it"
+    found = text_profile(text, tmp_path, 0.1)
+    assert found.not_timed == ((told,) if forced == "scalar" else ())
 
 
 def test_the_output_of_a_wide_vocabulary_is_tried_narrower(tmp_path):
@@ -439,10 +411,10 @@ def test_the_source_of_a_run_is_found_or_asked_for(tmp_path, monkeypatch, capsys
         Path(name).write_text("1,2\n")
     run = run_of(tmp_path / "run", "a, b.txt")
     source_of = partial(with_source_of_run, text=cli.COMMAND, table=cli.TABLE_COMMAND)
-    found, path = source_of(["run", "--measure=2s", "--no-verify", "--residual=yes"])
+    found, path = source_of(["run", "--measure=2s", "--residual=yes"])
     assert found[:3] == ["a, b.txt", "--config", "run/config.json"]
     assert (found[3:], path) == (
-        ["--measure=2s", "--no-verify=true", "--residual=yes"],
+        ["--measure=2s", "--residual=yes"],
         Path("run"),
     )
     table = run_of(tmp_path / "table", "", kind="forecaster")
@@ -508,28 +480,17 @@ def test_a_checkpoint_gets_no_file_more(tmp_path, text, instant, capsys):
     checkpoint = run_of(run / "checkpoint-3", str(text))
     (checkpoint / "trainer.json").write_text("{}")
     for path, is_kept in ((run, True), (checkpoint, False)):
-        assert main(["profile", str(path), "--no-verify"]) == 0
+        assert main(["profile", str(path)]) == 0
         assert (path / "profile.json").exists() == is_kept
 
 
 def test_what_was_found_is_printed_where_it_cannot_be_kept(tmp_path, text, instant, capsys):
     run = run_of(tmp_path / "run", str(text))
     (run / "profile.json").mkdir()
-    assert main(["profile", str(run), "--no-verify", "--json"]) == 0
+    assert main(["profile", str(run), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["verdicts"]
     assert "this profile is not kept in the run" in said.err
-
-
-def test_what_was_found_is_printed_where_it_cannot_be_verified(text, instant, monkeypatch, capsys):
-    def refuse(a, b, step_share):
-        raise CommandError("A failed with exit status 2")
-
-    monkeypatch.setattr(verification, "measured_gain", refuse)
-    assert main(["profile", str(text)]) == 0
-    said = capsys.readouterr()
-    assert "1. threads" in said.out
-    assert "was not verified: A failed with exit status 2" in said.err
 
 
 @pytest.mark.usefixtures("hang_up_at_default")

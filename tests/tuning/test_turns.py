@@ -1,6 +1,4 @@
 import random
-import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -9,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fastlstm.errors import CommandError, ConfigError
+from fastlstm.errors import ConfigError
 from fastlstm.tuning import variants
 from fastlstm.tuning.turns import (
     Candidate,
     Timed,
     TimedVariant,
-    TurnWorker,
     time_in_turns,
     time_until,
 )
@@ -270,54 +267,3 @@ def test_more_threads_than_cores_are_no_crowd_to_the_next_variant(monkeypatch, c
     finally:
         torch.set_num_threads(before)
     assert seen == noted
-
-
-SERVED = """
-import json, sys
-print("ready", flush=True)
-for line in sys.stdin:
-    print(json.dumps([9.0] + [{}] * (int(line) - 1)), flush=True)
-"""
-
-
-def served(seconds: float, name: str = "A") -> TurnWorker:
-    """Returns a process whose steps take so long by its word; the first one of a turn takes 9 s."""
-    return TurnWorker(name, [sys.executable, "-c", SERVED.format(seconds)])
-
-
-def test_processes_take_turns_and_end():
-    base, other = served(2.0), served(1.0, "B")
-    base.warm_up()
-    end = time.perf_counter()
-    timed = time_until(base, Candidate(lambda: other), lambda _: True, end, random.Random(0), 0.0)
-    assert (timed.base, timed.other) == ([2.0] * 6, [1.0] * 6)
-    assert timed.speed.ratio == 2.0
-    process = base._process
-    base.close()
-    assert process is not None
-    assert process.returncode == 0
-    assert other._process is None
-
-
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        ("import sys; sys.exit('no such text')", r"A failed with status 1: .*\n?no such text"),
-        ("import os; os.kill(os.getpid(), 9)", "A was killed by signal 9"),
-        ("import time; time.sleep(60)", "A was killed by signal 9"),
-        ("print('hello')", "A answered 'hello', expected 'ready'"),
-    ],
-)
-def test_a_process_that_does_not_get_ready_says_why(program: str, said: str):
-    worker = TurnWorker(
-        "A", [sys.executable, "-c", program], limit_s=2.0 if "sleep" in program else 60
-    )
-    with pytest.raises(CommandError) as caught:
-        worker.ready()
-    worker.close()
-    assert re.search(said, "\n".join(caught.value.lines()), re.DOTALL)
-
-
-def test_a_program_that_does_not_exist_is_named():
-    with pytest.raises(CommandError, match=r"A cannot be started: .*no-such-program"):
-        TurnWorker("A", ["no-such-program"]).start()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.forecast.plan import LEARNING_RATES
-from fastlstm.system import hardware
+from fastlstm.system import environment, hardware
 from fastlstm.system.machine_usage import MachineUsage
 from fastlstm.text.task import TextTask
 from fastlstm.training.events import PhaseTimes
@@ -148,6 +148,10 @@ def profile_steps(trainer: Trainer, seconds: float) -> Profile:
         )  # fmt: skip
     finally:
         torch.set_num_threads(base.threads)  # the last turn may have been a variant's
+    forced, widest = environment.forced_isa(), hardware.widest_isa()
+    if forced not in (None, widest):
+        kernels = f"FASTLSTM_ISA limits the kernels to {forced}"
+        not_timed.append(f"instruction set: {kernels}, this CPU has {widest}; unset it")
     return Profile(
         trainer.task.unit, units_per_s, hardware.ceiling_share(gflops, trainer.plan.ceiling_gflops),
         phases, tuple(ranked(verdicts)), tuple(not_timed), time.perf_counter() - started,

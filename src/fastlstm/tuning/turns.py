@@ -1,27 +1,20 @@
 """Paired turns: variants of the same work timed in turns, and the ratio of their times.
 
 Two sides take turns, so that what disturbs the machine for longer than a turn slows both. A pair is
-a time of one side beside a time of the other. `TurnWorker` is a side in a process of its own.
+a time of one side beside a time of the other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import random
 import statistics
-import subprocess
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from fastlstm.errors import CommandError, FastLSTMError
-from fastlstm.training.step_time import settled
+from fastlstm.errors import FastLSTMError
 
 MIN_PAIRS = 6
 """Fewer pairs give no interval."""
@@ -32,9 +25,6 @@ _MAX_PAIRS, _MAX_PAIRS_OF_ONE = 16, 48
 _WORTH_GOING_ON = 1.05
 """Speed over the base's from which the next value of the same option is tried, and below
 which a variant that surely stays there has no more turns."""
-_MIN_STEPS, _EXIT_S = 3, 5.0
-_TAIL_BYTES, _TAIL_LINES = 4_000, 8
-"""Of standard error, kept for the message of a worker that failed."""
 
 
 @dataclass(frozen=True)
@@ -195,95 +185,3 @@ def _round(base: TimedVariant, live: Sequence[Timed], rng: random.Random, turn_s
         before.base.append(base_s)
         after.base.append(base_s)
         after.other.append(after.variant.turn(turn_s))
-
-
-class TurnWorker:
-    """A side in a process of its own, which takes steps on demand.
-
-    The process says "ready", then answers each line with a number of steps with the JSON list of
-    their seconds (per unit of work). It ends when its standard input does. Setting up, and each
-    answer, may take `limit_s`.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], folder: Path | None = None, limit_s: float = 120.0
-    ) -> None:
-        self.name, self.command, self._folder = name, list(command), folder
-        self._limit_s, self._step_s = limit_s, 0.0
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        """Starts the process; `ready` waits for it."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        try:
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                cwd=self._folder, start_new_session=True, text=True,
-            )  # fmt: skip
-        except OSError as error:
-            self._errors.close()
-            raise CommandError(f"{self.name} cannot be started: {error}") from None
-
-    def ready(self) -> None:
-        """Waits until the process has set up its work.
-
-        Raises:
-            CommandError: it failed, or took too long.
-        """
-        if self._process is None:
-            self.start()
-        if (word := self._ask("")) != "ready":
-            raise CommandError(f"{self.name} answered {word[:40]!r}, expected 'ready'")
-
-    def run(self, steps: int) -> list[float]:
-        """Returns the seconds of so many steps; the process fails as in `ready`."""
-        began = time.perf_counter()
-        found: list[float] = json.loads(self._ask(f"{steps}\n"))
-        self._step_s = (time.perf_counter() - began) / steps
-        if not found:
-            raise CommandError(f"{self.name}: no step had a finite loss")
-        return found
-
-    def warm_up(self) -> None:
-        self.ready()
-        self.run(_MIN_STEPS)
-        self.run(_MIN_STEPS)
-
-    def turn(self, seconds: float) -> float:
-        """Returns the mean seconds of the settled steps of a turn."""
-        count = max(_MIN_STEPS, round(seconds / max(self._step_s, 1e-6)))
-        return statistics.fmean(settled(self.run(count)))
-
-    def close(self) -> None:
-        """Ends the process: by the end of its input, after a few seconds by a signal."""
-        if self._process is None:
-            return
-        try:
-            self._process.communicate(timeout=_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        self._errors.close()
-        self._process = None
-
-    def _ask(self, line: str) -> str:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(self._limit_s, process.kill)
-        timer.daemon = True
-        timer.start()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(line)
-            process.stdin.flush()
-        answer = process.stdout.readline().strip()
-        timer.cancel()
-        if answer:
-            return answer
-        status = process.wait()
-        self._errors.seek(0)
-        said = self._errors.read()[-_TAIL_BYTES:].decode(errors="replace").split("\n")
-        lines = [text.rstrip() for text in said if text.strip()][-_TAIL_LINES:]
-        what = f"was killed by signal {-status}" if status < 0 else f"failed with status {status}"
-        raise CommandError(f"{self.name} {what}: {' '.join(self.command)}", *lines)

@@ -44,7 +44,6 @@ class Verdict:
         is_in_steps: whether it makes steps faster; else it takes time between steps.
         quality_gain, quality_low: of a change that changes learning: how much sooner the run is
             expected to reach what it ends at, and at least; None where nothing is known.
-        command_prefix: goes before the command that makes the change.
         axis: of `fastlstm tune`, which finds out what a change of learning ends at.
         is_held_back: whether other processes had the cores of the threads that it adds.
     """
@@ -60,7 +59,6 @@ class Verdict:
     is_in_steps: bool = True
     quality_gain: float | None = None
     quality_low: float | None = None
-    command_prefix: str = ""
     axis: str = ""
     is_held_back: bool = False
 
