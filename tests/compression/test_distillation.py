@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastlstm.compression import distillation
-from fastlstm.compression.distillation import FeatureMatch, OutputLayer, distillation_loss
+from fastlstm.compression.distillation import OutputLayer, distillation_loss
 
 N, V = 150, 11
 
@@ -84,21 +84,11 @@ def test_autocast_rounds_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in student)
 
 
-def test_features_are_compared_through_a_projection() -> None:
-    match = FeatureMatch(5, 7, 0.1)
-    student, teacher = torch.randn(N, 5), torch.randn(N, 7)
-    want = 0.1 * (student @ match.projection.t() - teacher).square().mean(1).sum()
-    torch.testing.assert_close(match(student, teacher), want)
-    assert list(match.state_dict()) == ["projection"]
-
-
 @pytest.mark.usefixtures("no_bf16_products")
 def test_bf16_asks_torch_for_no_product_that_it_has_not_got() -> None:
     student, teacher, targets = outputs(torch.float32)
-    match = FeatureMatch(5, 7, 1.0)
     with torch.autocast("cpu", torch.bfloat16):
         total, _ = distillation_loss(student, teacher, targets, 2.0, 0.5)
-        total = total + match(student.features, teacher.features)
     torch.testing.assert_close(
         torch.autograd.grad(total, student.weight)[0],
         torch.autograd.grad(plain(student, teacher, targets, 2.0, 0.5), student.weight)[0],

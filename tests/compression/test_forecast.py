@@ -632,8 +632,7 @@ def test_a_teacher_that_forecasts_something_else_is_refused(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"prune": 0.5, "temperature": 3.0, "distil": "x"}, ConfigError, "`temperature` is about"),
-        ({"match_hidden": 0.1, "hidden_size": 16}, ConfigError, "`match_hidden` is about tokens"),
+        ({"prune": 0.5, "temperature": 3.0, "distil": "x"}, ConfigError, "`temperature` is for"),
         (
             {"rnn_size": 16},
             ConfigError,

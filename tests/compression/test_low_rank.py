@@ -121,7 +121,7 @@ def test_with_training_run_is_the_teacher(
         {"prune": 0.5, "structured": "units"},
         {"prune": 0.5, "structured": "blocks", "to": "int8"},
         {"prune": 0.5},
-        {"match_hidden": 0.1, "steps": 8, "to": "int4"},
+        {"to": "int4"},
     ],
 )
 def test_combined(

@@ -34,7 +34,6 @@ from fastlstm.text.config import TrainConfig
         ({"prune": 0.5, "structured": "units", "rnn_size": 64}, "leave out `rnn_size`"),
         ({"alpha": 0.9}, "`alpha` is about distillation; .* teacher too: `distil='RUN'`"),
         ({"temperature": 4.0, "to": "int8"}, "`temperature` is about distillation"),
-        ({"match_hidden": 0.1, "steps": 5}, "`match_hidden` is about distillation"),
         ({"output_rank": 8, "alpha": 0.3}, "`alpha` is about distillation"),
         ({"output_rank": 0}, "`output_rank` is 0, expected a number from 1"),
         ({"distil": "a", "alpha": 1.5}, "`alpha` is 1.5, expected a number from 0.0 to 1.0"),

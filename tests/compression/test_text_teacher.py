@@ -32,13 +32,13 @@ CONFIG = TrainConfig(rnn_size=8, embed_size=8, batch_size=4, seq_length=24, seed
 WHOLE = slice(None)
 
 
-def make_teaching(*, needs_features: bool = False) -> Teaching:
+def make_teaching() -> Teaching:
     model = LanguageModel(ModelConfig(vocab_size=20, embed_size=8, rnn_size=12))
     initialize(model, None, 2)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # so that the state matters
-    return Teaching(model.eval().requires_grad_(False), 2.0, 0.5, needs_features)
+    return Teaching(model.eval().requires_grad_(False), 2.0, 0.5)
 
 
 def make_loader(config: TrainConfig = CONFIG) -> TextLoader:
@@ -136,13 +136,11 @@ def test_a_resumed_training_gets_the_same_predictions(
     again.close()
 
 
-def test_windows_features_and_long_texts_are_read_every_time(
+def test_windows_and_long_texts_are_read_every_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     windows = make_loader(dataclasses.replace(CONFIG, order="windows", lane_reset=0.0))
     assert isinstance(open_teacher(make_teaching(), "fp32", windows), ReadingTeacher)
-    matching = open_teacher(make_teaching(needs_features=True), "fp32", make_loader())
-    assert isinstance(matching, ReadingTeacher)
     for limit, kind in ((1000 * 20 * 2, RememberingTeacher), (1000 * 20 * 2 - 1, ReadingTeacher)):
         monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", limit)
         assert isinstance(make_teacher(make_loader()), kind)
@@ -172,15 +170,14 @@ def test_the_batches_of_training_are_read_without_asking_to_stop() -> None:
     assert torch.isfinite(logits(teacher)).all()
 
 
-@pytest.mark.parametrize("needs_features", [False, True])
+@pytest.mark.parametrize("max_kept_bytes", [0, 2**30])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 def test_a_step_that_ran_out_of_memory_is_read_again(
-    num_parts: int, needs_features: bool, monkeypatch: pytest.MonkeyPatch
+    num_parts: int, max_kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(text_training, "MAX_KEPT_BYTES", max_kept_bytes)
     loader = make_loader()
-    teacher, calm = (
-        open_teacher(make_teaching(needs_features=needs_features), "fp32", loader) for _ in range(2)
-    )
+    teacher, calm = make_teacher(loader), make_teacher(loader)
     own, calls = teacher._model.features, []
 
     def features(tokens: Tensor, state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Learning from a teacher: its predictions beside the data's, in row chunks, and its features.
+"""Learning from a teacher: the loss of a student, formed chunk by chunk of its rows.
 
 The loss of a row is ``alpha T^2 KL(teacher || student at temperature T) + (1 - alpha) nats``
 (Hinton et al. 2015): T^2 keeps the teacher's share of the gradient the same at any temperature.
@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fastlstm.nn.linear import linear
 from fastlstm.nn.loss import CHUNK_ELEMENTS
 from fastlstm.ops.call import torchs_dtype
 
@@ -107,22 +106,3 @@ def _chunk(
     divergence = F.kl_div(soft, aim, reduction="sum", log_target=True)
     d.add_(soft.exp_().sub_(aim.exp_()), alpha=alpha * temperature)
     return d, alpha * temperature**2 * divergence + (1 - alpha) * nats, nats
-
-
-class FeatureMatch(nn.Module):
-    """The mean squared distance of a student's features to a teacher's, through a projection.
-
-    `weight` is this distance's weight in the loss of a row; the sizes are widths of features.
-    """
-
-    def __init__(self, student_size: int, teacher_size: int, weight: float) -> None:
-        super().__init__()
-        self.projection = nn.Parameter(torch.empty(teacher_size, student_size))
-        nn.init.orthogonal_(self.projection)
-        self._weight = weight
-
-    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Returns the summed loss of N rows: student's features `(N, H)`, teacher's `(N, G)`."""
-        distance = linear(student, self.projection).float() - teacher.detach().float()
-        loss: Tensor = self._weight * distance.square().mean(1).sum()
-        return loss

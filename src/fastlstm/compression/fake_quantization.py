@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fastlstm.compression.schedule import in_steps, position
 from fastlstm.runs.weight_formats import GROUP
-from fastlstm.text.stored_model import MATCHER
 from fastlstm.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -60,11 +59,9 @@ def _on_grid(weight: Tensor, scales: Tensor, largest: int) -> Tensor:
 def rounded_weights(model: nn.Module, weight_format: WeightFormat) -> Iterator[None]:
     """Puts the rounded weights into a model for the length of the block.
 
-    Gradients pass straight through the rounding (the block computes with rounded weights). What
-    compares features with a teacher's stays as it is.
+    Gradients pass straight through the rounding: the block computes with rounded weights.
     """
-    named = model.named_parameters()
-    masters = [(p, p.data) for name, p in named if not name.startswith(f"{MATCHER}.")]
+    masters = [(parameter, parameter.data) for parameter in model.parameters()]
     try:
         for parameter, master in masters:
             parameter.data = fake_quantized(master, weight_format)

@@ -88,12 +88,11 @@ class ForecastCompression(CompressionSource):
 
     def __init__(self, session: CompressionSession) -> None:
         super().__init__(session)
-        for name in ("temperature", "match_hidden"):
-            if name in session.given:
-                raise ConfigError(
-                    f"`{name}` is about tokens and hidden states, a forecaster learns forecasts;"
-                    " leave it out"
-                )
+        if "temperature" in session.given:
+            raise ConfigError(
+                "`temperature` is for the predictions of a text model, not for forecasts; leave it"
+                " out"
+            )
         self.stored = stored = read_forecaster(session.run)
         record = read_manifest(session.run).files[MODEL_FILE]
         self.sizes: ForecasterConfig = stored.network.config

@@ -63,7 +63,6 @@ class CompressConfig:
         temperature: of the predictions of teacher and student that are compared.
         alpha: share of the teacher's predictions in the loss; the rest is the data's. 0 is no
             teacher of these.
-        match_hidden: weight of the squared distance between the features of student and teacher.
         target: a speed to reach, such as 200000/s: characters a second, of a forecaster windows.
             The mildest method that reaches it is chosen by trying them here, instead of to, prune
             and structured.
@@ -107,7 +106,6 @@ class CompressConfig:
     distil: str | None = None
     temperature: float = 2.0
     alpha: float = 0.5
-    match_hidden: float = 0.0
 
     target: str | None = None
     max_bytes: str | None = None
@@ -211,7 +209,7 @@ class CompressConfig:
         """Raises ConfigError for options of distillation that are set without a teacher."""
         if has_teacher:
             return
-        for name in ("temperature", "alpha", "match_hidden"):
+        for name in ("temperature", "alpha"):
             value = getattr(self, name)
             is_off = name == "alpha" and value == 0 and (self.prune or self.output_rank)
             if value != CompressConfig.__dataclass_fields__[name].default and not is_off:
@@ -296,7 +294,6 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "seq_length": (1, 65_536),
     "temperature": (0.01, 100.0),
     "alpha": (0.0, 1.0),
-    "match_hidden": (0.0, 1e6),
     "dropout": (0.0, 0.95),
     "max_loss": (0.0, 1000.0),
     "streams": (1, 65_536),

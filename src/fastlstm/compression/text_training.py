@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastlstm.compression.distillation import FeatureMatch, Logits, OutputLayer, distillation_loss
+from fastlstm.compression.distillation import Logits, OutputLayer, distillation_loss
 from fastlstm.compression.options import TRAINING, CompressConfig
 from fastlstm.compression.session import Result
 from fastlstm.compression.text import (
@@ -34,7 +34,7 @@ from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import UnknownPolicy
 from fastlstm.text.held_out import RunText
 from fastlstm.text.model import LanguageModel, State, reset_state
-from fastlstm.text.stored_model import CONFIG_FILE, MATCHER
+from fastlstm.text.stored_model import CONFIG_FILE
 from fastlstm.text.task import FinalTest, TextTask
 from fastlstm.text.train import TEXT_MAY_CHANGE, TextSession, stored_configs
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE
@@ -101,11 +101,6 @@ class _Training(TextSession):
             super().set_weights(model, texts, config)
         else:
             model.load_state_dict(self._start_weights, strict=False)  # tied: one is stored
-        if self._config.match_hidden and self._teacher is not None:
-            torch.default_generator.manual_seed(config.seed)
-            widths = model.config.output_width, self._teacher.model_config.output_width
-            model.add_module(MATCHER, FeatureMatch(*widths, self._config.match_hidden))
-            model.to(model.output.bias.device)
 
     def model_files(
         self, model: ModelConfig, config: TrainConfig, texts: RunText, first: TrainConfig
@@ -118,8 +113,7 @@ class _Training(TextSession):
         config, models = self._config, (self._source.sizes, parts["model"].config)
         teaching = None
         if self._teacher is not None:
-            how = config.temperature, config.alpha, config.match_hidden > 0
-            teaching = Teaching(self._teacher.model, *how)
+            teaching = Teaching(self._teacher.model, config.temperature, config.alpha)
         return CompressedTextTask(
             **parts, teaching=teaching, conclude=self._conclude,
             num_scored=min(len(parts["valid_ids"]), max_scored(*models)),
@@ -147,7 +141,6 @@ class _Training(TextSession):
         weights = {
             name: weight.detach().float().cpu().numpy()
             for name, weight in trainer.best.weights.items()
-            if not name.startswith(f"{MATCHER}.")
         }
         yield self._source.result(weights, task.model.config, task.model_files, is_trained=True)
         if self._config.needs_no_training:
@@ -235,10 +228,6 @@ class CompressedTextTask(TextTask):
             taught, y[:, part].reshape(-1), self.teaching.temperature, self.teaching.alpha,
         )  # fmt: skip
         self._nats.append(nats)
-        match = getattr(self.model, MATCHER, None)
-        if isinstance(match, FeatureMatch):
-            assert isinstance(taught, OutputLayer)
-            loss = loss + match(features.flatten(0, 1), taught.features)
         return loss, new_state
 
     @property
@@ -289,7 +278,6 @@ class Teaching(NamedTuple):
     model: LanguageModel
     temperature: float
     alpha: float
-    needs_features: bool = False
 
 
 class ReadingTeacher:
@@ -425,7 +413,7 @@ class RememberingTeacher(ReadingTeacher):
 def open_teacher(teaching: Teaching, precision: str, loader: TextLoader) -> ReadingTeacher:
     """Returns a teacher that keeps the text's logits where that is possible, or one that reads."""
     num_bytes = 2 * len(loader.ids) * teaching.model.config.vocab_size
-    if loader.is_in_order and not teaching.needs_features and num_bytes <= MAX_KEPT_BYTES:
+    if loader.is_in_order and num_bytes <= MAX_KEPT_BYTES:
         return RememberingTeacher(teaching, precision, loader)
     return ReadingTeacher(teaching, precision, loader.num_lanes)
 
