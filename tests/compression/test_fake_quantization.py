@@ -17,8 +17,8 @@ from fastlstm.compression.fake_quantization import (
     fake_quantized,
     rounded_weights,
 )
+from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, prunable, zero_counts
-from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import Stopped
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork

@@ -20,7 +20,7 @@ from fastlstm.cli.main import main
 from fastlstm.compression import forecast
 from fastlstm.compression.forecast import block_errors
 from fastlstm.compression.pruning import prunable, zero_counts
-from fastlstm.compression.statistics import bootstrap_interval
+from fastlstm.compression.report import bootstrap_interval
 from fastlstm.errors import (
     ConfigError,
     DataError,
@@ -164,7 +164,7 @@ def test_a_limit_on_a_table_without_targets_is_refused_before_training(tmp_path:
     Forecaster(**QUICK).fit(table("own.parquet", 3, 5), out=tmp_path / "run")
     options: dict[str, Any] = {"prune": 0.5, "structured": "units", "steps": 2, "max_loss": 5.0}
     other = table("other.parquet", 70, 120)
-    with pytest.raises(DataError, match=r"has no value of the targets; give another .*data"):
+    with pytest.raises(DataError, match=r"has no value of a target; give another .*data"):
         compress(tmp_path / "run", tmp_path / "out", data=other, **options)
     assert not RunDirectory(tmp_path / "out").checkpoints()
 
@@ -173,13 +173,13 @@ def test_without_its_table_a_forecaster_is_rounded_and_not_measured(tmp_path: Pa
     Forecaster(**QUICK).fit(waves()).save(tmp_path / "saved")
     report = compress(tmp_path / "saved", tmp_path / "small", to="int8")
     assert report.change is None
-    assert "does not say what it was trained on" in report.not_measured
-    assert any("the source's intervals are kept" in note for note in report.notes)
+    assert "does not name its table" in report.not_measured
+    assert any("the intervals are those of the source" in note for note in report.notes)
     before, after = (read_forecaster(tmp_path / name) for name in ("saved", "small"))
     assert torch.equal(before.calibration.residuals, after.calibration.residuals)
     options: dict[str, Any]
     for options in ({"to": "int8", "max_loss": 0.1}, {"prune": 0.5, "structured": "units"}):
-        with pytest.raises(DataError, match=r"does not say what it was trained on; give .*data"):
+        with pytest.raises(DataError, match=r"does not name its table; give .*data"):
             compress(tmp_path / "saved", tmp_path / "other", **options)
         assert not (tmp_path / "other").exists()
     pq.write_table(waves(), tmp_path / "table.parquet")
@@ -241,8 +241,8 @@ def test_where_one_part_has_windows_the_intervals_stay(
     report = compress(run, tmp_path / "small", to="int8", data=other)
     assert set(report.scores) == {part}
     assert report.notes[0] == (
-        "the source's intervals are kept, not calibrated anew: they are scored on the"
-        f" {name} part of {other}, the only one with windows"
+        "the intervals are those of the source, not calibrated anew: they are scored on the"
+        f" {name} part of {other}, the only part with windows"
     )
     before, after = (read_forecaster(p).calibration.residuals for p in (run, tmp_path / "small"))
     assert torch.equal(before, after)
@@ -417,7 +417,7 @@ def test_what_is_less_than_the_source_has_it_as_the_teacher_and_no_dropout(
 def test_training_that_is_worse_than_rounding(folder: Path, tmp_path: Path, kind: str) -> None:
     run, names = source(folder, kind), ("out", "plain")
     report = compress(run, tmp_path / "out", to="int4", **{**TRAIN, "learning_rate": 10.0})
-    assert report.methods == ["int4, rounded to the nearest, which lost less than training for it"]
+    assert report.methods == ["int4, rounded to the nearest, which lost less than training"]
     assert report.training.steps == 10
     plain = compress(run, tmp_path / "plain", to="int4")
     assert report.result.quality == plain.result.quality
@@ -428,7 +428,7 @@ def test_training_that_is_worse_than_rounding(folder: Path, tmp_path: Path, kind
     assert [one["compression"].get("is_trained") for one in about] == [False, None]
     assert about[0]["train"] == about[1]["train"], "that of the source"
     events = [json.loads(x) for x in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert any("training lost more than" in str(event.get("text")) for event in events)
+    assert any("training lost more quality than" in str(event.get("text")) for event in events)
     assert events[-1]["compression"]["methods"] == report.methods
 
 
@@ -666,7 +666,7 @@ def test_a_busy_machine_is_named(
 ) -> None:
     monkeypatch.setattr(CpuTimer, "was_busy", lambda timer, share: is_busy)
     report = compress(source(folder), tmp_path / "small", to="int8")
-    text = "speeds were measured while the machine was busy: idle it is faster"
+    text = "the machine was busy while speeds were measured: an idle machine is faster"
     assert (text in report.notes) == is_busy
 
 
@@ -797,15 +797,18 @@ def test_a_goal_chooses_the_mildest_way_that_reaches_it(
     assert "not enough" in tried[0]
     assert "chosen" in tried[1]
 
+    batches = set[int]()
+
     def speed_of(stored: Any, batch: int) -> float:
-        assert batch == 4
+        batches.add(batch)
         return 1e5 / float(stored.network.config.hidden_size)
 
-    monkeypatch.setattr(forecast, "speed_of", speed_of)
+    monkeypatch.setattr(forecast, "_speed", speed_of)
     options: dict[str, Any] = {**TRAIN, "streams": 4}
     report = compress(run, tmp_path / "fast", target="6000/s", **options)
     assert read_forecaster(tmp_path / "fast").network.config.hidden_size == 16
     assert report.methods[-1] == "int8, trained with its rounding"
+    assert batches == {1, 4, 256}  # of the report, and of the goal
     with pytest.raises(
         ConfigError, match=r"cannot be reached .* the fastest reaches 6,250 windows"
     ):

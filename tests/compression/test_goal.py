@@ -111,7 +111,7 @@ def test_a_large_output_may_get_a_rank() -> None:
         ({"target": "fast"}, "`target` is 'fast', expected a number above 0 such as 200000/s"),
         ({"max_bytes": "0"}, "`max_bytes` is '0', expected a number above 0 such as 200000, 500k"),
         ({"max_bytes": "1/s"}, "`max_bytes` is '1/s'"),
-        ({"streams": 4}, "`streams` is about a speed; give it too: `target='20000/s'`"),
+        ({"streams": 4}, "`streams` is for a speed; give it too: `target='20000/s'`"),
     ],
 )
 def test_bad_goals(fields: dict[str, Any], words: str) -> None:
@@ -127,7 +127,7 @@ def test_a_method_beside_a_goal(method: dict[str, Any], compressed: Compress) ->
 
 
 def test_a_way_without_a_teacher_refuses_options_of_one(compressed: Compress) -> None:
-    with pytest.raises(ConfigError, match="`temperature` is about distillation"):
+    with pytest.raises(ConfigError, match="`temperature` is for distillation"):
         compressed(max_bytes="1M", temperature=3.0)
 
 

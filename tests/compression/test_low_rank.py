@@ -74,7 +74,7 @@ def test_without_training(source: Path, compressed: Compress, tmp_path: Path, to
         np.testing.assert_array_equal(w, rounded(want, to)[name], name)
     rank = f"output of rank 6 instead of {before.model_config.rnn_size}"
     assert report.methods == [rank, "int8, rounded to the nearest"][: 1 + (to == "int8")]
-    assert "an output of low rank loses less when it is trained: give a budget" in report.notes
+    assert "an output of low rank loses less with training: give a budget" in report.notes
     assert report.training is None
     assert report.result.num_parameters < report.source.num_parameters
     assert report.result.quality is not None
@@ -83,7 +83,7 @@ def test_without_training(source: Path, compressed: Compress, tmp_path: Path, to
 
 def test_training_that_is_worse_than_none(compressed: Compress, tmp_path: Path) -> None:
     report = compressed(output_rank=8, to="int8", steps=3, learning_rate=10.0)
-    last = "int8, rounded to the nearest, which lost less than training for it"
+    last = "int8, rounded to the nearest, which lost less than training"
     assert report.methods == ["output of rank 8 instead of 32", last]
     compressed("plain", output_rank=8, to="int8")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "plain")]
@@ -198,7 +198,7 @@ def test_an_output_that_a_rank_would_shrink(
 
 def test_tied_weights_are_refused() -> None:
     config = ModelConfig(vocab_size=30, embed_size=16, rnn_size=16, tie_weights=True)
-    with pytest.raises(ConfigError, match=r"is its embedding \(tied weights\), which has no rank"):
+    with pytest.raises(ConfigError, match=r"is its embedding \(tied weights\), which keeps its rank"):
         with_output_rank(random_weights(config), config, 3)
     with pytest.raises(ConfigError, match="`output_rank` is 16, expected less than 16, the rank"):
         with_output_rank(random_weights(CONFIG), CONFIG, 16)

@@ -13,8 +13,8 @@ import safetensors.numpy
 import torch
 from torch import nn
 
+from fastlstm.compression.options import PruningSchedule
 from fastlstm.compression.pruning import Pruning, mask_of, prunable, zero_counts
-from fastlstm.compression.schedule import PruningSchedule
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork

@@ -11,6 +11,7 @@ import pytest
 from compression_report import REPORT
 from fastlstm.compression.report import TrainingFigures, quality_error
 from fastlstm.errors import DataError
+from fastlstm.system.storage import encode_json
 
 
 def test_the_limit_decides() -> None:
@@ -66,6 +67,6 @@ def test_the_error_of_a_forecaster_names_its_measure_and_the_share_that_it_grew(
 
 def test_it_is_a_path_and_json() -> None:
     assert Path(REPORT) == Path("runs/small")
-    loaded = json.loads(REPORT.to_json())
+    loaded = json.loads(encode_json(REPORT.to_dict()))
     assert loaded["source"]["speed"] == {"1": 10_000.0, "64": 50_000.0}
     assert loaded["change"]["low"] == 0.005

@@ -41,7 +41,7 @@ from fastlstm.tuning.study import (
     runs_of,
 )
 from fastlstm.tuning.text_job import TextJob, values_around, whole_run_bits
-from fastlstm.tuning.tune import Search, Tuned
+from fastlstm.tuning.tune import Search
 
 BASE: dict[str, Any] = {
     "rnn_size": 96, "embed_size": 64, "batch_size": 4, "seq_length": 32, "optimizer": "muon",
@@ -603,7 +603,8 @@ def test_bad_input_is_refused(
 
 def test_a_small_gain_is_said_to_be_unproven(tmp_path: Path) -> None:
     def printed(expected: float) -> str:
-        found = Tuned({}, "adamw", expected, 2.0, {"default": {"sizes": []}, "trials": []})
+        best = {"label": "adamw", "expected": expected, "default_expected": 2.0}
+        found = {"best": best, "default": {"sizes": []}, "trials": [], "importance": {}}
         return dict(rows(found, TextJob(), "", tmp_path))["best"]
 
     assert printed(1.99) == (

@@ -17,20 +17,20 @@ from fastlstm.ops.call import torchs_dtype
 
 
 class OutputLayer(NamedTuple):
-    """An output layer, weight `(V, H)` and bias `(V,)`, with its input, features `(N, H)`."""
+    """An output layer with weight `(V, H)`, bias `(V,)` and input features `(N, H)`."""
 
     features: Tensor
     weight: Tensor
     bias: Tensor
 
     def logits(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Returns the logits of some rows, `(n, V)`; the product is formed in `dtype`."""
+        """Returns the logits of some rows, `(n, V)`, computed in `dtype`."""
         features, weight, bias = (t.to(dtype) for t in (self.features[rows], *self[1:]))
         return torch.addmm(bias, features, weight.t())
 
 
 class Logits(NamedTuple):
-    """What an output layer has computed, `(N, V)`."""
+    """The logits of an output layer, `(N, V)`."""
 
     values: Tensor
 
@@ -40,17 +40,14 @@ class Logits(NamedTuple):
 
 
 def distillation_loss(
-    student: OutputLayer,
-    teacher: Logits | OutputLayer,
-    targets: Tensor,
-    temperature: float,
+    student: OutputLayer, teacher: Logits | OutputLayer, targets: Tensor, temperature: float,
     alpha: float,
-) -> tuple[Tensor, Tensor]:
-    """Returns the summed loss of all rows, and the nats of their targets alone.
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the summed loss of all rows, and the nats of their targets.
 
-    The `(N, V)` logits of neither model ever exist at once, but for given ones. The student gets
-    gradients, the teacher none; targets are `(N,)` int64. Both scalars are float32 (float64 for
-    float64 features). Under autocast the products run in its dtype, the rest in float32.
+    Logits of an `OutputLayer` are computed in chunks of rows, never all at once. Only the student
+    gets gradients. Targets are `(N,)` int64. Both scalars are float32 (float64 for float64
+    features). Under autocast the products run in its dtype, the rest in float32.
     """
     total, nats = _Distillation.apply(  # type: ignore[no-untyped-call]
         *student, type(teacher)(*(t.detach() for t in teacher)), targets, temperature, alpha
@@ -59,7 +56,7 @@ def distillation_loss(
 
 
 class _Distillation(torch.autograd.Function):
-    """Forms all gradients in forward, chunk by chunk; backward scales them."""
+    """Computes all gradients in forward, chunk by chunk; backward scales them."""
 
     @staticmethod
     def forward(
@@ -97,7 +94,7 @@ class _Distillation(torch.autograd.Function):
 def _chunk(
     student: Tensor, teacher: Tensor, targets: Tensor, temperature: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradient of the student's logits `(n, V)`, the loss, and the targets' nats."""
+    """Returns the gradient of the logits of the student `(n, V)`, the loss, and the nats."""
     log_p = torch.log_softmax(student, 1)
     nats = -log_p.gather(1, targets.unsqueeze(1)).sum()
     d = log_p.exp_().mul_(1 - alpha)

@@ -1,4 +1,4 @@
-"""An output matrix as the product of two smaller ones, from its singular values."""
+"""Replaces an output matrix by the product of two smaller ones (singular value decomposition)."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ OUTPUT, PROJECTION = "output.weight", "projection.weight"
 
 
 def check_output_rank(config: ModelConfig, rank: int) -> None:
-    """Raises ConfigError where a model's output cannot be given a rank."""
+    """Raises ConfigError for tied weights, and for a rank that is not smaller."""
     if config.tie_weights:
         raise ConfigError(
-            "the model's output matrix is its embedding (tied weights), which has no rank of its"
-            " own; leave out `output_rank`"
+            "the output matrix of the model is its embedding (tied weights), which keeps its rank;"
+            " leave out `output_rank`"
         )
     largest = config.output_rank or min(config.vocab_size, config.rnn_size)
     if rank >= largest:
         raise ConfigError(
-            f"`output_rank` is {rank}, expected less than {largest}, the rank that the model's"
-            " output has"
+            f"`output_rank` is {rank}, expected less than {largest}, the rank of the model's output"
         )
 
 
 def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | None:
-    """Returns the columns of the output matrix, where a rank would shrink a model by much.
+    """Returns the columns of the output matrix, if a lower rank would shrink the model by much.
 
-    None where it is tied, has a rank, is at most a tenth of the weights, or has fewer than two rows
-    a column.
+    Returns None if the matrix is tied, has a lower rank, is at most a tenth of the weights, or has
+    fewer than two rows a column.
     """
     if config.tie_weights or config.output_rank:
         return None
@@ -49,11 +48,11 @@ def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | N
 def with_output_rank(
     weights: Mapping[str, Any], config: ModelConfig, rank: int
 ) -> tuple[dict[str, Any], ModelConfig]:
-    """Returns a model whose output is the nearest one of a rank, and the other weights as given.
+    """Returns weights with the nearest output matrix of a rank, and the sizes of that model.
 
-    Of the singular value decomposition ``U S V^T`` of the output matrix, in float64, the largest
-    values stay: the output is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output
-    that has a rank already is multiplied out first.
+    The largest values of the singular value decomposition ``U S V^T``, in float64, stay: the output
+    matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output that has a
+    projection already is multiplied out first.
     """
     check_output_rank(config, rank)
     names = (OUTPUT, PROJECTION) if config.output_rank else (OUTPUT,)

@@ -1,9 +1,9 @@
-"""`fastlstm predict`: what a run of a text ends at, from a short run with the same model."""
+"""`fastlstm predict` for a text: the final quality of a run, from a short run of the same model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.planned_run import chosen_sizes, describe_machine, end_of_run, plan_run
 
 if TYPE_CHECKING:
-    from fastlstm.runs.events import Event, Observer
+    from fastlstm.runs.events import Event
     from fastlstm.text.quality_prediction import PredictedBits
     from fastlstm.text.train import Source
     from fastlstm.training.trainer import Trainer
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 MIN_MEASURED_S, _MAX_DEFAULT_S = 5.0, 120.0
 _DEFAULT_SHARE, _MAX_SHARE = 0.1, 0.25
 _STEPS_SHARE = 0.8
-"""Of a short run's time, when set-up and evaluations are done."""
+"""Of the time of a short run, without set-up and evaluations."""
 _FACTORS = (0.5, 1.0, 2.0, 4.0)
-"""Lengths, in lengths of the run, that a prediction is shown for."""
+"""Lengths of the runs in the table of predictions, in lengths of the run."""
 
 
 @dataclass(frozen=True)
 class RunPrediction(ABC):
-    """What a run of so many `steps` is expected to end at, from the short runs that were measured;
-    `fixed` are the options that the budget chose."""
+    """The predicted result of a run of `steps` steps, from the `measured` short runs; `fixed` are
+    the options that the budget chose."""
 
     measured: Any
     steps: float
@@ -41,19 +41,19 @@ class RunPrediction(ABC):
 
     @abstractmethod
     def after(self, steps: float) -> Any:
-        """Returns what a run of so many steps ends at."""
+        """Returns the predicted result of a run of so many steps."""
 
     @abstractmethod
     def seconds_for(self, steps: float) -> float:
         """Returns the seconds of a run of so many steps."""
 
     def others(self) -> list[tuple[float, Any]]:
-        """Returns seconds and result of shorter and longer runs of the same model."""
+        """Returns seconds and predicted result of shorter and longer runs of the same model."""
         lengths = [self.steps * factor for factor in _FACTORS]
         return [(self.seconds_for(steps), self.after(steps)) for steps in lengths]
 
     def to_dict(self) -> dict[str, object]:
-        """Returns all of it for JSON."""
+        """Returns the prediction for JSON."""
         lengths = [{"seconds": seconds, **asdict(found)} for seconds, found in self.others()]
         return {
             **asdict(self.after(self.steps)), "seconds": self.seconds_for(self.steps),
@@ -64,7 +64,7 @@ class RunPrediction(ABC):
 
 @dataclass(frozen=True)
 class Prediction(RunPrediction):
-    """What a run of a text is expected to end at; the short run took `measured_s`."""
+    """The predicted result of a run of a text; the short run took `measured_s`."""
 
     measured: QualityPrediction
     measured_s: float
@@ -86,23 +86,21 @@ class Prediction(RunPrediction):
 
 def predict_run(
     source: Source, config: TrainConfig, given: Collection[str] = (),
-    measure_s: float | None = None, observers: Sequence[Observer] = (),
-    measure_steps: int | None = None,
+    measure_s: float | None = None, measure_steps: int | None = None,
 ) -> Prediction:  # fmt: skip
-    """Trains a short complete run and predicts what the whole run would end at.
+    """Trains a short complete run and predicts the result of the whole run.
 
     Args:
         source: as of `fastlstm.train`.
         config: options of the whole run.
         given: names of the options that were chosen.
-        measure_s: seconds of the short run; default is a tenth of the whole one, 5 s to 2 min, or
+        measure_s: seconds of the short run; default is a tenth of the whole run, 5 s to 2 min, or
             up to a quarter of it for 120 steps.
-        observers: get the events of the short run.
-        measure_steps: steps of the short run in place of seconds; default, where the whole run ends
-            by steps or epochs, is a tenth of its steps, at least 120.
+        measure_steps: steps of the short run instead; default for a run that ends by steps or
+            epochs is a tenth of its steps, at least 120.
 
     Raises:
-        UsageError: the whole run is no longer than the short one, or trains on BPE tokens.
+        UsageError: the whole run is no longer than the short run, or trains on BPE tokens.
         Stopped: SIGTERM or Ctrl-C; nothing is kept.
     """
     if config.vocab == "bpe":
@@ -128,11 +126,11 @@ def predict_run(
     if not short_s:
         end = {"steps": short_steps(measure_steps, stop.total_steps, FEWEST_STEPS)}
     fixed = chosen_sizes(config, planned.options)
-    # A short run would choose a shorter sequence length than the whole one.
+    # A short run would choose shorter sequences.
     batches = {n: getattr(planned.options, n) for n in ("batch_size", "accumulate", "seq_length")}
     none = dict.fromkeys(("budget", "steps", "epochs"))
     short = replace(config, **{**fixed, **batches, **none, **end})
-    ended = end_of_run(source, short, {*given, *fixed, *batches, *end}, observers)
+    ended = end_of_run(source, short, {*given, *fixed, *batches, *end})
     law = law_of(planned.start, ended, planned.options.optimizer)
     steps = float(stop.total_steps or 0)
     if budget_s is not None:
@@ -141,11 +139,8 @@ def predict_run(
 
 
 def short_run_s(asked: float | None, budget_s: float | None) -> float:
-    """Returns the seconds of the short run of one that takes a budget, or of any with None.
-
-    Raises:
-        UsageError: it is too short, or no shorter than the whole run.
-    """
+    """Returns the seconds of the short run; UsageError if it is too short, or no shorter than the
+    whole run of `budget_s` (None: of any length)."""
     default_s = 0.0 if budget_s is None else _DEFAULT_SHARE * budget_s
     seconds = asked or min(max(default_s, MIN_MEASURED_S), _MAX_DEFAULT_S)
     if seconds < MIN_MEASURED_S:
@@ -159,11 +154,8 @@ def short_run_s(asked: float | None, budget_s: float | None) -> float:
 
 
 def short_steps(asked: int | None, total: int | None, fewest: int) -> int:
-    """Returns the steps of the short run of one that takes `total` steps, or of any with None.
-
-    Raises:
-        UsageError: it is no shorter than the whole run.
-    """
+    """Returns the steps of the short run; UsageError if it is no shorter than the whole run of
+    `total` steps (None: of any length)."""
     steps = asked or max(fewest, int(_DEFAULT_SHARE * (total or 0)))
     if total is not None and steps >= total:
         smaller = "" if asked is None else ", or give a smaller --measure-steps"
@@ -175,7 +167,7 @@ def short_steps(asked: int | None, total: int | None, fewest: int) -> int:
 
 
 def _step_s(trainer: Trainer) -> float:
-    """Returns the seconds of a training step of a run that was set up."""
+    """Returns the seconds of a training step."""
     task, options = trainer.task, trainer.plan.options
     assert isinstance(task, TextTask)
     assert isinstance(options, TrainConfig)
@@ -184,8 +176,8 @@ def _step_s(trainer: Trainer) -> float:
 
 
 def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
-    """Returns the law for the model of a complete run, from its first and last event, or the first
-    one of another run of the same options."""
+    """Returns the law for the model of a complete run; `start` may be the first event of another
+    run with the same options."""
     setup_s = float(end["spent_s"]["setup"])
     return QualityPrediction(
         rnn_size=int(start["model"]["rnn_size"]),

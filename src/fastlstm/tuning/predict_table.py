@@ -1,16 +1,16 @@
-"""`fastlstm predict` of a table: what a run of a forecaster ends at, from two short ones.
+"""`fastlstm predict` for a table: the final loss of a forecaster, from two short runs.
 
-A doubling of a complete run gains a share of what the doubling before it gained. Two complete runs,
-one twice as long as the other, say how much that was; where the longer one is no better, a longer
-one still will not be: a forecaster of a small table has learned what there is within a hundred
-steps. The share and the errors were measured on complete runs of 30 to 960 steps
-(`benchmarks/forecast_sizes.py --steps`, `benchmarks/fit_loss_law.py`; benchmarks/log).
+Doubling the length of a complete run gains a fixed share of the gain of the doubling before. Two
+complete runs, one twice as long as the other, measure that gain. If the longer run is no better,
+even longer runs will not be: a small table is learned within a hundred steps. The share and the
+errors were measured on complete runs of 30 to 960 steps (`benchmarks/forecast_sizes.py --steps`,
+`benchmarks/fit_loss_law.py`; benchmarks/log).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,24 +24,23 @@ from fastlstm.tuning.table_job import TableJob
 
 if TYPE_CHECKING:
     from fastlstm.forecast.config import ForecastConfig
-    from fastlstm.runs.events import Observer
     from fastlstm.training.trainer import Trainer
 
 KEPT_GAIN = 0.6
 """Share of the gain of a doubling that the next one gains."""
 _BELOW, _ABOVE = (0.025, 0.01), (0.045, 0.02)
-"""Shares of the loss from the prediction to the limits of 90 % of runs, below and above: at the
-length measured, and what is added per root of doublings. A longer run is more often worse than
-predicted than better: it learns the rows of a small table by heart."""
+"""Distances of the 90 % limits from the prediction, in shares of the loss: at the measured length,
+and more per root of doublings. A longer run is more often worse than predicted, as it overfits a
+small table."""
 FEWEST_STEPS = 60
-"""Of the longer short run: the law was measured from 60 steps and half as many on."""
+"""Of the longer short run: the law was measured on runs of 60 steps or more."""
 _LONGER = 0.65
-"""Share of the time of both short runs that the longer one takes."""
+"""Share of the longer one in the time of both short runs."""
 
 
 @dataclass(frozen=True)
 class PredictedLoss:
-    """Validation loss that a run is expected to end at, with the limits of 90 % of such runs."""
+    """The predicted validation loss of a run, with the limits for 90 % of such runs."""
 
     loss: float
     low: float
@@ -49,8 +48,8 @@ class PredictedLoss:
 
 
 def loss_after(steps: float, measured_steps: float, half: float, measured: float) -> PredictedLoss:
-    """Returns what a complete run ends at, from the losses of one of `measured_steps` and of one of
-    half as many, of the same model and table."""
+    """Returns the predicted loss of a complete run, from the losses of a run of half as many and of
+    one of `measured_steps` steps."""
     doublings = math.log2(steps / measured_steps)
     gained = max(0.0, half - measured)
     later = KEPT_GAIN * (1.0 - KEPT_GAIN**doublings) / (1.0 - KEPT_GAIN)
@@ -62,8 +61,8 @@ def loss_after(steps: float, measured_steps: float, half: float, measured: float
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """A complete short run with its validation loss, and `half_loss` of one of half as many steps;
-    `seconds` of both."""
+    """A complete short run with its validation loss, the `half_loss` of a run of half the steps, and
+    the `seconds` of both."""
 
     steps: int
     loss: float
@@ -75,8 +74,8 @@ class MeasuredRuns:
 
 @dataclass(frozen=True)
 class TablePrediction(RunPrediction):
-    """What a run of a forecaster is expected to end at; of a budget, calibration, the test part and
-    the report take `closing_s`."""
+    """The predicted result of a run of a forecaster; calibration, test and report of the run take
+    `closing_s`."""
 
     measured: MeasuredRuns
     closing_s: float
@@ -92,14 +91,14 @@ class TablePrediction(RunPrediction):
 
 def predict_forecaster(
     source: Any, config: ForecastConfig, given: Collection[str] = (),
-    measure_s: float | None = None, observers: Sequence[Observer] = (),
+    measure_s: float | None = None,
 ) -> TablePrediction:  # fmt: skip
-    """Trains two short complete runs and predicts what the whole run would end at.
+    """Trains two short complete runs and predicts the result of the whole run.
 
-    Arguments are as of `predict_run`; `measure_s` is of both short runs.
+    Arguments as of `predict_run`; `measure_s` is for both short runs together.
 
     Raises:
-        UsageError: the whole run is no longer than the short one.
+        UsageError: the whole run is no longer than the short run.
     """
     job, closings = TableJob(), list[Closing]()
     budget_s = StopCriterion.of(config, 1).budget_s
@@ -116,15 +115,15 @@ def predict_forecaster(
     short = _short(replace(config, **fixed), total, measure_s)
     names = {*given, "hidden_size"}
     ended_by = "steps" if short.budget is None else "budget"
-    end = end_of_run(source, short, {*names, ended_by}, observers, job.train)
+    end = end_of_run(source, short, {*names, ended_by}, job.train)
     half = replace(short, steps=max(1, end["step"] // 2), budget=None)
-    half_end = end_of_run(source, half, {*names, "steps"}, observers, job.train)
+    half_end = end_of_run(source, half, {*names, "steps"}, job.train)
     measured = MeasuredRuns(
         end["step"], end["best_loss"], half_end["best_loss"],
         end["elapsed_s"] + half_end["elapsed_s"], end["train_s"] / end["step"],
         end["spent_s"]["setup"],
     )  # fmt: skip
-    window_s = end["train_s"] / max(end["units"], 1) / 3.0  # of a forecast: forward only
+    window_s = end["train_s"] / max(end["units"], 1) / 3.0  # a forecast has no backward pass
     closing_s = closings[0].seconds(window_s)
     steps = float(total or 0)
     if budget_s is not None:
@@ -134,7 +133,7 @@ def predict_forecaster(
 
 
 def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:
-    """Returns the options of the longer short run of one that takes `total` steps, or a budget."""
+    """Returns the options of the longer short run; the whole run has `total` steps, or a budget."""
     if total is None or measure_s is not None:
         return replace(config, steps=None, epochs=None, budget=f"{_LONGER * (measure_s or 0.0):g}s")
     steps = short_steps(None, total, FEWEST_STEPS)

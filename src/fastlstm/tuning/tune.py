@@ -1,7 +1,7 @@
-"""Finds the settings that end best within a budget, by complete short runs.
+"""Finds the settings with the best result within a budget, by complete short runs.
 
 Limits of latency and bytes are measured on random weights, before any training; then an Optuna
-study trains short runs (`study`). What a `Job` is tells texts from tables.
+study (`study.py`) trains short runs. A `Job` is a text or a table.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Config = TrainConfig | ForecastConfig
 
 
 def job_of(config: _Config) -> Job:
-    """Returns the kind of training that a configuration is for."""
+    """Returns the kind of training of a configuration."""
     if isinstance(config, ForecastConfig):
         return TableJob()
     return TextJob(has_law=config.vocab != "bpe")
@@ -51,16 +51,16 @@ def job_of(config: _Config) -> Job:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search was asked for.
+    """Options of a search.
 
     Attributes:
         out: directory of the search.
-        time_s: for the short runs; default is twice the budget, or the least that is enough.
-        axes: of the job; empty means all but threads and precision.
-        limits: that every model must keep.
-        num_seeds: runs of every rung of a trial.
+        time_s: time of all short runs; default is twice the budget, or the least possible time.
+        axes: axes of the job; empty means all but threads and precision.
+        limits: limits of every model.
+        num_seeds: runs in every rung of a trial.
         resume: continue the search in `out`.
-        jobs: trials at a time, each in a process of its own; they share the cores.
+        jobs: trials at a time, in as many processes that share the cores.
     """
 
     out: Path
@@ -73,20 +73,8 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What a search found: the best settings, by field beside the given ones, and what a run
-    of the budget is expected to end at with them and by default. `facts` are all of it."""
-
-    options: dict[str, Any]
-    label: str
-    expected: float
-    default_expected: float
-    facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class _Work:
-    """What every process of a search needs."""
+    """The input of every process of a search."""
 
     source: Any
     config: _Config
@@ -105,15 +93,19 @@ class _Work:
 def tune_run(
     source: Any, config: _Config, given: Collection[str], search: Search,
     show: Show = lambda label, text: None,
-) -> Tuned:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Finds the best settings for a budget.
 
     Args:
         source: as of `fastlstm.train`.
         config: the options.
-        given: names of the options given, which stay.
-        search: what to search.
-        show: called with a label and a text of everything that was found.
+        given: names of the given options, which stay as they are.
+        search: options of the search.
+        show: called with a label and a text for every result.
+
+    Returns:
+        "best" with options, label, expected and default_expected; "default", the `Space`; "trials",
+        all short runs; "importance" of the axes; "about", the options of the search.
 
     Raises:
         UsageError: no budget, nothing to try, too little time, or no size within the limits.
@@ -139,13 +131,13 @@ def tune_run(
         try:
             study = studies.open_study(search.out, _about(work), search.resume)
         except FastLSTMError:
-            if not had_lock:  # a directory that is refused keeps no file of ours
+            if not had_lock:  # leave no file in a refused directory
                 (search.out / _LOCK).unlink(missing_ok=True)
             raise
         try:
             with studies.study_errors(search.out):
                 return _searched(work, study, replace(job, stop=stop), show)
-        except (Stopped, KeyboardInterrupt, SystemExit):  # the last by a signal while it times
+        except (Stopped, KeyboardInterrupt, SystemExit):  # SystemExit: a signal during timing
             done = counted(len(studies.runs_of(study)), "finished short run")
             raise Stopped(
                 f"stopped; {done} kept in {search.out}, continue with `resume=True`"
@@ -153,7 +145,7 @@ def tune_run(
 
 
 def _about(work: _Work) -> dict[str, Any]:
-    """Returns what a search that continues must have in common with the first start."""
+    """Returns the options that a continued search must have in common with its first start."""
     machine, search = describe_machine(), work.search
     return {
         "source": str(work.source),
@@ -164,8 +156,7 @@ def _about(work: _Work) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _searched(work: _Work, study: Study, job: Job, show: Show) -> Tuned:
-    """Returns what the search finds."""
+def _searched(work: _Work, study: Study, job: Job, show: Show) -> dict[str, Any]:
     space = studies.stored_space(study, work.search.out)
     if space is None:
         space = _prepared(work, job, show)
@@ -180,20 +171,16 @@ def _searched(work: _Work, study: Study, job: Job, show: Show) -> Tuned:
         study.sampler = studies.sampler_of(work.config.seed + len(study.trials))
         objective.optimize(study, left_s)
     best, expected, of_default = studies.best_trial(study)
-    label, options = best.user_attrs["label"], best.user_attrs["options"]
-    facts = {
+    found = {name: best.user_attrs[name] for name in ("options", "label")}
+    return {
         "about": _about(work), "default": asdict(space), "trials": studies.runs_of(study),
-        "best": {
-            "options": options, "label": label, "expected": expected,
-            "default_expected": of_default,
-        },
+        "best": {**found, "expected": expected, "default_expected": of_default},
         "importance": studies.importance(study),
     }  # fmt: skip
-    return Tuned(options, label, expected, of_default, facts)
 
 
 def _prepared(work: _Work, job: Job, show: Show) -> Space:
-    """Returns the settings to try, with their limits measured."""
+    """Returns the settings to try, within the limits."""
     found = list[Space]()
     plan_run(
         work.source, work.config, work.given,
@@ -202,8 +189,8 @@ def _prepared(work: _Work, job: Job, show: Show) -> Space:
     )  # fmt: skip
     if not found[0].values:
         raise UsageError(
-            f"--axes {','.join(work.search.axes)} leaves nothing to try: the options given fix it,"
-            " or nothing beside the default makes sense; give other `axes`"
+            f"--axes {','.join(work.search.axes)} leaves nothing to try: given options fix it, or"
+            " only the default fits; give other `axes`"
         )
     return found[0]
 
@@ -224,7 +211,7 @@ def _run_in_processes(work: _Work, job: Job, space: Space, left_s: float, show: 
         for n in range(work.search.jobs)
     ]
     try:
-        # The processes inherit the mask: this one says when they end.
+        # Processes inherit the mask: only this process ends them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             for process in processes:
@@ -256,7 +243,7 @@ def _worker(
     work: _Work, job: Job, space: Space, left_s: float, number: int, ended: ProcessEvent,
     lines: Connection, parent: int,
 ) -> None:  # fmt: skip
-    """A process that runs trials until the search is over, or its parent is gone."""
+    """Runs trials in a process until the search is over, or the parent process is gone."""
     job = replace(job, stop=lambda: ended.is_set() or os.getppid() != parent)
     try:
         study = studies.load_study(work.search.out, work.config.seed + number)
@@ -275,7 +262,7 @@ def _train(
     job: Job, work: _Work, space: Space, options: Mapping[str, Any], seconds: float, seed: int,
     out: Path,
 ) -> tuple[float, float]:  # fmt: skip
-    """Trains a complete short run; returns what it ended at, and what the whole run would."""
+    """Trains a complete short run; returns its result, and the expected one of the whole run."""
     if job.stop is not None and job.stop():
         raise Stopped("stopped between two short runs")
     kept = dict[str, Any]()

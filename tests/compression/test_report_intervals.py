@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastlstm.compression.statistics import bootstrap_interval
+from fastlstm.compression.report import bootstrap_interval
 
 
 def test_the_interval_of_independent_values() -> None:

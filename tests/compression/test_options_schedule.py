@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 
-from fastlstm.compression.schedule import PruningSchedule, in_steps
-from fastlstm.errors import ConfigError
+from fastlstm.compression.options import PruningSchedule, in_steps
 
 
 def polynomial_decay(
@@ -60,21 +56,3 @@ def test_shares_of_a_budget_make_masks_every_so_many_steps() -> None:
     assert not schedule.is_due(10, 0.24)
     assert not schedule.is_due(10, 0.76)
     assert schedule.sparsity(0.5) == 0.25
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"begin": 0, "end": 0.5}, "two numbers of steps .int. or two shares"),
-        ({"begin": 0.6, "end": 0.5}, "begin <= end"),
-        ({"begin": -1, "end": 5}, "0 <= begin"),
-        ({"begin": 0.5, "end": 1.5}, "shares up to 1.0"),
-        ({"begin": 0.5, "end": math.nan}, "begin <= end"),
-        ({"final": 1.0}, r"final is 1.0, expected a share in \[0, 1\)"),
-        ({"power": 0.0}, "power is 0.0"),
-        ({"every": 0}, "every 0"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        PruningSchedule(**{"final": 0.5, **fields})
