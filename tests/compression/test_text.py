@@ -364,9 +364,7 @@ def test_zeros(compressed: Compress, tmp_path: Path) -> None:
     recurrent = weights["layers.0.weight_hh_l0"]
     assert (recurrent == 0).mean() >= 0.5
     assert report.result.num_nonzero < 0.6 * report.result.num_parameters
-    assert report.notes == [
-        "the same speed as without zeros: no kernel is faster for single zeros"
-    ]
+    assert report.notes == ["the same speed as without zeros: no kernel is faster for single zeros"]
     assert report.methods[0] == "50 % of the weights pruned"
     assert compression_of(tmp_path / "out")["structured"] == "none"
 

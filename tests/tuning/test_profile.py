@@ -445,7 +445,7 @@ def test_a_file_that_is_no_trace_is_not_replaced(tmp_path, text, capsys):
     os.mkfifo(tmp_path / "pipe")
     for name in ("text.txt", "pipe", ".", "none/trace.json"):
         assert main(["profile", str(text), "--trace", str(tmp_path / name)]) == 1
-    assert "is there and is no trace" in capsys.readouterr().err
+    assert "exists and is no trace" in capsys.readouterr().err
     assert text.read_bytes() == before
     trace = tmp_path / "trace.json"
     trace.write_text('{\n  "schemaVersion": 1,')

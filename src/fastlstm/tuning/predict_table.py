@@ -61,8 +61,8 @@ def loss_after(steps: float, measured_steps: float, half: float, measured: float
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """A complete short run with its validation loss, the `half_loss` of a run of half the steps, and
-    the `seconds` of both."""
+    """A complete short run with its validation loss; `half_loss` of a run of half as many steps,
+    and the `seconds` of both."""
 
     steps: int
     loss: float

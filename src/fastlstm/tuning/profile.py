@@ -1,4 +1,4 @@
-"""`fastlstm profile`: what holds a training run back, found by changing it."""
+"""`fastlstm profile`: finds the bottlenecks of a training run by changing it."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 _FIRST_TURNS = 3
 _RANKING_SHARE, _LATE_SHARE = 0.5, 1.2
-"""Of the time: for all variants, the rest is for the one that is timed alone; and for those that
-have too few pairs for an interval."""
+"""Shares of the time: all variants are timed until the first (the rest is for one variant alone),
+those with too few pairs for an interval until the second."""
 _LONG_TURN_S, _ALONE_S = 0.25, 4.0
-"""Of the one that is timed alone: seconds of its turns, and of all of them at least."""
+"""Of the variant that is timed alone: seconds of a turn, and least seconds of all turns."""
 _RATE_SHARE = 0.3
-"""Of the time, for a learning rate that looks too high."""
+"""Share of the time for a learning rate that looks too high."""
 _MIN_WAIT = 0.02
-"""Share of the time of steps spent outside passes and optimizer, from which the loader is timed."""
+"""Share of steps outside passes and optimizer, above which the loader is timed."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found about a run.
+    """The profile of a run.
 
     Attributes:
-        unit: what a batch is counted in.
-        units_per_s: speed of its steps.
+        unit: unit of a batch, such as "tokens".
+        units_per_s: speed of the steps.
         ceiling_share: floating-point operations per second over the measured ceiling, or None.
-        phases: share of each phase of the time of the run.
-        verdicts: one on each cause: the recommended ones first, by what they are worth.
+        phases: share of each phase in the time of the run.
+        verdicts: one on each cause, recommended ones first, by worth.
         not_timed: variants that could not be timed, with the reason.
-        others: share of the machine's cores that other processes used, or None.
-        ops: operations of a step, longest first; empty where they were not asked for.
-        kernels: what each layer runs on.
+        others: share of the cores that other processes used, or None.
+        ops: operations of a step, longest first; may be empty.
+        kernels: the kernels of each layer.
     """
 
     unit: str
@@ -71,26 +71,26 @@ class Profile:
 
     @property
     def recommended(self) -> list[Verdict]:
-        """The verdicts with a gain of at least 5 % that surely is one."""
+        """The verdicts with a significant gain of at least 5 %."""
         return [verdict for verdict in self.verdicts if verdict.is_recommended]
 
     @property
     def is_undecided(self) -> bool:
-        """Whether nothing is recommended, but other processes forbid the verdict on a change."""
+        """Whether nothing is recommended, and other processes prevent a verdict."""
         return not self.recommended and any(verdict.is_undecided for verdict in self.verdicts)
 
     @property
     def to_try(self) -> list[Verdict]:
-        """The verdicts that are faster, with a quality that `fastlstm tune` finds out."""
+        """The verdicts on faster changes with a quality that `fastlstm tune` can find."""
         return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
     @property
     def step_share(self) -> float:
-        """The share of the time of the run that its steps take."""
+        """The share of steps in the time of the run."""
         return 1.0 - self.phases.get("evaluation", 0.0) - self.phases.get("checkpoint", 0.0)
 
     def to_dict(self) -> dict[str, object]:
-        """Returns all of it for JSON."""
+        """Returns the profile for JSON."""
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
         return {**asdict(self), "verdicts": verdicts, "is_undecided": self.is_undecided}
 
@@ -99,11 +99,11 @@ def profile_run(
     source: Any, config: Any, given: Collection[str], seconds: float = 12.0,
     with_ops: bool = False, trace: Path | None = None,
 ) -> tuple[Profile, Any]:  # fmt: skip
-    """Profiles a run in place of its training, for about so many seconds; nothing of it is kept.
+    """Profiles a run instead of training it, for about so many seconds, and throws it away.
 
-    The source, the options and the names of the given ones are as of `train`. A few steps
-    are recorded for the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the
-    options with everything chosen.
+    Source, options and names of the given options are as of `train`. A few steps are recorded for
+    the operations, or for a `trace` as Chrome's JSON. Returns the profile, and the options with
+    every choice made.
     """
     found = list[Profile]()
 
@@ -119,8 +119,8 @@ def profile_run(
 
 
 def profile_steps(trainer: Trainer, seconds: float) -> Profile:
-    """Times the steps of a run, before its first one, in turns with variants of it, for about so
-    many seconds in all; its weights change."""
+    """Times the steps of a run that was set up, in turns with its variants, for about so many
+    seconds in all; changes its weights."""
     started, usage = time.perf_counter(), MachineUsage()
     rates = DEFAULT_LEARNING_RATE if isinstance(trainer.task, TextTask) else LEARNING_RATES
     default_rate = rates[trainer.plan.options.optimizer]
@@ -163,11 +163,11 @@ def _verdicts_by_turns(
     base: Variant, makers: list[Candidate], others: list[Verdict],
     verdict_on: Callable[[Timed], Verdict], started: float, seconds: float,
 ) -> tuple[list[Verdict], list[str]]:  # fmt: skip
-    """Times all variants, then one alone, whose gain is the second measurement's: the first
-    one had it chosen. It is the one that is recommended first, else the best undecided one.
+    """Times all variants, then the first recommended one alone, else the best undecided one.
 
-    There is no second measurement where slow steps took all `seconds` since `started`. Returns all
-    verdicts with the `others`, which need no turns, and why some variants were not timed.
+    The gain of the latter is the one of the second measurement, as it was chosen by the first. Slow
+    steps that take all `seconds` since `started` leave no time for it. Returns all verdicts, with
+    the `others` (which need no turns), and why some variants were not timed.
     """
     rng, end = random.Random(0), started + seconds
     ranked_at, late = started + _RANKING_SHARE * seconds, started + _LATE_SHARE * seconds
@@ -188,7 +188,7 @@ def _verdicts_by_turns(
 
 
 def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float], float]:
-    """Returns the seconds of each phase of a few turns, and the seconds of a step."""
+    """Returns the seconds of each phase in a few turns, and the seconds of a step."""
     phases = PhaseTimes(trainer)
     unit_s = min(base.turn(TURN_S) for _ in range(_FIRST_TURNS))
     found = phases.take()
@@ -199,7 +199,7 @@ def _phases_of_steps(trainer: Trainer, base: Variant) -> tuple[dict[str, float],
 def _verdict(
     trainer: Trainer, timed: Timed, units_per_s: float, step_share: float, threads: int
 ) -> Verdict:
-    """Returns the verdict on a variant; if it changes learning, with the time to equal quality."""
+    """Returns the verdict on a variant; for a change of learning with the time to equal quality."""
     variant = timed.variant
     assert isinstance(variant, Variant)
     verdict = of_pairs(variant, timed.base, timed.other, trainer.task.unit, step_share)

@@ -1,4 +1,4 @@
-"""What a variant that changes learning gains: how much sooner a run reaches the same quality."""
+"""The gain of a change of learning: how much sooner a run reaches the same quality."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from fastlstm.training.trainer import Trainer
 
 _LAW_ERROR = 0.012
-"""Of the bits per character that the law gives (benchmarks/log)."""
+"""Relative error of the bits per character of the law (benchmarks/log)."""
 _HIGH_RATE = 2.0
-"""Times the default learning rate, from which a lower one is tried."""
+"""Ratio to the default learning rate from which a lower one is tried."""
 _PROBE_STEPS, _MIN_PROBE_STEPS = 48, 24
 
 
 def quality_gain(
     trainer: Trainer, units_per_s: float, options: Mapping[str, Any], ratios: tuple[float, float]
 ) -> tuple[float, float] | None:
-    """Returns by how much sooner a run with other options reaches what this one ends at: expected,
-    and at least.
+    """Returns how much sooner a run with other options reaches the final quality of this run:
+    expected, and at least; None if not known.
 
-    For texts the law of quality says it. Else the options are towards the defaults of the job, and
-    the gain of speed counts. None is returned where nothing is known. `ratios` are the speed of the
-    variant over the run's: expected, and at least.
+    For texts the law of quality predicts it. For tables the options move towards their defaults,
+    and the gain of speed counts. `ratios` are the relative speed of the variant: expected, and at
+    least.
     """
     task, run = trainer.task, trainer.plan.options
     if not isinstance(task, TextTask):
@@ -65,12 +65,10 @@ def quality_gain(
 
 
 def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict | None:
-    """Returns the verdict on a quarter of the learning rate, where the rate is far above the
-    default.
+    """Returns the verdict on a quarter of the learning rate, for a rate far above the default.
 
     Both rates take the same steps from the same weights; a rate that is too high ends with the
-    higher loss. The weights are as before afterwards. Returns None where too few steps fit into
-    so many `seconds` for both.
+    higher loss. Restores the weights. Returns None if too few steps of both fit into `seconds`.
     """
     rate = trainer.plan.options.learning_rate
     if rate is None or rate < _HIGH_RATE * default_rate:
@@ -97,7 +95,7 @@ def lower_rate(trainer: Trainer, default_rate: float, seconds: float) -> Verdict
 
 
 def _losses(trainer: Trainer, count: int) -> list[float]:
-    """Returns the losses of steps at the whole learning rate; an infinite one ends them."""
+    """Returns the losses of steps at the peak learning rate; the first infinite one is the last."""
     found = list[float]()
     for _ in range(count):
         loss, _ = trainer.step(trainer.task.loader.next())
@@ -108,7 +106,7 @@ def _losses(trainer: Trainer, count: int) -> list[float]:
 
 
 def _of_losses(own: list[float], other: list[float], rate: float) -> Verdict:
-    """Returns the verdict: how many steps sooner the lower rate has the loss of the higher one."""
+    """Returns the verdict: how much sooner the lower rate reaches the loss of the higher one."""
     window = max(4, len(own) // 6)
     ends = [sum(losses[-window:]) / window for losses in (own, other)]
     means = [sum(other[i : i + window]) / window for i in range(len(other) - window + 1)]
