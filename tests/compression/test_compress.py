@@ -40,7 +40,7 @@ def test_refusals(source: Path, tmp_path: Path, arguments: dict[str, Any], messa
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_run(tmp_path: Path, source: Path) -> None:
+def test_a_path_that_is_no_run_is_refused(tmp_path: Path, source: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no such run"):
         fastlstm.compress(tmp_path / "gone", out=tmp_path / "out", to="int8")
     (tmp_path / "sequence").mkdir()
@@ -51,7 +51,7 @@ def test_what_is_no_run(tmp_path: Path, source: Path) -> None:
         fastlstm.compress(source / "checkpoint-12", out=source, to="int8")
 
 
-def test_the_function_is_public_beside_its_folder() -> None:
+def test_compress_is_public() -> None:
     import fastlstm.compression.text
 
     assert callable(fastlstm.compress)

@@ -64,7 +64,7 @@ def test_the_teacher_gets_no_gradient() -> None:
     assert all(tensor.grad is not None for tensor in student)
 
 
-def test_a_student_that_predicts_as_its_teacher_has_nothing_to_learn() -> None:
+def test_a_student_equal_to_its_teacher_has_no_loss() -> None:
     student, _, targets = outputs()
     total, _ = distillation_loss(student, student, targets, 3.0, 1.0)
     assert total.item() == pytest.approx(0.0, abs=1e-12)
@@ -85,7 +85,7 @@ def test_autocast_rounds_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_bf16_products")
-def test_bf16_asks_torch_for_no_product_that_it_has_not_got() -> None:
+def test_bf16_avoids_products_that_torch_lacks() -> None:
     student, teacher, targets = outputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         total, _ = distillation_loss(student, teacher, targets, 2.0, 0.5)

@@ -24,7 +24,6 @@ from fastlstm.compression.report import bootstrap_interval
 from fastlstm.errors import (
     ConfigError,
     DataError,
-    FormatError,
     QualityError,
     RunDirectoryError,
     Stopped,
@@ -105,7 +104,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
         ("step_by_step", ("int4",)), ("streams", ("int8",)),
     ],
 )  # fmt: skip
-def test_a_rounded_forecaster_is_a_run_with_the_weights_that_were_measured(
+def test_a_rounded_forecaster_is_a_run_with_the_measured_weights(
     folder: Path, tmp_path: Path, kind: str, formats: tuple[str, ...]
 ) -> None:
     run = source(folder, kind)
@@ -201,7 +200,7 @@ def louder(num_rows: int = 120) -> pa.Table:
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_intervals_are_not_scored_on_what_they_were_calibrated_on(
+def test_intervals_are_not_scored_on_their_calibration_windows(
     folder: Path, tmp_path: Path, trains: bool
 ) -> None:
     run, other = source(folder, "bands"), tmp_path / "other.parquet"
@@ -231,7 +230,7 @@ def test_intervals_are_not_scored_on_what_they_were_calibrated_on(
     ("split", "part", "name"),
     [("60/40/0", "valid", "validation"), ("60/10/30", "test", "test")],
 )
-def test_where_one_part_has_windows_the_intervals_stay(
+def test_with_windows_in_one_part_the_intervals_stay(
     tmp_path: Path, split: str, part: str, name: str
 ) -> None:
     run, table, other = (tmp_path / n for n in ("run", "table.parquet", "other.parquet"))
@@ -345,7 +344,7 @@ def inputs_of(
     return tensors
 
 
-def test_what_is_stored_has_the_zeros_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_the_stored_weights_have_the_requested_zeros(folder: Path, tmp_path: Path) -> None:
     for structured, to in (("none", "int8"), ("blocks", "int8"), ("blocks", "fp32")):
         out = tmp_path / f"{structured}-{to}"
         report = compress(
@@ -389,13 +388,7 @@ def test_zeros_of_a_pruned_run_stay_in_a_second_compression(folder: Path, tmp_pa
     assert about("student")["structured"] is None
 
 
-def test_training_for_a_format_publishes_weights_of_it(folder: Path, tmp_path: Path) -> None:
-    report = compress(source(folder), tmp_path / "small", to="int4", **TRAIN)
-    assert report.training.steps == 10
-    assert report.result.weights == "int4"
-
-
-def test_what_is_less_than_the_source_has_it_as_the_teacher_and_no_dropout(
+def test_a_smaller_model_has_the_source_as_teacher_and_no_dropout(
     folder: Path, tmp_path: Path
 ) -> None:
     run = source(folder)
@@ -492,25 +485,8 @@ def test_a_stopped_compression_continues_bit_equal(
     assert files[0] == files[1]
 
 
-def test_another_compression_is_not_continued(folder: Path, tmp_path: Path) -> None:
-    run, out = source(folder), tmp_path / "small"
-    options: dict[str, Any] = {**TRAIN, "prune": 0.5, "structured": "units"}
-    with pytest.raises(Stopped):
-        compress(run, out, **options, stop=StopAt(9))
-    with pytest.raises(RunDirectoryError, match="already contains a run"):
-        compress(run, out, **options)
-    with pytest.raises(ConfigError, match=r"`prune=0\.25`: this run was started with 0\.5"):
-        compress(run, out, **{**options, "prune": 0.25}, resume=True)
-    with pytest.raises(FormatError, match="was started from another model"):
-        compress(source(folder, "both_ways"), out, **options, resume=True)
-    Forecaster(**QUICK).fit(str(folder / "point.parquet"), out=tmp_path / "other")
-    with pytest.raises(FormatError, match="was started by train, not by compress"):
-        compress(run, tmp_path / "other", **options, resume=True)
-    assert compress(run, out, observers=(), resume=True).training.steps == 10
-
-
 @pytest.mark.parametrize("trains", [True, False])
-def test_what_lost_too_much_is_not_published(
+def test_a_loss_above_the_limit_is_not_published(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     def worse(stored: Any, *args: Any) -> Any:
@@ -561,16 +537,6 @@ def test_a_used_budget_is_published_with_a_larger_limit(folder: Path, tmp_path: 
     assert (report.training.steps, report.training.reason) == (steps, "budget 5s")
 
 
-def test_a_run_that_ends_before_its_pruning_publishes_nothing(folder: Path, tmp_path: Path) -> None:
-    class EndEarly(fastlstm.Callback):
-        def on_update(self, trainer: Any) -> None:
-            trainer.end("early")
-
-    with pytest.raises(ConfigError, match="ended before the weights were pruned and rounded"):
-        compress(source(folder), tmp_path / "small", prune=0.5, callbacks=[EndEarly()], **TRAIN)
-    assert not RunDirectory(tmp_path / "small").has_published()
-
-
 def test_a_student_has_other_sizes_and_the_source_as_teacher(folder: Path, tmp_path: Path) -> None:
     report = compress(
         source(folder), tmp_path / "student", hidden_size=16, num_layers=2, alpha=0.7, **TRAIN
@@ -619,7 +585,7 @@ def test_learning_rates_of_a_chain_are_shares_of_the_first(folder: Path, tmp_pat
         ({"tbptt": 12, "batch_size": 2}, "the teacher has stateful True and the student False"),
     ],
 )
-def test_a_teacher_that_forecasts_something_else_is_refused(
+def test_a_teacher_with_another_task_is_refused(
     folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     run = source(folder)
@@ -639,25 +605,17 @@ def test_a_teacher_that_forecasts_something_else_is_refused(
             "`rnn_size` is not an option for a forecaster.*`hidden_size`",
         ),
         ({"prune": 0.2, "structured": "units"}, ConfigError, "of 32 hidden units removes none"),
-        ({"prune": 1.0}, ConfigError, "`prune` is 1.0, expected"),
         ({"to": "int8", "data": "absent.csv"}, DataError, "there is no file"),
         ({"distil": "absent"}, RunDirectoryError, "no such run"),
-        ({"to": "int4", "prune": 0.5, "structured": "blocks"}, ConfigError, "no block-sparse form"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_one_line(
+def test_wrong_options_are_refused_in_one_line(
     folder: Path, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
         compress(source(folder), tmp_path / "small", **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "small").exists()
-
-
-def test_a_run_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
-    compress(source(folder), tmp_path / "small", to="int8")
-    with pytest.raises(RunDirectoryError, match="contains a model without a checkpoint"):
-        compress(source(folder), tmp_path / "small", to="fp16")
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -714,7 +672,7 @@ def test_training_on_continues_in_fp32(folder: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again" / "config.json").read_bytes())["format"] == 3
 
 
-def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
+def test_errors_by_blocks_equal_a_backtest(folder: Path) -> None:
     for kind in ("everything", "quantiles"):
         stored = read_forecaster(source(folder, kind))
         model = Forecaster.load(source(folder, kind))
@@ -739,7 +697,7 @@ def test_errors_by_blocks_are_those_of_a_backtest(folder: Path) -> None:
         assert (change.difference, change.low, change.high) == pytest.approx((1, 1, 1))
 
 
-def test_intervals_are_of_neighbouring_blocks_as_long_as_a_horizon() -> None:
+def test_the_bootstrap_draws_neighbouring_blocks_of_a_horizon() -> None:
     firsts = np.concatenate([np.arange(32) * 50, 100_000 + np.arange(32) * 50])  # two series
     walk = np.random.default_rng(0).normal(size=64).cumsum()
     order = np.argsort(np.arange(64) * 0.618 % 1)  # as `blocks_of` lists them
@@ -760,7 +718,7 @@ def test_intervals_are_of_neighbouring_blocks_as_long_as_a_horizon() -> None:
     assert change.difference == pytest.approx(walk @ counts / counts.sum())
 
 
-def test_the_command_line_says_what_computes(
+def test_the_command_line_names_the_format_in_use(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out, table = source(folder), tmp_path / "small", str(folder / "point.parquet")

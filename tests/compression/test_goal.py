@@ -121,17 +121,17 @@ def test_bad_goals(fields: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("method", [{"to": "int8"}, {"prune": 0.5}, {"rnn_size": 16}])
-def test_a_method_beside_a_goal(method: dict[str, Any], compressed: Compress) -> None:
+def test_a_method_beside_a_goal_is_refused(method: dict[str, Any], compressed: Compress) -> None:
     with pytest.raises(ConfigError, match="chooses the method by itself; leave out"):
         compressed(max_bytes="1M", **method)
 
 
-def test_a_way_without_a_teacher_refuses_options_of_one(compressed: Compress) -> None:
+def test_options_of_a_teacher_are_refused_without_a_teacher(compressed: Compress) -> None:
     with pytest.raises(ConfigError, match="`temperature` is for distillation"):
         compressed(max_bytes="1M", temperature=3.0)
 
 
-def test_a_text_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
+def test_a_goal_that_needs_no_training(compressed: Compress, tmp_path: Path) -> None:
     limit = compressed("int8", to="int8").result.file_bytes
     report = compressed(max_bytes=str(limit))
     assert report.result.weights == "int8"
@@ -143,7 +143,7 @@ def test_a_text_that_needs_no_training(compressed: Compress, tmp_path: Path) -> 
     assert (about["weights"], about["prune"]) == ("int8", None)
 
 
-def test_a_text_whose_units_are_removed(compressed: Compress, tmp_path: Path) -> None:
+def test_a_goal_that_removes_units(compressed: Compress, tmp_path: Path) -> None:
     limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
     report = compressed(max_bytes=str(limit), steps=4)
     assert report.result.file_bytes <= limit
@@ -174,7 +174,7 @@ class _StopAt(Callback):
             raise Stopped("stopped")
 
 
-def test_the_choice_stays_when_resumed(
+def test_a_resumed_search_for_a_goal_keeps_its_method(
     compressed: Compress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes

@@ -40,7 +40,7 @@ def config_of(run: Path) -> ModelConfig:
 
 
 @pytest.mark.parametrize("rank", [1, 5, 15])
-def test_it_is_the_nearest_matrix_of_the_rank(rank: int) -> None:
+def test_the_nearest_matrix_of_a_rank(rank: int) -> None:
     weights = random_weights(CONFIG)
     small, config = with_output_rank(weights, CONFIG, rank)
     assert {name: w.shape for name, w in small.items()} == parameter_shapes(config)
@@ -55,7 +55,7 @@ def test_it_is_the_nearest_matrix_of_the_rank(rank: int) -> None:
     np.testing.assert_allclose(kept, s[: max(1, rank - 1)], rtol=1e-5)
 
 
-def test_a_matrix_in_whole_numbers_is_taken_as_what_it_stands_for() -> None:
+def test_a_quantized_matrix_is_read_as_floats() -> None:
     weights = random_weights(CONFIG)
     codes = {n: quantize(w, "int8") if w.ndim == 2 else w for n, w in weights.items()}
     small, _ = with_output_rank(codes, CONFIG, 6)
@@ -81,7 +81,9 @@ def test_without_training(source: Path, compressed: Compress, tmp_path: Path, to
     assert len(fastlstm.LM.load(tmp_path / "out").generate("a", max_tokens=5, seed=0)) > 0
 
 
-def test_training_that_is_worse_than_none(compressed: Compress, tmp_path: Path) -> None:
+def test_training_that_is_worse_than_a_low_rank_without_it(
+    compressed: Compress, tmp_path: Path
+) -> None:
     report = compressed(output_rank=8, to="int8", steps=3, learning_rate=10.0)
     last = "int8, rounded to the nearest, which lost less than training"
     assert report.methods == ["output of rank 8 instead of 32", last]
@@ -93,7 +95,7 @@ def test_training_that_is_worse_than_none(compressed: Compress, tmp_path: Path) 
     assert stored.config["compression"]["is_trained"] is False
 
 
-def test_with_training_run_is_the_teacher(
+def test_with_training_the_source_is_the_teacher(
     source: Path, compressed: Compress, tmp_path: Path
 ) -> None:
     report = compressed(output_rank=6, to="int8", steps=4)
@@ -155,7 +157,7 @@ def stop_at(step: int) -> Callable[[Any], None]:
     return observe
 
 
-def test_again_with_a_smaller_rank_or_with_less(
+def test_a_second_compression_may_lower_the_rank(
     source: Path, compressed: Compress, tmp_path: Path
 ) -> None:
     quiet: dict[str, Any] = {"observers": (), "threads": 1, "tensorboard": False}
@@ -172,7 +174,7 @@ def test_again_with_a_smaller_rank_or_with_less(
         )  # fmt: skip
 
 
-def test_a_student_may_have_one(compressed: Compress, tmp_path: Path) -> None:
+def test_a_student_may_have_an_output_of_low_rank(compressed: Compress, tmp_path: Path) -> None:
     compressed(rnn_size=16, output_rank=4, steps=3)
     config = config_of(tmp_path / "out")
     assert (config.rnn_size, config.output_rank) == (16, 4)
@@ -188,7 +190,7 @@ def test_a_student_may_have_one(compressed: Compress, tmp_path: Path) -> None:
         (400, 200, 0, {"output_rank": 64}, None),
     ],
 )
-def test_an_output_that_a_rank_would_shrink(
+def test_a_lower_rank_is_tried_for_a_large_output(
     rows: int, columns: int, other: int, changes: dict[str, Any], want: int | None
 ) -> None:
     config = ModelConfig(vocab_size=rows, embed_size=200, rnn_size=200, **changes)

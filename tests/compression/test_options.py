@@ -62,7 +62,7 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
      "polynomial:-1,5,3,1",
      "polynomial:0,1,nan,1e999"],
 )  # fmt: skip
-def test_a_schedule_that_makes_no_sense(schedule: str) -> None:
+def test_an_invalid_schedule_is_refused(schedule: str) -> None:
     with pytest.raises(ConfigError, match="expected polynomial:BEGIN,END,POWER,EVERY such as"):
         CompressConfig(prune=0.5, schedule=schedule)
 
@@ -111,13 +111,13 @@ def test_options_of_the_other_kind() -> None:
         CompressConfig(hidden_size=16).refuse(["hidden_size"], "a text")
 
 
-def test_training_options_are_trains() -> None:
+def test_training_options_exist_in_train() -> None:
     names = set(TRAINING)
     assert names <= set(TrainConfig.__dataclass_fields__)
     assert names <= set(CompressConfig.__dataclass_fields__)
 
 
-def test_a_share_that_the_source_was_pruned_by_is_refused() -> None:
+def test_pruning_to_no_more_zeros_is_refused() -> None:
     source = {"prune": 0.75, "structured": "blocks"}
     with pytest.raises(ConfigError, match=r"is no more than the 0\.75 that RUN was pruned by"):
         CompressConfig(prune=0.75, structured="blocks").require_more_zeros(source)

@@ -21,7 +21,7 @@ def polynomial_decay(
     ("final", "begin", "end", "power", "every"),
     [(0.9, 0, 100, 3, 10), (0.8, 7, 63, 3, 1), (0.75, 10, 95, 2.5, 20), (0.999, 1, 2, 3, 100)],
 )
-def test_every_step_is_that_of_polynomial_decay(
+def test_the_schedule_equals_polynomial_decay(
     final: float, begin: int, end: int, power: float, every: int
 ) -> None:
     schedule = PruningSchedule(final=final, begin=begin, end=end, power=power, every=every)
@@ -39,7 +39,7 @@ def test_a_schedule_of_one_step_prunes_at_once() -> None:
     assert [schedule.is_due(step, step) for step in (3, 4, 5)] == [False, True, False]
 
 
-def test_shares_become_steps_where_these_are_known() -> None:
+def test_shares_become_steps_if_the_steps_are_known() -> None:
     shares = PruningSchedule(final=0.5, begin=0.05, end=0.6)
     steps = shares.resolved(1000)
     assert (steps.begin, steps.end, type(steps.begin), type(steps.end)) == (50, 600, int, int)
@@ -50,7 +50,7 @@ def test_shares_become_steps_where_these_are_known() -> None:
     assert (in_steps(1, 1000), in_steps(1.0, 1000), in_steps(0.5, None)) == (1, 1000, 0.5)
 
 
-def test_shares_of_a_budget_make_masks_every_so_many_steps() -> None:
+def test_a_budget_renews_masks_every_so_many_steps() -> None:
     schedule = PruningSchedule(final=0.5, begin=0.25, end=0.75, power=1.0, every=5)
     assert [schedule.is_due(step, 0.3) for step in (9, 10, 11)] == [False, True, False]
     assert not schedule.is_due(10, 0.24)

@@ -53,7 +53,7 @@ def logits(teacher: ReadingTeacher) -> Tensor:
     return teacher.output(WHOLE).logits(WHOLE, torch.float32)
 
 
-def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> None:
+def test_kept_logits_equal_those_of_a_reading_teacher() -> None:
     loader = make_loader()
     keeps, reads = make_teacher(loader), ReadingTeacher(make_teaching(), "fp32", 4)
     for batch in islice(loader.first_epoch(), loader.steps_per_epoch):
@@ -72,7 +72,7 @@ def test_the_first_epoch_is_read_as_by_a_teacher_that_reads_every_batch() -> Non
     assert keeps.carried() == {}
 
 
-def test_later_epochs_get_what_was_predicted_at_the_same_place_of_the_text() -> None:
+def test_later_epochs_get_the_logits_of_the_same_positions() -> None:
     loader = make_loader()
     teacher, kept = make_teacher(loader), torch.full((1000, 20), torch.nan)
     positions = set()
@@ -93,7 +93,7 @@ def test_later_epochs_get_what_was_predicted_at_the_same_place_of_the_text() -> 
     loader.close()
 
 
-def test_what_the_first_epoch_leaves_out_is_read_with_it() -> None:
+def test_tokens_outside_the_batches_are_read_too() -> None:
     loader = make_loader(dataclasses.replace(CONFIG, lane_reset=0.0))
     teacher = make_teacher(loader)
     assert isinstance(teacher, RememberingTeacher)
@@ -162,7 +162,7 @@ def test_catching_up_is_shown_and_can_be_stopped() -> None:
     assert loader.state_dict() == {"epoch": 0, "index": 7}
 
 
-def test_the_batches_of_training_are_read_without_asking_to_stop() -> None:
+def test_batches_of_training_are_read_without_polling_stop() -> None:
     loader = TextLoader(open_batches(CONFIG, IDS), should_stop=lambda: True)
     teacher = make_teacher(loader)
     batch = next(make_loader().first_epoch())
