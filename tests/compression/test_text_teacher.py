@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fastlstm.compression import text_training
-from fastlstm.compression.distillation import Logits, OutputLayer
 from fastlstm.compression.text_training import (
+    Logits,
+    OutputLayer,
     ReadingTeacher,
     RememberingTeacher,
     Teaching,

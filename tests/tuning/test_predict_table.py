@@ -13,8 +13,8 @@ from fastlstm.cli.predict import table_rows as rows
 from fastlstm.errors import UsageError
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.tuning import predict_table
-from fastlstm.tuning.predict_table import (
+from fastlstm.tuning import predict
+from fastlstm.tuning.predict import (
     KEPT_GAIN,
     MeasuredRuns,
     TablePrediction,
@@ -76,7 +76,7 @@ def test_the_command_prints_the_prediction_and_what_trains_it(
     def few_steps(config: ForecastConfig, *_: Any) -> ForecastConfig:
         return replace(config, steps=30, budget=None)
 
-    monkeypatch.setattr(predict_table, "_short", few_steps)
+    monkeypatch.setattr(predict, "_short", few_steps)
     monkeypatch.chdir(tmp_path)
     words = ["predict", str(table), *SIZES, "--budget", "60s"]
     assert main([*words, "--json"]) == 0
@@ -106,7 +106,7 @@ def test_two_short_runs_predict_the_number_of_steps(table: Path, monkeypatch: py
             "train_s": 0.02 * steps, "units": 32 * steps, "spent_s": {"setup": 1.0},
         }  # fmt: skip
 
-    monkeypatch.setattr(predict_table, "end_of_run", ended)
+    monkeypatch.setattr(predict, "end_of_run", ended)
     monkeypatch.setattr(Closing, "seconds", lambda closing, window_s: 1e5 * window_s)
     config = ForecastConfig(
         horizon=4, target=("y",), input_size=16, patch=4, hidden_size=16, threads=1, budget="100s"

@@ -32,8 +32,7 @@ from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import op_times, profile
 from fastlstm.tuning.op_times import _by_name, _write_trace, check_trace
 from fastlstm.tuning.planned_run import _Planner
-from fastlstm.tuning.profile import Profile, profile_run
-from fastlstm.tuning.quality_gain import _of_losses, lower_rate, quality_gain
+from fastlstm.tuning.profile import Profile, _of_losses, lower_rate, profile_run, quality_gain
 from fastlstm.tuning.turns import Candidate, Timed
 from fastlstm.tuning.variants import (
     CHANGES_LEARNING,

@@ -1,4 +1,4 @@
-"""A text model that is compressed: read, rounded, measured beside its result, written."""
+"""Compresses a text model: reads, rounds and measures it, and lowers the rank of its output."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from fastlstm.compression.goal import Attempt, CompressionWay, ways_of_text
-from fastlstm.compression.low_rank import check_output_rank, output_to_shrink, with_output_rank
 from fastlstm.compression.options import CompressConfig
-from fastlstm.compression.pruning import pruned
+from fastlstm.compression.pruning import OUTPUT_SHARE, pruned
 from fastlstm.compression.report import (
     Change,
     CompressReport,
@@ -31,7 +30,7 @@ from fastlstm.compression.report import (
 )
 from fastlstm.compression.session import CompressionSession, CompressionSource, Result
 from fastlstm.compression.units import without_units
-from fastlstm.errors import DataError, FormatError, NonFiniteError
+from fastlstm.errors import ConfigError, DataError, FormatError, NonFiniteError
 from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
@@ -71,6 +70,7 @@ STREAMS = (1, 64)
 MAX_SCORED = 1_000_000
 """Most tokens in a measurement of quality; a fiftieth where torch runs them one by one."""
 _LOGIT_TOKENS, _LOGIT_LANES, _LOGIT_STEPS = 4096, 16, 16
+OUTPUT, PROJECTION = "output.weight", "projection.weight"
 _SPARSE_SHARE = 0.25
 """A matrix with so many blocks of zeros is stored block-sparse, without them."""
 
@@ -393,3 +393,53 @@ def missing_features(model: TextModel) -> list[str]:
         model.weight_format in ("int8", "int4") and "avx512_vnni" not in hardware.cpu().features
     )
     return [f"has no AVX-512 VNNI, with which {model.weight_format} is fastest"] * is_slow
+
+
+def check_output_rank(config: ModelConfig, rank: int) -> None:
+    """Raises ConfigError for tied weights, and for a rank that is not smaller."""
+    if config.tie_weights:
+        raise ConfigError(
+            "the output matrix of the model is its embedding (tied weights), which keeps its rank;"
+            " leave out `output_rank`"
+        )
+    largest = config.output_rank or min(config.vocab_size, config.rnn_size)
+    if rank >= largest:
+        raise ConfigError(
+            f"`output_rank` is {rank}, expected less than {largest}, the rank of the model's output"
+        )
+
+
+def output_to_shrink(weights: Mapping[str, Any], config: ModelConfig) -> int | None:
+    """Returns the columns of the output matrix, if a lower rank would shrink the model by much.
+
+    Returns None if the matrix is tied, has a lower rank, is at most a tenth of the weights, or has
+    fewer than two rows a column.
+    """
+    if config.tie_weights or config.output_rank:
+        return None
+    rows, columns = weights[OUTPUT].shape
+    total = sum(math.prod(weight.shape) for weight in weights.values())
+    is_large = rows >= 2 * columns and rows * columns > OUTPUT_SHARE * total
+    return int(columns) if is_large else None
+
+
+def with_output_rank(
+    weights: Mapping[str, Any], config: ModelConfig, rank: int
+) -> tuple[dict[str, Any], ModelConfig]:
+    """Returns weights with the nearest output matrix of a rank, and the sizes of that model.
+
+    The largest values of the singular value decomposition ``U S V^T``, in float64, stay: the output
+    matrix is ``U sqrt(S)``, the projection before it ``sqrt(S) V^T``. An output that has a
+    projection already is multiplied out first.
+    """
+    check_output_rank(config, rank)
+    names = (OUTPUT, PROJECTION) if config.output_rank else (OUTPUT,)
+    floats = as_floats({name: weights[name] for name in names})
+    whole = np.asarray(floats[OUTPUT], np.float64)
+    if config.output_rank:
+        whole = whole @ np.asarray(floats[PROJECTION], np.float64)
+    u, s, vt = np.linalg.svd(whole, full_matrices=False)
+    root = np.sqrt(s[:rank])
+    factors = {OUTPUT: u[:, :rank] * root, PROJECTION: root[:, None] * vt[:rank]}
+    small = {name: np.ascontiguousarray(w, np.float32) for name, w in factors.items()}
+    return {**weights, **small}, replace(config, output_rank=rank)

@@ -1,20 +1,34 @@
-"""`fastlstm predict` for a text: the final quality of a run, from a short run of the same model."""
+"""`fastlstm predict`: the result of a training run, from short runs of the same model.
+
+A text needs one short run and the law of quality (`text/quality_prediction.py`). A table needs two:
+doubling the length of a complete run gains a fixed share of the gain of the doubling before. Two
+complete runs, one twice as long as the other, measure that gain. If the longer run is no better,
+even longer runs will not be: a small table is learned within a hundred steps. The share and the
+errors were measured on complete runs of 30 to 960 steps (`benchmarks/forecast_sizes.py --steps`,
+`benchmarks/fit_loss_law.py`; benchmarks/log).
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import UsageError, counted
+from fastlstm.forecast.closing import Closing
+from fastlstm.forecast.config import ForecastConfig
+from fastlstm.forecast.task import ForecastTask
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_prediction import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
 from fastlstm.text.task import TextTask
+from fastlstm.training.evaluations import SPREAD_SHARE
 from fastlstm.training.schedule import StopCriterion
 from fastlstm.tuning.planned_run import chosen_sizes, describe_machine, end_of_run, plan_run
+from fastlstm.tuning.table_job import TableJob
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
@@ -28,6 +42,16 @@ _STEPS_SHARE = 0.8
 """Of the time of a short run, without set-up and evaluations."""
 _FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Lengths of the runs in the table of predictions, in lengths of the run."""
+KEPT_GAIN = 0.6
+"""Share of the gain of a doubling that the next one gains."""
+_BELOW, _ABOVE = (0.025, 0.01), (0.045, 0.02)
+"""Distances of the 90 % limits from the prediction, in shares of the loss: at the measured length,
+and more per root of doublings. A longer run is more often worse than predicted, as it overfits a
+small table."""
+FEWEST_TABLE_STEPS = 60
+"""Of the longer short run: the law was measured on runs of 60 steps or more."""
+_LONGER = 0.65
+"""Share of the longer one in the time of both short runs."""
 
 
 @dataclass(frozen=True)
@@ -189,3 +213,105 @@ def law_of(start: Event, end: Event, optimizer: str) -> QualityPrediction:
         tokens_per_s=end["units"] / (end["elapsed_s"] - setup_s),
         setup_s=setup_s,
     )
+
+
+@dataclass(frozen=True)
+class PredictedLoss:
+    """The predicted validation loss of a run, with the limits for 90 % of such runs."""
+
+    loss: float
+    low: float
+    high: float
+
+
+def loss_after(steps: float, measured_steps: float, half: float, measured: float) -> PredictedLoss:
+    """Returns the predicted loss of a complete run, from the losses of a run of half as many and of
+    one of `measured_steps` steps."""
+    doublings = math.log2(steps / measured_steps)
+    gained = max(0.0, half - measured)
+    later = KEPT_GAIN * (1.0 - KEPT_GAIN**doublings) / (1.0 - KEPT_GAIN)
+    loss = measured - gained * later
+    root = math.sqrt(abs(doublings))
+    below, above = (abs(loss) * (near + each * root) for near, each in (_BELOW, _ABOVE))
+    return PredictedLoss(loss, loss - below, loss + above)
+
+
+@dataclass(frozen=True)
+class MeasuredRuns:
+    """A complete short run with its validation loss; `half_loss` of a run of half as many steps,
+    and the `seconds` of both."""
+
+    steps: int
+    loss: float
+    half_loss: float
+    seconds: float
+    step_s: float
+    setup_s: float
+
+
+@dataclass(frozen=True)
+class TablePrediction(RunPrediction):
+    """The predicted result of a run of a forecaster; calibration, test and report of the run take
+    `closing_s`."""
+
+    measured: MeasuredRuns
+    closing_s: float
+
+    def after(self, steps: float) -> PredictedLoss:
+        measured = self.measured
+        return loss_after(steps, measured.steps, measured.half_loss, measured.loss)
+
+    def seconds_for(self, steps: float) -> float:
+        training_s = steps * self.measured.step_s / (1.0 - SPREAD_SHARE)
+        return training_s + self.measured.setup_s + self.closing_s
+
+
+def predict_forecaster(
+    source: Any, config: ForecastConfig, given: Collection[str] = (),
+    measure_s: float | None = None,
+) -> TablePrediction:  # fmt: skip
+    """Trains two short complete runs and predicts the result of the whole run.
+
+    Arguments as of `predict_run`; `measure_s` is for both short runs together.
+
+    Raises:
+        UsageError: the whole run is no longer than the short run.
+    """
+    job, closings = TableJob(), list[Closing]()
+    budget_s = StopCriterion.of(config, 1).budget_s
+    if budget_s is not None:
+        measure_s = short_run_s(measure_s, budget_s)
+
+    def look(trainer: Trainer) -> None:
+        assert isinstance(trainer.task, ForecastTask)
+        closings.append(trainer.task.closing)
+
+    planned = plan_run(source, config, given, look, job.train)
+    fixed = chosen_sizes(config, planned.options)
+    total = StopCriterion.of(config, planned.steps_per_epoch).total_steps
+    short = _short(replace(config, **fixed), total, measure_s)
+    names = {*given, "hidden_size"}
+    ended_by = "steps" if short.budget is None else "budget"
+    end = end_of_run(source, short, {*names, ended_by}, job.train)
+    half = replace(short, steps=max(1, end["step"] // 2), budget=None)
+    half_end = end_of_run(source, half, {*names, "steps"}, job.train)
+    measured = MeasuredRuns(
+        end["step"], end["best_loss"], half_end["best_loss"],
+        end["elapsed_s"] + half_end["elapsed_s"], end["train_s"] / end["step"],
+        end["spent_s"]["setup"],
+    )  # fmt: skip
+    window_s = end["train_s"] / max(end["units"], 1) / 3.0  # a forecast has no backward pass
+    closing_s = closings[0].seconds(window_s)
+    steps = float(total or 0)
+    if budget_s is not None:
+        training_s = budget_s - measured.setup_s - closing_s
+        steps = max(measured.steps, (1.0 - SPREAD_SHARE) * training_s / measured.step_s)
+    return TablePrediction(measured, steps, fixed, closing_s)
+
+
+def _short(config: ForecastConfig, total: int | None, measure_s: float | None) -> ForecastConfig:
+    """Returns the options of the longer short run; the whole run has `total` steps, or a budget."""
+    if total is None or measure_s is not None:
+        return replace(config, steps=None, epochs=None, budget=f"{_LONGER * (measure_s or 0.0):g}s")
+    steps = short_steps(None, total, FEWEST_TABLE_STEPS)
+    return replace(config, steps=steps, epochs=None, budget=None)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastlstm.compression import distillation
-from fastlstm.compression.distillation import OutputLayer, distillation_loss
+from fastlstm.compression import text_training
+from fastlstm.compression.text_training import OutputLayer, distillation_loss
 
 N, V = 150, 11
 
@@ -43,7 +43,7 @@ def plain(
 def test_loss_and_gradients_are_torchs(
     temperature: float, alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation, "CHUNK_ELEMENTS", chunk)  # 3 chunks of 64, 64 and 22 rows
+    monkeypatch.setattr(text_training, "CHUNK_ELEMENTS", chunk)  # 3 chunks of 64, 64 and 22 rows
     student, teacher, targets = outputs()
     total, nats = distillation_loss(student, teacher, targets, temperature, alpha)
     want = plain(student, teacher, targets, temperature, alpha)

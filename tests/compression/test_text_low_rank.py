@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import fastlstm
-from fastlstm.compression.low_rank import output_to_shrink, with_output_rank
 from fastlstm.compression.report import CompressReport
+from fastlstm.compression.text import output_to_shrink, with_output_rank
 from fastlstm.errors import ConfigError, Stopped
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize, rounded
 from fastlstm.text.config import ModelConfig
