@@ -285,10 +285,12 @@ def prepared(text: Path, limits: SizeLimits | None = None, **options: Any) -> Sp
     values = {"preset": "tiny", "budget": "60s", "precision": "fp32", "threads": 1, **options}
     found = list[Space]()
     axes = tuple(axis for axis in TextJob.fields if axis not in ("threads", "precision"))
-    search = Search(Path("unused"), axes=axes, limits=limits or SizeLimits())
+    search = Search(
+        None, None, {"budget"}, Path("unused"), axes=axes, limits=limits or SizeLimits()
+    )  # fmt: skip
 
     def look(trainer: Any) -> None:
-        found.append(TextJob().prepare(trainer, {"budget"}, search, lambda *_: None))
+        found.append(TextJob().prepare(trainer, search, lambda *_: None))
 
     plan_run(str(text), TrainConfig(**values), {"budget", *options}, look)
     return found[0]

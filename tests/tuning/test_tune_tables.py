@@ -92,7 +92,7 @@ def prepared(table: Path, search: Search, **changes: Any) -> Space:
     found = list[Space]()
 
     def look(trainer: Trainer) -> None:
-        found.append(TableJob().prepare(trainer, {"horizon"}, search, lambda *_: None))
+        found.append(TableJob().prepare(trainer, search, lambda *_: None))
 
     plan_run(str(table), ForecastConfig(**{**values, **changes}), {"horizon"}, look,
              TableJob().train)  # fmt: skip
@@ -100,7 +100,7 @@ def prepared(table: Path, search: Search, **changes: Any) -> Space:
 
 
 def test_the_longest_input_leaves_room_for_the_horizon(table: Path):
-    search = Search(Path("unused"), axes=("input",))
+    search = Search(None, None, {"horizon"}, Path("unused"), axes=("input",))
     for length, tried in ((248, [124, 496]), (252, [124])):
         space = prepared(table, search, input_size=length, threads=None)
         assert "threads" not in space.options, "a command has no --threads None"
@@ -111,7 +111,7 @@ def test_the_longest_input_leaves_room_for_the_horizon(table: Path):
 def test_threads_and_precision_are_axes_if_named(table: Path, monkeypatch):
     monkeypatch.setattr(job.hardware, "cores", lambda: 4)
     monkeypatch.setattr(job.hardware, "may_gain_by_bf16", lambda: True)
-    search = Search(Path("unused"), axes=("threads", "precision"))
+    search = Search(None, None, {"horizon"}, Path("unused"), axes=("threads", "precision"))
     space = prepared(table, search, precision="fp32")
     assert space.values == {"threads": [1, 4, 2], "precision": ["fp32", "bf16"]}
 
@@ -121,7 +121,14 @@ def test_limits_lead_to_smaller_sizes(table: Path, monkeypatch: pytest.MonkeyPat
         table_job, "forecast_cost",
         lambda config, limits: ModelCost(1.0, 1000 * config.hidden_size, 0.9, 1.1),
     )  # fmt: skip
-    search = Search(Path("unused"), axes=("size",), limits=SizeLimits(max_bytes=100_000))
+    search = Search(
+        None,
+        None,
+        {"horizon"},
+        Path("unused"),
+        axes=("size",),
+        limits=SizeLimits(max_bytes=100_000),
+    )
     space = prepared(table, search, hidden_size=512)
     assert space.options["hidden_size"] == 64
     assert space.values == {"size": [64, 32]}

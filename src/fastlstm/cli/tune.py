@@ -84,15 +84,15 @@ def run(argv: list[str]) -> int:
     from fastlstm.tuning.tune import Search, job_of, tune_run
 
     search = Search(
-        Path(parsed["out"]), time_s, axes, SizeLimits(**limits), parsed["seeds"], parsed["resume"],
-        parsed["jobs"],
+        job.source, config, job.names, Path(parsed["out"]), time_s, axes, SizeLimits(**limits),
+        parsed["seeds"], parsed["resume"], parsed["jobs"],
     )  # fmt: skip
 
     def show(label: str, text: str) -> None:
         if not parsed["json"]:
             print_result({}, [(f"{label:<10}", text)], use_json=False)
 
-    facts = tune_run(job.source, config, job.names, search, show)
+    facts = tune_run(search, show)
     chosen = {"budget": config.budget or config.default_budget, **facts["best"]["options"]}
     words, path = job.train_command(chosen), search.out / "config.yaml"
     _write_config(path, {name: getattr(config, name) for name in job.names} | chosen)

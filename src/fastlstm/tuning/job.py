@@ -76,9 +76,7 @@ class Job(ABC):
         """Trains a run as `fastlstm train` does, comparable with other runs of the search."""
 
     @abstractmethod
-    def prepare(
-        self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Space:
+    def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
         """Returns the default of a planned run, and the values to try."""
 
     @abstractmethod
@@ -109,16 +107,16 @@ class Job(ABC):
         return [axis for axis in axes if not set(self.fields[axis]) & set(given)]
 
     def space_around(
-        self, config: Any, axes: Collection[str], ladder: Sequence[int],
-        cost: Callable[[Any], ModelCost], around: Callable[[Any], Mapping[str, Sequence[Any]]],
-        search: Search, show: Show,
+        self, config: Any, ladder: Sequence[int], cost: Callable[[Any], ModelCost],
+        around: Callable[[Any], Mapping[str, Sequence[Any]]], search: Search, show: Show,
     ) -> tuple[Any, Space]:  # fmt: skip
         """Returns the default, of the nearest size within the limits, and the values around it.
 
         `cost` measures the model of a configuration; `around` returns the values of every axis but
         size, threads and precision.
         """
-        size, limits = getattr(config, self.size), search.limits
+        axes, limits = self.open_axes(search.axes, search.given), search.limits
+        size = getattr(config, self.size)
         wanted = sizes_around(size, ladder, limits.has_any) if "size" in axes else [size]
 
         def of_size(other: int) -> Any:

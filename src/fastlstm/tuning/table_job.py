@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +71,7 @@ class TableJob(Job):
     def train(self, source: Any, config: ForecastConfig, **options: Any) -> None:
         train_forecaster(source, config, make_task=TrialTask, stop=self.stop, **options)
 
-    def prepare(
-        self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Space:
+    def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
         task = trainer.task
         assert isinstance(task, ForecastTask)
         closing, network = task.closing, task.model.config
@@ -83,7 +81,7 @@ class TableJob(Job):
             return values_around(config, task.loader.num_windows, longest - config.horizon)
 
         _, space = self.space_around(
-            closing.stored.config, self.open_axes(search.axes, given), HIDDEN_SIZES,
+            closing.stored.config, HIDDEN_SIZES,
             lambda each: forecast_cost(
                 replace(network, hidden_size=each.hidden_size), search.limits
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +73,14 @@ class TextJob(Job):
         stop: Any = self.stop
         train(source, config=config, as_text=True, stop=stop, **options)
 
-    def prepare(
-        self, trainer: Trainer, given: Collection[str], search: Search, show: Show
-    ) -> Space:
+    def prepare(self, trainer: Trainer, search: Search, show: Show) -> Space:
         task, config = trainer.task, trainer.plan.options
         assert isinstance(task, TextTask)
         assert isinstance(config, TrainConfig)
         model, train_tokens = task.model.config, len(task.loader.ids)
         size = {name: getattr(model, name) for name in ("rnn_size", "num_layers", "embed_size")}
         config, space = self.space_around(
-            replace(config, **size), self.open_axes(search.axes, given), list(EMBED_SIZES),
+            replace(config, **size), list(EMBED_SIZES),
             lambda each: search.limits.cost(each.model_config(task.tokenizer.vocab_size, 0.0)),
             lambda each: values_around(each, train_tokens, has_wide_output(task)), search, show,
         )  # fmt: skip
