@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,14 +176,6 @@ def test_rounding_begins_at_a_share_of_the_run() -> None:
         quantization = FakeQuantization("int8", begin)
         trainer_of(NextTokenTask(), callbacks=[quantization, Look()]).fit()
         assert seen == [step >= steps for step in range(10)]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    return found
 
 
 def both(structured: Any) -> list[Callback]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fastlstm
+from compression_source import StopAfter
 from fastlstm.compression import text
 from fastlstm.compression.goal import (
     WAYS_OF_FORECASTERS,
@@ -23,7 +24,6 @@ from fastlstm.compression.goal import (
 from fastlstm.compression.options import CompressConfig
 from fastlstm.compression.report import CompressReport
 from fastlstm.errors import ConfigError, Stopped
-from fastlstm.training.callbacks import Callback
 
 Compress = Callable[..., CompressReport]
 
@@ -168,19 +168,14 @@ def test_a_speed_is_measured_by_streams(
     assert asked[:2] == [("int8", 7), ("int4", 7)]
 
 
-class _StopAt(Callback):
-    def on_update(self, trainer: Any) -> None:
-        if trainer.progress.step == 3:
-            raise Stopped("stopped")
-
-
 def test_a_resumed_search_for_a_goal_keeps_its_method(
     compressed: Compress, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     limit = compressed("half", to="int8", prune=0.5, structured="units", steps=1).result.file_bytes
-    goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "checkpoint_every": 1}
+    goal: dict[str, Any] = {"max_bytes": str(limit), "steps": 6, "log_every": 1}
+    stop = StopAfter(3)
     with pytest.raises(Stopped):
-        compressed(**goal, callbacks=[_StopAt()])
+        compressed(**goal, stop=stop, observers=[stop.observe])
     monkeypatch.setattr(text, "ways_of_text", lambda width: ())  # not asked again
     report = compressed(**goal, resume=True)
     whole = compressed("whole", to="int8", prune=0.5, structured="units", steps=6)

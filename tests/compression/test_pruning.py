@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -243,14 +242,6 @@ def test_a_run_with_a_budget_prunes_by_its_share(monkeypatch: pytest.MonkeyPatch
     assert [sparsity for sparsity, _ in found] == pytest.approx([0.5 * p for p in at])
     assert [is_over for _, is_over in found] == [step / 7 >= 0.6 for step in range(7)]
     assert events[-1]["best_step"] >= 5
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    return found
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 7, 11, 12, 13, 15])

@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 import fastlstm
-from compression_source import text_of
+from compression_source import StopAfter, text_of
 from fastlstm.cli.main import main
 from fastlstm.compression import text, text_training
 from fastlstm.compression.report import CompressReport
@@ -62,19 +62,6 @@ def load_config(run: Path) -> Any:
 
 def compression_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "config.json").read_text())["compression"])
-
-
-class StopAfter:
-    """A stop that is set after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left, self.name = steps, "test"
-
-    def __call__(self) -> bool:
-        return self.left <= 0
-
-    def observe(self, event: dict[str, Any]) -> None:
-        self.left -= event["event"] == "step"
 
 
 # rounding ----------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 import fastlstm
+from compression_source import StopAfter
 from fastlstm.compression.report import CompressReport
 from fastlstm.compression.text import output_to_shrink, with_output_rank
 from fastlstm.errors import ConfigError, Stopped
@@ -141,20 +140,13 @@ def test_combined(
 
 def test_resumed(source: Path, compressed: Compress, tmp_path: Path) -> None:
     compressed("whole", output_rank=6, steps=9, log_every=1)
+    stop = StopAfter(4)
     with pytest.raises(Stopped):
-        compressed(output_rank=6, steps=9, log_every=1, observers=[stop_at(4)])
+        compressed(output_rank=6, steps=9, log_every=1, stop=stop, observers=[stop.observe])
     compressed(resume=True)
     whole, parts = (load_stored_model(tmp_path / name).weights for name in ("whole", "out"))
     for name, w in whole.items():
         np.testing.assert_array_equal(w, parts[name], name)
-
-
-def stop_at(step: int) -> Callable[[Any], None]:
-    def observe(event: Any) -> None:
-        if event["event"] == "step" and event["step"] >= step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return observe
 
 
 def test_a_second_compression_may_lower_the_rank(

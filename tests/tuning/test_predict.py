@@ -23,13 +23,6 @@ WORDS = [w for name, value in SIZES.items() for w in (f"--{name.replace('_', '-'
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 2000)
-    return path
-
-
-@pytest.fixture
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the measured run be shorter than users may ask for, and of 40 steps on any machine."""
 

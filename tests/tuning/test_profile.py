@@ -47,13 +47,6 @@ from fastlstm.tuning.verdicts import Verdict, of_pairs, ranked, steps_wanted
 SIZES = {"rnn_size": 16, "embed_size": 8, "batch_size": 4, "seq_length": 16}
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 400)
-    return path
-
-
 def variant(cause: str = "threads") -> Variant:
     return Variant(cause, EXACT, {"threads": 2}, None, 1, lambda: 1)  # type: ignore[arg-type]
 

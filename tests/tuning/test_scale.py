@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,6 @@ COST = StepCost(
     passes=((128, 0.3), (64, 0.16), (32, 0.09), (16, 0.05)), description="made up",
 )  # fmt: skip
 WORDS = "--rnn-size 16 --embed-size 8 --batch-size 8 --seq-length 16 --precision fp32 --steps 10"
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 2000)
-    return path
 
 
 @pytest.fixture

@@ -59,13 +59,6 @@ def quick_timings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_time, "TIMED_S", 0.01)
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("It was the best of times, it was the worst of times. " * 2000)
-    return path
-
-
 class Runs:
     """Runs that end at 2 and what their options add to it; stops at one of them.
 

@@ -174,7 +174,7 @@ def training_options(source: TextCompression, start: ModelConfig) -> TrainConfig
 def _rate_share(config: CompressConfig) -> float:
     """Returns the peak learning rate over the one of the source (benchmarks/log)."""
     if config.prune is not None:
-        kept = 1.0 - config.prune  # a step of Muon moves a masked matrix by the root
+        kept = 1.0 - config.prune  # a step of Muon is larger by its root
         return 1.0 if config.structured == "units" else min(kept**-0.5, 3.0)
     return 0.3 if config.to == "fp32" or config.output_rank is not None else 0.05
 
@@ -271,7 +271,7 @@ class CompressedTextTask(TextTask):
 class Teaching(NamedTuple):
     """A teacher, in evaluation mode on the device of the student.
 
-    `temperature` divides the logits of both models; `alpha` is its share in the loss.
+    `temperature` divides the logits of both models; `alpha` is the teacher's share in the loss.
     """
 
     model: LanguageModel

@@ -106,11 +106,6 @@ class Profile:
         """The verdicts on faster changes with a quality that `fastlstm tune` can find."""
         return [verdict for verdict in self.verdicts if verdict.is_to_try]
 
-    @property
-    def step_share(self) -> float:
-        """The share of steps in the time of the run."""
-        return 1.0 - self.phases.get("evaluation", 0.0) - self.phases.get("checkpoint", 0.0)
-
     def to_dict(self) -> dict[str, object]:
         """Returns the profile for JSON."""
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
