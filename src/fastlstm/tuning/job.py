@@ -33,7 +33,7 @@ class Space:
 
     Attributes:
         options: options of the default that the axes may change.
-        values: values by axis, the default first; learning rates in between are tried too.
+        values: values by axis, the default first; any learning rate around them may be tried.
         first: changes to try first, the most promising first.
         sizes: latency, bytes and refusal of every size.
         units_per_s: speed of the default; 0 if not measured.
