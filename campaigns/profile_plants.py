@@ -156,7 +156,6 @@ def one(name: str, text_file: str, table_file: str) -> None:
     options = [precisions.get(word, word) for word in options]
     if plant is not None:
         plant()
-        options = [*options, "--no-verify"]  # the commands would not have the plant
     source = text_file if name.startswith("text") else table_file
     began, printed = time.perf_counter(), io.StringIO()
     with contextlib.redirect_stdout(printed):
