@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import Any
 
-from alternation import alternate, worker_of
+from alternation import Worker, alternate
 from machine import describe_machine, results_folder
 from rates import ceilings, show, torch_has_bf16
 from shapes import TOKEN_MODELS, Shape, V
@@ -56,7 +56,7 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
         is_peer = name in ("keras tensorflow", "keras jax")
         python = options.peer_python if is_peer else sys.executable
         if python is not None:
-            workers.append(worker_of(name, [python, "step_worker.py", name, *map(str, shape)]))
+            workers.append(Worker(name, [python, "step_worker.py", name, *map(str, shape)]))
     seconds = alternate(workers, options.rounds, options.steps)
     return {
         "shape": shape._asdict(),

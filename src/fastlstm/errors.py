@@ -20,7 +20,7 @@
     ├── KernelError              no allowed kernel can run this call
     ├── DeviceMemoryError        a GPU has too little memory, even for the smallest part of a step
     ├── NonFiniteError           NaN or Inf that training could not recover from
-    ├── CommandError             a command that is measured failed, was killed or took too long
+    ├── CommandError             a process that `tune --jobs` started failed
     ├── BudgetError              the budget was over before the first training step
     ├── DistributedError         exit code 69: a process of a distributed run is lost
     └── Stopped                  exit code 75: stopped by a signal, state saved; use --resume
@@ -168,13 +168,7 @@ class BudgetError(FastLSTMError):
 
 
 class CommandError(FastLSTMError):
-    """A command that is measured failed: a heading, then the last lines of its standard error."""
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.args))
-
-    def lines(self) -> list[str]:
-        return list(map(str, self.args))
+    """A process of `tune --jobs` failed."""
 
 
 class DistributedError(FastLSTMError):

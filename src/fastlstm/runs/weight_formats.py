@@ -268,11 +268,7 @@ def from_blocks(
 
 
 def decode_weights(
-    data: bytes,
-    shapes: Mapping[str, tuple[int, ...]],
-    weight_format: str,
-    origin: Path,
-    ignored: Collection[str] = (),
+    data: bytes, shapes: Mapping[str, tuple[int, ...]], weight_format: str, origin: Path
 ) -> dict[str, NDArray[np.float32] | QuantizedMatrix]:
     """Parses a file of weights in a format; every code, scale and index is checked.
 
@@ -281,7 +277,6 @@ def decode_weights(
         shapes: of every weight, by name.
         weight_format: of `FORMATS_IN_FILES`.
         origin: the file, for messages.
-        ignored: names of tensors that may be there, too.
 
     Returns:
         float32 arrays; a `QuantizedMatrix` for each matrix of an int8 or int4 file.
@@ -295,8 +290,6 @@ def decode_weights(
         tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except (safetensors.SafetensorError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{origin}: not a valid safetensors file ({error})") from None
-    for name in ignored:
-        tensors.pop(name, None)
     reader = _WeightReader(tensors, weight_format, origin)
     dense = sum(
         4 * int(np.prod(shape)) for name, shape in shapes.items() if f"{name}.blocks" in tensors

@@ -46,8 +46,6 @@ AVERAGE_FILE = "average.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_FILE = "generation_config.json"
 GENERATION_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-MATCHER = "matcher"
-"""Part of a model in training that compares features with a teacher's; in checkpoints only."""
 _FILES = (CONFIG_FILE, MODEL_FILE, AVERAGE_FILE, TOKENIZER_FILE, GENERATION_FILE)
 MODEL_BOUNDS: dict[str, tuple[float, float]] = {
     **{"vocab_size": (1, 2**24), "embed_size": (1, 65_536), "rnn_size": (1, 65_536)},
@@ -142,8 +140,7 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
             f" {model.vocab_size}; put the right file back"
         )
     name, shapes = AVERAGE_FILE if AVERAGE_FILE in files else MODEL_FILE, parameter_shapes(model)
-    ignored = (f"{MATCHER}.projection",)
-    weights = decode_weights(files[name], shapes, format_of(config), directory / name, ignored)
+    weights = decode_weights(files[name], shapes, format_of(config), directory / name)
     data = files.get(GENERATION_FILE)
     generation = parse_json(data, directory / GENERATION_FILE) if data is not None else {}
     if not isinstance(generation, dict):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 
-from fastlstm.compression.schedule import PruningSchedule, in_steps
-from fastlstm.errors import ConfigError
+from fastlstm.compression.options import PruningSchedule, in_steps
 
 
 def polynomial_decay(
@@ -25,7 +21,7 @@ def polynomial_decay(
     ("final", "begin", "end", "power", "every"),
     [(0.9, 0, 100, 3, 10), (0.8, 7, 63, 3, 1), (0.75, 10, 95, 2.5, 20), (0.999, 1, 2, 3, 100)],
 )
-def test_every_step_is_that_of_polynomial_decay(
+def test_the_schedule_equals_polynomial_decay(
     final: float, begin: int, end: int, power: float, every: int
 ) -> None:
     schedule = PruningSchedule(final=final, begin=begin, end=end, power=power, every=every)
@@ -43,7 +39,7 @@ def test_a_schedule_of_one_step_prunes_at_once() -> None:
     assert [schedule.is_due(step, step) for step in (3, 4, 5)] == [False, True, False]
 
 
-def test_shares_become_steps_where_these_are_known() -> None:
+def test_shares_become_steps_if_the_steps_are_known() -> None:
     shares = PruningSchedule(final=0.5, begin=0.05, end=0.6)
     steps = shares.resolved(1000)
     assert (steps.begin, steps.end, type(steps.begin), type(steps.end)) == (50, 600, int, int)
@@ -54,27 +50,9 @@ def test_shares_become_steps_where_these_are_known() -> None:
     assert (in_steps(1, 1000), in_steps(1.0, 1000), in_steps(0.5, None)) == (1, 1000, 0.5)
 
 
-def test_shares_of_a_budget_make_masks_every_so_many_steps() -> None:
+def test_a_budget_renews_masks_every_so_many_steps() -> None:
     schedule = PruningSchedule(final=0.5, begin=0.25, end=0.75, power=1.0, every=5)
     assert [schedule.is_due(step, 0.3) for step in (9, 10, 11)] == [False, True, False]
     assert not schedule.is_due(10, 0.24)
     assert not schedule.is_due(10, 0.76)
     assert schedule.sparsity(0.5) == 0.25
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"begin": 0, "end": 0.5}, "two numbers of steps .int. or two shares"),
-        ({"begin": 0.6, "end": 0.5}, "begin <= end"),
-        ({"begin": -1, "end": 5}, "0 <= begin"),
-        ({"begin": 0.5, "end": 1.5}, "shares up to 1.0"),
-        ({"begin": 0.5, "end": math.nan}, "begin <= end"),
-        ({"final": 1.0}, r"final is 1.0, expected a share in \[0, 1\)"),
-        ({"power": 0.0}, "power is 0.0"),
-        ({"every": 0}, "every 0"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(fields: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        PruningSchedule(**{"final": 0.5, **fields})

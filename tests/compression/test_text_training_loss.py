@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastlstm.compression import distillation
-from fastlstm.compression.distillation import FeatureMatch, OutputLayer, distillation_loss
+from fastlstm.compression import text_training
+from fastlstm.compression.text_training import OutputLayer, distillation_loss
 
 N, V = 150, 11
 
@@ -43,7 +43,7 @@ def plain(
 def test_loss_and_gradients_are_torchs(
     temperature: float, alpha: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation, "CHUNK_ELEMENTS", chunk)  # 3 chunks of 64, 64 and 22 rows
+    monkeypatch.setattr(text_training, "CHUNK_ELEMENTS", chunk)  # 3 chunks of 64, 64 and 22 rows
     student, teacher, targets = outputs()
     total, nats = distillation_loss(student, teacher, targets, temperature, alpha)
     want = plain(student, teacher, targets, temperature, alpha)
@@ -64,7 +64,7 @@ def test_the_teacher_gets_no_gradient() -> None:
     assert all(tensor.grad is not None for tensor in student)
 
 
-def test_a_student_that_predicts_as_its_teacher_has_nothing_to_learn() -> None:
+def test_a_student_equal_to_its_teacher_has_no_loss() -> None:
     student, _, targets = outputs()
     total, _ = distillation_loss(student, student, targets, 3.0, 1.0)
     assert total.item() == pytest.approx(0.0, abs=1e-12)
@@ -84,21 +84,11 @@ def test_autocast_rounds_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in student)
 
 
-def test_features_are_compared_through_a_projection() -> None:
-    match = FeatureMatch(5, 7, 0.1)
-    student, teacher = torch.randn(N, 5), torch.randn(N, 7)
-    want = 0.1 * (student @ match.projection.t() - teacher).square().mean(1).sum()
-    torch.testing.assert_close(match(student, teacher), want)
-    assert list(match.state_dict()) == ["projection"]
-
-
 @pytest.mark.usefixtures("no_bf16_products")
-def test_bf16_asks_torch_for_no_product_that_it_has_not_got() -> None:
+def test_bf16_avoids_products_that_torch_lacks() -> None:
     student, teacher, targets = outputs(torch.float32)
-    match = FeatureMatch(5, 7, 1.0)
     with torch.autocast("cpu", torch.bfloat16):
         total, _ = distillation_loss(student, teacher, targets, 2.0, 0.5)
-        total = total + match(student.features, teacher.features)
     torch.testing.assert_close(
         torch.autograd.grad(total, student.weight)[0],
         torch.autograd.grad(plain(student, teacher, targets, 2.0, 0.5), student.weight)[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastlstm.compression.statistics import bootstrap_interval
+from fastlstm.compression.report import bootstrap_interval
 
 
 def test_the_interval_of_independent_values() -> None:
@@ -17,7 +17,7 @@ def test_the_interval_of_independent_values() -> None:
     assert bootstrap_interval(values, np.ones(len(values))) == (low, high)  # a fixed seed
 
 
-def test_neighbours_that_depend_on_each_other_make_it_wider() -> None:
+def test_dependent_neighbours_widen_the_interval() -> None:
     alone = np.random.default_rng(2).normal(0.0, 1.0, 50_000)
     together = np.repeat(alone[:1000], 50)
 
