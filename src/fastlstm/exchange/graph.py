@@ -1,8 +1,8 @@
 """A model as a graph of a few operations, which every export target can hold.
 
-A source states what its network computes (`text_source.py`), or records it (`trace.py`, and
-`module_source.py` by torch.fx). The writer of a target (`onnx_format.py`, `litert_format.py`, …)
-turns each operation into its own, and the written file is checked against the network.
+A source builds the graph (`text_source.py`) or records it from the network's code (`trace.py`). The
+writer of a target (`onnx_format.py`, `litert_format.py`, …) turns each operation into its own, and
+the written file is checked against the network.
 """
 
 from __future__ import annotations
