@@ -313,12 +313,6 @@ def _names(stack: LSTMStack, layer: int, suffix: str) -> tuple[str, str, tuple[s
     return w_ih, w_hh, tuple(biases) if stack.has_bias else ()
 
 
-def both_ways(g: GraphBuilder, state: Value) -> Value:
-    """Returns h or c `(D, B, H)` of a layer as `(B, D * H)`."""
-    D, B, H = state.shape
-    return g.reshape(g.transpose(state, (1, 0, 2)), (B, _known(D) * _known(H)))
-
-
 def zeros(g: GraphBuilder, x: Value, shape: tuple[int, int, int]) -> Value:
     """Returns zeros of a shape `(D, 1, H)` with the batch of `x` `(T, B, I)`: `(D, B, H)`."""
     first = g.slice(x, 0, 0, 1) if isinstance(x.shape[0], int) else g.reduce("max", x, 0)
@@ -394,11 +388,10 @@ _FUNCTIONS: dict[str, Callable[[GraphBuilder, Value], Value]] = {
     "exponential": lambda g, x: g.unary("exp", x),
     "softmax": GraphBuilder.softmax, "log_softmax": GraphBuilder.log_softmax,
 }  # fmt: skip
-FUNCTIONS = (*_FUNCTIONS, "relu", "tanh", "sigmoid", "softplus")
 
 
 def function(g: GraphBuilder, name: str, x: Value) -> Value:
-    """Returns one of `FUNCTIONS`, or an activation of the cell, of `x`."""
+    """Returns a function of a layer or an activation of the cell, by its name, of `x`."""
     return _FUNCTIONS[name](g, x) if name in _FUNCTIONS else g.unary(name, x)
 
 

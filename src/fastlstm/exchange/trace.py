@@ -26,6 +26,7 @@ from fastlstm.exchange.graph import (
     Size,
     State,
     Value,
+    function,
     lstm_layers,
     zeros,
 )
@@ -79,12 +80,13 @@ class Tracer(GraphBuilder):
         return Traced(self.input(name, shape))
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Has the module's LSTMs add their operation, for the time of the block."""
+    def recording(self, lengths: Traced | None = None) -> Iterator[None]:
+        """Has the module's LSTMs add their operation, for the time of the block; they read
+        `lengths` where a call has none."""
         lstms = [(n, m) for n, m in self._module.named_modules() if isinstance(m, nn.LSTM)]
         for name, lstm in lstms:
             own = partial(_lstm, prefix=f"{name}." if name else "", layer=lstm)
-            lstm.forward = partial(_call, own)  # type: ignore[method-assign]
+            lstm.forward = partial(_call, own, lengths=lengths)  # type: ignore[method-assign]
         try:
             with torch.no_grad():
                 yield
@@ -550,6 +552,15 @@ def _unary(kind: str) -> Callable[..., Value]:
     return lambda g, x, inplace=False: g.unary(kind, x)
 
 
+def _named(name: str) -> Callable[..., Value]:
+    def apply(g: Tracer, x: Value, alpha: float = 1.0, inplace: bool = False) -> Value:
+        if alpha != 1:
+            raise Unwritable(f"alpha={alpha}")
+        return function(g, name, x)
+
+    return apply
+
+
 def _same(g: Tracer, x: Value, *args: Any, **kwargs: Any) -> Value:
     return x
 
@@ -636,6 +647,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eq": _comparison("equal"), "lt": _comparison("less"), "invert": _unary("not"),
     "gt": lambda g, a, b: g.binary("less", g.value(b), g.value(a)),
     "isnan": _unary("is_nan"), "softplus": _unary("softplus"),
+    "hardsigmoid": _named("hard_sigmoid"),
+    **{name: _named(name) for name in ("softsign", "elu", "selu", "silu")},
     "isinf": lambda g, x: g.binary("equal", _abs(g, x), math.inf),
     "expm1": lambda g, x: g.unary("exp", x) - 1.0,
     "neg": lambda g, x: x * -1.0,
