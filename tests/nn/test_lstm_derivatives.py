@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError
-from fastlstm.ops.lstm import lstm
-from native_run import lstm_tokens
+from native_run import lstm, lstm_tokens
 
 T, B, I, H = 4, 3, 5, 6  # noqa: E741
 OPTIONS = {

@@ -15,9 +15,8 @@ from fastlstm.ops.custom_op import (
     run_custom_op,
 )
 from fastlstm.ops.kernels import fastest_kernels
-from fastlstm.ops.lstm import lstm
 from fastlstm.ops.native_call import symbolic_gate_rows
-from native_run import run_native
+from native_run import lstm, run_native
 
 pytestmark = pytest.mark.isa
 

@@ -12,9 +12,8 @@ from fastlstm.ops.backends.reference import ReferenceBackend
 from fastlstm.ops.call import Kernel, LSTMCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.explain import explain
-from fastlstm.ops.lstm import lstm
 from fastlstm.ops.registry import BACKENDS, select
-from native_run import lstm_tokens
+from native_run import lstm, lstm_tokens
 
 pytestmark = pytest.mark.isa
 

@@ -5,6 +5,7 @@ import torch
 
 from fastlstm.ops.backends import cudnn
 from fastlstm.ops.call import LSTMArgs, LSTMCall
+from native_run import lstm
 
 CALL = LSTMCall(T=64, B=32, I=128, H=512, dtype=torch.float16, device="cuda", requires_grad=True)
 
@@ -106,7 +107,6 @@ def test_weights_of_the_caller_stay_where_they_are(ops):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sizes", [(6, 3, 5, 7), (50, 32, 128, 256), (50, 30, 100, 250)], ids=str)
 def test_on_a_gpu(ops, monkeypatch, dtype, sizes):
-    from fastlstm.ops.lstm import lstm
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default is True
     args = ops.make(*sizes)

@@ -9,9 +9,8 @@ from fastlstm.errors import KernelError, ShapeError
 from fastlstm.ops import kernels
 from fastlstm.ops.backends.native import NativeBackend
 from fastlstm.ops.call import LSTMArgs, LSTMCall
-from fastlstm.ops.lstm import lstm
 from fastlstm.system import environment, hardware
-from native_run import lstm_tokens, run_native
+from native_run import lstm, lstm_tokens, run_native
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
 DTYPES = (torch.float32, torch.bfloat16)

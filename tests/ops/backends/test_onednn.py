@@ -5,9 +5,9 @@ import torch
 
 from fastlstm.ops.backends import onednn
 from fastlstm.ops.call import LSTMArgs, LSTMCall, describe_call
-from fastlstm.ops.lstm import lstm
 from fastlstm.ops.registry import select
 from fastlstm.system import hardware
+from native_run import lstm
 
 pytestmark = pytest.mark.isa
 
