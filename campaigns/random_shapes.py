@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastlstm.ops import kernels
+from fastlstm.ops import kernels, lstm
 from fastlstm.ops.call import LSTMArgs
-from fastlstm.ops import lstm
 from fastlstm.system import environment, hardware
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fastlstm.errors import ShapeError
 from fastlstm.ops.call import LSTMArgs, LSTMCall, LSTMOutput, describe_call
