@@ -13,6 +13,15 @@ from fastlstm.ops.cell_call import CellCall
 from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.lstm import check_args, run
 
+ALL_OPTIONS: dict[str, Any] = {
+    "layer_norm": True,
+    "recurrent_dropout": 0.3,
+    "zoneout": (0.2, 0.4),
+    "activation": "softsign",
+    "recurrent_activation": "hard_sigmoid",
+}
+"""Every option of the cell away from its default."""
+
 
 def lstm(
     x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None,

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 import re
 
 import pytest
@@ -19,15 +18,9 @@ from fastlstm.ops.cell_call import CellCall, Norm
 from fastlstm.ops.cell_options import TORCHS_CELL, CellOptions
 from fastlstm.ops.explain import explain
 from fastlstm.ops.reference import lstm_reference
+from native_run import ALL_OPTIONS as ALL
 
 T, B, I, H = 6, 4, 5, 7  # noqa: E741
-ALL = {
-    "layer_norm": True,
-    "recurrent_dropout": 0.3,
-    "zoneout": (0.2, 0.4),
-    "activation": "softsign",
-    "recurrent_activation": "hard_sigmoid",
-}
 OPTIONS = {
     "layer norm": {"layer_norm": True},
     "recurrent dropout": {"recurrent_dropout": 0.3},
@@ -192,28 +185,6 @@ def test_unsorted_packed_sequences_and_single_ones(dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("padding", ["right", "left"])
-def test_padding_is_never_seen(padding, dtype):
-    layer = make(dtype, bidirectional=True, **ALL)
-    x, h0, c0 = inputs(layer)
-    lengths = torch.tensor([3, 0, 6, 4])
-    steps = torch.arange(T)[:, None]
-    is_real = steps < lengths if padding == "right" else steps >= T - lengths
-    found = []
-    for filling in (0.0, float("nan")):
-        given = x.where(is_real[:, :, None], torch.full_like(x, filling)).requires_grad_()
-        torch.manual_seed(1)
-        y, (h, c) = layer(given, (h0, c0), lengths=lengths, padding=padding)
-        assert not y[~is_real].any()
-        assert torch.equal(h[:, 1], h0[:, 1])
-        assert torch.equal(c[:, 1], c0[:, 1])
-        grads = gradients((y, h, c), [given, *layer.parameters()])
-        assert not grads[0][~is_real].any()
-        found.append([y, h, c, *grads])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_only_training_draws_and_from_torchs_generator(option, dtype, drawn):
     is_random = "recurrent_dropout" in OPTIONS[option] or "zoneout" in OPTIONS[option]
@@ -300,18 +271,6 @@ def test_without_options_nothing_is_added():
     assert list(others.state_dict()) == list(theirs.state_dict())
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_are_equal_and_apart(copied):
-    layer = make(num_layers=2, **ALL).eval()
-    other = copied(layer)
-    x, *hx = inputs(layer)
-    assert torch.equal(other(x, hx)[0], layer(x, hx)[0])
-    assert repr(other) == repr(layer)
-    with torch.no_grad():
-        other.gamma_c_l1.zero_()
-    assert not torch.equal(other(x, hx)[0], layer(x, hx)[0])
-
-
 def test_repr_names_the_options():
     assert repr(fastlstm.LSTM(I, H, zoneout=0.1)) == "fastlstm.LSTM(5, 7, zoneout=(0.1, 0.1))"
     assert repr(fastlstm.LSTM(I, H, 2, **ALL)) == (
@@ -391,42 +350,10 @@ def test_recurrent_dropout_in_evaluation_is_torchs_cell():
     assert explain(layer)[0].backend == "torch"
 
 
-@pytest.mark.parametrize(
-    ("x", "hx", "message"),
-    [
-        (torch.zeros(T, B, I + 1), None, "input_size"),
-        (torch.zeros(T, B), None, "input_size"),
-        (torch.zeros(0, B, I), None, "larger than 0"),
-        (torch.zeros(T, B, I), (torch.zeros(1, 2, H), torch.zeros(1, B, H)), "hidden"),
-        (torch.zeros(T, B, I).double(), None, "dtype"),
-        (torch.zeros(T, B, I).int(), None, "dtype"),
-    ],
-    ids=str,
-)
-def test_errors_are_those_of_torch(x, hx, message):
-    caught = []
-    for layer in (nn.LSTM(I, H), fastlstm.LSTM(I, H, **ALL)):
-        with pytest.raises((RuntimeError, ValueError), match=message) as error:
-            layer(x, hx)
-        caught.append((error.type, str(error.value)))
-    assert caught[0] == caught[1]
-
-
 def test_an_empty_batch():
     layer = make(**ALL)
     y, (h, _) = layer(torch.zeros(T, 0, I, dtype=torch.float64))
     assert (y.shape, h.shape) == ((T, 0, H), (1, 0, H))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_frozen_parameters_get_no_gradient(dtype):
-    layer = make(dtype, **ALL)
-    for name, p in layer.named_parameters():
-        p.requires_grad_(name in ("gamma_c_l0", "beta_c_l0"))
-    layer(inputs(layer)[0])[0].square().sum().backward()
-    for name, p in layer.named_parameters():
-        assert (p.grad is not None) == p.requires_grad, name
-    assert layer.gamma_c_l0.grad.abs().sum() > 0
 
 
 def test_a_report_names_the_options():

@@ -9,18 +9,13 @@ import torch
 import fastlstm
 from fastlstm.errors import KernelError, ShapeError, UsageError
 from fastlstm.nn.dropout import WeightDrop
+from native_run import ALL_OPTIONS
 
 T, B, I, H, V = 6, 3, 5, 7, 11  # noqa: E741
 OPTIONS = {
     "torch's cell": {},
     "layer norm": {"layer_norm": True},
-    "all": {
-        "layer_norm": True,
-        "zoneout": (0.2, 0.4),
-        "activation": "softsign",
-        "recurrent_activation": "hard_sigmoid",
-        "recurrent_dropout": 0.3,
-    },
+    "all": ALL_OPTIONS,
 }
 
 

@@ -176,14 +176,6 @@ def test_functional_gradients_are_torchs():
         torch.func.grad(loss)(dict(layer.named_parameters()), x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_torchscript_trace_holds_the_weights():
-    layer = fastlstm.LSTM(I, H)
-    traced = torch.jit.trace(layer, torch.randn(4, 3, I))
-    x = torch.randn(4, 3, I)
-    torch.testing.assert_close(traced(x)[0], layer(x)[0])
-
-
 CALLS = {
     "fp32": {},
     "bf16": {"is_bf16": True},

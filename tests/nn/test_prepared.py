@@ -73,28 +73,6 @@ def test_alternating_shapes_prepare_nothing(pair, calls):
     assert calls == []
 
 
-def test_weights_that_change(pair, calls):
-    x, hx = torch.randn(1, B, I), state()
-
-    def halve():
-        for layer in pair:
-            layer.weight_hh_l0.mul_(0.5)
-
-    def replace():
-        for layer in pair:
-            layer.bias_ih_l0 = nn.Parameter(torch.ones(4 * H))
-
-    def load():
-        pair[1].load_state_dict(pair[0].state_dict())
-
-    for change in (halve, replace, load):
-        prepare(pair, x, hx)
-        calls.clear()
-        change()
-        agree(pair, x, hx)
-        assert calls == [False]
-
-
 def test_memory_of_a_weight_cannot_become_the_next_ones(pair):
     _, own = pair
     twin = fastlstm.LSTM(I, H)
@@ -154,7 +132,8 @@ def test_forward_derivatives_are_not_dropped(pair):
 def test_training_gives_the_packed_weights_back(pair):
     prepare(pair, torch.randn(1, B, I))
     with torch.enable_grad():
-        pair[1](torch.randn(1, B, I))
+        pair[1](torch.randn(1, B, I))[0].sum().backward()
+    assert pair[1].weight_hh_l0.grad is not None
     assert pair[1]._prepared is None
 
 
@@ -200,23 +179,6 @@ def test_wrong_arguments_are_still_refused(pair):
     own.backend = "nosuch"
     with pytest.raises(KernelError):
         own(torch.randn(1, B, I), state())
-
-
-def test_gradients_come_back_with_grad_mode(pair):
-    _, own = pair
-    x = torch.randn(1, B, I)
-    prepare(pair, x)
-    with torch.enable_grad():
-        own(x)[0].sum().backward()
-    assert own.weight_hh_l0.grad is not None
-
-
-def test_autocast_is_heeded(pair):
-    _, own = pair
-    x = torch.randn(1, B, I)
-    prepare(pair, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert own(x)[0].dtype == torch.bfloat16
 
 
 def test_copies_and_pickles_start_anew(pair):
