@@ -13,7 +13,7 @@ import torch
 
 import fastlstm
 from fastlstm.errors import FormatError, MissingExtraError
-from keras_models import keras, saved
+from keras_models import archive, keras, parts_of, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -56,19 +56,6 @@ def test_other_files(tmp_path):
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(FormatError, match=r"SavedModel .* model\.save\('model\.keras'\)"):
         fastlstm.import_module(tmp_path)
-
-
-def parts_of(path):
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def archive(parts, compression=zipfile.ZIP_STORED):
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", compression) as file:
-        for name, part in parts.items():
-            file.writestr(name, part)
-    return data.getvalue()
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "C:\\x", "..\\x"])

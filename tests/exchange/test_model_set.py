@@ -97,6 +97,13 @@ KERAS: dict[str, Callable[[], Any]] = {
         layers.Bidirectional(LSTM(5, return_sequences=True)), layers.GlobalMaxPooling1D(),
         Dense(4, activation="relu"), Dense(1, activation="sigmoid"),
     ),
+    "averaged and added ways": lambda: values(
+        layers.Bidirectional(LSTM(8, return_sequences=True), merge_mode="ave"),
+        layers.Bidirectional(LSTM(6), merge_mode="sum"), Dense(2),
+    ),
+    "dense before": lambda: values(
+        layers.TimeDistributed(Dense(7, activation="relu")), LSTM(5), Dense(4), Dense(3), Dense(2),
+    ),
     "squeezed": lambda: squeezed(),
     "reshape": lambda: values(LSTM(5), Dense(6), layers.Reshape((3, 2))),
     "sentiment": lambda: tokens(LSTM(6), Dense(1, activation="sigmoid")),
