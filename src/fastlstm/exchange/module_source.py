@@ -1,4 +1,4 @@
-"""A torch module to export: what its `forward` computes on traced values is its graph."""
+"""A torch module to export: its `forward` runs on traced values, which record its graph."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModuleSource(ExportSource):
         return ModuleSource(*self._given, "fp32") if self.weight_format != "fp32" else None
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random inputs; whole numbers that no embedding reads stay as in the example."""
+        """Yields random inputs; integers that no embedding reads are drawn from the example."""
         flat = _flat(self._arguments.values())
         for sizes in SHAPES:
             rng = np.random.default_rng(sizes["T"])
@@ -57,7 +57,7 @@ class ModuleSource(ExportSource):
             yield inputs
 
     def _tokens(self, value: Value, example: Tensor) -> NDArray[Any]:
-        """Returns whole numbers that an input may hold: all that its embeddings have rows for."""
+        """Returns the integers for an input: rows of its embeddings, else the example's."""
         tables = [
             self._graph.weights[node.attributes["table"]].shape[0]
             for node in self._graph.nodes
@@ -100,16 +100,15 @@ def module_graph(
 ) -> Graph:
     """Returns the graph of a module in evaluation.
 
-    Inputs have the names of the arguments of `module.forward`; the first argument of an LSTM is
-    `x`, its state `h0` and `c0`, and the parts of any other tuple are numbered. What an LSTM reads
-    has axes of any length T and B. The output is `output`; an LSTM has `output`, `h_n` and `c_n`, a
-    tuple `output_0` and so on, a dict its keys.
+    Inputs have the names of `module.forward`'s arguments; those of an LSTM are `x`, `h0` and `c0`;
+    the parts of a tuple are numbered. The axes T and B have any length. The output is `output`; an
+    LSTM has `output`, `h_n` and `c_n`, a tuple `output_0` and so on, a dict its keys.
 
     Args:
         module: made of layers and functions that `trace` knows.
         example: the argument of a call, a tuple of arguments, or a dict of them by name; types,
             numbers of axes and fixed lengths count.
-        weights: stand in place of the module's own.
+        weights: arrays in place of the module's parameters, by name.
 
     Raises:
         ConfigError: an example that does not fit, or a call that a graph cannot hold.
@@ -127,20 +126,20 @@ def module_graph(
                 raise
         if g.states <= states:
             return g.finished()
-        states |= g.states  # now known, so that their second axis is the batch
+        states |= g.states  # in the next round their second axis is the batch
 
 
 def _record(
     g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str]
 ) -> None:
-    """Runs a module on traced values; `states` are inputs that are the state of an LSTM."""
+    """Runs a module on traced values; `states` names the inputs that are an LSTM's state."""
     inside = list[nn.Module]()
     enter = register_module_forward_pre_hook(lambda m, args: inside.append(m))
     leave = register_module_forward_hook(lambda m, args, output: inside.remove(m))
     try:
         with g.recording():
             _add_outputs(g, module(**_inputs(g, module, arguments, states)))
-    except Exception as error:  # whatever `forward` does with values that are no tensors
+    except Exception as error:  # of any kind: traced values are no tensors
         names = {id(m): n for n, m in module.named_modules()}
         place = next((m for m in inside[::-1] if names.get(id(m))), None)
         where = "" if place is None else f"'{names[id(place)]}' ({type(place).__name__}): "
@@ -155,7 +154,7 @@ def _record(
 
 
 def _arguments_of(module: nn.Module, example: Any) -> dict[str, Any]:
-    """Returns the arguments of the example by name, lengths as a tensor; without None."""
+    """Returns the example's arguments by name without None; lengths as a tensor."""
     args = example if isinstance(example, tuple) else (example,)
     args, kwargs = ((), example) if isinstance(example, dict) else (args, {})
     try:
@@ -173,7 +172,7 @@ def _arguments_of(module: nn.Module, example: Any) -> dict[str, Any]:
 def _inputs(
     g: Tracer, module: nn.Module, arguments: Mapping[str, Any], states: frozenset[str]
 ) -> dict[str, Any]:
-    """Adds an input for every tensor among the arguments; returns the arguments with these."""
+    """Returns the arguments with an input of the graph in place of every tensor."""
     lstms = [m for m in module.modules() if isinstance(m, nn.LSTM)]
     steps = ("B", "T") if any(lstm.batch_first for lstm in lstms) else ("T", "B")
 

@@ -1,7 +1,7 @@
 """A sequence model to export: sequences in the user's units in, answers out.
 
-The graph computes what `SequenceRegressor.predict` and `SequenceClassifier.predict_proba` do, and
-the number of what `SequenceClassifier.predict` returns.
+The graph computes `SequenceRegressor.predict`, or `SequenceClassifier.predict_proba` and the number
+of the predicted class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SequenceSource(ExportSource):
         return SequenceSource(self._given, "fp32") if self.weight_format != "fp32" else None
 
     def cases(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yields random sequences of several lengths, some values missing where they may be."""
+        """Yields random sequences of several lengths, with NaN if the model has missing values."""
         config = self._stored.network.config
         mean, std = self._stored.mean.numpy(), self._stored.std.numpy()
         for steps, B in SHAPES:
@@ -78,7 +78,7 @@ class SequenceSource(ExportSource):
         return {"probabilities": probabilities, "label": probabilities.argmax(-1)}
 
     def in_units(self, outputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Returns answers in their deviations; of labels whether they are the likeliest ones."""
+        """Returns answers in standard deviations; for labels, whether they are the likeliest."""
         answers = self._stored.answers
         if isinstance(answers, Labels):
             likeliest = outputs["probabilities"].argmax(-1)
@@ -91,15 +91,15 @@ class SequenceSource(ExportSource):
 def sequence_graph(
     stored: StoredSequenceModel, weights: Mapping[str, Any], length: int | None = None
 ) -> Graph:
-    """Describes a sequence model.
+    """Returns the graph of a sequence model.
 
-    Inputs: `values` `(B, T, C)` float32 in the user's units (of token ids `tokens` `(B, T)` int32),
-    padded at the end, and `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing
-    value; a model that was trained without any takes it for the mean of its column.
+    Inputs: `values` `(B, T, C)` float32 in the user's units, or `tokens` `(B, T)` int32, padded at
+    the end; `lengths` `(B,)` int32, steps of each sequence, 1 to T. NaN is a missing value; a model
+    trained without missing values reads it as the mean of its column.
 
-    Outputs: of a regressor `answers` `(B, K)`; of a classifier `probabilities` `(B, K)` and
-    `label` `(B,)` int32, the number of the likeliest class. The classes are in the metadata.
-    Weights have the names of the network; T is `length`, None is any number.
+    Outputs: `answers` `(B, K)` of a regressor; `probabilities` `(B, K)` and `label` `(B,)` int32,
+    the number of the likeliest class, of a classifier. The metadata has the classes. Weights have
+    the names of the network; T is `length`, or any number for None.
     """
     network = stored.network
     mean, std = stored.mean.numpy(), stored.std.numpy()
@@ -138,7 +138,7 @@ def sequence_graph(
 
 
 def _first_largest(g: GraphBuilder, x: Value) -> Value:
-    """Returns the place of the largest number of each row `(B, K)`, the first of several."""
+    """Returns the first index of the largest number in each row of `(B, K)`."""
     K = int(x.shape[1])
     is_largest = g.binary("equal", x, g.reduce("max", x, -1))
     behind = np.arange(K, 0, -1, dtype=np.float32)
@@ -148,7 +148,7 @@ def _first_largest(g: GraphBuilder, x: Value) -> Value:
 
 
 def _imported(g: Tracer, network: StackNetwork, x: Traced, lengths: Traced) -> Value:
-    """Returns the outputs `(B, K)` of an imported model; its LSTMs read no padding."""
+    """Returns the outputs `(B, K)` of an imported model, whose LSTMs skip padding."""
     before: ls.Layer | None = None
     value: Any = x
     with g.recording(lengths):
