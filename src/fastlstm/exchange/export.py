@@ -238,7 +238,7 @@ def export(
         )
     path = _checked_out(out, TARGETS[to])
     if check_text is not None and not check:
-        raise ConfigError("`check_text` is read by the check only; leave out one of them")
+        raise ConfigError("`check_text` is not read without a check; leave it out")
     if isinstance(model, nn.Module):
         if example is None:
             raise ConfigError("give an example of the module's arguments: export(module, example)")

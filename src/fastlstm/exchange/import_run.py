@@ -144,8 +144,8 @@ def import_module(path: str | os.PathLike[str], *, activation: str | None = None
             "linear".
 
     Returns:
-        A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A final softmax
-        is left out: the outputs are logits.
+        A module from `(B, T)` token ids or `(B, T, C)` values to `(B, T, K)` or `(B, K)`. A final
+        softmax is left out: the outputs are logits.
 
     Raises:
         FormatError: a damaged file, or a layer or setting that cannot be imported; names it.
