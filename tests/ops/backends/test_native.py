@@ -321,7 +321,7 @@ def test_what_makes_a_kernel_slower_is_said(monkeypatch, name, reasons):
 def test_threads_beside_torchs_are_said(monkeypatch, threads):
     monkeypatch.setattr(hardware, "join_openmp", lambda: False)
     call = LSTMCall(8, 64, 64, 64, torch.float32, "cpu", requires_grad=True)
-    assert ("threads stand beside torch's" in NativeBackend().describe(call).why) == (threads > 1)
+    assert ("threads compete with torch's" in NativeBackend().describe(call).why) == (threads > 1)
 
 
 @pytest.mark.isa
