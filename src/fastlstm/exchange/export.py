@@ -354,7 +354,6 @@ def _source(
 
 
 def _refuse_options(kind: str | None, **options: Any) -> None:
-    """Raises ConfigError for an option of another kind of model."""
     owners = {"check_text": "text", "quantiles": "forecaster"}
     for name, value in options.items():
         if value is not None and owners[name] != kind:

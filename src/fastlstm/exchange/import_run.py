@@ -43,17 +43,20 @@ class ImportedRun:
 
     Attributes:
         path: the run directory.
-        kind: "text" or "sequence".
         opened_by: class that loads it: "LM", "SequenceRegressor" or "SequenceClassifier".
         made_by: framework that wrote the file, and its version.
         notes: differences from the file, and what was left out.
     """
 
     path: Path
-    kind: Literal["text", "sequence"]
     opened_by: str
     made_by: str
     notes: tuple[str, ...]
+
+    @property
+    def kind(self) -> Literal["text", "sequence"]:
+        """The kind of run."""
+        return "text" if self.opened_by == "LM" else "sequence"
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -117,8 +120,7 @@ def import_run(
         if run.has_published() or run.checkpoints():
             raise RunDirectoryError(f"'{out}' contains a run; give another `out`")
         run.publish(files)
-    kind: Literal["text", "sequence"] = "text" if opened_by == "LM" else "sequence"
-    return ImportedRun(Path(out), kind, opened_by, stack.made_by, (*stack.notes, *notes))
+    return ImportedRun(Path(out), opened_by, stack.made_by, (*stack.notes, *notes))
 
 
 def _is_next_token(stack: LayerStack, given: Mapping[str, str | None]) -> bool:

@@ -388,7 +388,6 @@ def _activation_of(layer: KerasLayer, setting: str, default: str) -> str:
 def _unknown_activation(
     layer: KerasLayer, setting: str, value: Any, known: tuple[str, ...]
 ) -> FormatError:
-    """Returns the error for an activation that is not in `known`."""
     expected = [name for name in known if name != "hard_sigmoid_0.2"]
     hint = f"; imported are {', '.join(expected)}" if expected else ""
     return FormatError(

@@ -54,7 +54,6 @@ def read_hdf5_model(data: bytes, path: Path) -> LayerStack:
 def _stack_of(
     config: Mapping[str, Any], version: str, weights: Hdf5Weights | ArchiveWeights, path: Path
 ) -> LayerStack:
-    """Returns the layers of a described model."""
     number = re.match(r"\d{1,3}", version)
     major = int(number[0]) if number else 3
     layers: list[Layer] = []
@@ -139,7 +138,6 @@ def listed_layers(config: Mapping[str, Any], depth: int) -> list[dict[str, Any]]
 
 
 def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the layers of a graph from its input to its output."""
     by_name = {str(layer.get("name") or name_of(layer)): layer for layer in listed}
     start, end = (_ends(config.get(key), key) for key in ("input_layers", "output_layers"))
     path: list[dict[str, Any]] = []
@@ -177,7 +175,6 @@ def _path_of(config: Mapping[str, Any], listed: list[dict[str, Any]]) -> list[di
 
 
 def _ends(value: Any, key: str) -> str:
-    """Returns the one layer in `input_layers` or `output_layers`."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
@@ -329,7 +326,6 @@ class ArchiveWeights:
 
 
 def _snake_case(name: str) -> str:
-    """Returns Keras' layer name for a class name."""
     name = re.sub(r"\W+", "", name)
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -131,7 +131,6 @@ class _LiteRtWriter:
         return self._tensor(value.name, value.dtype, value.shape)
 
     def _dtype(self, dtype: str) -> int:
-        """Returns the schema's number for a dtype."""
         return int(getattr(self._schema.TensorType, dtype.upper()))
 
     def _constant(self, array: Any, name: str = "constant") -> int:
@@ -206,7 +205,6 @@ class _LiteRtWriter:
         return self._op("SLICE", places, node.outputs[0], 5 if len(begin) > 4 else 1)
 
     def _split(self, node: Node, x: int) -> Any:
-        """Splits the last axis into equal parts."""
         places = [self._integers(len(node.inputs[0].shape) - 1), x]
         results = [self._result(value) for value in node.outputs]
         return tuple(self._op("SPLIT", places, results, numSplits=len(results)))
@@ -368,8 +366,6 @@ def _lstm(
 
 
 class _CellWriter:
-    """The cell of one direction of a layer."""
-
     def __init__(
         self, g: GraphBuilder, direction: tuple[str, str, tuple[str, ...]], options: CellOptions
     ) -> None:

@@ -107,7 +107,6 @@ class _SavedModule:
         return self._normalised(x, eps) * self._weight(weight) + self._weight(bias)
 
     def _normalised(self, x: Any, eps: float) -> Any:
-        """Returns `x` with mean 0 and variance 1 over its last axis."""
         mean, variance = self._tf.nn.moments(x, -1, keepdims=True)
         return (x - mean) / self._tf.sqrt(variance + eps)
 

@@ -78,7 +78,6 @@ def _answering(stack: ls.LayerStack, answer: str | None) -> ls.LayerStack:
 
 
 def _with_classes(stack: ls.LayerStack) -> ls.LayerStack:
-    """Returns a stack whose outputs are scores of classes."""
     if isinstance(stack.layers[-1], ls.Function):
         end = stack.layers[-1].function
         if end in ("softmax", "log_softmax", "sigmoid"):

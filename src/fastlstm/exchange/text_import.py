@@ -248,7 +248,6 @@ def _equal_layers(
 
 
 def _padded(weight: ls.Weights, shape: tuple[int, ...]) -> ls.Weights:
-    """Returns weights padded with zeros at the end of every axis."""
     sizes = zip(weight.shape, shape, strict=True)
     return np.pad(weight, [(0, size - own) for own, size in sizes])
 
@@ -346,7 +345,6 @@ def _of_file(path: Path, size: int) -> Vocabulary:
 
 
 def _numbers_of(value: Any, path: Path) -> dict[int, str]:
-    """Returns number -> character of a JSON list or object."""
     if isinstance(value, list) and all(isinstance(char, str) for char in value):
         return dict(enumerate(value))
     if isinstance(value, dict) and value:

@@ -173,7 +173,6 @@ def _is_numbered(modules: list[_StateModule]) -> bool:
 
 
 def _module(module: _StateModule, path: object) -> _StateModule:
-    """Returns an LSTM with its layers, or a matrix."""
     if any(name.startswith("weight_ih_l") for name in module.tensors):
         return module._replace(layers=tuple(_lstm_layers(module)))
     weight, names = module.tensors.get("weight"), module.tensors.keys()

@@ -385,7 +385,6 @@ def _getitem(g: Tracer, x: Any, index: Any) -> Any:
 
 
 def _taken(g: Tracer, x: Value, places: Sequence[int]) -> Any:
-    """Returns places of the last axis."""
     if not places:
         return torch.empty([*_sizes(x.shape[:-1]), 0])
     ends = [k for k in range(1, len(places)) if places[k] != places[k - 1] + 1]
@@ -419,7 +418,6 @@ def _reduced(kind: Any) -> Callable[..., Value]:
 
 
 def _axis_of(dim: int | None) -> int:
-    """Returns the axis; raises Unwritable where there is none."""
     if not isinstance(dim, int):
         raise Unwritable("it needs one axis, dim")
     return dim

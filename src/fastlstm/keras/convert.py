@@ -75,7 +75,6 @@ def restore(model: Layer) -> Layer:
 
 
 def _layers(model: Any) -> Iterator[Any]:
-    """Yields a layer and all layers inside it."""
     if not isinstance(model, keras.layers.Layer):
         raise UsageError(f"the model is {kind_of_value(model)}, expected a Keras model or layer")
     yield from model._flatten_layers()

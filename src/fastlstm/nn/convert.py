@@ -164,7 +164,6 @@ def _recurrent_weights(layer: LSTM) -> list[nn.Parameter]:
 
 
 def _why_not(layer: LSTM) -> str | None:
-    """Returns why a layer cannot become an `nn.LSTM`, or None."""
     if layer.options != TORCHS_CELL:
         return f"torch's LSTM has no {layer.options}"
     if layer.weight_hook is not None:

@@ -244,7 +244,6 @@ def _chunked_gradients(
 
 
 def _differentiable_gradients(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-    """Returns differentiable gradients of all arguments of forward."""
     warnings.warn(
         "a gradient of the loss that is itself differentiated (create_graph=True) is computed by"
         " torch's operators, which hold all logits at once",

@@ -488,7 +488,6 @@ class LSTM(nn.LSTM):
         )
 
     def _parameter_names(self) -> Iterator[list[str]]:
-        """Yields the names of the options' parameters, for every layer and direction."""
         for w_ih, *_ in self._all_weights:
             place = w_ih.removeprefix("weight_ih")
             yield [f"{name}{place}" for name in self.options.parameters]

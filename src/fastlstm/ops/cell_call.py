@@ -108,7 +108,6 @@ def zoneout_masks(seed: Tensor, T: int, B: int, H: int, cell: CellCall) -> tuple
 
 
 def _hash32(x: Tensor) -> Tensor:
-    """A 32-bit hash of 32-bit numbers in int64."""
     x = _times(x ^ (x >> 16), 0x7FEB352D)
     x = _times(x ^ (x >> 15), 0x846CA68B)
     return x ^ (x >> 16)

@@ -18,7 +18,6 @@ from fastlstm.system import hardware
 
 
 def _pack(args: LSTMArgs, kernel: Any, threads: int, is_backward: bool, memory: Tensor) -> None:
-    """Lays the weights out as the kernels read them."""
     _, _, I, H = args.sizes  # noqa: E741
     weights = each(floats, args.weights)
     kernel.pack(threads, is_backward, I, H, *map(address_of, weights), memory.data_ptr())

@@ -94,7 +94,6 @@ def run_reference(args: LSTMArgs, options: CellOptions, dtype: torch.dtype) -> L
 
 
 def _normalised(x: Tensor) -> Tensor:
-    """Returns every row of `x` with mean 0 and variance 1."""
     centred = x - x.mean(-1, keepdim=True)
     return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPSILON)
 
