@@ -52,7 +52,16 @@ class TracedLength(str):
     __rmul__ = __mul__
 
     def __floordiv__(self, times: int) -> TracedLength:
+        if not self.endswith(f"*{times}"):
+            self._refuse()
         return TracedLength(self.removesuffix(f"*{times}"))
+
+    def _refuse(self, *others: Any) -> Any:
+        raise Unwritable("arithmetic on a length that is not known")
+
+    __add__ = __radd__ = __mod__ = __lt__ = __le__ = __gt__ = __ge__ = (
+        _refuse  # as str they would succeed
+    )
 
     @classmethod
     def __torch_function__(
@@ -181,8 +190,8 @@ class Traced:
         return _call(func.__name__.strip("_"), *args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if _SYNONYMS.get(name, name) not in _FUNCTIONS:
+            raise AttributeError(f"a graph has no operation for `{name}` of a tensor")
         return partial(_call, name, self)
 
     def __iter__(self) -> Iterator[Traced]:
