@@ -70,7 +70,7 @@ def test_vocabulary_in_another_order_and_with_numbers_of_no_character(text_model
         np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
+def test_a_text_gives_the_characters_that_training_reads(text_model, tmp_path):
     _, path = text_model
     file = tmp_path / "book.txt"
     file.write_bytes(b"\xef\xbb\xbfhag bed\r\n fc".replace(b"\r\n", b" "))
@@ -92,7 +92,7 @@ def test_text_gives_its_characters_as_training_reads_them(text_model, tmp_path):
         ({"vocab": 3}, DataError, "no vocabulary: expected a JSON list"),
     ],
 )
-def test_vocabulary_is_asked_for_and_checked(given, kind, said, text_model, tmp_path):
+def test_the_vocabulary_is_required_and_checked(given, kind, said, text_model, tmp_path):
     if "vocab" in given:
         path = tmp_path / "vocab.json"
         path.write_text(json.dumps(given["vocab"]))
@@ -264,7 +264,7 @@ def not_runs():
 
 
 @pytest.mark.parametrize(("model", "said"), list(not_runs()))
-def test_what_is_no_run_is_named_and_is_a_module(model, said, tmp_path):
+def test_models_that_no_run_can_hold_are_modules(model, said, tmp_path):
     path = saved(varied(model), tmp_path / "m.keras")
     given = {"chars": CHARS} if "written forward" in said else {}
     with pytest.raises(FormatError, match=f"{said}.*; fastlstm.import_module gives a torch"):
@@ -272,7 +272,7 @@ def test_what_is_no_run_is_named_and_is_a_module(model, said, tmp_path):
     assert isinstance(fastlstm.import_module(path), torch.nn.Module)
 
 
-def test_padding_that_would_be_many_times_the_model_is_refused(tmp_path):
+def test_widths_that_need_much_padding_are_refused(tmp_path):
     narrow = [torch.nn.LSTM(1, 1).state_dict() for _ in range(60)]
     wide = torch.nn.LSTM(1, 1500).state_dict()
     wide["weight_hh_l0"] = wide["weight_hh_l0"]

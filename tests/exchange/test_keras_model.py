@@ -294,7 +294,7 @@ def refusals():
 
 
 @pytest.mark.parametrize(("model", "said"), list(refusals()))
-def test_what_cannot_be_imported_is_named(model, said, tmp_path):
+def test_layers_that_cannot_be_imported_are_named(model, said, tmp_path):
     path = saved(model, tmp_path / "m.keras")
     with pytest.raises(FormatError, match=said) as error:
         fastlstm.import_module(path)

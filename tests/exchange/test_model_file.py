@@ -59,7 +59,7 @@ def test_other_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "C:\\x", "..\\x"])
-def test_names_that_lead_out_of_an_archive(name, model_files, tmp_path):
+def test_paths_out_of_an_archive(name, model_files, tmp_path):
     parts = parts_of(model_files / "m.keras")
     refused(archive({**parts, name: b"x"}), tmp_path / "m.keras", "is not read")
 
@@ -186,7 +186,7 @@ def looped(group):
     ],
     ids=["external", "soft", "virtual", "raw", "gzip", "huge", "chunks", "loop"],
 )
-def test_hdf5_that_leads_out_or_claims_too_much(change, said, tmp_path):
+def test_hdf5_with_links_or_false_sizes(change, said, tmp_path):
     refused(hdf5(change), tmp_path / "m.h5", said)
 
 

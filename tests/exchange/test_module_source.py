@@ -228,7 +228,7 @@ class Odd(nn.Module):
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_what_cannot_be_written_is_named(call: Any, message: str) -> None:
+def test_calls_that_cannot_be_written_are_named(call: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"Odd cannot be exported: .*{re.escape(message)}"):
         module_graph(Odd(call), torch.zeros(2, 2, I))
 
@@ -267,7 +267,7 @@ def test_a_state_that_is_a_parameter(tmp_path: Path) -> None:
         ({"zoneout": 0.1}, "ONNX's LSTM has no `zoneout`"),
     ],
 )
-def test_cells_that_onnx_has_not(change: dict[str, Any], message: str) -> None:
+def test_cells_that_onnx_lacks(change: dict[str, Any], message: str) -> None:
     lstm = fastlstm.LSTM(I, H, **change)
     with pytest.raises(ConfigError, match=message):
         write_onnx(module_graph(lstm, torch.zeros(2, 2, I)))

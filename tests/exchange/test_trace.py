@@ -39,7 +39,7 @@ def test_an_operation_is_written_once_and_only_if_an_output_needs_it() -> None:
     )
 
 
-def test_a_part_of_joined_values_is_made_of_the_values() -> None:
+def test_a_slice_of_joined_values_reads_the_values() -> None:
     g = tracer()
     x, y = (g.traced_input(name, ("B", 4, 2)) for name in "xy")
     part = torch.cat([x, y], 1)[:, 4:, 1:]
@@ -58,7 +58,7 @@ def test_a_constant_in_float64_keeps_its_digits(tmp_path: Path) -> None:
         assert found["y"] == pytest.approx(0.002, rel=1e-5)
 
 
-def test_an_lstm_computes_as_before_once_it_is_recorded() -> None:
+def test_an_lstm_is_unchanged_after_a_recording() -> None:
     module, x = LSTM(2, 3), torch.randn(4, 1, 2)
     before = module(x)[0]
     weights = {n: p.detach().numpy() for n, p in module.named_parameters()}

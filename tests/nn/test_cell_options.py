@@ -186,7 +186,7 @@ def test_unsorted_packed_sequences_and_single_ones(dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_only_training_draws_and_from_torchs_generator(option, dtype, drawn):
+def test_only_training_draws_from_torchs_generator(option, dtype, drawn):
     is_random = "recurrent_dropout" in OPTIONS[option] or "zoneout" in OPTIONS[option]
     layer = make(dtype, num_layers=2, bidirectional=True, **OPTIONS[option])
     x, *hx = inputs(layer)
@@ -209,7 +209,7 @@ def test_only_training_draws_and_from_torchs_generator(option, dtype, drawn):
     assert all(v.mask is v.seed is None for v in drawn)
 
 
-def test_what_is_drawn(drawn):
+def test_masks_and_seeds(drawn):
     layer = make(torch.float32, recurrent_dropout=0.25, zoneout=0.5)
     doubled = copy.deepcopy(layer).double()
     x, h0, c0 = inputs(layer, B=4000)
@@ -341,7 +341,7 @@ def test_options_can_be_changed():
             each.layer_norm = not each.layer_norm
 
 
-def test_recurrent_dropout_in_evaluation_is_torchs_cell():
+def test_recurrent_dropout_in_evaluation_runs_torchs_cell():
     layer = make(recurrent_dropout=0.5).eval()
     theirs = nn.LSTM(I, H, dtype=torch.float64)
     theirs.load_state_dict(layer.state_dict())
@@ -378,7 +378,7 @@ SLOW = {
 
 @pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize("case", SLOW)
-def test_what_the_reference_runs_is_said_and_refused(case):
+def test_calls_of_the_reference_are_reported_and_refused(case):
     fields, backend, reason = SLOW[case]
     layer = fastlstm.LSTM(I, H, zoneout=0.1, layer_norm=True, **fields)
     layer.backend = backend

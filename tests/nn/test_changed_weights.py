@@ -152,7 +152,7 @@ def test_kernels_of_one_dtype_read_no_weights_packed_for_the_other(shape):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("write", [by_data_copy, by_data_mul, by_numpy, by_vector, repr])
-def test_gradients_are_those_of_the_weights_as_they_are(write, bias):
+def test_gradients_belong_to_the_current_weights(write, bias):
     """Written to or, by `repr`, not."""
     torch.manual_seed(0)
     layer, x = fastlstm.LSTM(I, H, bias=bias), torch.randn(3, 4, I)

@@ -131,7 +131,7 @@ def test_dropout_in_eval_changes_nothing():
     assert_same(ours.eval(), theirs.eval(), torch.randn(6, 4, I))
 
 
-def test_dropout_in_training_is_that_of_torch_between_layers():
+def test_dropout_in_training_has_torchs_distribution():
     theirs, ours = pair(num_layers=2, dropout=0.4)
     x = torch.randn(3, 1, I).expand(-1, 20_000, -1).contiguous()
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_dropout_in_training_is_that_of_torch_between_layers():
 @pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["T first", "batch first"])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one way", "both ways"])
-def test_the_seed_draws_the_dropout_of_torch(bidirectional, batch_first, is_packed):
+def test_a_seed_draws_torchs_dropout(bidirectional, batch_first, is_packed):
     fields = {"num_layers": 3, "dropout": 0.4, "bidirectional": bidirectional}
     theirs, ours = pair(batch_first=batch_first, **fields)
 
@@ -185,7 +185,7 @@ def test_the_seed_draws_the_dropout_of_torch(bidirectional, batch_first, is_pack
     ],
     ids=str,
 )
-def test_errors_of_shape_are_those_of_torch(shape, state, options):
+def test_errors_of_shape_equal_torchs(shape, state, options):
     layers = nn.LSTM(I, H), fastlstm.LSTM(I, H, **options)
     x, hx = torch.zeros(shape), None if state is None else tuple(map(torch.zeros, state))
     assert_same_error(x, hx, layers)
@@ -202,13 +202,13 @@ H0 = torch.zeros(1, 3, H)
     [H0, torch.zeros(2, 1, 3, H), (H0,), [H0], (H0, H0, H0), (H0, None), (None, H0), (), 3, "ab"],
     ids=lambda hx: f"{type(hx).__name__} of {len(hx)}" if hasattr(hx, "__len__") else str(hx),
 )
-def test_errors_of_a_state_that_is_no_pair_are_those_of_torch(hx, is_packed):
+def test_errors_of_a_state_that_is_no_pair_equal_torchs(hx, is_packed):
     x = torch.zeros(6, 3, I)
     assert_same_error(pack_padded_sequence(x, [6, 5, 2]) if is_packed else x, hx)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
-def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
+def test_errors_of_dtype_and_device_equal_torchs(dtype):
     if not hardware.has_onednn():
         pytest.skip("torch's loop over the steps promotes dtypes instead of refusing them")
     x, hx = torch.zeros(6, 3, I), (torch.zeros(1, 3, H), torch.zeros(1, 3, H))
@@ -222,7 +222,7 @@ def test_errors_of_dtype_and_device_are_those_of_torch(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "weight_ih_l1", "weight_hh_l1"])
-def test_errors_of_a_weight_of_another_dtype_are_those_of_torch(name, dtype):
+def test_errors_of_a_weight_of_another_dtype_equal_torchs(name, dtype):
     layers = pair(num_layers=2)
     for layer in layers:
         setattr(layer, name, nn.Parameter(getattr(layer, name).detach().to(dtype)))
@@ -275,7 +275,7 @@ def test_state_dict_goes_both_ways():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_constructor_is_torchs(seed):
+def test_the_constructor_equals_torchs(seed):
     arguments = (I, H, 2, False, True, 0.0, True, 0, "cpu", torch.float64)
     torch.manual_seed(seed)
     theirs = nn.LSTM(*arguments)
@@ -405,7 +405,7 @@ LEFT = {
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("case", LEFT)
-def test_what_is_left_to_torch(case):
+def test_calls_left_to_torch(case):
     fields, dtype, reason = LEFT[case]
     theirs, ours = (layer.to(dtype) for layer in pair(num_layers=2, bidirectional=True, **fields))
     x = torch.randn(6, 4, I, dtype=dtype)

@@ -155,7 +155,7 @@ def test_wrong_lengths_are_named(dtype, lengths, padding, message):
         layer(x, lengths=lengths, padding=padding)
 
 
-def test_lengths_where_they_have_no_meaning():
+def test_lengths_that_are_refused():
     layer, x, *_ = make()
     packed = torch.nn.utils.rnn.pack_padded_sequence(x[:, :2], [T, 2])
     with pytest.raises(ShapeError, match="a PackedSequence knows its lengths"):

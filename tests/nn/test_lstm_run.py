@@ -26,7 +26,7 @@ def inputs():
 @pytest.mark.isa
 @pytest.mark.parametrize("lengths", [None, [6, 2, 4]], ids=["whole", "lengths"])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_it_is_the_call_of_the_layer(options, lengths):
+def test_run_equals_a_call_of_the_layer(options, lengths):
     layer, (x, h, c) = fastlstm.LSTM(I, H, **OPTIONS[options]), inputs()
     torch.manual_seed(3)
     want, (h_want, c_want) = layer(x, (h[None], c[None]), lengths=lengths)

@@ -160,7 +160,7 @@ def test_export(strict):
 
 
 @pytest.mark.isa
-def test_functional_gradients_are_torchs():
+def test_functional_gradients_equal_torchs():
     layer = fastlstm.LSTM(I, H)
     x = torch.randn(4, 3, I)
 
@@ -248,7 +248,7 @@ def test_the_shape_rule_knows_the_layout_of_gradients():
     torch.library.opcheck(lstm_sequence_backward, (*given, options), test_utils="test_faketensor")
 
 
-def test_no_gradient_of_what_kept_nothing():
+def test_a_call_without_saved_activations_has_no_gradient():
     y, *_ = lstm_sequence(*sequence_arguments(keep=False, requires_grad=True))
     with pytest.raises(KernelError, match="keep=False"):
         y.sum().backward()

@@ -73,7 +73,7 @@ def test_alternating_shapes_prepare_nothing(pair, calls):
     assert calls == []
 
 
-def test_memory_of_a_weight_cannot_become_the_next_ones(pair):
+def test_the_memory_of_a_packed_weight_is_not_reused(pair):
     _, own = pair
     twin = fastlstm.LSTM(I, H)
     twin.weight_hh_l0 = own.weight_hh_l0
@@ -129,7 +129,7 @@ def test_forward_derivatives_are_not_dropped(pair):
         assert fwAD.unpack_dual(y).tangent is not None
 
 
-def test_training_gives_the_packed_weights_back(pair):
+def test_training_drops_the_prepared_call(pair):
     prepare(pair, torch.randn(1, B, I))
     with torch.enable_grad():
         pair[1](torch.randn(1, B, I))[0].sum().backward()
@@ -258,7 +258,7 @@ def torch_computes_float16(x):
     return True
 
 
-def test_what_autocast_computes_in_float16_is_never_prepared(pair, calls):
+def test_float16_calls_are_never_prepared(pair, calls):
     if not torch_computes_float16(torch.randn(1, B, I)):
         pytest.skip("torch has no float16 LSTM on this CPU, and we leave float16 to it")
     for _ in range(3):
@@ -286,7 +286,7 @@ def test_bfloat16_steps_pack_their_weights_once(pair, monkeypatch):
 
 @pytest.mark.parametrize("rows", [B, 70], ids=["ready", "packed"])
 @pytest.mark.parametrize("samples_before_step", [False, True])
-def test_a_fused_optimizer_counts_no_version_and_is_seen_all_the_same(rows, samples_before_step):
+def test_steps_of_a_fused_optimizer_are_detected(rows, samples_before_step):
     torch.manual_seed(0)
     own, x = fastlstm.LSTM(I, H), torch.randn(1, rows, I)
     optimizer = torch.optim.AdamW(own.parameters(), lr=0.1, fused=True)
@@ -305,7 +305,7 @@ def test_a_fused_optimizer_counts_no_version_and_is_seen_all_the_same(rows, samp
         optimizer.zero_grad()
 
 
-def test_weights_written_past_torch_are_seen_once_they_were_trained_on():
+def test_writes_that_torch_does_not_count_are_seen_after_training():
     """Optimizers in C++ write through addresses; between two of their steps there is a forward."""
     own, x = fastlstm.LSTM(I, H), torch.randn(1, 70, I)
     with torch.no_grad():

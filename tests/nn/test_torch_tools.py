@@ -122,7 +122,7 @@ class WithLengths(Tagger):
 
 
 @pytest.mark.usefixtures("only_ours")
-def test_fx_hands_every_argument_on(x):
+def test_fx_passes_every_argument(x):
     model = fastlstm.accelerate(WithLengths())
     state = torch.randn(2, 4, B, H)
     arguments = (x, torch.tensor([4, 0, 2]), *state)
@@ -161,7 +161,7 @@ def test_fx_keeps_a_layer_whose_input_is_constant(given, ready):
         torch.testing.assert_close(graph(*arguments), model(*arguments))
 
 
-def test_fx_of_a_layer_itself_is_refused_as_torch_refuses_it():
+def test_fx_of_a_single_layer_is_refused_as_by_torch():
     for layer in (nn.LSTM(I, H), fastlstm.LSTM(I, H)):
         with pytest.raises(torch.fx.proxy.TraceError, match="control flow"):
             torch.fx.symbolic_trace(layer)
@@ -180,7 +180,7 @@ def test_torchscript_is_refused_with_the_way_out(tagger, x):
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:The tensor attributes"
 )
-def test_which_stored_programs_need_fastlstm(tagger, x, tmp_path):
+def test_stored_programs_that_need_fastlstm(tagger, x, tmp_path):
     """A trace does not, nor the exported program of a restored model; another names its lack."""
     torch.save([x, tagger(x).detach()], tmp_path / "pair.pt")
     torch.jit.trace(tagger, (x,)).save(tmp_path / "trace.pt")

@@ -82,7 +82,7 @@ def test_parts_are_the_longest_that_fit():
     assert parts(0)[1] == min(parts(whole * n // 200)[1] for n in range(200))
 
 
-def test_what_is_kept_stays_within_the_budget():
+def test_saved_activations_stay_within_the_limit():
     budget = 300_000
     layer = LSTM(I, H, max_activation_bytes=budget)
     x = torch.randn(600, B, I, requires_grad=True)

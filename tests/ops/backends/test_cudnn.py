@@ -37,7 +37,7 @@ def test_rules_of_the_persistent_kernel(changes, reason):
     assert cudnn.persistent_refusal(CALL._replace(**changes)) == reason
 
 
-def test_padding_where_it_admits_the_persistent_kernel_and_is_cheap():
+def test_cheap_padding_for_the_persistent_kernel():
     odd = CALL._replace(B=30, I=100, H=500)
     assert cudnn.padded_call(odd) == CALL._replace(B=32, I=128, H=512)
     assert cudnn.padded_call(CALL) == CALL
@@ -60,7 +60,7 @@ def test_kernel_lines_name_the_kernel_and_why():
     assert standard.is_fast
 
 
-def test_without_cudnn_it_is_the_loop(monkeypatch):
+def test_without_cudnn_torch_runs_the_loop(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     kernel = cudnn.cudnn_kernel(CALL)
     assert (kernel.name, kernel.is_fast) == ("ATen per-step loop", False)

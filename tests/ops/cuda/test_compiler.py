@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_written_costs_one_compilation(
     assert len(calls) == 2
 
 
-def test_an_error_of_the_source_is_told_once(
+def test_a_compilation_error_is_remembered(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> Any:
@@ -147,7 +147,7 @@ def test_an_error_of_the_source_is_told_once(
     assert calls == ["refused"]
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def without(name: str) -> Any:
         raise ImportError(name)
 
