@@ -72,16 +72,6 @@ def drawn(monkeypatch):
     return found
 
 
-@pytest.fixture
-def no_torch(monkeypatch):
-    """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
-
-    def must_not_run(*args, **kwargs):
-        raise AssertionError("torch's own LSTM ran")
-
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
-
-
 def expected(layer, options, draws, own, x, h0, c0, spans):
     """The layer from `lstm_reference` alone, with its parameters `own` and what it drew."""
     directions = 2 if layer.bidirectional else 1
@@ -130,7 +120,7 @@ def assert_close(name, got, want, limit):
     assert error <= limit * max(float(want.detach().abs().max()), 1.0), f"{name}: {error:.2e}"
 
 
-@pytest.mark.usefixtures("no_torch")
+@pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize("lanes", ["whole", "right", "left", "packed"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -376,7 +366,7 @@ SLOW = {
 }
 
 
-@pytest.mark.usefixtures("no_torch")
+@pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize("case", SLOW)
 def test_calls_of_the_reference_are_reported_and_refused(case):
     fields, backend, reason = SLOW[case]
@@ -491,7 +481,7 @@ def test_autocast_casts_nothing_inside_the_reference(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_torch")
+@pytest.mark.usefixtures("only_ours")
 @pytest.mark.parametrize(
     ("backend", "has_lengths", "dtype", "training"),  # every pair of values once
     [

@@ -12,7 +12,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import fastlstm
 from fastlstm.errors import KernelError, ShapeError
-from fastlstm.nn import lstm
 from fastlstm.ops.explain import explain
 from fastlstm.system import hardware
 from native_run import ALL_OPTIONS as ALL
@@ -83,16 +82,6 @@ def assert_same(ours, theirs, x, hx=None, limits=(VALUE, GRADIENT), **fields):
         assert got[kind].keys() == want[kind].keys()
         for name, value in want[kind].items():
             assert_close(name, got[kind][name], value, limit)
-
-
-def must_not_run(*args, **kwargs):
-    raise AssertionError("torch's own LSTM ran")
-
-
-@pytest.fixture
-def only_ours(monkeypatch):
-    """Makes torch's forward pass fail when `fastlstm.LSTM` falls back to it."""
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
 
 
 @pytest.mark.usefixtures("only_ours")
@@ -446,8 +435,8 @@ def test_another_device_is_left_to_torch():
 
 
 @pytest.mark.parametrize("backend", ["native", "aten", "reference"])
-def test_a_backend_can_be_forced(backend, monkeypatch):
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
+@pytest.mark.usefixtures("only_ours")
+def test_a_backend_can_be_forced(backend):
     theirs, ours = pair(num_layers=2, bidirectional=True)
     ours.backend = backend
     assert_same(ours, theirs, torch.randn(6, 4, I))

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fastlstm
 from fastlstm.errors import UsageError
-from fastlstm.nn import lstm
 from fastlstm.ops.call import TORCHS_CELL
 from fastlstm.ops.custom_op import lstm_flop, lstm_sequence, present_tensors
 
@@ -37,14 +36,6 @@ def tagger():
 @pytest.fixture
 def x():
     return torch.randn(B, T, I)
-
-
-@pytest.fixture
-def only_ours(monkeypatch):
-    def must_not_run(*args, **kwargs):
-        raise AssertionError("torch's own LSTM ran")
-
-    monkeypatch.setattr(lstm.LSTM, "_torch", must_not_run)
 
 
 OLD = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
