@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +22,9 @@ Loss = Literal["mae", "mse", "huber"]
 Gaps = Literal["split", "fill"]
 Disorder = Literal["error", "sort"]
 Duplicates = Literal["error", "first", "last"]
-Numbers = tuple[float, ...]
+Numbers = tuple[float | str, ...]
+"""Numbers for all columns, and texts such as "humidity=-1" for one."""
+_NUMBER = re.compile(r"((?:.*?=)??)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?:,|$)")
 CALENDAR = ("hour", "weekday", "year")
 """Periods of the calendar that can be future covariates."""
 READING = (
@@ -55,8 +58,10 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         gaps: split cuts series at missing rows, fill inserts rows without values.
         disorder: rows that are not in order of time: an error, or sorted.
         duplicates: rows with the same timestamp: an error, or keep the first or last.
-        missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9.
-        keep_value: numbers that look like codes of missing values and are not.
+        missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9; in one column
+            humidity=-1.
+        keep_value: numbers that look like codes of missing values and are not; in one column as
+            well.
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
             since 1900.
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
@@ -144,8 +149,9 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         if self.calendar is not None:
             object.__setattr__(self, "calendar", _calendar(self.calendar))
         if double := set(self.missing_value) & set(self.keep_value):
+            shown = ", ".join(c if isinstance(c, str) else f"{c:g}" for c in double)
             raise ConfigError(
-                f"`missing_value` and `keep_value` both hold {min(double):g}; leave it out of one"
+                f"`missing_value` and `keep_value` both hold {shown}; leave it out of one"
             )
         split_of(self.split)
         if self.balance and self.tbptt is not None:
@@ -186,16 +192,23 @@ def _calendar(parts: Names) -> Names:
 
 
 def _numbers(field: str, value: Any) -> Numbers:
-    """Returns numbers; of a text those between commas."""
-    parts = [p for p in value.split(",") if p.strip()] if isinstance(value, str) else value
-    try:
-        parts = () if parts is None else (parts,) if isinstance(parts, int | float) else parts
-        numbers = tuple(float(part) for part in parts)
-    except (TypeError, ValueError):
-        numbers = (math.nan,)
-    if not all(math.isfinite(number) for number in numbers):
-        raise ConfigError(f"`{field}` is {value!r}, expected numbers, such as -9999 or -9999,-99.9")
-    return numbers
+    """Returns numbers, and texts "COLUMN=NUMBER"; of a text those between commas."""
+    text = value
+    if isinstance(value, Mapping):
+        pairs = {name: c if isinstance(c, list | tuple) else [c] for name, c in value.items()}
+        text = [f"{name}={code}" for name, codes in pairs.items() for code in codes]
+    if not isinstance(text, str):
+        parts = (text,) if isinstance(text, int | float) else text or ()
+        text = ",".join(map(str, parts)) if isinstance(parts, Iterable) else "?"
+    found = list(_NUMBER.finditer(text))
+    if "".join(match[0] for match in found) != text or not all(
+        math.isfinite(float(match[2])) for match in found
+    ):
+        raise ConfigError(
+            f"`{field}` is {value!r}, expected numbers, such as -9999 or -9999,-99.9, or of one"
+            " column humidity=-1"
+        )
+    return tuple(match[1].strip() + match[2] if match[1] else float(match[2]) for match in found)
 
 
 _READERS = {"Names": _names, "Names | None": _names, "Numbers": _numbers}

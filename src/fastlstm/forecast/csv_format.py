@@ -21,6 +21,8 @@ class CsvFormat:
         encoding: of a CSV, such as cp1252 or gb18030.
         header: the first line of a CSV names its columns; else their names are 1, 2 ….
         quotes: a CSV may have texts in double quotes; else these are characters like others.
+        escape: of a CSV, the character before a quote within quotes, such as \\; default none, a
+            quote is doubled.
         units: read numbers of a CSV with signs beside them: $ or other currencies, %, K, M and B
             for thousands, millions and billions, and parentheses for negative ones.
         skip_rows: lines of a CSV before its header.
@@ -37,6 +39,7 @@ class CsvFormat:
     encoding: str = "utf-8"
     header: bool = True
     quotes: bool = True
+    escape: str | None = None
     units: bool = False
     skip_rows: int = 0
     skip_footer: int = 0
@@ -46,7 +49,7 @@ class CsvFormat:
     look: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("delimiter", "decimal", "thousands"):
+        for name in ("delimiter", "decimal", "thousands", "escape"):
             mark = getattr(self, name)
             if mark == "\\t":
                 object.__setattr__(self, name, "\t")

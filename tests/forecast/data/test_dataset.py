@@ -545,7 +545,7 @@ def test_a_column_that_counts_rows_is_no_feature(tmp_path: Path) -> None:
     path.write_text(",ds,y\n0,1,1.5\n1,2,2.5\n2,3,3.5\n")
     found = prepared(path)
     assert found.table.columns == ("y",)
-    assert "ignored columns (row counters by their names): ''" in found.notes
+    assert "ignored columns (row counters): ''" in found.notes
     assert not found.repairs
 
 

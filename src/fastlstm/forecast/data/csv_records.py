@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -53,13 +53,10 @@ _NO_ROWS = {
 """Explanations of Arrow's messages."""
 
 
-Quoting = Literal[0, 3]
-"""Of Python's csv module: with quotes where needed, or none."""
-
-
-def quoting_of(form: CsvFormat) -> Quoting:
-    """Returns how Python's csv module reads quotes."""
-    return csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+def split_lines(lines: Sequence[str], form: CsvFormat, delimiter: str) -> list[list[str]]:
+    """Returns the cells of lines; raises csv.Error for one of more than 128 KiB."""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+    return list(csv.reader(lines, delimiter=delimiter, quoting=quoting, escapechar=form.escape))
 
 
 def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
@@ -72,6 +69,11 @@ def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
     return raw, text
 
 
+def null_words_of(form: CsvFormat) -> tuple[str, ...]:
+    """Returns the texts that mean "no value": also N, which is \\N where \\ is an escape."""
+    return (*NULL_WORDS, *form.na, *(["N"] if form.escape else []))
+
+
 class CsvRecords(FileRecords):
     """A CSV file, plain or compressed."""
 
@@ -79,7 +81,7 @@ class CsvRecords(FileRecords):
 
     def __init__(self, file: TableFile, form: CsvFormat) -> None:
         self.form = form
-        self.null_words = (*NULL_WORDS, *form.na)
+        self.null_words = null_words_of(form)
         super().__init__(file)
 
     def _read_schema(self) -> pa.Schema:
@@ -96,8 +98,7 @@ class CsvRecords(FileRecords):
         self._header, self.delimiter = header, form.delimiter or delimiter_of(line)
         self._has_one_column = self.delimiter not in line
         try:
-            lines, quoting = [line.rstrip("\r")], quoting_of(form)
-            [columns] = csv.reader(lines, delimiter=self.delimiter, quoting=quoting)
+            [columns] = split_lines([line.rstrip("\r")], form, self.delimiter)
         except csv.Error:  # a name of more than 128 KiB
             columns = [line]
         self._names: list[str] | None = None
@@ -216,6 +217,7 @@ class CsvRecords(FileRecords):
             arrow_csv.ParseOptions(
                 delimiter=self.delimiter,
                 quote_char='"' if form.quotes else False,
+                escape_char=form.escape or False,
                 ignore_empty_lines=not self._has_one_column,  # or an empty line is a value
             ),
             convert,

@@ -163,6 +163,8 @@ def prepare_table(
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
+        if request.has_target:
+            options.codes.require_columns(records.schema.names, records.name)
     key_of = partial(series_key, records, request, roles, options.clock)
     with cache.work_directory() as work:
         with problems.fatal():
@@ -200,7 +202,7 @@ def _prepare(
     origins = _best_origins(ingested)
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *_column_notes(ingested, roles, records, codes.missing, problems)]
+    notes = [*roles.notes, *_column_notes(ingested, roles, records, codes, problems)]
     notes += ingested.notes
     arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
     segments = arrangement.run()
@@ -343,7 +345,7 @@ def _column_notes(
     ingested: TableIngest,
     roles: Roles,
     records: Records,
-    codes: Sequence[float],
+    codes: Codes,
     problems: Problems,
 ) -> list[str]:
     """Returns notes on the columns; a column without any value is an error, unless only the first
@@ -367,7 +369,15 @@ def _column_notes(
         if column.missing:
             share = column.missing / ingested.num_rows
             rows = counted(column.missing, "row")
-            notes.append(f"column '{name}' has missing values in {rows} ({share:.2%})")
+            taken = ingested.num_taken[name]
+            more = f", {taken:,} of them given by `missing_value`" if taken else ""
+            inside = [c for c in codes.missing if isinstance(c, float) and low < c < high]
+            if taken and inside:
+                more += (
+                    f"; {shown(inside[0])} lies among its other values, {low:g} to {high:g}: for one"
+                    f" column alone give `missing_value='COLUMN={shown(inside[0])}'`"
+                )
+            notes.append(f"column '{name}' has missing values in {rows} ({share:.2%}){more}")
         largest = max(map(abs, column.range))
         if largest > _EXACT:
             notes.append(
@@ -378,7 +388,8 @@ def _column_notes(
         for code in column.near_sentinels():
             count = counted(column.sentinels[code], "row")
             is_code = f"column '{name}' is {shown(code)} in {count}: if that means no value, give "
-            notes.append(f"{is_code}{_codes('missing_value', *codes, code)}")
+            own = _code_of(name, code, ingested)
+            notes.append(f"{is_code}{settings({'missing_value': (*codes.missing, own)})}")
     return notes
 
 
@@ -389,18 +400,22 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
             what = "row" if name in ingested.columns else "series"
             count = counted(sum(far.values()), what)
             what = f"column '{name}' is {' and '.join(map(shown, far))} in {count}"
+            own = tuple(_code_of(name, code, ingested) for code in far)
             error = CurableError(
                 f"{origin}: {what} and between {low:g} and {high:g} in all others, which looks like"
-                f" a code for no value; give {_codes('missing_value', *codes.missing, *far)} if it"
-                f" is one, or {_codes('keep_value', *codes.kept, *far)} if it is a value",
-                (what, {"missing_value": tuple(far)}),
+                f" a code for no value; give {settings({'missing_value': (*codes.missing, *own)})}"
+                f" if it is one, or {settings({'keep_value': (*codes.kept, *own)})} if it is a value",
+                (what, {"missing_value": own}),
             )
             problems.add(error, name)
 
 
-def _codes(name: str, *values: float) -> str:
-    codes = ",".join(map(shown, values))
-    return f"`{name}={codes if len(values) == 1 else repr(codes)}`"
+def _code_of(name: str, code: float, ingested: TableIngest) -> float | str:
+    """Returns a code of a column; "COLUMN=CODE" if it may be a value of another column."""
+    stats = ingested.columns | ingested.static_columns
+    others = [s for other, s in stats.items() if other != name and not s.is_category]
+    is_value = any(s.low <= code <= s.high and code not in s.far_values() for s in others)
+    return f"{name}={shown(code)}" if is_value else code
 
 
 def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:

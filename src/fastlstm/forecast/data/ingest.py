@@ -6,7 +6,7 @@ of series and categories are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastlstm.errors import DataError
+from fastlstm.errors import DataError, nearest_hint
 from fastlstm.forecast.data.column_stats import ColumnStats, SeriesRanges
 from fastlstm.forecast.data.names import Names, without_nan
 from fastlstm.forecast.data.problems import Problems
@@ -28,7 +28,7 @@ from fastlstm.forecast.data.records import (
     numbers_of,
     with_nulls,
 )
-from fastlstm.forecast.data.roles import Roles
+from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, Clock, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
@@ -38,15 +38,35 @@ from fastlstm.system.storage import append
 
 @dataclass(frozen=True)
 class Codes:
-    """Sentinel values.
+    """Sentinel values; a text such as "humidity=-1" holds for one column.
 
     Attributes:
         missing: numbers that mean "no value".
         kept: numbers that look like sentinels but are values.
     """
 
-    missing: tuple[float, ...] = ()
-    kept: tuple[float, ...] = ()
+    missing: tuple[float | str, ...] = ()
+    kept: tuple[float | str, ...] = ()
+
+    def require_columns(self, names: Sequence[str], origin: str) -> None:
+        """Raises DataError if a code is for a column that is not among `names`."""
+        for code in (*self.missing, *self.kept):
+            column = code.rpartition("=")[0] if isinstance(code, str) else ""
+            if column and not named_columns(column, names):
+                raise DataError(
+                    f"{origin} has no column '{column}' (given as {code!r})"
+                    f"{nearest_hint(column, names)}; its columns: {listed(names)}"
+                )
+
+
+def codes_of(column: str, codes: Sequence[float | str], names: Sequence[str]) -> tuple[float, ...]:
+    """Returns the codes that hold for a column of a table with the columns `names`."""
+    pairs = [(c if isinstance(c, str) else f"={c}").rpartition("=") for c in codes]
+    return tuple(
+        float(code)
+        for name, _, code in pairs
+        if name == "" or column in named_columns(name, names)
+    )
 
 
 class TableIngest:
@@ -80,6 +100,7 @@ class TableIngest:
         is_wall: times are local times of the zone, else UTC.
         notes: findings about times and names.
         repairs: notes on times that were changed.
+        num_taken: values that are missing because they are codes, by column.
     """
 
     def __init__(
@@ -96,13 +117,15 @@ class TableIngest:
         self._roles, self._records, self._problems = roles, records, problems
         self._name, self._is_parsed = records.name, records.is_parsed
         self._clock, self._like = clock, like
-        self._missing = sorted({float(m) for v in codes.missing for m in (v, np.float32(v))})
+        names, own = records.schema.names, (*roles.values, *roles.static)
+        self._missing = {name: codes_of(name, codes.missing, names) for name in own}
+        self.num_taken = dict.fromkeys(own, 0)
         self.values, self.codes = work / "values.f32", work / "codes.i32"
         self.times = None if roles.time is None else work / "times.i64"
         self.num_rows, self.is_grouped, self._last_code = 0, True, -1
         self.columns, self.static_columns = (
-            {name: ColumnStats(codes.kept, origins.get(name, 0.0)) for name in names}
-            for names in (roles.values, roles.static)
+            {n: ColumnStats(codes_of(n, codes.kept, names), origins.get(n, 0.0)) for n in some}
+            for some in (roles.values, roles.static)
         )
         numbers = () if roles.series is None else roles.values
         self.ranges = {n: SeriesRanges() for n in numbers if n not in roles.categorical}
@@ -270,8 +293,10 @@ class TableIngest:
         except DataError as error:
             self._problems.add(error, name)
             return np.full(len(column), np.nan)
-        if self._missing and (is_missing := np.isin(values, self._missing)).any():
+        codes = [v for code in self._missing[name] for v in (code, float(np.float32(code)))]
+        if codes and (is_missing := np.isin(values, codes)).any():
             values = np.where(is_missing, np.nan, values)
+            self.num_taken[name] += int(is_missing.sum())
         return values
 
     def _floats(self, name: str, column: pa.Array) -> NDArray[np.floating]:

@@ -46,6 +46,13 @@ _PLACE = re.compile("^(lat|lon|elev|alt|id$|index|year|month|day|code|num)|(_id|
 TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
+_COUNTER = re.compile(
+    r"(unnamed.*|(.*[_ ])?id|index|idx|(row|record|rec|line|obs|seq|sequence)(.?(id|no|num|nr|number))?"
+    r"|no\.?|nr\.?|#|sno|s\.no\.?)", re.I
+)
+"""Names of columns that are ignored if they count rows."""
+_FEWEST_COUNTED, _COUNTED = 3, 0.95
+"""Rows from which a column may count them, and the share of steps of one: loggers skip records."""
 RESERVED = ("cutoff", "forecast", "segment")
 """Columns that forecasts and backtests add to their tables."""
 _LISTS = ("target", "past", "future", "static", "categorical", "ignore")
@@ -135,12 +142,13 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             " expected a row per time and a column per quantity: is the table transposed?"
         )
     request = _existing(names, request, origin, problems)
-    usable_numbers = {f.name for f in schema if is_number(f.type)}.difference(COUNTERS)
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
     free = [name for name in free if name != series]
     time = request.time or find_time(records, free)
+    counters = {*COUNTERS, *_counters(records, [name for name in free if name != time], series)}
+    usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
     if not target and request.has_target:
@@ -168,14 +176,34 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
             _refuse_numbers(records, ignored, problems)
         if unused := [name for name in ignored if name in usable_numbers]:
             notes.append(f"ignored columns (not among the past covariates given): {listed(unused)}")
-        if counters := [repr(name) for name in ignored if name in COUNTERS]:
-            notes.append(f"ignored columns (row counters by their names): {', '.join(counters)}")
+        if counting := [repr(name) for name in ignored if name in counters]:
+            notes.append(f"ignored columns (row counters): {', '.join(counting)}")
     roles = Roles(
         target, time, series, past, request.future, request.static, request.categorical,
-        tuple(notes), tuple(n for n in ignored if n not in {*COUNTERS, *usable_numbers}),
+        tuple(notes), tuple(n for n in ignored if n not in counters | usable_numbers),
     )  # fmt: skip
     _check_roles(roles, origin)
     return roles
+
+
+def _counters(records: Records, names: Sequence[str], series: str | None) -> list[str]:
+    """Returns the columns, of those named like it, that count rows by one in all or per series."""
+    kinds = {name: records.schema.field(name).type for name in names if _COUNTER.fullmatch(name)}
+    types = {n: k for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)}
+    own = [] if series is None else [series]
+    if not types:
+        return []
+    batch = next(records.batches(types | {n: records.schema.field(n).type for n in own}), None)
+    if batch is None or len(batch) < _FEWEST_COUNTED:
+        return []
+    orders = [slice(None), *(np.argsort(_codes(batch.column(n)), kind="stable") for n in own)]
+    values = {n: batch.column(n).cast(pa.float64()).to_numpy(zero_copy_only=False) for n in types}
+    steps = {n: [np.diff(values[n][order]) for order in orders] for n in types}
+    return [
+        name
+        for name in types
+        if any(np.mean(step == sign) > _COUNTED for step in steps[name] for sign in (-1, 1))
+    ]
 
 
 def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Clock) -> str:
