@@ -445,7 +445,8 @@ def test_a_counter_within_the_days_of_excel_is_no_time(read: Any) -> None:
 
 
 def test_damaged_bytes_in_a_guessed_encoding_are_no_crash(tmp_path: Path) -> None:
-    lines = [f"2024-01-{n:02},Logro\xf1o \x81\x8d,{n}" for n in range(1, 29)]
+    lines = [f"{1000 + n}-01-01,Logro\xf1o,{n}" for n in range(5000)]
+    lines.append("6000-01-01,\x81\x8d,5000")
     (tmp_path / "a.csv").write_bytes("\n".join(["ds,city,y", *lines]).encode("latin-1"))
     with pytest.raises(DataError, match=r"Logroño.* then: byte 0x81 is no character in"):
         prepare(str(tmp_path / "a.csv"), ForecastConfig(cache_dir=str(tmp_path)))

@@ -295,12 +295,14 @@ def find_time(records: Records, free: Sequence[str]) -> str | None:
 
 
 def _parts_of_time(texts: Mapping[str, pa.Array], named: str | None) -> list[str]:
-    """Returns the columns that hold the times together: a date and a clock, or year, month …"""
+    """Returns the columns that hold the times together: date and clock or hour, or year, month …"""
     usual = {name: usual_kind(values.to_pylist()) for name, values in texts.items()}
     dates, clocks = ([n for n in texts if usual[n] == kind] for kind in ("date", "clock"))
     if dates:
         date = named if named in dates else dates[0]
         is_repeated = len(pc.unique(texts[date])) < len(texts[date])
+        hours = [n for n in texts if n.lower() in _PARTS[3] and usual[n] == "number"]
+        clocks = clocks or hours
         return [date, *(clocks if is_repeated and len(clocks) == 1 else [])]
     parts = [next((n for n in texts if n.lower() in names), None) for names in _PARTS]
     given = [name for name in parts if name is not None and usual[name] == "number"]
