@@ -55,7 +55,8 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
-        gaps: split cuts series at missing rows, fill inserts rows without values.
+        gaps: split cuts series at missing rows, fill inserts rows without values; default fill where
+            at most a quarter of the rows is missing, else split.
         disorder: rows that are not in order of time: an error, or sorted.
         duplicates: rows with the same timestamp: an error, or keep the first or last.
         missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9; in one column
@@ -106,7 +107,7 @@ class ForecastConfig(TrainingOptions, CsvFormat):
     static: Names = ()
     categorical: Names = ()
     ignore: Names = ()
-    gaps: Gaps = "split"
+    gaps: Gaps | None = None
     disorder: Disorder = "error"
     duplicates: Duplicates = "error"
     missing_value: Numbers = ()

@@ -24,7 +24,8 @@ class CsvFormat:
         escape: of a CSV, the character before a quote within quotes, such as \\; default none, a
             quote is doubled.
         units: read numbers of a CSV with signs beside them: $ or other currencies, %, K, M and B
-            for thousands, millions and billions, and parentheses for negative ones.
+            for thousands, millions and billions, parentheses for negative ones, and half of the
+            number behind < (below a limit).
         skip_rows: lines of a CSV before its header.
         skip_footer: lines at the end of a CSV that are no rows.
         skip_below: lines of a CSV below its header that are no rows, such as units.

@@ -216,6 +216,11 @@ class Forecaster(Estimator[StoredForecaster]):
         quantiles of the distribution, not calibrated. A quantile for which validation has too few
         values is infinite, with a warning.
         """
+        if isinstance(frame, list | tuple) and frame and isinstance(frame[0], float):
+            raise ConfigError(
+                f"got the list {frame!r:.60}, expected a table; for levels of quantiles give"
+                f" `quantiles={list(frame)!r:.60}`"
+            )
         return self._as_came(self.forecasts(frame, quantiles, future), frame)
 
     def forecasts(

@@ -255,7 +255,7 @@ def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastlstm.forecast.data.arrange._BLOCK_ROWS", 13)
     table = long_table()
     with_gaps = table.take(np.r_[0:20, 23:60, 61:149])
-    found = prepared(with_gaps)
+    found = prepared(with_gaps, policy=Policy(gaps="split"))
     assert found.table.segments.series.tolist() == [0, 0, 1, 1, 2]
     assert found.table.segments.num_rows.tolist() == [20, 27, 10, 39, 49]
     assert "2 gaps in time: windows do not cross them" in found.notes
@@ -264,7 +264,19 @@ def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = prepared(table).table.values[:149].copy()
     wanted[[20, 21, 22, 60]] = np.nan
     np.testing.assert_array_equal(filled.table.values, wanted)
-    assert "2 gaps in time: filled with 4 empty rows" in filled.notes
+    assert "2 gaps in time: filled with 4 empty rows" in filled.repairs
+    chosen = prepared(with_gaps)
+    np.testing.assert_array_equal(chosen.table.values, wanted)
+    note = "2 gaps in time: filled with 4 empty rows; `gaps='split'` cuts there"
+    assert note in chosen.repairs
+
+
+@pytest.mark.parametrize(("kept", "is_filled"), [(6, True), (2, False)])
+def test_gaps_are_filled_by_default_up_to_a_quarter_of_the_rows(kept: int, is_filled: bool) -> None:
+    """A shop is closed on Sundays; a sensor that is off most days is not filled."""
+    days = [day for day in range(700) if day % 7 < kept or kept == 2 and day % 70 < 30]
+    found = prepared(long_table(700, 1).take(days))
+    assert found.table.num_rows == (699 if is_filled else len(days))
 
 
 @pytest.mark.parametrize(
@@ -621,7 +633,7 @@ def clock_rows(*lost: int, zone: str | None = None) -> Any:
     ],
 )
 def test_an_hour_that_clocks_skip_in_spring_hints_at_the_zone(table: Any, is_hinted: bool) -> None:
-    notes = [note for note in prepared(table).notes if "windows do not cross" in note]
+    notes = [note for note in prepared(table).notes if "in time: filled" in note]
     assert len(notes) == 1
     hint = "an hour is missing at night on a Sunday, as where clocks are put forward: for local"
     assert (hint in notes[0]) == is_hinted
@@ -630,4 +642,4 @@ def test_an_hour_that_clocks_skip_in_spring_hints_at_the_zone(table: Any, is_hin
         zone = "Europe/London" if table["ds"][49].as_py().hour == 2 else "Europe/Berlin"
         options = PrepareOptions(tz=zone)
         repaired = prepare_table(table, options)
-        assert not [note for note in repaired.notes if "windows do not cross" in note]
+        assert not [note for note in repaired.notes if "in time: filled" in note]

@@ -31,6 +31,9 @@ from fastlstm.forecast.data.timeline import (
 from fastlstm.system.storage import allocate
 
 _BLOCK_ROWS = 1 << 20
+_MOST_FILLED = 1.25
+"""Rows with the filled ones over rows, up to which gaps are filled by default: every Sunday may be
+missing, but not every night."""
 _DAY = 86_400_000_000
 """In microseconds."""
 
@@ -52,12 +55,13 @@ class Policy:
     Attributes:
         disorder: rows of a series out of time order raise an error, or are sorted.
         duplicates: rows of one series and time raise an error, or the first or last is kept.
-        gaps: split a series, so that no window crosses them, or are filled with empty rows.
+        gaps: split a series, so that no window crosses them, or are filled with empty rows; None:
+            filled if that adds at most a quarter of the rows, and `like` may have missing values.
     """
 
     disorder: Disorder = "error"
     duplicates: Duplicates = "error"
-    gaps: Gaps = "split"
+    gaps: Gaps | None = None
 
 
 class Arrangement:
@@ -110,9 +114,7 @@ class Arrangement:
         self._remove_duplicates()
         self.frequency = self._find_frequency()
         segments = self._cut()
-        if self._policy.gaps == "fill" and self.counts["gaps"]:
-            segments = self._fill(segments)
-        return segments
+        return self._fill(segments) if self.counts["gaps"] else segments
 
     def _map(self, name: str, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
         is_values = name == "values"
@@ -339,15 +341,19 @@ class Arrangement:
             )
 
     def _fill(self, segments: Segments) -> Segments:
-        """Adds empty rows at gaps, so that every series is one segment."""
+        """Adds empty rows at gaps, so that every series is one segment, if the policy says so."""
         same = np.diff(segments.series) == 0
         ends = segments.first_rows + segments.num_rows - 1
         last_ticks = self.frequency.ticks(self._map("times")[ends])
         first_ticks = self.frequency.ticks(segments.start_times)
         missing = np.where(same, first_ticks[1:] - last_ticks[:-1] - 1, 0)
         before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(missing)])
+        new_rows, gaps = self.num_rows + int(before[-1]), self._policy.gaps
+        if gaps is None and (self._like is None or self._like.may_miss):
+            gaps = "fill" if new_rows <= _MOST_FILLED * self.num_rows else "split"
+        if gaps != "fill":
+            return segments
         self.counts["filled"] = int(before[-1])
-        new_rows = self.num_rows + self.counts["filled"]
         if new_rows > 4 * self.num_rows:
             raise DataError(
                 f"{self._origin}: filling {counted(self.counts['gaps'], 'gap')} would grow the"

@@ -57,7 +57,8 @@ _MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _KINDS = 200
 """Rows that are looked at to see what a column holds."""
 _FEW_WORDS = 3
-"""Different texts among numbers, each so often, that are taken to mean "no value"."""
+"""Different texts among numbers, each so often, that are taken to mean "no value"; or so many
+numbers among letters that are categories."""
 _PLACEHOLDERS = (*("-", "--", "---", ".", "..", "..."), *":?*/x", "n.a.", "none", "missing")
 """Those that are taken so where they occur once."""
 LOOK_HINT = "; if it is not so, add `look=False`"
@@ -268,6 +269,14 @@ def _row_test(rows: list[list[str]]) -> Callable[[list[str]], bool]:
     return is_row
 
 
+def are_categories(cells: Sequence[str]) -> bool:
+    """Returns whether cells are few codes, some of them letters: 0, a and b."""
+    codes = {cell.strip() for cell in cells}
+    letters = {code for code in codes if len(code) == 1 and code.isalpha()}
+    numbers = codes - letters
+    return bool(letters) and len(numbers) <= _FEW_WORDS and all(map(str.isdecimal, numbers))
+
+
 def usual_kind(cells: Sequence[str]) -> str:
     """Returns the kind of most cells, "" without any."""
     kinds = Counter(kind for kind in map(kind_of, cells) if kind)
@@ -339,13 +348,16 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     form, found, cells, nulls = sample.form, list[Finding](), list[str](), {*null_words_of(sample.form)}
     for name in sample.names:
         values = [cell for cell in sample.column(name) if cell not in nulls]
-        if name not in others and usual_kind(values[-_KINDS:]) == "number":
+        is_usual = name not in others and usual_kind(values[-_KINDS:]) == "number"
+        if is_usual and not are_categories(values):
             cells += values
     words = Counter(cell for cell in cells if kind_of(cell) != "number")
     numbers = [cell for cell in cells if cell not in words and not _NUMBER.fullmatch(cell)]
     plain = list(map(without_unit, numbers))
     if plain != numbers and not form.units:
-        shown = next(cell for cell, number in zip(numbers, plain, strict=True) if cell != number)
+        odd = [cell for cell, number in zip(numbers, plain, strict=True) if cell != number]
+        below = [cell for cell in odd if cell.startswith("<")]
+        shown = f"{below[0]}, read as half of it" if below else odd[0]
         found.append((f"numbers with signs and units ({shown})", {"units": True}))
     numbers = [cell for cell in plain if not _NUMBER.fullmatch(cell)]
     matches = [match for match in map(_GROUPS.fullmatch, numbers) if match]

@@ -34,7 +34,7 @@ _SPACES = " \u00a0\u202f"
 """Marks of thousands that a space stands for: also no-break and narrow no-break spaces."""
 _CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|INR|[$€£¥₹])"
 _UNITS = (
-    rf"^\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)"
+    rf"^\s*(?P<below><?)\s*(?P<open>\(?)(?P<sign>[+-]?){_CURRENCY}?\s*(?P<minus>[+-]?)(?P<number>~)"
     rf"(?P<scale>K|k|M|B|bn)?\s*(?:%|{_CURRENCY}|\s[bcdefnprsuz]{{1,3}})?(?P<close>\)?)(?P<behind>-?)\s*$"
 )
 """A number, in place of ~, with signs and units that may stand beside it, or Eurostat's flags."""
@@ -190,7 +190,8 @@ class CsvRecords(FileRecords):
             numbers = numbers_of(text, self.name, name, row, is_csv=True)
             if "scale" in group:
                 scales = [_SCALES.get(scale, 1.0) for scale in group["scale"].to_pylist()]
-                numbers = pc.multiply(numbers, pa.array(scales))
+                halves = pc.if_else(pc.equal(group["below"], "<"), 0.5, 1.0)
+                numbers = pc.multiply(pc.multiply(numbers, pa.array(scales)), halves)
             batch = batch.set_column(batch.schema.get_field_index(name), name, numbers)
         return batch
 

@@ -118,7 +118,7 @@ class SeriesDataset:
     @property
     def timeline(self) -> Timeline:
         """What another table's times must match."""
-        return Timeline(self.frequency, self.time_zone, self.is_wall)
+        return Timeline(self.frequency, self.time_zone, self.is_wall, may_miss=False)
 
 
 def prepare_table(
@@ -210,7 +210,7 @@ def _prepare(
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
     repairs = [*ingested.repairs, *_repairs(arrangement, options.policy), *_drops(records, roles)]
-    notes += [*_time_notes(arrangement, ingested, options.policy), *repairs]
+    notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
     _save(work / "segments.npy", np.stack(rows))
@@ -418,7 +418,7 @@ def _code_of(name: str, code: float, ingested: TableIngest) -> float | str:
     return f"{name}={shown(code)}" if is_value else code
 
 
-def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy) -> list[str]:
+def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
     counts, notes = arrangement.counts, []
     what = counted(arrangement.num_rows, "row")
     if len(ingested.series) > 1:
@@ -427,7 +427,7 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest, policy: Policy)
     notes.append(f"{what}, one row every {arrangement.frequency}" if is_step else what)
     if not ingested.is_grouped:
         notes.append("rows of different series were interleaved: grouped by series")
-    if counts["gaps"] and policy.gaps == "split":
+    if counts["gaps"] and not counts["filled"]:
         gaps = f"{counted(counts['gaps'], 'gap')} in time: windows do not cross them"
         notes.append(gaps + arrangement.spring_hint)
     return notes
@@ -441,9 +441,11 @@ def _repairs(arrangement: Arrangement, policy: Policy) -> list[str]:
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
         repairs.append(f"duplicate timestamps: kept the {policy.duplicates}, dropped {rows}")
-    if counts["gaps"] and policy.gaps == "fill":
+    if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
-        repairs.append(f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}")
+        more = "" if policy.gaps else "; `gaps='split'` cuts there"
+        gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
+        repairs.append(gaps + arrangement.spring_hint)
     return repairs
 
 

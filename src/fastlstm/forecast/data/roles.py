@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, nearest_hint
-from fastlstm.forecast.data.csv_look import usual_kind
+from fastlstm.forecast.data.csv_look import are_categories, usual_kind
 from fastlstm.forecast.data.problems import (
     CurableError,
     Problems,
@@ -335,20 +335,23 @@ def _refuse_numbers(records: Records, names: Sequence[str], problems: Problems) 
 
 def _other_word(records: Records, name: str) -> CurableError:
     """Returns the error for a column of numbers and a word: the first text that is no number."""
-    word = ""
+    word, is_code = "", False
     for batch in records.batches({name: pa.string()}):
         column = with_nulls(batch.column(name), records.null_words).drop_null()
         words = column.filter(pc.invert(pc.match_substring_regex(column, _NUMBER)))
         if len(words):
             word = str(words[0].as_py()).strip()[:_MAX_WORD]
+            is_code = are_categories(pc.unique(column).to_pylist())
             break
     if word == name.strip():
         return looks_like(records.name, [("a header that rows repeat", {"skip_headers": True})], "")
-    what, cure = f"column '{name}' holds numbers and {word!r}", {"na": (word,)}
+    what = f"column '{name}' holds numbers and {word!r}"
+    cures = {"na": (word,)}, {"categorical": (name,)}
+    no_value, names = map(settings, cures)
     return CurableError(
-        f"{records.name}: {what}; if that means no value, give {settings(cure)}, or leave the"
-        f" column out with `ignore={name!r}`",
-        (what, cure),
+        f"{records.name}: {what}; if that means no value, give {no_value}, if they are names of"
+        f" categories {names}, or leave the column out with `ignore={name!r}`",
+        (what, cures[is_code]),
     )
 
 

@@ -148,11 +148,13 @@ class Timeline:
         frequency: of the rows.
         time_zone: of the times, or None.
         is_wall: times are local times of the zone, else UTC; None if unknown.
+        may_miss: values may be missing, so that gaps may be filled.
     """
 
     frequency: Frequency
     time_zone: str | None
     is_wall: bool | None
+    may_miss: bool = True
 
 
 def _weeks_and_days(times: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
