@@ -55,14 +55,14 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
-        gaps: split cuts series at missing rows, fill inserts rows without values; default fill where
-            at most a quarter of the rows is missing, else split.
+        gaps: split cuts series at missing rows, fill inserts rows without values; default fill if
+            that adds at most a quarter of the rows, else split.
         disorder: rows that are not in order of time: an error, or sorted.
         duplicates: rows with the same timestamp: an error, or keep the first or last.
-        missing_value: numbers that mean a missing value, such as -9999 or -9999,-99.9; in one column
-            humidity=-1.
-        keep_value: numbers that look like codes of missing values and are not; in one column as
-            well.
+        missing_value: numbers that mean a missing value, such as -9999,-99.9 in all columns, or
+            humidity=-1 in one.
+        keep_value: numbers, in all columns or in one, that look like codes of missing values and
+            are not.
         time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
             since 1900.
         tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in

@@ -11,7 +11,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat:
-    """The format of a CSV file.
+    r"""The format of a CSV file.
 
     Attributes:
         delimiter: between the columns of a CSV; default the most frequent of , ; tab | in its
@@ -21,8 +21,8 @@ class CsvFormat:
         encoding: of a CSV, such as cp1252 or gb18030.
         header: the first line of a CSV names its columns; else their names are 1, 2 ….
         quotes: a CSV may have texts in double quotes; else these are characters like others.
-        escape: of a CSV, the character before a quote within quotes, such as \\; default none, a
-            quote is doubled.
+        escape: character of a CSV before a quote that is part of a text, such as \; by default
+            such a quote is doubled.
         units: read numbers of a CSV with signs beside them: $ or other currencies, %, K, M and B
             for thousands, millions and billions, parentheses for negative ones, and half of the
             number behind < (below a limit).

@@ -248,9 +248,7 @@ class Forecaster(Estimator[StoredForecaster]):
                     "a loaded or pickled Forecaster has no table of its own; give one"
                 )
             return self.dataset_, self._inputs
-        target = stored.schema.columns[: stored.network.config.num_targets]
-        past = stored.schema.columns[len(target) :][: stored.network.config.num_past]
-        config = dataclasses.replace(stored.config, target=target, past=past)
+        config = dataclasses.replace(stored.config, **stored.columns)
         dataset = prepare(frame, config, like=stored.schema.timeline)
         _warn_of_repairs(dataset)
         return dataset, apply_schema(dataset, stored)

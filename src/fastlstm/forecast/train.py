@@ -333,7 +333,7 @@ class _ForecastSession(RunSession):
             self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
 
         if base is not None:
-            config = dataclasses.replace(config, calendar=base.config.calendar)
+            config = dataclasses.replace(config, calendar=base.config.calendar, **base.columns)
         like = None if base is None else base.schema.timeline
         with self.world.together():
             with self.part_of_setup("the table"):

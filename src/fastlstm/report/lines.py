@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os.path
 import shlex
+from collections.abc import Sequence
 from functools import partial
 
 from fastlstm.errors import counted

@@ -274,7 +274,7 @@ def test_gaps_split_or_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("kept", "is_filled"), [(6, True), (2, False)])
 def test_gaps_are_filled_by_default_up_to_a_quarter_of_the_rows(kept: int, is_filled: bool) -> None:
     """A shop is closed on Sundays; a sensor that is off most days is not filled."""
-    days = [day for day in range(700) if day % 7 < kept or kept == 2 and day % 70 < 30]
+    days = [day for day in range(700) if day % 7 < kept or (kept == 2 and day % 70 < 30)]
     found = prepared(long_table(700, 1).take(days))
     assert found.table.num_rows == (699 if is_filled else len(days))
 

@@ -196,20 +196,16 @@ def _encoding(guess: str, lines: list[str]) -> Finding:
     }
 
 
-def _quoting(
-    file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]
-) -> CsvFormat:
+def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> CsvFormat:
     """Returns the format with its quotes; a single quote in a file without any pair is none."""
     marks = re.escape(form.delimiter or DELIMITERS)
-    escaped = re.compile(rf'\\"[^{marks}\s]')  # a path in quotes may end with a backslash
-    if form.quotes and not form.escape and (found_in := list(filter(escaped.search, lines))):
-        shown = escaped.search(found_in[0])
-        found.append((f"quotes behind a backslash ({shown[0]})", {"escape": "\\"}))
-        form = replace(form, escape="\\")
-    if form.escape:
-        return form
+    escaped = re.compile(rf'\\"[^"{marks}\s]')  # a path in quotes may end with a backslash
+    escapes = [match for line in lines if (match := escaped.search(line))]
+    if form.quotes and not form.escape and escapes:
+        found.append((f"quotes behind a backslash ({escapes[0][0]})", {"escape": "\\"}))
+        return replace(form, escape="\\")
     odd = [n for n, line in enumerate(lines) if line.count('"') % 2 and _opens_quote(line, form)]
-    if not form.quotes or not odd:
+    if not form.quotes or form.escape or not odd:
         return form
     where = f"a quote that is not closed ({lines[odd[0]]:.60})"
     mark = form.delimiter or delimiter_of(lines[odd[0]])
@@ -345,7 +341,12 @@ def _opens_quote(line: str, form: CsvFormat) -> bool:
 
 def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
     """Looks for marks in numbers, and for words that mean "no value"."""
-    form, found, cells, nulls = sample.form, list[Finding](), list[str](), {*null_words_of(sample.form)}
+    form, found, cells, nulls = (
+        sample.form,
+        list[Finding](),
+        list[str](),
+        {*null_words_of(sample.form)},
+    )
     for name in sample.names:
         values = [cell for cell in sample.column(name) if cell not in nulls]
         is_usual = name not in others and usual_kind(values[-_KINDS:]) == "number"

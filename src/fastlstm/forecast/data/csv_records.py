@@ -70,7 +70,7 @@ def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
 
 
 def null_words_of(form: CsvFormat) -> tuple[str, ...]:
-    """Returns the texts that mean "no value": also N, which is \\N where \\ is an escape."""
+    """Returns the texts that mean "no value"; with an escape also N: MySQL's NULL."""
     return (*NULL_WORDS, *form.na, *(["N"] if form.escape else []))
 
 

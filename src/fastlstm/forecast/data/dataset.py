@@ -374,8 +374,8 @@ def _column_notes(
             inside = [c for c in codes.missing if isinstance(c, float) and low < c < high]
             if taken and inside:
                 more += (
-                    f"; {shown(inside[0])} lies among its other values, {low:g} to {high:g}: for one"
-                    f" column alone give `missing_value='COLUMN={shown(inside[0])}'`"
+                    f"; {shown(inside[0])} is within its other values, {low:g} to {high:g}: for one"
+                    f" column give `missing_value='COLUMN={shown(inside[0])}'`"
                 )
             notes.append(f"column '{name}' has missing values in {rows} ({share:.2%}){more}")
         largest = max(map(abs, column.range))
@@ -404,7 +404,8 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
             error = CurableError(
                 f"{origin}: {what} and between {low:g} and {high:g} in all others, which looks like"
                 f" a code for no value; give {settings({'missing_value': (*codes.missing, *own)})}"
-                f" if it is one, or {settings({'keep_value': (*codes.kept, *own)})} if it is a value",
+                f" if it is one, or {settings({'keep_value': (*codes.kept, *own)})} if it is a"
+                " value",
                 (what, {"missing_value": own}),
             )
             problems.add(error, name)

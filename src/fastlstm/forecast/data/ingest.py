@@ -63,9 +63,7 @@ def codes_of(column: str, codes: Sequence[float | str], names: Sequence[str]) ->
     """Returns the codes that hold for a column of a table with the columns `names`."""
     pairs = [(c if isinstance(c, str) else f"={c}").rpartition("=") for c in codes]
     return tuple(
-        float(code)
-        for name, _, code in pairs
-        if name == "" or column in named_columns(name, names)
+        float(code) for name, _, code in pairs if name == "" or column in named_columns(name, names)
     )
 
 

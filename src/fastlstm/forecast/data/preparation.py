@@ -24,7 +24,7 @@ from fastlstm.forecast.data.problems import (
     merged,
     settings,
 )
-from fastlstm.forecast.data.roles import RoleRequest
+from fastlstm.forecast.data.roles import RoleRequest, listed
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
 
@@ -54,14 +54,41 @@ def prepare(
         like: timeline of a table that this one must match, or None.
         roles: of the columns; default the ones of `config`, whose calendar is added.
     """
+    if hasattr(frame, "read_all"):  # a stream of Arrow can be read once
+        frame = frame.read_all()
     options = prepare_options(config, like, roles)
     try:
         dataset = _read(frame, options, config, on_progress)
+        constant = [name for name in dataset.roles.target if name in dataset.constant]
+        if roles is None and not config.target and constant:
+            dataset = _without(constant, dataset, frame, config, on_progress)
     except DataError as error:
         if roles is None and (found := findings(error)):
             raise _with_all_options(error, found, frame, config) from None
         raise
     return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
+
+
+def _without(
+    constant: list[str],
+    dataset: SeriesDataset,
+    frame: Any,
+    config: ForecastConfig,
+    on_progress: Progress | None,
+) -> SeriesDataset:
+    """Returns a table whose target was not named without its constant columns, if others remain."""
+    target = tuple(name for name in dataset.roles.target if name not in constant)
+    if not target:
+        return dataset
+    config = replace(config, target=target, ignore=(*config.ignore, *constant))
+    dataset = _read(frame, prepare_options(config), config, on_progress)
+    notes = [f"target: all numbers that change, {listed(target)}"]
+    repairs = [f"ignored columns (the same in every row): {listed(constant)}"]
+    return replace(
+        dataset,
+        notes=(*notes, *dataset.notes, *repairs),
+        repairs=(*dataset.repairs, *repairs),
+    )
 
 
 def _read(

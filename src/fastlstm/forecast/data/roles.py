@@ -47,8 +47,9 @@ TARGET_NAMES = ("y", "target")
 COUNTERS = ("", "Unnamed: 0", "__index_level_0__")
 """Row counters that tools write; ignored unless named."""
 _COUNTER = re.compile(
-    r"(unnamed.*|(.*[_ ])?id|index|idx|(row|record|rec|line|obs|seq|sequence)(.?(id|no|num|nr|number))?"
-    r"|no\.?|nr\.?|#|sno|s\.no\.?)", re.I
+    r"unnamed.*|(.*[_ ])?id|index|idx|#|no\.?|nr\.?|s\.? ?no\.?"
+    r"|(row|record|rec|line|obs|seq)[_ ]?(no|nr|num|number)?\.?",
+    re.I,
 )
 """Names of columns that are ignored if they count rows."""
 _FEWEST_COUNTED, _COUNTED = 3, 0.95
