@@ -146,9 +146,8 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     assigned = {name for role in _LISTS for name in _columns(request, role)}
     free = [name for name in names if name not in assigned and name != request.time]
     series = request.series or _first(SERIES_NAMES, free)
-    free = [name for name in free if name != series]
-    time = request.time or find_time(records, free)
-    counters = {*COUNTERS, *_counters(records, [name for name in free if name != time], series)}
+    time = request.time or find_time(records, [name for name in free if name != series])
+    counters = _counters(records, [name for name in free if name not in (series, time)], series)
     usable_numbers = {f.name for f in schema if is_number(f.type)} - counters
     taken = {time, series, *assigned.difference(request.target)}
     target, notes = request.target, []
@@ -187,24 +186,27 @@ def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Ro
     return roles
 
 
-def _counters(records: Records, names: Sequence[str], series: str | None) -> list[str]:
-    """Returns the columns, of those named like it, that count rows by one in all or per series."""
+def _counters(records: Records, names: Sequence[str], series: str | None) -> set[str]:
+    """Returns `COUNTERS` and the columns of such names that count rows by one, in all or of each
+    series."""
     kinds = {name: records.schema.field(name).type for name in names if _COUNTER.fullmatch(name)}
     types = {n: k for n, k in kinds.items() if pa.types.is_integer(k) or pa.types.is_floating(k)}
     own = [] if series is None else [series]
     if not types:
-        return []
+        return {*COUNTERS}
     batch = next(records.batches(types | {n: records.schema.field(n).type for n in own}), None)
     if batch is None or len(batch) < _FEWEST_COUNTED:
-        return []
+        return {*COUNTERS}
     orders = [slice(None), *(np.argsort(_codes(batch.column(n)), kind="stable") for n in own)]
-    values = {n: batch.column(n).cast(pa.float64()).to_numpy(zero_copy_only=False) for n in types}
+    values = {n: batch.column(n).to_numpy(zero_copy_only=False).astype(float) for n in types}
     steps = {n: [np.diff(values[n][order]) for order in orders] for n in types}
-    return [
+    signs = (-1, 1)
+    counting = (
         name
         for name in types
-        if any(np.mean(step == sign) > _COUNTED for step in steps[name] for sign in (-1, 1))
-    ]
+        if any(np.mean(step == sign) > _COUNTED for step in steps[name] for sign in signs)
+    )
+    return {*COUNTERS, *counting}
 
 
 def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Clock) -> str:
