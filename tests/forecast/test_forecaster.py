@@ -128,6 +128,10 @@ def test_forecasts_follow_the_end_of_every_series(fitted: Forecaster) -> None:
 @pytest.mark.isa
 def test_quantiles_are_ordered_and_cover(fitted: Forecaster) -> None:
     table = fitted.predict_quantiles(quantiles=np.array([0.025, 0.5, 0.975]))
+    with pytest.raises(
+        ConfigError, match=r"got the list \[0.1, 0.9\], expected a table; for levels"
+    ):
+        fitted.predict_quantiles([0.1, 0.9])
     assert table.column_names[2:] == ["y-q0.025", "y-q0.5", "y-q0.975"]
     low, middle, high = (table[name].to_numpy() for name in table.column_names[2:])
     assert (low <= middle).all()

@@ -50,7 +50,9 @@ def encoding_of(data: bytes) -> str | None:
         return _USUAL.get(best.encoding, best.encoding)
     has_euro = b"\xa4" in sample and not re.search(rb"[\x80-\x9f]", sample)
     latin = "iso8859-15" if has_euro else "cp1252"
-    return latin if len(sample.decode(latin, "ignore")) == len(sample) else best.encoding
+    if len(sample.decode(latin, "ignore")) == len(sample):
+        return latin
+    return best.encoding if best.encoding.startswith(_LATIN) else _OLD[0]
 
 
 def _cut(data: bytes) -> int:

@@ -349,12 +349,16 @@ def _other_word(records: Records, name: str) -> CurableError:
     if word == name.strip():
         return looks_like(records.name, [("a header that rows repeat", {"skip_headers": True})], "")
     what = f"column '{name}' holds numbers and {word!r}"
-    cures = {"na": (word,)}, {"categorical": (name,)}
-    no_value, names = map(settings, cures)
+    cures = [
+        ("that means no value", {"na": (word,)}),
+        ("these are names", {"categorical": (name,)}),
+    ]
+    ways = [
+        f"if {why}, give {settings(cure)}, " for why, cure in (cures[::-1] if is_code else cures)
+    ]
     return CurableError(
-        f"{records.name}: {what}; if that means no value, give {no_value}, if they are names of"
-        f" categories {names}, or leave the column out with `ignore={name!r}`",
-        (what, cures[is_code]),
+        f"{records.name}: {what}; {''.join(ways)}or leave the column out with `ignore={name!r}`",
+        (what, cures[is_code][1]),
     )
 
 
