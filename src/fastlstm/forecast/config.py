@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fastlstm.errors import ConfigError
-from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat, Names
+from fastlstm.forecast.read_options import Names, Numbers, ReadOptions
 from fastlstm.system.fields import Precision, check_fields, parse_split
 from fastlstm.training.options import BOUNDS, TrainingOptions
 
@@ -19,24 +19,13 @@ Normalize = Literal["last", "standard", "none"]
 Decoder = Literal["direct", "autoregressive"]
 OutputKind = Literal["point", "quantiles", "student_t", "negative_binomial"]
 Loss = Literal["mae", "mse", "huber"]
-Gaps = Literal["split", "fill"]
-Disorder = Literal["error", "sort"]
-Duplicates = Literal["error", "first", "last"]
-Numbers = tuple[float | str, ...]
-"""Numbers for all columns, and texts such as "humidity=-1" for one."""
 _NUMBER = re.compile(r"((?:.*?=)??)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?:,|$)")
 CALENDAR = ("hour", "weekday", "year")
 """Periods of the calendar that can be future covariates."""
-READING = (
-    *("gaps", "disorder", "duplicates", "missing_value", "keep_value", "time_format", "tz", "snap"),
-    *CSV_OPTIONS,
-    "wide",
-)
-"""Options of reading a table; each table may have its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastConfig(TrainingOptions, CsvFormat):
+class ForecastConfig(TrainingOptions, ReadOptions):
     """Options of training a forecaster. `None` means: chosen from the data and reported.
 
     Attributes:
@@ -55,20 +44,6 @@ class ForecastConfig(TrainingOptions, CsvFormat):
         static: static covariates, one value per series.
         categorical: covariates that are categories.
         ignore: columns not to use.
-        gaps: split cuts series at missing rows, fill inserts rows without values; default fill if
-            that adds at most a quarter of the rows, else split.
-        disorder: rows that are not in order of time: an error, or sorted.
-        duplicates: rows with the same timestamp: an error, or keep the first or last.
-        missing_value: numbers that mean a missing value, such as -9999,-99.9 in all columns, or
-            humidity=-1 in one.
-        keep_value: numbers, in all columns or in one, that look like codes of missing values and
-            are not.
-        time_format: format of times, such as %Y%m%d; or s, ms, us, ns since 1970; or excel: days
-            since 1900.
-        tz: time zone of times without one, such as Europe/Berlin; the hour that comes twice in
-            autumn is read in order.
-        snap: round times to multiples of a duration, such as 1h.
-        wide: a column for each time, month of a year or series, instead of a row for each of both.
         cache_dir: cache of prepared tables (default ~/.cache/fastlstm).
         split: train/validation/test by time, in percent, or in steps: 8640,2880,2880.
         input_size: past steps that the model reads; default up to 720, as the data allows.
@@ -107,15 +82,6 @@ class ForecastConfig(TrainingOptions, CsvFormat):
     static: Names = ()
     categorical: Names = ()
     ignore: Names = ()
-    gaps: Gaps | None = None
-    disorder: Disorder = "error"
-    duplicates: Duplicates = "error"
-    missing_value: Numbers = ()
-    keep_value: Numbers = ()
-    time_format: str | None = None
-    tz: str | None = None
-    snap: str | None = None
-    wide: bool = False
     cache_dir: str | None = None
     split: str = "70/10/20"
 
@@ -141,7 +107,7 @@ class ForecastConfig(TrainingOptions, CsvFormat):
 
     def __post_init__(self) -> None:
         check_fields(self, _BOUNDS)
-        CsvFormat.__post_init__(self)
+        ReadOptions.__post_init__(self)
         self.check_schedule()
         for field in dataclasses.fields(self):
             read = _READERS.get(str(field.type))

@@ -17,7 +17,7 @@ from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
-from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names, calendar_parts, with_calendar
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
@@ -38,6 +38,7 @@ from fastlstm.forecast.plan import (
     starts_linear,
     training_loader,
 )
+from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.ridge import Ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size
 from fastlstm.forecast.step_time import step_seconds

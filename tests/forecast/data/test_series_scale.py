@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.series_scale import CONSTANT, SeriesScale, scale_of_windows
 from fastlstm.forecast.data.table import table_from_array
+from fastlstm.forecast.read_options import ReadOptions
 
 DEFAULT = np.array([3.0]), np.array([2.0])
 
@@ -29,7 +30,7 @@ def table(made: dict[str, np.ndarray], cache: Path, is_mixed: bool = False) -> S
     values = np.concatenate(list(made.values()))
     order = np.argsort(times, kind="stable") if is_mixed else np.arange(len(times))
     columns = {"unique_id": names[order], "ds": times[order], "y": values[order]}
-    return prepare_table(pa.table(columns), PrepareOptions(), cache)
+    return prepare_table(pa.table(columns), ReadOptions(), cache)
 
 
 @pytest.mark.parametrize("is_mixed", [False, True], ids=["grouped", "mixed"])

@@ -17,20 +17,15 @@ from fastlstm import Forecaster
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, DataError
 from fastlstm.forecast.config import ForecastConfig
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
-from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare
 from fastlstm.forecast.data.roles import RoleRequest
-from series_frames import long_table
+from series_frames import long_table, prepared
 
 QUICK: dict[str, Any] = {
     "horizon": 4, "input_size": 12, "patch": 4, "hidden_size": 16, "steps": 60, "dropout": 0.0,
     "learning_rate": 0.01,
 }  # fmt: skip
-
-
-def prepared(source: Any, **options: Any) -> SeriesDataset:
-    return prepare_table(source, PrepareOptions(**options))
 
 
 def configured(source: Any, **options: Any) -> SeriesDataset:
@@ -170,11 +165,11 @@ def test_a_target_that_was_not_named_changes() -> None:
 
 
 def test_advice_goes_with_the_codes_already_given() -> None:
-    given = Codes((-1.0,), (9999.0,))
+    given: Any = {"missing_value": (-1.0,), "keep_value": (9999.0,)}
     message = "`missing_value='-1,-9999'` if it is one, or `keep_value='9999,-9999'` if"
     with pytest.raises(DataError, match=message):
-        prepared(with_codes(0, 9, -9999), codes=given)
-    notes = prepared(with_codes(-9000, 9000, -9999), codes=given).notes
+        prepared(with_codes(0, 9, -9999), **given)
+    notes = prepared(with_codes(-9000, 9000, -9999), **given).notes
     assert any("give `missing_value='-1,-9999'`" in note for note in notes)
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.config import Disorder, Duplicates, Gaps
 from fastlstm.forecast.data.ingest import TableIngest
 from fastlstm.forecast.data.problems import CurableError, Finding, settings
 from fastlstm.forecast.data.table import Segments, row_blocks
@@ -28,6 +26,7 @@ from fastlstm.forecast.data.timeline import (
     find_frequency,
     show_time,
 )
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.storage import allocate
 
 _BLOCK_ROWS = 1 << 20
@@ -48,28 +47,12 @@ _SPRING_HOURS = frozenset(range(72, 76))
 """Of the hours from a Thursday on, as 1970 began: the first ones of Sunday."""
 
 
-@dataclass(frozen=True)
-class Policy:
-    """How to treat irregular times.
-
-    Attributes:
-        disorder: rows of a series out of time order raise an error, or are sorted.
-        duplicates: rows of one series and time raise an error, or the first or last is kept.
-        gaps: split a series, so that no window crosses them, or are filled with empty rows; None:
-            filled if that adds at most a quarter of the rows, and `like` may have missing values.
-    """
-
-    disorder: Disorder = "error"
-    duplicates: Duplicates = "error"
-    gaps: Gaps | None = None
-
-
 class Arrangement:
     """Puts the rows of a table in order.
 
     Args:
         ingested: result of the first pass; its files are rearranged.
-        policy: for disorder, duplicates and gaps.
+        options: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: timeline of another table, whose frequency is used if the times fit it; or None.
         find_key: returns columns, joined by commas, in whose combinations no time comes twice; "".
@@ -83,13 +66,13 @@ class Arrangement:
     def __init__(
         self,
         ingested: TableIngest,
-        policy: Policy,
+        options: ReadOptions,
         origin: str,
         like: Timeline | None,
         find_key: Callable[[], str],
     ) -> None:
         self._find_key = find_key
-        self._in, self._policy, self._origin = ingested, policy, origin
+        self._in, self._options, self._origin = ingested, options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._gap_hours = set[int]()
@@ -189,7 +172,7 @@ class Arrangement:
         """Checks that times increase within each series, or sorts them."""
         for first, times, same in self._neighbours():
             if len(back := np.flatnonzero((np.diff(times) < 0) & same)):
-                if self._policy.disorder == "error":
+                if self._options.disorder == "error":
                     found = ("rows out of order", {"disorder": "sort"})
                     raise self._fault(first + int(back[0]), "is earlier than the row before", found)
                 return self._sort()
@@ -211,7 +194,7 @@ class Arrangement:
         num_duplicates = 0
         for first, times, same in self._neighbours():
             double = np.flatnonzero((np.diff(times) == 0) & same)
-            if len(double) and self._policy.duplicates == "error":
+            if len(double) and self._options.duplicates == "error":
                 zone = self._zone_of(times[double]) if self._is_local else None
                 found, more = ("rows of one time", {"duplicates": "last"}), " (or first)"
                 if zone is not None:
@@ -226,7 +209,7 @@ class Arrangement:
         self.counts["duplicates"] = num_duplicates
         times = self._map("times")
         gone_in_series = np.zeros_like(self._num_in_series)
-        shift = 0 if self._policy.duplicates == "first" else 1
+        shift = 0 if self._options.duplicates == "first" else 1
         done = 0
 
         def places(first: int, last: int) -> NDArray[np.int64]:
@@ -348,7 +331,7 @@ class Arrangement:
         first_ticks = self.frequency.ticks(segments.start_times)
         missing = np.where(same, first_ticks[1:] - last_ticks[:-1] - 1, 0)
         before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(missing)])
-        new_rows, gaps = self.num_rows + int(before[-1]), self._policy.gaps
+        new_rows, gaps = self.num_rows + int(before[-1]), self._options.gaps
         if gaps is None and (self._like is None or self._like.may_miss):
             gaps = "fill" if new_rows <= _MOST_FILLED * self.num_rows else "split"
         if gaps != "fill":

@@ -16,7 +16,6 @@ from functools import lru_cache
 import pyarrow as pa
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.csv_records import (
     DELIMITERS,
     delimiter_of,
@@ -29,6 +28,7 @@ from fastlstm.forecast.data.problems import Finding, looks_like
 from fastlstm.forecast.data.records import NUMBER
 from fastlstm.forecast.data.table_files import TableFile, open_input
 from fastlstm.forecast.data.time_text import is_like_time
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.charset import encoding_of
 from fastlstm.system.object_store import RemoteFile
 
@@ -69,7 +69,7 @@ _FEWEST_DATES = 3
 """Columns named by dates from which a table is wide."""
 
 
-def require_expected(file: TableFile, form: CsvFormat, others: Sequence[str]) -> None:
+def require_expected(file: TableFile, form: ReadOptions, others: Sequence[str]) -> None:
     """Raises DataError if a file looks unlike the format it is read with; names the options.
 
     Args:
@@ -98,7 +98,7 @@ class _Sample:
     body: list[list[str]]
     findings: list[Finding]
     delimiter: str
-    form: CsvFormat
+    form: ReadOptions
 
     def column(self, name: str) -> list[str]:
         """Returns the values of a column that are not empty."""
@@ -106,7 +106,7 @@ class _Sample:
         return [row[place].strip() for row in self.body if row[place].strip()]
 
 
-def _sample(file: TableFile, form: CsvFormat) -> _Sample:
+def _sample(file: TableFile, form: ReadOptions) -> _Sample:
     found = list[Finding]()
     try:
         head, tail, encoding = _lines(file, form)
@@ -153,7 +153,7 @@ def _sample(file: TableFile, form: CsvFormat) -> _Sample:
     return _Sample(names, body, found, mark, form)
 
 
-def _lines(file: TableFile, form: CsvFormat) -> tuple[list[str], list[str], str]:
+def _lines(file: TableFile, form: ReadOptions) -> tuple[list[str], list[str], str]:
     """Returns the first lines, the last ones of a longer file, and the encoding of both."""
     raw, text = open_text(file, form)
     data = text.read(_BYTES).removeprefix(b"\xef\xbb\xbf")
@@ -196,7 +196,9 @@ def _encoding(guess: str, lines: list[str]) -> Finding:
     }
 
 
-def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Finding]) -> CsvFormat:
+def _quoting(
+    file: TableFile, form: ReadOptions, lines: list[str], found: list[Finding]
+) -> ReadOptions:
     """Returns the format with its quotes; a single quote in a file without any pair is none."""
     marks = re.escape(form.delimiter or DELIMITERS)
     escaped = re.compile(rf'\\"[^"{marks}\s]')  # a path in quotes may end with a backslash
@@ -220,7 +222,7 @@ def _quoting(file: TableFile, form: CsvFormat, lines: list[str], found: list[Fin
     return replace(form, quotes=False)
 
 
-def _delimiter(lines: Sequence[str], form: CsvFormat) -> str:
+def _delimiter(lines: Sequence[str], form: ReadOptions) -> str:
     """Returns the delimiter with which most lines have equally many columns."""
 
     def agreement(mark: str) -> tuple[float, int]:
@@ -333,7 +335,7 @@ def _footer(rows: list[list[str]], is_row: Callable[[list[str]], bool]) -> int:
     return ends[0] if ends else 0
 
 
-def _opens_quote(line: str, form: CsvFormat) -> bool:
+def _opens_quote(line: str, form: ReadOptions) -> bool:
     """Whether a field begins with a quote: within one (3" pipe) it is a character."""
     mark = re.escape(form.delimiter or delimiter_of(line))
     return re.search(rf'(?:^|{mark})\s*"', line) is not None

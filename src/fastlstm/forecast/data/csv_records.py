@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fastlstm.errors import DataError, counted
-from fastlstm.forecast.csv_format import CsvFormat
 from fastlstm.forecast.data.records import (
     NULL_WORDS,
     FileRecords,
@@ -25,6 +24,7 @@ from fastlstm.forecast.data.records import (
     with_nulls,
 )
 from fastlstm.forecast.data.table_files import TableFile, open_input
+from fastlstm.forecast.read_options import ReadOptions
 
 DELIMITERS = ",;\t|"
 _BLOCK_BYTES = 8 << 20
@@ -53,13 +53,13 @@ _NO_ROWS = {
 """Explanations of Arrow's messages."""
 
 
-def split_lines(lines: Sequence[str], form: CsvFormat, delimiter: str) -> list[list[str]]:
+def split_lines(lines: Sequence[str], form: ReadOptions, delimiter: str) -> list[list[str]]:
     """Returns the cells of lines; raises csv.Error for one of more than 128 KiB."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
     return list(csv.reader(lines, delimiter=delimiter, quoting=quoting, escapechar=form.escape))
 
 
-def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
+def open_text(file: TableFile, form: ReadOptions) -> tuple[Any, Any]:
     """Opens a CSV; returns its bytes on disk, and its text in UTF-8 decompressed."""
     raw = open_input(file)
     compression = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix)
@@ -69,7 +69,7 @@ def open_text(file: TableFile, form: CsvFormat) -> tuple[Any, Any]:
     return raw, text
 
 
-def null_words_of(form: CsvFormat) -> tuple[str, ...]:
+def null_words_of(form: ReadOptions) -> tuple[str, ...]:
     """Returns the texts that mean "no value"; with an escape also N: MySQL's NULL."""
     return (*NULL_WORDS, *form.na, *(["N"] if form.escape else []))
 
@@ -79,7 +79,7 @@ class CsvRecords(FileRecords):
 
     is_parsed = True
 
-    def __init__(self, file: TableFile, form: CsvFormat) -> None:
+    def __init__(self, file: TableFile, form: ReadOptions) -> None:
         self.form = form
         self.null_words = null_words_of(form)
         super().__init__(file)

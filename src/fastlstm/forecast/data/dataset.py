@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -21,18 +21,17 @@ from fastlstm.errors import (
     FastLSTMError,
     counted,
 )
-from fastlstm.forecast.csv_format import CsvFormat
-from fastlstm.forecast.data.arrange import Arrangement, Policy
+from fastlstm.forecast.data.arrange import Arrangement
 from fastlstm.forecast.data.column_stats import ColumnStats, shown
-from fastlstm.forecast.data.ingest import Codes, TableIngest
+from fastlstm.forecast.data.ingest import TableIngest, require_columns
 from fastlstm.forecast.data.opening import look_at, open_records
 from fastlstm.forecast.data.problems import CurableError, Problems, settings
 from fastlstm.forecast.data.records import Records
 from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
-from fastlstm.forecast.data.time_reader import Clock
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
+from fastlstm.forecast.read_options import READING, Numbers, ReadOptions
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
@@ -40,39 +39,6 @@ from fastlstm.system.storage import append, fsync_file, read_json, write_file, w
 FORMAT_VERSION = 6
 _EXACT = 1 << 24
 """Largest whole number up to which float32 is exact."""
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """How a table is read.
-
-    Attributes:
-        roles: of the columns.
-        policy: for disorder, duplicates and gaps.
-        time_format: strptime format of times stored as text or whole numbers; or s, ms, us, ns:
-            whole numbers count such units since 1970; or excel: days since 1900.
-        codes: numbers that mean "no value", and look-alikes that are values.
-        like: timeline of a table that this one must match, or None.
-        csv: format of its CSV files.
-        wide: a column per time or per series; see `reshaped`.
-        tz: time zone of times without one.
-        snap: times are rounded to multiples of this duration.
-    """
-
-    roles: RoleRequest = field(default_factory=RoleRequest)
-    policy: Policy = field(default_factory=Policy)
-    time_format: str | None = None
-    codes: Codes = field(default_factory=Codes)
-    like: Timeline | None = None
-    csv: CsvFormat = field(default_factory=CsvFormat)
-    wide: bool = False
-    tz: str | None = None
-    snap: str | None = None
-
-    @property
-    def clock(self) -> Clock:
-        """How its times are read."""
-        return Clock(self.time_format, self.tz, self.snap)
 
 
 @dataclass(frozen=True)
@@ -123,7 +89,9 @@ class SeriesDataset:
 
 def prepare_table(
     source: Any,
-    options: PrepareOptions | None = None,
+    options: ReadOptions | None = None,
+    request: RoleRequest | None = None,
+    like: Timeline | None = None,
     cache_dir: str | Path | None = None,
     on_progress: Callable[[int, int | None], None] | None = None,
     is_trial: bool = False,
@@ -133,6 +101,8 @@ def prepare_table(
     Args:
         source: see `fastlstm.forecast.data.opening.open_records`.
         options: how to read it.
+        request: roles of its columns.
+        like: timeline of a table that this one must match, or None.
         cache_dir: default `environment.cache_dir()`.
         on_progress: called with bytes done and the total in bytes, or None.
         is_trial: read the first rows only, to try the options.
@@ -147,28 +117,29 @@ def prepare_table(
         its hashes: about 1 GB/s on each core.
     """
     started = time.monotonic()
-    options = options or PrepareOptions()
-    request = options.roles
+    options, request = options or ReadOptions(), request or RoleRequest()
     others = (*request.ignore, *request.categorical, *request.static)
-    records = open_records(source, options.csv, others)
+    records = open_records(source, options, others)
     cache = Cache(Path(cache_dir) if cache_dir is not None else environment.cache_dir(), "series")
     signature = None if is_trial else records.signature
-    key = make_key(FORMAT_VERSION, "series", asdict(options), signature)
+    reading = {name: getattr(options, name) for name in READING}
+    timeline = None if like is None else asdict(like)
+    key = make_key(FORMAT_VERSION, "series", reading, asdict(request), timeline, signature)
     opened = partial(_open, key=key, name=records.name, started=started)
     if signature is not None and (dataset := opened(cache.path(key), from_cache=True)) is not None:
         return dataset
     look_at(records, others)
     records = Head(records) if is_trial else records
-    records, request = reshaped(records, request, options.wide, options.csv.look)
+    records, request = reshaped(records, request, options.wide, options.look)
     problems = Problems(records.name)
     with problems.fatal():
         roles = find_roles(records, request, problems)
         if request.has_target:
-            options.codes.require_columns(records.schema.names, records.name)
-    key_of = partial(series_key, records, request, roles, options.clock)
+            require_columns(options, records.schema.names, records.name)
+    key_of = partial(series_key, records, request, roles, options)
     with cache.work_directory() as work:
         with problems.fatal():
-            _prepare(work, records, roles, options, problems, on_progress, key_of)
+            _prepare(work, records, roles, options, like, problems, on_progress, key_of)
         records.require_unchanged()
         if signature is not None:
             return cache.place(key, work, lambda: opened(cache.path(key), from_cache=False))
@@ -182,34 +153,37 @@ def _prepare(
     work: Path,
     records: Records,
     roles: Roles,
-    options: PrepareOptions,
+    options: ReadOptions,
+    like: Timeline | None,
     problems: Problems,
     on_progress: Callable[[int, int | None], None] | None,
     find_key: Callable[[], str],
 ) -> None:
     """Writes an entry's files into `work`; raises DataError of all errors that can be found."""
-    like, codes = options.like, options.codes
 
     def read(origins: dict[str, Any]) -> TableIngest:
-        ingested = TableIngest(work, records, roles, problems, options.clock, codes, like, origins)
+        ingested = TableIngest(work, records, roles, problems, options, like, origins)
         ingested.run(on_progress)
         return ingested
 
     ingested = read({})
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
-    _refuse_sentinels(ingested, codes, records.name, problems)
+    _refuse_sentinels(ingested, options, records.name, problems)
     origins = _best_origins(ingested)
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [*roles.notes, *_column_notes(ingested, roles, records, codes, problems)]
+    notes = [
+        *roles.notes,
+        *_column_notes(ingested, roles, records, options.missing_value, problems),
+    ]
     notes += ingested.notes
-    arrangement = Arrangement(ingested, options.policy, records.name, like, find_key)
+    arrangement = Arrangement(ingested, options, records.name, like, find_key)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, options.policy), *_drops(records, roles)]
+    repairs = [*ingested.repairs, *_repairs(arrangement, options), *_drops(records, roles)]
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -345,7 +319,7 @@ def _column_notes(
     ingested: TableIngest,
     roles: Roles,
     records: Records,
-    codes: Codes,
+    codes: Numbers,
     problems: Problems,
 ) -> list[str]:
     """Returns notes on the columns; a column without any value is an error, unless only the first
@@ -371,7 +345,7 @@ def _column_notes(
             rows = counted(column.missing, "row")
             taken = ingested.num_taken[name]
             more = f", {taken:,} of them given by `missing_value`" if taken else ""
-            inside = [c for c in codes.missing if isinstance(c, float) and low < c < high]
+            inside = [c for c in codes if isinstance(c, float) and low < c < high]
             if taken and inside:
                 more += (
                     f"; {shown(inside[0])} is within its other values, {low:g} to {high:g}: for one"
@@ -389,11 +363,13 @@ def _column_notes(
             count = counted(column.sentinels[code], "row")
             is_code = f"column '{name}' is {shown(code)} in {count}: if that means no value, give "
             own = _code_of(name, code, ingested)
-            notes.append(f"{is_code}{settings({'missing_value': (*codes.missing, own)})}")
+            notes.append(f"{is_code}{settings({'missing_value': (*codes, own)})}")
     return notes
 
 
-def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems: Problems) -> None:
+def _refuse_sentinels(
+    ingested: TableIngest, options: ReadOptions, origin: str, problems: Problems
+) -> None:
     for name, column in (ingested.columns | ingested.static_columns).items():
         if far := column.far_values():
             low, high = column.others_than(far)
@@ -401,10 +377,11 @@ def _refuse_sentinels(ingested: TableIngest, codes: Codes, origin: str, problems
             count = counted(sum(far.values()), what)
             what = f"column '{name}' is {' and '.join(map(shown, far))} in {count}"
             own = tuple(_code_of(name, code, ingested) for code in far)
+            missing, kept = (*options.missing_value, *own), (*options.keep_value, *own)
             error = CurableError(
                 f"{origin}: {what} and between {low:g} and {high:g} in all others, which looks like"
-                f" a code for no value; give {settings({'missing_value': (*codes.missing, *own)})}"
-                f" if it is one, or {settings({'keep_value': (*codes.kept, *own)})} if it is a"
+                f" a code for no value; give {settings({'missing_value': missing})}"
+                f" if it is one, or {settings({'keep_value': kept})} if it is a"
                 " value",
                 (what, {"missing_value": own}),
             )
@@ -434,17 +411,17 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
     return notes
 
 
-def _repairs(arrangement: Arrangement, policy: Policy) -> list[str]:
+def _repairs(arrangement: Arrangement, options: ReadOptions) -> list[str]:
     """Returns notes on rows that were moved, dropped or added."""
     counts, repairs = arrangement.counts, []
     if counts["sorted"]:
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
     if counts["duplicates"]:
         rows = counted(counts["duplicates"], "row")
-        repairs.append(f"duplicate timestamps: kept the {policy.duplicates}, dropped {rows}")
+        repairs.append(f"duplicate timestamps: kept the {options.duplicates}, dropped {rows}")
     if counts["filled"]:
         rows = counted(counts["filled"], "empty row")
-        more = "" if policy.gaps else "; `gaps='split'` cuts there"
+        more = "" if options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
     return repairs

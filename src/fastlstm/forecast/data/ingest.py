@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -30,33 +29,22 @@ from fastlstm.forecast.data.records import (
 )
 from fastlstm.forecast.data.roles import Roles, listed, named_columns
 from fastlstm.forecast.data.table import row_blocks
-from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, Clock, TimeReader
+from fastlstm.forecast.data.time_reader import EPOCH_UNITS, EXCEL, TimeReader
 from fastlstm.forecast.data.timeline import Timeline
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.prefetch import Prefetcher
 from fastlstm.system.storage import append
 
 
-@dataclass(frozen=True)
-class Codes:
-    """Sentinel values; a text such as "humidity=-1" holds for one column.
-
-    Attributes:
-        missing: numbers that mean "no value".
-        kept: numbers that look like sentinels but are values.
-    """
-
-    missing: tuple[float | str, ...] = ()
-    kept: tuple[float | str, ...] = ()
-
-    def require_columns(self, names: Sequence[str], origin: str) -> None:
-        """Raises DataError if a code is for a column that is not among `names`."""
-        for code in (*self.missing, *self.kept):
-            column = code.rpartition("=")[0] if isinstance(code, str) else ""
-            if column and not named_columns(column, names):
-                raise DataError(
-                    f"{origin} has no column '{column}' (given as {code!r})"
-                    f"{nearest_hint(column, names)}; its columns: {listed(names)}"
-                )
+def require_columns(options: ReadOptions, names: Sequence[str], origin: str) -> None:
+    """Raises DataError if a code such as "humidity=-1" is for a column that is not in `names`."""
+    for code in (*options.missing_value, *options.keep_value):
+        column = code.rpartition("=")[0] if isinstance(code, str) else ""
+        if column and not named_columns(column, names):
+            raise DataError(
+                f"{origin} has no column '{column}' (given as {code!r})"
+                f"{nearest_hint(column, names)}; its columns: {listed(names)}"
+            )
 
 
 def codes_of(column: str, codes: Sequence[float | str], names: Sequence[str]) -> tuple[float, ...]:
@@ -75,8 +63,7 @@ class TableIngest:
         records: source of the batches.
         roles: of its columns.
         problems: collects errors of columns, whose values are then stored as missing.
-        clock: how times are read.
-        codes: sentinel values.
+        options: how times are read, and codes of missing values.
         like: timeline of a table that this one must match, or None.
         origins: subtracted from the values, by column: one, or one of each series; default 0.
 
@@ -107,22 +94,24 @@ class TableIngest:
         records: Records,
         roles: Roles,
         problems: Problems,
-        clock: Clock,
-        codes: Codes,
+        options: ReadOptions,
         like: Timeline | None,
         origins: Mapping[str, float | NDArray[np.float64]],
     ) -> None:
         self._roles, self._records, self._problems = roles, records, problems
         self._name, self._is_parsed = records.name, records.is_parsed
-        self._clock, self._like = clock, like
+        self._options, self._like = options, like
         names, own = records.schema.names, (*roles.values, *roles.static)
-        self._missing = {name: codes_of(name, codes.missing, names) for name in own}
+        self._missing = {name: codes_of(name, options.missing_value, names) for name in own}
         self.num_taken = dict.fromkeys(own, 0)
         self.values, self.codes = work / "values.f32", work / "codes.i32"
         self.times = None if roles.time is None else work / "times.i64"
         self.num_rows, self.is_grouped, self._last_code = 0, True, -1
         self.columns, self.static_columns = (
-            {n: ColumnStats(codes_of(n, codes.kept, names), origins.get(n, 0.0)) for n in some}
+            {
+                n: ColumnStats(codes_of(n, options.keep_value, names), origins.get(n, 0.0))
+                for n in some
+            }
             for some in (roles.values, roles.static)
         )
         numbers = () if roles.series is None else roles.values
@@ -141,7 +130,7 @@ class TableIngest:
         self._series = self._names(roles.series)
         self._categories = {name: self._names(name) for name in roles.categorical}
         time, name = roles.time, records.name
-        self._reader = None if time is None else TimeReader(time, name, clock)
+        self._reader = None if time is None else TimeReader(time, name, options)
         self._files: dict[Path, FileIO] = {}
 
     def _names(self, column: str | None) -> Names:
@@ -186,7 +175,7 @@ class TableIngest:
                 is_kept = is_text(kind) or pa.types.is_boolean(kind)
                 types[name] = kind if is_kept else pa.float64()
         if roles.time is not None:
-            is_number = self._clock.format in (None, EXCEL, *EPOCH_UNITS)
+            is_number = self._options.time_format in (None, EXCEL, *EPOCH_UNITS)
             types[roles.time] = kinds[roles.time] if is_number else pa.string()
         if roles.series is not None:  # 007 is not 7
             types[roles.series] = pa.string() if self._is_parsed else kinds[roles.series]

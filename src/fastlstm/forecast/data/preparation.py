@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from fastlstm.errors import ConfigError, DataError, DataErrors
-from fastlstm.forecast.config import READING, ForecastConfig
-from fastlstm.forecast.csv_format import CSV_OPTIONS, CsvFormat
-from fastlstm.forecast.data.arrange import Policy
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import with_calendar
 from fastlstm.forecast.data.csv_look import LOOK_HINT
-from fastlstm.forecast.data.dataset import PrepareOptions, SeriesDataset, prepare_table
-from fastlstm.forecast.data.ingest import Codes
+from fastlstm.forecast.data.dataset import SeriesDataset, prepare_table
 from fastlstm.forecast.data.problems import (
     Finding,
     findings,
@@ -27,6 +24,7 @@ from fastlstm.forecast.data.problems import (
 from fastlstm.forecast.data.roles import RoleRequest, listed
 from fastlstm.forecast.data.table import row_blocks
 from fastlstm.forecast.data.timeline import Timeline
+from fastlstm.forecast.read_options import READING
 
 ROLES = ("target", "time", "series", "past", "future", "static", "categorical", "ignore")
 _MAX_TRIALS = 8
@@ -56,12 +54,11 @@ def prepare(
     """
     if hasattr(frame, "read_all"):  # a stream of Arrow can be read once
         frame = frame.read_all()
-    options = prepare_options(config, like, roles)
     try:
-        dataset = _read(frame, options, config, on_progress)
+        dataset = _read(frame, config, roles, like, on_progress)
         constant = [name for name in dataset.roles.target if name in dataset.constant]
         if roles is None and not config.target and constant:
-            dataset = _without(constant, dataset, frame, config, on_progress)
+            dataset = _without(constant, dataset, frame, config, like, on_progress)
     except DataError as error:
         if roles is None and (found := findings(error)):
             raise _with_all_options(error, found, frame, config) from None
@@ -74,6 +71,7 @@ def _without(
     dataset: SeriesDataset,
     frame: Any,
     config: ForecastConfig,
+    like: Timeline | None,
     on_progress: Progress | None,
 ) -> SeriesDataset:
     """Returns a table whose target was not named without its constant columns, if others remain."""
@@ -81,7 +79,7 @@ def _without(
     if not target:
         return dataset
     config = replace(config, target=target, ignore=(*config.ignore, *constant))
-    dataset = _read(frame, prepare_options(config), config, on_progress)
+    dataset = _read(frame, config, None, like, on_progress)
     notes = [f"target: all numbers that change, {listed(target)}"]
     repairs = [f"ignored columns (the same in every row): {listed(constant)}"]
     return replace(
@@ -93,17 +91,19 @@ def _without(
 
 def _read(
     frame: Any,
-    options: PrepareOptions,
     config: ForecastConfig,
+    roles: RoleRequest | None = None,
+    like: Timeline | None = None,
     on_progress: Progress | None = None,
     is_trial: bool = False,
 ) -> SeriesDataset:
     try:
-        return prepare_table(frame, options, config.cache_dir, on_progress, is_trial)
+        roles = roles or role_request(config)
+        return prepare_table(frame, config, roles, like, config.cache_dir, on_progress, is_trial)
     except UnicodeDecodeError as error:
         raise DataError(
             f"byte {error.object[error.start]:#x} is no character in"
-            f" `encoding={options.csv.encoding!r}`; give another, or correct the file"
+            f" `encoding={config.encoding!r}`; give another, or correct the file"
         ) from error
 
 
@@ -116,7 +116,7 @@ def _with_all_options(
     for _ in range(_MAX_TRIALS):
         try:
             tried = replace(config, **merged(every, own))
-            _read(frame, prepare_options(tried), config, is_trial=True)
+            _read(frame, tried, is_trial=True)
             break
         except DataError as next_error:
             more = [one for one in findings(next_error) if one not in every]
@@ -137,22 +137,6 @@ def _with_all_options(
     return DataError(
         f"{error}; with that it looks like {listed_findings(every[len(found) :])}: {cure}"
     )
-
-
-def prepare_options(
-    config: ForecastConfig,
-    like: Timeline | None = None,
-    roles: RoleRequest | None = None,
-) -> PrepareOptions:
-    """Returns how a table is read; see `prepare`."""
-    policy = Policy(config.disorder, config.duplicates, config.gaps)
-    codes = Codes(config.missing_value, config.keep_value)
-    roles = roles or role_request(config)
-    csv = CsvFormat(**{name: getattr(config, name) for name in CSV_OPTIONS})
-    return PrepareOptions(
-        roles, policy, config.time_format, codes, like, csv,
-        config.wide, config.tz, config.snap,
-    )  # fmt: skip
 
 
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:

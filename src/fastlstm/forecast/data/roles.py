@@ -25,7 +25,6 @@ from fastlstm.forecast.data.problems import (
 )
 from fastlstm.forecast.data.records import NUMBER, Records, is_text, require_distinct, with_nulls
 from fastlstm.forecast.data.time_reader import (
-    Clock,
     TimeReader,
     refuse_unread_time,
 )
@@ -37,6 +36,7 @@ from fastlstm.forecast.data.time_text import (
     formats_of,
     parts_of,
 )
+from fastlstm.forecast.read_options import ReadOptions
 
 TIME_NAMES = ("ds", "date", "datetime", "timestamp", "time")
 SERIES_NAMES = ("unique_id", "series_id", "item_id")
@@ -209,7 +209,7 @@ def _counters(records: Records, names: Sequence[str], series: str | None) -> set
     return {*COUNTERS, *counting}
 
 
-def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Clock) -> str:
+def series_key(records: Records, request: RoleRequest, roles: Roles, options: ReadOptions) -> str:
     """Returns the fewest columns, joined by commas, in whose combinations no time comes twice and
     most times are one step apart, as the first rows show; "" without any."""
     if roles.time is None:
@@ -225,7 +225,7 @@ def series_key(records: Records, request: RoleRequest, roles: Roles, clock: Cloc
     batch = next(records.batches(types)).slice(0, _KEY_ROWS)
     texts = batch.column(roles.time)
     texts = with_nulls(texts, records.null_words) if is_text(texts.type) else texts
-    times = TimeReader(roles.time, records.name, clock).read(texts, 0)
+    times = TimeReader(roles.time, records.name, options).read(texts, 0)
     codes = {name: _codes(batch.column(name)) for name in (*own, *likely)}
     likely = [name for name in likely if 1 < len(np.unique(codes[name])) <= len(times) / 2][
         :_KEY_CHOICES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from fastlstm.forecast.data.time_text import (
     starts_of,
 )
 from fastlstm.forecast.data.timeline import Frequency, Timeline, most_frequent, show_time
+from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.fields import parse_duration
 
 EPOCH_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -69,28 +69,13 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
             )
 
 
-@dataclass(frozen=True)
-class Clock:
-    """How times are read.
-
-    Attributes:
-        format: strptime format, or the unit of whole numbers since 1970; None: the year first.
-        zone: time zone of times without one; None leaves them without.
-        snap: duration that times are rounded to multiples of, such as 1h.
-    """
-
-    format: str | None = None
-    zone: str | None = None
-    snap: str | None = None
-
-
 class TimeReader:
     """Reads the times of a table, batch by batch.
 
     Args:
         name: of the column.
         origin: name of the table in messages.
-        clock: how they are read.
+        options: how they are read.
 
     Attributes:
         name: of the column.
@@ -98,10 +83,10 @@ class TimeReader:
         has_clock: times are dates and times; else whole numbers.
     """
 
-    def __init__(self, name: str, origin: str, clock: Clock = Clock()) -> None:
-        self.name, self._origin, self._format = name, origin, clock.format
-        self._zone = clock.zone
-        self._snap = 0 if clock.snap is None else round(parse_duration(clock.snap, "snap") * 1e6)
+    def __init__(self, name: str, origin: str, options: ReadOptions) -> None:
+        self.name, self._origin, self._format = name, origin, options.time_format
+        self._zone, snap = options.tz, options.snap
+        self._snap = 0 if snap is None else round(parse_duration(snap, "snap") * 1e6)
         self._twice = set[tuple[int, int]]()
         self._num_moved, self._has_intervals = 0, False
         self._where = f"{origin}: the times in '{name}'"
