@@ -102,11 +102,9 @@ class Forecasts:
         return pa.concat_tables(self.blocks())
 
     def plot(self, series: Sequence[Any] | None = None, max_panels: int = 12) -> Picture:
-        """Returns a picture: the end of the past, the forecast, and intervals of 50, 80 and 95 %.
-
-        Args:
-            series: names of those to draw; default evenly spread ones.
-            max_panels: a panel per series and target, at most so many.
+        """Returns a picture: the end of the past, the forecast, and intervals of 50, 80 and 95 %, a
+        panel per series and target, at most `max_panels`; of the named `series`, by default evenly
+        spread ones.
 
         Raises:
             ConfigError: an unknown series, or max_panels below 1.

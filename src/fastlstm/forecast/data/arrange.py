@@ -26,7 +26,6 @@ from fastlstm.forecast.data.timeline import (
     find_frequency,
     show_time,
 )
-from fastlstm.forecast.read_options import ReadOptions
 from fastlstm.system.storage import allocate
 
 _BLOCK_ROWS = 1 << 20
@@ -52,27 +51,25 @@ class Arrangement:
 
     Args:
         ingested: result of the first pass; its files are rearranged.
-        options: for disorder, duplicates and gaps.
         origin: name of the table in messages.
         like: timeline of another table, whose frequency is used if the times fit it; or None.
-        find_key: returns columns, joined by commas, in whose combinations no time comes twice; "".
+        find_key: returns the columns that tell series apart, for the message of a fault.
 
     Attributes:
-        num_rows: N; after `run` without duplicates and with filled gaps.
-        counts: numbers of "sorted" rows, dropped "duplicates", "gaps" and "filled" rows.
-        frequency: of the times; rows are counted until `run` has found it.
+        num_rows: may differ from those ingested.
+        counts: rows that were sorted, duplicates, gaps, and rows that were filled in.
+        frequency: of the rows; rows are counted until `run` has found it.
     """
 
     def __init__(
         self,
         ingested: TableIngest,
-        options: ReadOptions,
         origin: str,
         like: Timeline | None,
         find_key: Callable[[], str],
     ) -> None:
         self._find_key = find_key
-        self._in, self._options, self._origin = ingested, options, origin
+        self._in, self._options, self._origin = ingested, ingested.options, origin
         self._like, self.frequency, self.num_rows = like, ROWS, ingested.num_rows
         self.counts = {"sorted": 0, "duplicates": 0, "gaps": 0, "filled": 0}
         self._gap_hours = set[int]()

@@ -44,10 +44,6 @@ def calendar_parts(
 ) -> tuple[tuple[str, ...], list[str]]:
     """Returns the parts that training rows can teach, two periods or more of four steps or more,
     and the columns of the table that have names of the calendar: their parts are left out.
-
-    Args:
-        dataset: a table.
-        train_ends: end of the training rows in every segment.
     """
     if not dataset.has_clock:
         return (), []

@@ -72,41 +72,25 @@ _FEWEST_DATES = 3
 def require_expected(file: TableFile, form: ReadOptions, others: Sequence[str]) -> None:
     """Raises DataError if a file looks unlike the format it is read with; names the options.
 
-    Args:
-        file: the CSV.
-        form: that it is read with.
-        others: columns that are left out, and columns of names.
+    `others` are columns that are left out, and columns of names.
     """
     sample = _sample(file, form)
-    if found := [*sample.findings, *_numbers(sample, others)]:
+    if sample and (found := [*sample.findings, *_numbers(sample, others)]):
         raise looks_like(str(file), found, LOOK_HINT)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The first and last rows of a file.
+    """The first and last rows of a file: cells that are not empty by column, what was found about
+    encoding, delimiter, header and footer, and how lines were divided into cells."""
 
-    Attributes:
-        names: of the columns.
-        body: rows below the header, as long as `names`.
-        findings: about encoding, delimiter, header and footer.
-        delimiter: between columns.
-        form: how the lines were divided into cells.
-    """
-
-    names: list[str]
-    body: list[list[str]]
+    columns: dict[str, list[str]]
     findings: list[Finding]
     delimiter: str
     form: ReadOptions
 
-    def column(self, name: str) -> list[str]:
-        """Returns the values of a column that are not empty."""
-        place = self.names.index(name)
-        return [row[place].strip() for row in self.body if row[place].strip()]
 
-
-def _sample(file: TableFile, form: ReadOptions) -> _Sample:
+def _sample(file: TableFile, form: ReadOptions) -> _Sample | None:
     found = list[Finding]()
     try:
         head, tail, encoding = _lines(file, form)
@@ -114,12 +98,12 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample:
         mark = form.delimiter or _delimiter(head, form)
         rows, last = (split_lines(lines, form, mark) for lines in (head, tail))
     except (pa.ArrowException, OSError, csv.Error):  # whoever reads it says why
-        return _Sample([], [], [], "", form)
+        return None
     if encoding != form.encoding:
         found.append(_encoding(encoding, head))
     widths = Counter(len(row) for row in rows if any(row))
     if not widths:
-        return _Sample([], [], [], "", form)
+        return None
     width = widths.most_common(1)[0][0]
     is_row = _row_test([row for row in (rows or last) if len(row) == width])
     first = next((k for k, row in enumerate(rows) if is_row(row)), 0)
@@ -150,7 +134,9 @@ def _sample(file: TableFile, form: ReadOptions) -> _Sample:
         found.append((what, {"skip_footer": kept}))
     rows = rows[begin : len(rows) - (0 if last else end)]
     body = [row for row in rows if len(row) == len(names) and (not repeats or is_row(row))]
-    return _Sample(names, body, found, mark, form)
+    cells = {name: [row[k].strip() for row in body] for k, name in enumerate(names)}
+    columns = {name: list(filter(None, values)) for name, values in cells.items()}
+    return _Sample(columns, found, mark, form)
 
 
 def _lines(file: TableFile, form: ReadOptions) -> tuple[list[str], list[str], str]:
@@ -349,8 +335,8 @@ def _numbers(sample: _Sample, others: Sequence[str]) -> list[Finding]:
         list[str](),
         {*null_words_of(sample.form)},
     )
-    for name in sample.names:
-        values = [cell for cell in sample.column(name) if cell not in nulls]
+    for name, texts in sample.columns.items():
+        values = [cell for cell in texts if cell not in nulls]
         is_usual = name not in others and usual_kind(values[-_KINDS:]) == "number"
         if is_usual and not are_categories(values):
             cells += values

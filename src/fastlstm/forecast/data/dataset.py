@@ -31,7 +31,7 @@ from fastlstm.forecast.data.reshaped import HEAD_ROWS, Head, reshaped
 from fastlstm.forecast.data.roles import RoleRequest, Roles, find_roles, listed, series_key
 from fastlstm.forecast.data.table import DTYPES, MISSING_INT16, Segments, Table, row_blocks
 from fastlstm.forecast.data.timeline import ROWS, Frequency, Timeline
-from fastlstm.forecast.read_options import READING, Numbers, ReadOptions
+from fastlstm.forecast.read_options import READING, ReadOptions
 from fastlstm.system import environment
 from fastlstm.system.cache import Cache, is_intact, make_key
 from fastlstm.system.storage import append, fsync_file, read_json, write_file, write_json
@@ -111,10 +111,8 @@ def prepare_table(
         DataError: the table cannot be used; says where and why.
         StorageError: a write failed.
 
-    Cost:
-        One pass over the source and one over the times; another over the values if rows move or
-        the dtype changes. Opening a cached table reads it once, to compare
-        its hashes: about 1 GB/s on each core.
+    Cost: a pass over the source and one over the times; another over the values if rows move or the
+    dtype changes. Opening a cached table compares its hashes: about 1 GB/s on each core.
     """
     started = time.monotonic()
     options, request = options or ReadOptions(), request or RoleRequest()
@@ -169,21 +167,17 @@ def _prepare(
     ingested = read({})
     if ingested.num_rows == 0:
         raise DataError(f"{records.name} has column names but no rows")
-    _refuse_sentinels(ingested, options, records.name, problems)
+    _refuse_sentinels(ingested, records.name, problems)
     origins = _best_origins(ingested)
     if origins and not problems:  # far from 0: read again, minus the origin
         ingested = read(origins)
-    notes = [
-        *roles.notes,
-        *_column_notes(ingested, roles, records, options.missing_value, problems),
-    ]
-    notes += ingested.notes
-    arrangement = Arrangement(ingested, options, records.name, like, find_key)
+    notes = [*roles.notes, *_column_notes(ingested, records, problems), *ingested.notes]
+    arrangement = Arrangement(ingested, records.name, like, find_key)
     segments = arrangement.run()
     problems.raise_all()
     columns = [ingested.columns[name] for name in roles.values]
     dtype = _store_values(work, arrangement.num_rows, columns)
-    repairs = [*ingested.repairs, *_repairs(arrangement, options), *_drops(records, roles)]
+    repairs = [*ingested.repairs, *_repairs(arrangement, options, records, roles)]
     notes += [*_time_notes(arrangement, ingested), *repairs]
     notes += ["values stored as int16: lossless"] * (dtype == "int16")
     rows = [segments.series, segments.first_rows, segments.num_rows, segments.start_times]
@@ -315,20 +309,14 @@ def _open(
         return None
 
 
-def _column_notes(
-    ingested: TableIngest,
-    roles: Roles,
-    records: Records,
-    codes: Numbers,
-    problems: Problems,
-) -> list[str]:
+def _column_notes(ingested: TableIngest, records: Records, problems: Problems) -> list[str]:
     """Returns notes on the columns; a column without any value is an error, unless only the first
     rows were read."""
     is_part = isinstance(records, Head) and ingested.num_rows >= HEAD_ROWS
-    origin = records.name
+    origin, codes = records.name, ingested.options.missing_value
     notes = []
     for name, column in ingested.columns.items():
-        if name in roles.categorical or name in problems:
+        if column.is_category or name in problems:
             continue
         low, high = column.low, column.high
         if column.missing == ingested.num_rows:
@@ -367,9 +355,8 @@ def _column_notes(
     return notes
 
 
-def _refuse_sentinels(
-    ingested: TableIngest, options: ReadOptions, origin: str, problems: Problems
-) -> None:
+def _refuse_sentinels(ingested: TableIngest, origin: str, problems: Problems) -> None:
+    options = ingested.options
     for name, column in (ingested.columns | ingested.static_columns).items():
         if far := column.far_values():
             low, high = column.others_than(far)
@@ -411,8 +398,10 @@ def _time_notes(arrangement: Arrangement, ingested: TableIngest) -> list[str]:
     return notes
 
 
-def _repairs(arrangement: Arrangement, options: ReadOptions) -> list[str]:
-    """Returns notes on rows that were moved, dropped or added."""
+def _repairs(
+    arrangement: Arrangement, options: ReadOptions, records: Records, roles: Roles
+) -> list[str]:
+    """Returns notes on rows that were moved, dropped or added, and on columns that do not count."""
     counts, repairs = arrangement.counts, []
     if counts["sorted"]:
         repairs.append(f"{counted(counts['sorted'], 'row')} out of order: sorted by time")
@@ -424,19 +413,13 @@ def _repairs(arrangement: Arrangement, options: ReadOptions) -> list[str]:
         more = "" if options.gaps else "; `gaps='split'` cuts there"
         gaps = f"{counted(counts['gaps'], 'gap')} in time: filled with {rows}{more}"
         repairs.append(gaps + arrangement.spring_hint)
-    return repairs
-
-
-def _drops(records: Records, roles: Roles) -> list[str]:
-    """Returns notes on columns and times that do not count."""
-    drops = []
     if roles.dropped:
         names = listed(roles.dropped)
-        drops.append(f"ignored columns (not numbers and without a role): {names}")
+        repairs.append(f"ignored columns (not numbers and without a role): {names}")
     if records.jumps and roles.time is None and roles.series is None:
-        drops.append(
+        repairs.append(
             f"{records.jumps}, but rows are counted as steps in time: give a column of times, or"
             " reset_index(drop=True) if they follow each other; scikit-learn divides rows in time"
             " by TimeSeriesSplit, not by KFold"
         )
-    return drops
+    return repairs

@@ -38,9 +38,8 @@ def open_records(
     Args:
         source: a path, a directory, a glob, a URL, several of them, or a frame; records are
             returned as they are.
-        form: of CSV files.
-        others: columns that a look at a CSV leaves out; a CSV without columns that can be read is
-            then looked at.
+        form: how CSV files are read.
+        others: columns that a look at a CSV without readable columns leaves out; None: no look.
 
     Raises:
         DataError: there is no such file, or no table in it.

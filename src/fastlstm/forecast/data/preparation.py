@@ -31,11 +31,6 @@ _MAX_TRIALS = 8
 Progress = Callable[[int, int | None], None]
 
 
-def role_request(config: ForecastConfig) -> RoleRequest:
-    """Returns the roles that a configuration gives to columns."""
-    return RoleRequest(**{name: getattr(config, name) for name in ROLES})
-
-
 def prepare(
     frame: Any,
     config: ForecastConfig,
@@ -56,37 +51,19 @@ def prepare(
         frame = frame.read_all()
     try:
         dataset = _read(frame, config, roles, like, on_progress)
-        constant = [name for name in dataset.roles.target if name in dataset.constant]
-        if roles is None and not config.target and constant:
-            dataset = _without(constant, dataset, frame, config, like, on_progress)
+        target = tuple(n for n in dataset.roles.target if n not in dataset.constant)
+        if roles is None and not config.target and 0 < len(target) < len(dataset.roles.target):
+            constant = tuple(n for n in dataset.roles.target if n in dataset.constant)
+            named = replace(config, target=target, ignore=(*config.ignore, *constant))
+            repair = f"ignored columns (the same in every row): {listed(constant)}"
+            dataset = _read(frame, named, None, like, on_progress)
+            notes = (f"target: all numbers that change, {listed(target)}", *dataset.notes, repair)
+            dataset = replace(dataset, notes=notes, repairs=(*dataset.repairs, repair))
     except DataError as error:
         if roles is None and (found := findings(error)):
             raise _with_all_options(error, found, frame, config) from None
         raise
     return with_calendar(dataset, config.calendar or ()) if roles is None else dataset
-
-
-def _without(
-    constant: list[str],
-    dataset: SeriesDataset,
-    frame: Any,
-    config: ForecastConfig,
-    like: Timeline | None,
-    on_progress: Progress | None,
-) -> SeriesDataset:
-    """Returns a table whose target was not named without its constant columns, if others remain."""
-    target = tuple(name for name in dataset.roles.target if name not in constant)
-    if not target:
-        return dataset
-    config = replace(config, target=target, ignore=(*config.ignore, *constant))
-    dataset = _read(frame, config, None, like, on_progress)
-    notes = [f"target: all numbers that change, {listed(target)}"]
-    repairs = [f"ignored columns (the same in every row): {listed(constant)}"]
-    return replace(
-        dataset,
-        notes=(*notes, *dataset.notes, *repairs),
-        repairs=(*dataset.repairs, *repairs),
-    )
 
 
 def _read(
@@ -98,7 +75,7 @@ def _read(
     is_trial: bool = False,
 ) -> SeriesDataset:
     try:
-        roles = roles or role_request(config)
+        roles = roles or RoleRequest(**{name: getattr(config, name) for name in ROLES})
         return prepare_table(frame, config, roles, like, config.cache_dir, on_progress, is_trial)
     except UnicodeDecodeError as error:
         raise DataError(

@@ -42,11 +42,7 @@ def reshaped(
 ) -> tuple[Records, RoleRequest]:
     """Returns a table with one column of times and one of targets, and the roles of its columns.
 
-    Args:
-        records: the table.
-        request: roles of its columns; its time may be several columns with commas between them.
-        wide: the table has a column per time or per series.
-        may_ask: refuse a table that looks wide and is not said to be.
+    `may_ask`: a table that looks wide without the option `wide` is refused.
 
     Raises:
         DataError: a wide table without such columns.

@@ -123,17 +123,13 @@ class Roles:
 
 
 def find_roles(records: Records, request: RoleRequest, problems: Problems) -> Roles:
-    """Chooses the role of every column.
+    """Chooses the role of every column; `problems` collects errors of missing columns.
 
-    Args:
-        records: the table; the first values of texts without a role are read if no column is
-            called or typed a time.
-        request: roles given by the user.
-        problems: collects errors of missing columns.
+    Reads the first rows if no column is called or typed a time, or one may count rows.
 
     Raises:
-        DataError: two roles for one column, no target, a missing column of target, time or
-            series, too many columns, or texts that look like times in an unknown format.
+        DataError: two roles for one column, no target, a missing column of target, time or series,
+            too many columns, or texts that look like times in an unknown format.
     """
     schema, origin = records.schema, records.name
     names = schema.names

@@ -70,15 +70,9 @@ def refuse_unread_time(records: Records, names: Sequence[str]) -> None:
 
 
 class TimeReader:
-    """Reads the times of a table, batch by batch.
-
-    Args:
-        name: of the column.
-        origin: name of the table in messages.
-        options: how they are read.
+    """Reads the times of the column `name`, batch by batch.
 
     Attributes:
-        name: of the column.
         time_zone: of the times, or None.
         has_clock: times are dates and times; else whole numbers.
     """
@@ -102,12 +96,9 @@ class TimeReader:
     def read(
         self, column: pa.Array, first_row: int, series: NDArray[np.int32] | None = None
     ) -> NDArray[np.int64]:
-        """Returns the times of a batch, in UTC if they have a zone.
+        """Returns the times of a batch without nulls, in UTC if they have a zone.
 
-        Args:
-            column: without nulls.
-            first_row: row number of its first entry, from 0.
-            series: number of each row's series; None: all are of one.
+        `first_row` is the row number of its first entry, `series` the series number of each row.
 
         Raises:
             DataError: not times, or of another kind than in earlier batches.
@@ -136,17 +127,11 @@ class TimeReader:
         return values
 
     def finish(self, path: Path, like: Timeline | None) -> bool:
-        """Converts the times of a zone to local times if these are regular.
+        """Converts the UTC times of a file to local times if these are regular; returns whether it
+        did.
 
         Days and months are regular in local time, hours in UTC. Local times are used if all rows
         have the same local time of day; a table with a single time follows `like`.
-
-        Args:
-            path: file of all times, int64, in UTC.
-            like: timeline of a table that this one must match, or None.
-
-        Returns:
-            Whether the times are now local times.
 
         Raises:
             DataError: whole numbers that look like dates.
