@@ -300,16 +300,6 @@ def test_a_time_zone_is_kept_and_times_without_a_clock_are_counted() -> None:
     assert not counted.has_clock
 
 
-def test_times_as_text_are_read_by_a_format() -> None:
-    table = long_table(num_rows=20, num_series=1)
-    text = [t.strftime("%d.%m.%Y %H:%M") for t in table["ds"].to_pylist()]
-    german = table.set_column(1, "ds", pa.array(text))
-    with pytest.raises(DataError, match=r"times in 'ds' cannot be read: .* '01.01.2020 00:00'"):
-        prepared(german)
-    found = prepared(german, time_format="%d.%m.%Y %H:%M")
-    assert show_time(int(found.table.segments.start_times[0])) == "2020-01-01"
-
-
 # values ------------------------------------------------------------------------------------------
 
 
@@ -320,20 +310,6 @@ def test_the_smallest_safe_dtype() -> None:
     np.testing.assert_array_equal(found.table.rows(0, 150)[:, 0], whole)
     assert prepared(long_table(y=whole * 1000, temp=None)).table.values.dtype == np.float32
     assert prepared(long_table(y=whole + 0.5, temp=None)).table.values.dtype == np.float32
-
-
-def test_sentinels_and_missing_values_are_told() -> None:
-    y = long_table()["y"].to_numpy() * 4000
-    y[[3, 77]] = -9999
-    table = replaced(long_table(y=y), "temp", 5, None)
-    notes = prepared(table).notes
-    assert (
-        "column 'y' is -9999 in 2 rows: if that means no value, give `missing_value=-9999`" in notes
-    )
-    assert "column 'temp' has missing values in 1 row (0.67%)" in notes
-    found = prepared(table, missing_value=(-9999.0,))
-    assert np.flatnonzero(np.isnan(found.table.values[:, 0])).tolist() == [3, 77]
-    assert not any("-9999" in note for note in found.notes)
 
 
 BAD: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
@@ -500,14 +476,6 @@ def test_an_empty_line_of_one_column_is_a_missing_value(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("y\n1\n\n3\n")
     np.testing.assert_array_equal(prepared(path).table.rows(0, 3)[:, 0], [1, np.nan, 3])
-
-
-def test_dates_as_whole_numbers_are_read_by_a_format() -> None:
-    days = [20200130, 20200131, 20200201, 20200202]
-    table = pa.table({"ds": days, "y": [1.0, 2.0, 4.0, 3.0]})
-    found = prepared(table, time_format="%Y%m%d")
-    assert str(found.frequency) == "1 day"
-    assert len(found.table.segments) == 1
 
 
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:

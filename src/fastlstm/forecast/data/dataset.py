@@ -47,20 +47,16 @@ class SeriesDataset:
 
     Attributes:
         table: memory-mapped rows.
-        roles: of the columns.
-        frequency: of the rows.
-        series: names, by number.
+        series: names, by number; `categories` has those of categorical columns.
         statics: one number per series, by static column.
-        categories: names by number, by categorical column.
         has_missing: some value is missing.
         constant: columns with one value in every row.
         notes: findings and decisions, a line each.
-        repairs: the `notes` about rows that were moved, dropped, added or changed, and about
-            columns that were left out.
+        repairs: the `notes` on rows that were moved, dropped, added or changed, and on columns
+            that were left out.
         name: of the table in messages.
         key: of the cache entry; frames have no entry.
-        from_cache: nothing had to be read.
-        seconds: taken to prepare.
+        seconds: taken to prepare, which read nothing if `from_cache`.
     """
 
     table: Table

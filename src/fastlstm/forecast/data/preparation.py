@@ -119,10 +119,7 @@ def _with_all_options(
 def prepare_future(frame: Any, config: ForecastConfig, like: SeriesDataset) -> SeriesDataset:
     """Prepares a table of future covariates: series, time and the future columns.
 
-    Args:
-        frame: the table.
-        config: of the forecaster.
-        like: the past of the series; its columns of series and time are expected.
+    `like` is the past of the series; its columns of series and time are expected.
 
     Raises:
         DataError: times of another kind than in `like`, and errors of `prepare`.
