@@ -192,7 +192,11 @@ class ForecastCompression(CompressionSource):
         if self.table is None:
             self._notes.append("the intervals are those of the source, not calibrated anew")
             return result_of(result, has_own_intervals=is_own)
-        dataset = prepare(self.table, source.config, like=source.schema.timeline)
+        dataset = prepare(
+            self.table,
+            dataclasses.replace(source.config, **source.columns),
+            like=source.schema.timeline,
+        )
         inputs = apply_schema(dataset, source)
         split = split_table(dataset.table, dataset.frequency, source.config.split)
         is_of_table = is_own_table(dataset, split, source)

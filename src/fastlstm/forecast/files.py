@@ -83,6 +83,13 @@ class StoredForecaster:
     series: SeriesScale | None = None
     is_recalibrated: bool = False
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The target and the past covariates, which may have been chosen at fit."""
+        sizes, names = self.network.config, self.schema.columns
+        num = sizes.num_targets
+        return {"target": names[:num], "past": names[num : num + sizes.num_past]}
+
     def unsupported(self, levels: Sequence[float]) -> str | None:
         """Returns a warning if some of the quantiles are infinite, else None.
 

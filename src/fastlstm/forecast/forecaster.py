@@ -17,7 +17,7 @@ from fastlstm.errors import ConfigError, DataError, counted, kind_of_value
 from fastlstm.estimator import Estimator, signature_of
 from fastlstm.forecast.backtest import backtest, season_of
 from fastlstm.forecast.calibration import calibrate, require_known, require_numbers
-from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.cross_validation import cross_validated
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.error_measures import QuantileScores, SeriesErrors
@@ -37,6 +37,7 @@ from fastlstm.forecast.evaluation import (
 from fastlstm.forecast.files import StoredForecaster, forecaster_files, read_forecaster
 from fastlstm.forecast.forecast_table import Forecasts, as_kind, kind_of
 from fastlstm.forecast.model.network import ForecastNetwork
+from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.size_plan import CHOSEN
 from fastlstm.forecast.table_schema import apply_schema
 from fastlstm.forecast.train import train_forecaster
@@ -216,6 +217,11 @@ class Forecaster(Estimator[StoredForecaster]):
         quantiles of the distribution, not calibrated. A quantile for which validation has too few
         values is infinite, with a warning.
         """
+        if isinstance(frame, list | tuple) and frame and isinstance(frame[0], float):
+            raise ConfigError(
+                f"got the list {frame!r:.60}, expected a table; for levels of quantiles give"
+                f" `quantiles={list(frame)!r:.60}`"
+            )
         return self._as_came(self.forecasts(frame, quantiles, future), frame)
 
     def forecasts(
@@ -243,9 +249,7 @@ class Forecaster(Estimator[StoredForecaster]):
                     "a loaded or pickled Forecaster has no table of its own; give one"
                 )
             return self.dataset_, self._inputs
-        target = stored.schema.columns[: stored.network.config.num_targets]
-        past = stored.schema.columns[len(target) :][: stored.network.config.num_past]
-        config = dataclasses.replace(stored.config, target=target, past=past)
+        config = dataclasses.replace(stored.config, **stored.columns)
         dataset = prepare(frame, config, like=stored.schema.timeline)
         _warn_of_repairs(dataset)
         return dataset, apply_schema(dataset, stored)

@@ -17,7 +17,7 @@ from fastlstm.distributed.joining import joined
 from fastlstm.errors import ConfigError, DataError, FormatError
 from fastlstm.forecast.calibration import Calibration
 from fastlstm.forecast.closing import Closing
-from fastlstm.forecast.config import READING, ForecastConfig
+from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.data.calendar import calendar_names, calendar_parts, with_calendar
 from fastlstm.forecast.data.dataset import SeriesDataset
 from fastlstm.forecast.data.preparation import prepare, require_counts
@@ -27,15 +27,18 @@ from fastlstm.forecast.data.table_files import require_files
 from fastlstm.forecast.data.timeline import ROWS
 from fastlstm.forecast.data.window_index import WindowIndex
 from fastlstm.forecast.files import StoredForecaster, read_options
+from fastlstm.forecast.model.config import ForecasterConfig
 from fastlstm.forecast.model.network import ForecastNetwork
 from fastlstm.forecast.plan import (
     LEARNING_RATES,
     MIN_CALENDAR_GAIN,
     can_choose_calendar,
+    note_of_short_ends,
     note_of_short_series,
     starts_linear,
     training_loader,
 )
+from fastlstm.forecast.read_options import READING
 from fastlstm.forecast.ridge import Ridge, fit_ridges
 from fastlstm.forecast.size_plan import CHOSEN, can_choose_size, choose_size
 from fastlstm.forecast.step_time import step_seconds
@@ -211,7 +214,7 @@ class _ForecastSession(RunSession):
         own = [RiseStopping()] * (self.ends_early and _may_rise(config, stop_criterion))
         result = self.fit(
             task, plan, checkpoint, [*callbacks, *own], about | _about(task, stored, dataset),
-            note_of_short_series(config, sizes, dataset, split),
+            _warning(config, sizes, dataset, split),
         )  # fmt: skip
         return Trained(self._told(closing.stored), dataset, inputs, result)
 
@@ -331,7 +334,7 @@ class _ForecastSession(RunSession):
             self.emit({"event": "prepare", "done_bytes": done, "total_bytes": total})
 
         if base is not None:
-            config = dataclasses.replace(config, calendar=base.config.calendar)
+            config = dataclasses.replace(config, calendar=base.config.calendar, **base.columns)
         like = None if base is None else base.schema.timeline
         with self.world.together():
             with self.part_of_setup("the table"):
@@ -353,6 +356,16 @@ class _ForecastSession(RunSession):
         self.require_same(dataset.key, f"{source_text(frame)} is another table")
         self.mark()
         return dataset
+
+
+def _warning(
+    config: ForecastConfig, sizes: ForecasterConfig, dataset: SeriesDataset, split: Split
+) -> str | None:
+    """Returns a line about series that cannot be trained on, or forecast, if there are any."""
+    refused = note_of_short_ends(dataset, sizes.input_size)
+    notes = [note_of_short_series(config, sizes, dataset, split)]
+    notes += [refused and f"forecasts of this table will be refused: {refused}"]
+    return "; ".join(filter(None, notes)) or None
 
 
 def _chosen_calendar(config: ForecastConfig, dataset: SeriesDataset) -> tuple[str, ...]:

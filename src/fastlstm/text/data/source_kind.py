@@ -83,9 +83,10 @@ def _is_table(path: Path) -> bool:
 
 
 def _has_columns(path: Path) -> bool:
-    """Whether the first lines have equally many delimiters, and each row a number or a time.
+    """Whether the first lines have equally many delimiters, and nine of ten rows a number or time.
 
-    A row is every line but the first; one of its cells is nothing but that number or time.
+    A row is every line but the first and comments (#); one of its cells is nothing but that number
+    or time. Few rows may be something else, such as units.
     """
     try:
         if not path.is_file():
@@ -96,12 +97,14 @@ def _has_columns(path: Path) -> bool:
         text = start.decode("utf-16" if is_wide else "utf-8", "replace")
     except OSError:
         return False
-    lines = [line for line in text.splitlines()[:_SNIFFED_LINES] if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    lines = lines[:_SNIFFED_LINES]
     lines = [_QUOTED.sub(lambda quoted: _DELIMITER.sub(" ", quoted[1]), line) for line in lines]
     tables = ([line.split(mark) for line in lines] for mark in ",;\t|")
     return len(lines) > 2 and any(
         len({len(row) for row in table}) == 1
-        and all(any(_VALUE.fullmatch(cell.strip()) for cell in row) for row in table[1:])
+        and sum(not any(_VALUE.fullmatch(c.strip()) for c in row) for row in table[1:])
+        <= len(table) // 10
         for table in tables
     )
 
