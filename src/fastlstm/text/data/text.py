@@ -69,6 +69,9 @@ class Splits:
 class TextDataset:
     """An encoded text of the cache, and where it came from.
 
+    Its key is a hash of the clean text, the reading rules and the tokenizer. What is remembered
+    under that key can therefore not become stale.
+
     Attributes:
         ids: all token ids, 1-d, memory-mapped, in the smallest unsigned dtype.
         num_bytes: UTF-8 bytes of the clean text.
@@ -85,6 +88,7 @@ class TextDataset:
     ids: Ids
     tokenizer: Tokenizer
     key: str
+    cache: Cache
     num_bytes: int
     num_chars: int
     unknown: tuple[tuple[str, int], ...]
@@ -106,9 +110,14 @@ class TextDataset:
         return Splits(self.ids[:first], self.ids[first:second], self.ids[second:])
 
     def train_counts(self, spec: str = "90/5/5", files: Collection[str] = ()) -> NDArray[np.int64]:
-        """Returns how often each token occurs in the training part, ``(V,)``."""
+        """Returns how often each token occurs in the training part, ``(V,)``; remembered."""
         end, _ = self._edges(spec, files)
-        return token_counts(self.ids[:end], self.tokenizer.vocab_size)
+        memo, size = make_key("counts", self.key, end), self.tokenizer.vocab_size
+        counts = self.cache.recall(memo)
+        if not _are_whole(counts) or len(counts) != size or sum(counts) != end:
+            counts = token_counts(self.ids[:end], size).tolist()
+            self.cache.remember(memo, counts)
+        return np.array(counts, dtype=np.int64)
 
     def _edges(self, spec: str, files: Collection[str]) -> tuple[int, int]:
         shares = split_shares(spec, files)
@@ -126,19 +135,29 @@ class TextDataset:
     def _edge(self, share: float) -> int:
         """Returns the number of tokens in the first share of the text.
 
-        Shares of a BPE text are shares of its characters, as merges are learned from the characters
-        of the training split.
+        BPE merges are learned from the characters of the training split, so a share of a BPE text
+        is a share of its characters. Its edge is remembered: finding it reads all ids before it.
         """
         if self.tokenizer.kind != "bpe":
             return share_of(len(self.ids), share)
         num_chars = share_of(self.num_chars, share)
+        memo = make_key("edge", self.key, num_chars)
+        known = self.cache.recall(memo)
+        if _are_whole([known]) and known <= len(self.ids):
+            return int(known)
         edge, chars, sizes = 0, 0.0, self.tokenizer.token_chars
         while edge < len(self.ids) and chars < num_chars:
             ends = chars + np.cumsum(sizes[self.ids[edge : edge + _COUNT_BLOCK]])
             count = min(len(ends), int(np.searchsorted(ends, num_chars)) + 1)
             edge, chars = edge + count, float(ends[count - 1])
             release_pages(self.ids)
+        self.cache.remember(memo, edge)
         return edge
+
+
+def _are_whole(numbers: Any) -> bool:
+    """Returns whether a remembered value is a list of whole numbers of at least 0."""
+    return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
 
 
 class TextCache(Cache):
@@ -163,7 +182,7 @@ class TextCache(Cache):
             return None
         if meta != expected or any(type(number) is not int for number in counts.values()):
             return None
-        return TextDataset(ids, tokenizer, key, unknown=unknown, **counts)
+        return TextDataset(ids, tokenizer, key, self, unknown=unknown, **counts)
 
     def store(
         self,
