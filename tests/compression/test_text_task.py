@@ -13,10 +13,9 @@ from torch import Tensor
 from fastlstm.compression.distillation import FeatureMatch
 from fastlstm.compression.text_training import MEASURING_S, CompressedTextTask, Teaching
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.plan import open_batches
 from fastlstm.training.task import even_parts
 

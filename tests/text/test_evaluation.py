@@ -8,7 +8,7 @@ import torch
 
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.evaluation import evaluate
-from fastlstm.text.initialization import initialize
+from fastlstm.text.model import initialize
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -9,23 +9,28 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
+from fastlstm.errors import ConfigError, KernelError, NonFiniteError, counted, nearest_hint
 from fastlstm.ops.cell_options import ACTIVATIONS
-from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
+from fastlstm.runs.weight_formats import (
+    QuantizedMatrix,
+    as_floats,
+    block_grid,
+    may_be_blocks,
+    quantize,
+)
 from fastlstm.system import hardware
-from fastlstm.text.block_sparse import BlockSparse, block_sparse
-from fastlstm.text.decode_stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fastlstm.text.config import ModelConfig
     from fastlstm.text.model import LanguageModel
+    from fastlstm.text.sampling import Sampling
 
 FORMATS = ("fp32", "bf16", "int8", "int4")
 """Formats of the weights; the kernels know each by its place in this tuple."""
@@ -42,6 +47,10 @@ _MIN_MACS_PER_THREAD = 1 << 16
 """Multiplications per token below which a second thread costs more than it saves."""
 _UNBOUNDED = {"relu", "linear"}
 """Activations with which outputs leave [-1, 1], as int8 and int4 store them."""
+
+NOT_FINITE = "the model's output is not finite; its weights are damaged"
+_PANEL = 4
+"""Rows of blocks that the kernels take at once."""
 
 
 def check_format(weight_format: Any) -> None:
@@ -426,3 +435,142 @@ class ThreadTuner:
         self._seconds[threads] = 0.7 * before + 0.3 * seconds if seconds > before else seconds
         self._tried_s[threads] = time.perf_counter()
         self._is_new = False
+
+
+class Stream:
+    """One text being written: what the model has read, what it is to read, how it chooses.
+
+    While `Decoder.run` has it in one thread, other threads may ask for `status` and `is_running`
+    only; everything else raises a RuntimeError.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self.decoder = decoder
+        sizes = config.vocab_size, config.rnn_size, config.num_layers
+        self._record = hardware.native().DecodeStream(*sizes)
+
+    @property
+    def native(self) -> Any:
+        """The stream of the kernels."""
+        return self._record
+
+    def set(
+        self,
+        sampling: Sampling,
+        *,
+        stops: Iterable[Sequence[int]] = (),
+        num_top: int | None = None,
+        scores_given: bool = False,
+    ) -> None:
+        """Sets how to choose from now on; a seed of None is drawn, `stop` is left to the caller.
+
+        `stops` are sequences of up to 64 tokens that end the text. With `num_top`, 0 to 20, the log
+        probability of every token written and of so many likeliest is reported; with
+        `scores_given` also those of the tokens fed, after the first.
+        """
+        settings = sampling.native(self.decoder.config.vocab_size, stops)
+        settings.num_top = -1 if num_top is None else num_top
+        settings.scores_given = scores_given
+        self._use(settings)
+
+    def _use(self, settings: Any) -> None:
+        self.native.set(settings)
+
+    def feed(self, tokens: Sequence[int] | NDArray[Any]) -> None:
+        """Adds tokens to be read; frequency and presence penalties count from here."""
+        self.native.feed([int(token) for token in tokens])
+
+    def begin(self, max_tokens: int) -> None:
+        """Lets it write so many tokens from now on; with 0 it only reads."""
+        self.native.begin(max_tokens)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has more to do."""
+        return bool(self.native.status == "running")
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of tokens that are to be read."""
+        return int(self.native.num_waiting)
+
+    @property
+    def status(self) -> str:
+        """ "running", or why not: "length", "stop", "not finite", "bad token"."""
+        return str(self.native.status)
+
+    def take(self) -> list[int]:
+        if self.native.status == "not finite":
+            raise NonFiniteError(NOT_FINITE)
+        return list(self.native.take())
+
+    def take_scores(self) -> tuple[list[float], list[int], list[float]]:
+        """Returns log probabilities of the tokens since the last call, the likeliest tokens,
+        theirs."""
+        log_probs, top_tokens, top_log_probs = self.native.take_scores()
+        return log_probs, top_tokens, top_log_probs
+
+    def save(self) -> bytes:
+        """Returns everything that decides what comes next, except the settings."""
+        return bytes(self.native.save())
+
+    def restore(self, blob: bytes) -> None:
+        """Takes over what `save` returned for a model of these sizes; else a ValueError."""
+        self.native.restore(blob)
+
+    def mark(self) -> Any:
+        """Returns what `go_back` takes after the next call of the decoder; cheaper than `save`."""
+        return self.save()
+
+    def go_back(self, mark: Any) -> None:
+        """Restores the stream to where it stood at `mark`."""
+        self.restore(mark)
+
+    def fork(self) -> Stream:
+        """Returns a stream at the same place; settings are the default."""
+        other = self.decoder.stream()
+        other.restore(self.save())
+        return other
+
+
+class BlockSparse(NamedTuple):
+    """The blocks of a matrix, row by row of blocks; the gates of 16 units follow each other."""
+
+    lines: NDArray[Any]  # (n, 64) of float32, bf16 bits or int8: each block as the kernels read it
+    starts: NDArray[np.int32]  # (rows of blocks + 1,) first line of each, then the end
+    indices: NDArray[np.uint16]  # (n,) inner index / 4
+    num_blocks: int  # of the matrix, zeros included
+
+
+def block_sparse(
+    w: NDArray[Any] | QuantizedMatrix, weight_format: str, min_share: float, *, is_gates: bool
+) -> BlockSparse | None:
+    """Returns the blocks of a matrix `(rows, columns)`; None if less than `min_share` are zero."""
+    values: NDArray[Any] = w.codes if isinstance(w, QuantizedMatrix) else np.asarray(w, np.float32)
+    if not may_be_blocks(values) or np.count_nonzero(values) > (1 - min_share) * values.size:
+        return None
+    if weight_format == "bf16":
+        values = _bf16_bits(values)
+    grid = block_grid(values, 4 if is_gates else 1)
+    num_rows, across = grid.shape[:2]
+    if is_gates:
+        grid = grid.reshape(4, -1, *grid.shape[1:]).swapaxes(0, 1).reshape(grid.shape)
+    is_stored = (grid != 0).any(axis=(2, 3))
+    if is_stored.mean() > 1 - min_share:
+        return None
+    pair = 4 // grid.itemsize  # inner values that stand side by side
+    lines = grid[is_stored].reshape(-1, 16, 4 // pair, pair).swapaxes(1, 2).reshape(-1, 64)
+    starts = np.zeros(-(-num_rows // _PANEL) * _PANEL + 1, np.int32)
+    starts[1 : num_rows + 1] = is_stored.sum(axis=1).cumsum()
+    starts[num_rows + 1 :] = starts[num_rows]
+    indices = np.nonzero(is_stored)[1].astype(np.uint16)
+    return BlockSparse(lines, starts, indices, num_rows * across)
+
+
+def _bf16_bits(w: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Returns the bits of the nearest bf16; a NaN stays one, -0 becomes 0."""
+    bits = np.ascontiguousarray(w).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded[rounded == 0x8000] = 0
+    return np.where(np.isnan(w), (bits >> 16) | 0x40, rounded).astype(np.uint16)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fastlstm.text.config import ModelConfig
-    from fastlstm.text.decode_stream import Stream
+    from fastlstm.text.decoder import Stream
 
 Placed = list[tuple[GpuStream, int]]
 """Streams with the numbers of their rows."""

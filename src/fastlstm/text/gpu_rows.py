@@ -12,7 +12,7 @@ import torch
 
 from fastlstm.errors import NonFiniteError
 from fastlstm.system import hardware
-from fastlstm.text.decode_stream import NOT_FINITE, Stream
+from fastlstm.text.decoder import NOT_FINITE, Stream
 from fastlstm.text.sampling import PENALTY_WINDOW
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastlstm.system import hardware, measurements
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.plan import (
     LONG,

@@ -15,8 +15,7 @@ from fastlstm.errors import ConfigError, counted
 from fastlstm.runs.weight_formats import as_floats
 from fastlstm.system import hardware
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decode_stream import Stream
-from fastlstm.text.decoder import Decoder, Weight, check_format, model_hash, native_refusal
+from fastlstm.text.decoder import Decoder, Stream, Weight, check_format, model_hash, native_refusal
 from fastlstm.text.files import build_model
 
 if TYPE_CHECKING:

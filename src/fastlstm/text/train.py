@@ -35,7 +35,7 @@ from fastlstm.text.config import (
     TrainConfig,
     require_format,
 )
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.source_kind import kind_of_source
 from fastlstm.text.data.sources import InputText as Documents
 from fastlstm.text.data.sources import open_source
@@ -51,13 +51,11 @@ from fastlstm.text.data.tokenizer import Ids, Tokenizer, load_tokenizer
 from fastlstm.text.evaluation import Evaluation
 from fastlstm.text.files import load_language_model, settings_files, weights_file
 from fastlstm.text.held_out import RunText, another_text, open_held_out
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
-from fastlstm.text.outlook import Outlook, has_outlook
+from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.pipelined_task import check_pipeline, pipeline_notes, stage_names, text_task
 from fastlstm.text.plan import LONG, choose_seq_length, fit_batch, open_batches, resolve
 from fastlstm.text.size_plan import budget_plan
-from fastlstm.text.task import FinalTest, Samples, TextTask
+from fastlstm.text.task import FinalTest, Outlook, Samples, TextTask, has_outlook
 from fastlstm.text.warm_start import WarmStart, refuse_other_start
 from fastlstm.training.callbacks import Callback, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint, reading

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastlstm.errors import UsageError, counted
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_prediction import FEWEST_STEPS, Length, QualityPrediction
+from fastlstm.text.quality_law import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.training.schedule import StopCriterion
@@ -18,7 +18,7 @@ from fastlstm.tuning.planned_run import chosen_sizes, describe_machine, end_of_r
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event, Observer
-    from fastlstm.text.quality_prediction import PredictedBits
+    from fastlstm.text.quality_law import PredictedBits
     from fastlstm.text.train import Source
     from fastlstm.training.trainer import Trainer
 

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
-from fastlstm.text.quality_prediction import Length, QualityPrediction
+from fastlstm.text.quality_law import (
+    MOST_LAYERS,
+    OPTIMIZERS,
+    Length,
+    QualityPrediction,
+    relative_bits,
+)
 from fastlstm.text.task import TextTask
 from fastlstm.tuning.variants import CHANGES_LEARNING, changed_run
 from fastlstm.tuning.verdicts import Verdict, training_seconds

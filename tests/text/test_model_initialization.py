@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastlstm.errors import ShapeError
-from fastlstm.text.initialization import initialize
+from fastlstm.text.model import initialize
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

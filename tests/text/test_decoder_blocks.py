@@ -10,9 +10,8 @@ import pytest
 from fastlstm.runs.weight_formats import block_grid, decode_weights, encode_weights, rounded
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
-from fastlstm.text.block_sparse import block_sparse
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decoder import Decoder
+from fastlstm.text.decoder import Decoder, block_sparse
 from fastlstm.text.sampling import Sampling
 from fastlstm.text.stored_model import parameter_shapes
 
