@@ -15,7 +15,6 @@ from fastlstm.training.options import BOUNDS, OptimizerName, TrainingOptions
 Vocab = Literal["char", "byte", "bpe"]
 Preset = Literal["tiny", "small", "medium", "large"]
 Order = Literal["lanes", "windows"]
-Initializer = Literal["xavier_orthogonal", "xavier", "orthogonal", "torch"]
 
 PARTS = {"valid": "validation", "test": "test"}
 """Parts that are shares of the text, or texts of their own in the options of these names."""
@@ -146,9 +145,6 @@ class TrainConfig(TrainingOptions, CellOptions):
             large vocabularies; 0 is none.
         zoneout: probability that a unit keeps its previous value for a step; X,Y gives separate
             ones for output and cell.
-        initializer: of the LSTM weights: xavier_orthogonal (input weights Xavier, recurrent ones
-            orthogonal, each gate by itself), xavier, orthogonal, or torch (uniform up to
-            1/sqrt(H)); forget-gate biases are 1.
         budget: wall-clock time of the whole command, e.g. 90s, 5m, 1h30m, with setup, evaluations
             and the report; default 5m without --steps or --epochs.
         batch_size: lanes (rows of contiguous text) per forward pass, B.
@@ -188,7 +184,6 @@ class TrainConfig(TrainingOptions, CellOptions):
     tie_weights: bool = False
     output_rank: int = 0
     zoneout: float | tuple[float, float] = 0.0  # type: ignore[assignment]
-    initializer: Initializer = "xavier_orthogonal"
 
     seq_length: int | None = None
     order: Order = "lanes"

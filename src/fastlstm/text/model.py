@@ -18,12 +18,10 @@ from fastlstm.ops.cell_options import CellOptions
 from fastlstm.ops.cuda.embedding import embedding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fastlstm.text.config import Initializer, ModelConfig
+    from fastlstm.text.config import ModelConfig
 
 FORGET_BIAS = 1.0
 EMBEDDING_SHARE = 1 / 3
@@ -221,27 +219,21 @@ def initialize(
     model: LanguageModel,
     token_counts: NDArray[np.integer] | None = None,
     seed: int = 0,
-    initializer: Initializer = "xavier_orthogonal",
 ) -> None:
-    """Fills every parameter; the global random generator is not touched.
+    """Fills every parameter, from `seed` alone; the global random generator is not touched.
 
-    Embeddings N(0, 1) (tied ones N(0, 1/H)); LSTM weights by `initializer`, gate by gate; layer
-    norms 1 and 0; forget bias 1 in `bias_ih_l0`, `bias_hh_l0` zero; output weights N(0, 1/H), with
-    an output rank N(0, 1/R) behind a projection N(0, 1/H); output bias the log of the smoothed
-    unigram frequencies, so that the first loss is the unigram entropy and not log V.
-
-    The values depend on `seed` alone, whatever the device. `token_counts` `(V,)` is how often each
-    token occurs in the training text.
-
-    Raises:
-        ShapeError: token_counts of another length than the vocabulary.
+    Embeddings are N(0, 1), tied ones N(0, 1/H). Each gate is drawn by itself: input weights Xavier,
+    recurrent ones orthogonal. The forget bias is 1, other biases 0. Output weights are N(0, 1/H),
+    with an output rank N(0, 1/R) behind a projection N(0, 1/H). The output bias is the log of the
+    smoothed frequencies of the tokens (`token_counts` `(V,)` in the training text), so that the
+    first loss is the unigram entropy and not log V.
     """
     generator = torch.Generator().manual_seed(seed)
     H = model.config.rnn_size
     _fill_normal(model.embedding.weight, H**-0.5 if model.config.tie_weights else 1.0, generator)
     for layer in model.layers:
         assert isinstance(layer, LSTM)
-        _initialize_layer(layer, generator, initializer)
+        _initialize_layer(layer, generator)
     for norm in model.norms:
         assert isinstance(norm, nn.LayerNorm)
         norm.reset_parameters()
@@ -251,42 +243,24 @@ def initialize(
         _fill_normal(model.projection.weight, H**-0.5, generator)
     model.output.bias.zero_()
     if token_counts is not None:
-        counts, V = np.asarray(token_counts, dtype=np.float64), model.config.vocab_size
-        if counts.shape != (V,):
-            raise ShapeError(
-                f"token_counts has shape {counts.shape}, expected ({V},), one per token"
-            )
-        share = (counts + 1.0) / (counts.sum() + V)
+        counts = np.asarray(token_counts, dtype=np.float64)
+        share = (counts + 1.0) / (counts.sum() + model.config.vocab_size)
         model.output.bias.copy_(torch.from_numpy(np.log(share)).float())
 
 
-def _initialize_layer(layer: LSTM, generator: torch.Generator, initializer: Initializer) -> None:
+def _initialize_layer(layer: LSTM, generator: torch.Generator) -> None:
     H = layer.hidden_size
-    for gate in range(4):
-        rows = slice(gate * H, (gate + 1) * H)
-        weights = layer.weight_ih_l0, layer.weight_hh_l0
-        for weight, fill in zip(weights, _FILLS[initializer], strict=True):
+    for start in range(0, 4 * H, H):
+        for weight, fill in (
+            (layer.weight_ih_l0, nn.init.xavier_uniform_),
+            (layer.weight_hh_l0, nn.init.orthogonal_),
+        ):
             drawn = torch.empty(H, weight.shape[1])
-            fill(drawn, generator=generator)
-            weight[rows].copy_(drawn)
+            weight[start : start + H].copy_(fill(drawn, generator=generator))
     layer.bias_ih_l0.zero_()
     layer.bias_ih_l0[H : 2 * H] = FORGET_BIAS
     layer.bias_hh_l0.zero_()
     layer.reset_norms()
-
-
-def _uniform(weight: torch.Tensor, *, generator: torch.Generator) -> None:
-    bound = len(weight) ** -0.5
-    weight.uniform_(-bound, bound, generator=generator)
-
-
-_FILLS: dict[str, tuple[Callable[..., object], ...]] = {
-    "xavier_orthogonal": (nn.init.xavier_uniform_, nn.init.orthogonal_),
-    "xavier": (nn.init.xavier_uniform_,) * 2,
-    "orthogonal": (nn.init.orthogonal_,) * 2,
-    "torch": (_uniform,) * 2,
-}
-"""How a gate of the input and of the recurrent weights is drawn."""
 
 
 def _fill_normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:

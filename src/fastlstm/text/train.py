@@ -269,7 +269,7 @@ class TextSession(RunSession):
 
     def set_weights(self, model: LanguageModel, texts: RunText, config: TrainConfig) -> None:
         if self._first_model is None:
-            initialize(model, texts.train_counts(), config.seed, config.initializer)
+            initialize(model, texts.train_counts(), config.seed)
         else:
             model.load_state_dict(self._first_model.state_dict())
 

@@ -68,11 +68,6 @@ class WarmStart:
 
     def _refuse_other(self, name: str, config: TrainConfig, values: Mapping[str, Any]) -> None:
         value, first = getattr(config, name), self.loaded.config.get("train", {})
-        if name == "initializer" and value != first.get(name):
-            raise ConfigError(
-                f"`{name}={value!r}` draws new weights, and the run in `start` gives its own;"
-                " leave it out"
-            )
         has = values.get(name)
         is_other = value not in (None, has)
         if name == "preset":
