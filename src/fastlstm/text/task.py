@@ -15,6 +15,7 @@ from fastlstm.errors import CorruptFileError
 from fastlstm.runs.events import Event
 from fastlstm.text.config import ModelConfig, TrainConfig
 from fastlstm.text.data.lanes import Batch, TextLoader
+from fastlstm.text.data.text import token_counts
 from fastlstm.text.data.tokenizer import Ids, Tokenizer
 from fastlstm.text.evaluation import (
     Evaluation,
@@ -22,7 +23,6 @@ from fastlstm.text.evaluation import (
     evaluation_of,
     lane_nats,
     num_lanes,
-    token_counts,
 )
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
@@ -171,7 +171,8 @@ class TextTask(Task):
 
     def score(self, limit: int, sums: Tensor, seconds: float) -> Score:
         ids, nats = self.valid_ids[: limit + 1], math.fsum(sums[:, 0].tolist())
-        result = evaluation_of(nats, token_counts(ids, self.tokenizer), self.tokenizer, seconds)
+        counts = token_counts(ids[1:], self.tokenizer.vocab_size)
+        result = evaluation_of(nats, counts, self.tokenizer, seconds)
         self._token_s = result.seconds / result.num_tokens
         return Score(result.nats_per_token, result.num_tokens, _metrics(result), result)
 
