@@ -144,7 +144,8 @@ def test_every_way_to_read_a_text_gives_its_ids(
     with path.open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         source = "-" if kind == "stdin" else path
-        prepared = prepare_text(source, tokenizer=tokenizer, cache_dir=tmp_path, block_bytes=64)
+        monkeypatch.setattr("fastlstm.text.data.text.BLOCK_BYTES", 64)
+        prepared = prepare_text(source, tokenizer=tokenizer, cache_dir=tmp_path)
     assert prepared.ids.tolist() == tokenizer._engine.encode(text.replace("\r\n", "\n")).ids
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import ConfigError, DataError, Stopped
 from fastlstm.text.data import text as text_module
+from fastlstm.text.data.blocks import BLOCK_BYTES
 from fastlstm.text.data.sources import Document, InputText
 from fastlstm.text.data.text import TextDataset, prepare_text, token_counts
 from fastlstm.text.data.tokenizer import CharTokenizer
@@ -46,8 +47,12 @@ def kept(cache: Path) -> list[str]:
     return [path.name for kind in ("entries/*", "work-*") for path in (cache / "text").glob(kind)]
 
 
-def prepare(source: object, cache: Path, **settings: object) -> TextDataset:
-    return prepare_text(source, cache_dir=cache, **settings)  # type: ignore[arg-type]
+def prepare(
+    source: object, cache: Path, block_bytes: int = BLOCK_BYTES, **settings: object
+) -> TextDataset:
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(text_module, "BLOCK_BYTES", block_bytes)
+        return prepare_text(source, cache_dir=cache, **settings)  # type: ignore[arg-type]
 
 
 def test_char_ids_and_counts(book: Path, cache: Path) -> None:
@@ -340,14 +345,15 @@ def test_an_unwritable_cache_is_a_usage_error(book: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from fastlstm.text.data.text import prepare_text
+from fastlstm.text.data import text
 calls = 0
 def stop():
     global calls
     calls += 1
     if calls == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-prepare_text(sys.argv[1], cache_dir=sys.argv[2], block_bytes=400, should_stop=stop)
+text.BLOCK_BYTES = 400
+text.prepare_text(sys.argv[1], cache_dir=sys.argv[2], should_stop=stop)
 """
 
 

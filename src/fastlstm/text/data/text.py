@@ -194,9 +194,9 @@ class TextCache(Cache):
         **counts: int,
     ) -> TextDataset:
         """Turns a work directory with ids.bin into the entry `key`; counts as in `TextDataset`."""
-        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint}
+        about = {"num_tokens": num_tokens, "fingerprint": tokenizer.fingerprint, **counts}
         write_file(work / "tokenizer.json", tokenizer.to_json())
-        write_json(work / "meta.json", {**about, "unknown": list(unknown), **counts})
+        write_json(work / "meta.json", {**about, "unknown": list(unknown)})
         return self.place(key, work, lambda: self.find(key))
 
 
@@ -243,17 +243,14 @@ def prepare_text(
     unknown: UnknownPolicy = "refuse",
     on_progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    workers: int | None = None,
 ) -> TextDataset:
     """Encodes a text into the cache, or opens it from there.
 
     The options of `TrainConfig`. A BPE is learned from the first `train_share` of the
     characters, the training split. An existing `tokenizer`, to resume a run or to evaluate
     another text, replaces `vocab`; characters that it lacks are an error (`unknown` ``refuse``), or
-    left out and reported (``count``). Results do not depend on `block_bytes` and `workers`
-    (threads; default every available core). `on_progress` is called with bytes done and the total
-    in bytes, or None; `should_stop` is polled every MB or 0.2 s.
+    left out and reported (``count``). `on_progress` is called with bytes done and the total in
+    bytes, or None; `should_stop` is polled every MB or 0.2 s.
 
     Raises:
         DataError: the text cannot be used; says where and why.
@@ -274,7 +271,7 @@ def prepare_text(
     )
     opened = source if isinstance(source, InputText) else open_source(source)
     cache = TextCache(Path(cache_dir) if cache_dir is not None else environment.cache_dir())
-    work = Pass(opened, rules, block_bytes, workers, should_stop, on_progress)
+    work = Pass(opened, rules, BLOCK_BYTES, None, should_stop, on_progress)
     job = _Job(cache, work, kind, vocab_size, train_share, tokenizer, unknown)
     entry = job.find_unchanged()
     from_cache = entry is not None
