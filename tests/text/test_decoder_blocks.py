@@ -227,14 +227,21 @@ def test_a_stored_file_gives_the_bits_of_its_source(both, is_sparse):
     assert texts(sparse, 7) == texts(dense, 7) == texts(expected, 7)
 
 
-def test_too_few_zero_blocks_stay_dense():
+def test_too_few_zero_blocks_stay_dense(monkeypatch):
+    def needs(share):
+        monkeypatch.setattr(decoder_module, "MIN_ZERO_SHARE", share)
+
     w = pruned(ModelConfig(20, 8, 64, 1), 0.4)["layers.0.weight_hh_l0"]
     share = 1 - block_grid(w, 4).any(axis=(2, 3)).mean()
-    assert block_sparse(w, "fp32", share + 1e-9, is_gates=True) is None
-    assert block_sparse(w, "fp32", share, is_gates=True) is not None
+    needs(share + 1e-9)
+    assert block_sparse(w, "fp32", is_gates=True) is None
+    needs(share)
+    assert block_sparse(w, "fp32", is_gates=True) is not None
     scattered = np.where(np.random.default_rng(0).random(w.shape) < 0.9, 0, w)
-    assert block_sparse(scattered, "fp32", 0.5, is_gates=True) is None
+    needs(0.5)
+    assert block_sparse(scattered, "fp32", is_gates=True) is None
+    needs(share)
     minus = np.where(w == 0, np.float32(-0.0), w)
     for weight_format in ("fp32", "bf16"):
-        found = block_sparse(minus, weight_format, share, is_gates=True)
+        found = block_sparse(minus, weight_format, is_gates=True)
         assert len(found.lines) == round((1 - share) * found.num_blocks)

@@ -171,7 +171,8 @@ def test_saved_restored_and_forked_as_on_the_cpu(random_model: Any, gpu: Any) ->
         stream.begin(20)
         second = finish(decoder, [stream, again])
         assert second[0] == second[1]
-        fed = stream.fork()
+        fed = decoder.stream()
+        fed.restore(stream.save())
         fed.feed([4, 5, 6])
         fed.begin(25)
         found.append((first, second[0], finish(decoder, [fed])[0], blob, fed.save()))

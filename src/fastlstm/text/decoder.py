@@ -73,8 +73,6 @@ class Decoder:
             vocabulary; activations in 8 bits) or "int4" (one scale per 64 values of these).
 
     Attributes:
-        config: as given.
-        weight_format: as given.
         output_bias: `(V,)`, added to the logits; can be written to.
         nbytes: bytes of all weights in memory.
         bytes_per_token: bytes of weights that one step of one stream reads.
@@ -117,10 +115,8 @@ class Decoder:
         if rank:
             projection = self._pack(weights["projection.weight"], is_gates=False)
         w_out = weights.get("output.weight", weights["embedding.weight"])
-        output, bias = (
-            self._pack(w_out, is_gates=False),
-            self._by_strips(arrays["output.bias"], -np.inf),
-        )
+        output = self._pack(w_out, is_gates=False)
+        bias = self._by_strips(arrays["output.bias"], -np.inf)
         self.output_bias = bias[:V]
         by_token = [array for array in (table, rows) if array is not None]
         self._arrays += [*by_token, bias]
@@ -160,11 +156,9 @@ class Decoder:
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
         """Describes what a call runs on."""
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
-        size = f"{self.nbytes / 1e6:.1f} MB of weights"
-        weights = self.weight_format
-        if (share := self.zero_blocks) > 0:
-            weights += f", block-sparse {100 * share:.0f} %"
-        return f"native decode, {weights} ({self.isa}, {where}), {size}"
+        sparse = f", block-sparse {100 * self.zero_blocks:.0f} %" if self.zero_blocks > 0 else ""
+        weights = f"{self.weight_format}{sparse} ({self.isa}, {where})"
+        return f"native decode, {weights}, {self.nbytes / 1e6:.1f} MB of weights"
 
     @property
     def zero_blocks(self) -> float:
@@ -204,12 +198,12 @@ class Decoder:
     def _pack(self, w: Weight, *, is_gates: bool) -> Any:
         """Returns the native DecodeMatrix of a matrix."""
         if self.weight_format != "int4":
-            sparse = block_sparse(w, self.weight_format, MIN_ZERO_SHARE, is_gates=is_gates)
+            sparse = block_sparse(w, self.weight_format, is_gates=is_gates)
             if sparse is not None:
                 return self._sparse_matrix(w, sparse, is_gates=is_gates)
         columns, inner = w.shape
-        kernels, is_int8 = self._kernels, self.weight_format == "int8"
-        padded = kernels.padded_columns(columns, is_gates) if is_int8 else 0
+        kernels = self._kernels
+        padded = kernels.padded_columns(columns, is_gates) if self.weight_format == "int8" else 0
         arrays = [
             _empty(kernels.matrix_bytes(columns, inner, is_gates), np.uint8),
             _empty(padded, np.float32),
@@ -244,31 +238,28 @@ class Decoder:
     def _layer(
         self,
         matrices: Mapping[str, Weight],
-        arrays: dict[str, NDArray[np.float32]],
+        arrays: dict[str, NDArray[Any]],
         k: int,
         has_table: bool,
     ) -> Any:
         """Returns the native DecodeLayer of layer `k`."""
-        native, prefix = hardware.native(), f"layers.{k}."
-        recurrent = self._pack(matrices[f"{prefix}weight_hh_l0"], is_gates=True)
+        native = hardware.native()
+        recurrent = self._pack(matrices[f"layers.{k}.weight_hh_l0"], is_gates=True)
         w_in, bias = native.DecodeMatrix(), None
-        norm: list[Any] = [None, None]
         if k > 0 or not has_table:
-            w_in = self._pack(matrices[f"{prefix}weight_ih_l0"], is_gates=True)
+            w_in = self._pack(matrices[f"layers.{k}.weight_ih_l0"], is_gates=True)
             bias = self._by_group(_bias(arrays, k)[None])
-        if self.config.output_norm:
-            norm = [arrays[f"norms.{k}.weight"], arrays[f"norms.{k}.bias"]]
-        kept = (bias, *norm)
+        kept = [bias, *(arrays.get(f"norms.{k}.{name}") for name in ("weight", "bias"))]
         self._arrays += [array for array in kept if array is not None]
         return native.DecodeLayer(w_in, recurrent, *map(_address, kept))
 
     def _table(self, weights: dict[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Embedding times the first layer's input weights, plus its biases."""
+        """Returns the embedding times the first layer's input weights, plus its biases."""
         product = weights["embedding.weight"] @ weights["layers.0.weight_ih_l0"].T
         return self._by_group(product + _bias(weights, 0))
 
     def _by_group(self, gates: NDArray[Any]) -> NDArray[Any]:
-        """Rows of 4H gates as [group][gate][lane], padded with zeros."""
+        """Returns rows of 4H gates as [group][gate][lane], padded with zeros."""
         H, lanes, units = self.config.rnn_size, self._lanes, self._units
         padded = np.zeros((len(gates), 4, units * lanes), gates.dtype)
         padded[:, :, :H] = gates.reshape(-1, 4, H)
@@ -277,7 +268,7 @@ class Decoder:
         return out
 
     def _by_strips(self, values: NDArray[Any], padding: float = 0) -> NDArray[Any]:
-        """Values of the output `(1, V)`, padded to four strips."""
+        """Returns values of the output `(1, V)`, padded to four strips."""
         V, whole = values.size, 4 * self._lanes
         padded = _empty(-(-V // whole) * whole, values.dtype)
         padded[:] = padding
@@ -291,7 +282,7 @@ def float_weights(model: LanguageModel) -> dict[str, NDArray[np.float32]]:
 
 
 def _quantized(w: Weight, weight_format: str) -> Weight:
-    """A matrix in whole numbers; one that is already in the format keeps its own."""
+    """Returns a matrix as codes and scales; one in this format already keeps its own."""
     if w.ndim != 2 or (isinstance(w, QuantizedMatrix) and w.weight_format == weight_format):
         return w
     return quantize(w.dequantized() if isinstance(w, QuantizedMatrix) else w, weight_format)
@@ -372,7 +363,7 @@ def model_hash(weights: Mapping[str, Weight], config: ModelConfig, weight_format
 
 
 def _empty(size: int, dtype: Any) -> NDArray[Any]:
-    """An array that starts at a cache line."""
+    """Returns an array that starts at a cache line."""
     itemsize = np.dtype(dtype).itemsize
     memory = np.empty(size * itemsize + 64, np.uint8)
     first = -memory.ctypes.data % 64
@@ -386,16 +377,16 @@ def _address(array: NDArray[Any] | None) -> int:
 class ThreadTuner:
     """Chooses one thread or `limit`, whichever was faster, and tries the other now and then.
 
-    The threads of NumPy's BLAS spin for 0.1 s after a model was prepared, and threads that have
-    slept take some ms to get a core: a token on two threads takes 10 times as long then. So a
-    change lasts some calls, and more threads that have lost are tried again soon, then less and
-    less often.
+    Just after a model was prepared, NumPy's BLAS threads spin for 0.1 s, and threads that slept take
+    some ms to get a core: a token then takes 10 times as long on two threads. So a choice lasts
+    some calls, and `limit` threads that lost are tried again soon, then less and less often.
     """
 
     TRY_S = 0.01
     FIRST_RETRY_S, RETRY_S = 0.1, 1.0
-    """Age of an estimate from which it is measured again: of more threads at first, then twice as
-    long each time; at most, and of one thread, `RETRY_S` times the other's speed over its own."""
+    """Age at which the estimate of the slower number is measured again. That of `limit` threads
+    starts at `FIRST_RETRY_S` and doubles each time. The limit, and the age for one thread, is
+    `RETRY_S` times the ratio of the two speeds."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -527,15 +518,13 @@ class Stream:
         """Restores the stream to where it stood at `mark`."""
         self.restore(mark)
 
-    def fork(self) -> Stream:
-        """Returns a stream at the same place; settings are the default."""
-        other = self.decoder.stream()
-        other.restore(self.save())
-        return other
-
 
 class BlockSparse(NamedTuple):
-    """The blocks of a matrix, row by row of blocks; the gates of 16 units follow each other."""
+    """A weight matrix without its zero blocks (csrc/cpu/block_sparse.h), for every instruction set.
+
+    A block is 16 hidden units of one gate, or 16 tokens, x 4 inner values. Blocks follow row by row
+    of blocks; the gates of 16 units follow each other.
+    """
 
     lines: NDArray[Any]  # (n, 64) of float32, bf16 bits or int8: each block as the kernels read it
     starts: NDArray[np.int32]  # (rows of blocks + 1,) first line of each, then the end
@@ -543,12 +532,11 @@ class BlockSparse(NamedTuple):
     num_blocks: int  # of the matrix, zeros included
 
 
-def block_sparse(
-    w: NDArray[Any] | QuantizedMatrix, weight_format: str, min_share: float, *, is_gates: bool
-) -> BlockSparse | None:
-    """Returns the blocks of a matrix `(rows, columns)`; None if less than `min_share` are zero."""
+def block_sparse(w: Weight, weight_format: str, *, is_gates: bool) -> BlockSparse | None:
+    """Returns the blocks of a matrix; None if less than `MIN_ZERO_SHARE` of them are zero."""
     values: NDArray[Any] = w.codes if isinstance(w, QuantizedMatrix) else np.asarray(w, np.float32)
-    if not may_be_blocks(values) or np.count_nonzero(values) > (1 - min_share) * values.size:
+    most = 1 - MIN_ZERO_SHARE
+    if not may_be_blocks(values) or np.count_nonzero(values) > most * values.size:
         return None
     if weight_format == "bf16":
         values = _bf16_bits(values)
@@ -557,7 +545,7 @@ def block_sparse(
     if is_gates:
         grid = grid.reshape(4, -1, *grid.shape[1:]).swapaxes(0, 1).reshape(grid.shape)
     is_stored = (grid != 0).any(axis=(2, 3))
-    if is_stored.mean() > 1 - min_share:
+    if is_stored.mean() > most:
         return None
     pair = 4 // grid.itemsize  # inner values that stand side by side
     lines = grid[is_stored].reshape(-1, 16, 4 // pair, pair).swapaxes(1, 2).reshape(-1, 64)
