@@ -286,7 +286,6 @@ def test_a_stream_that_is_being_run_is_left_alone(random_model):
         stream.take_scores,
         stream.save,
         lambda: stream.restore(blob),
-        stream.fork,
         lambda: stream.native.num_waiting,
     )
 

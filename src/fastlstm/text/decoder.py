@@ -377,7 +377,7 @@ def _address(array: NDArray[Any] | None) -> int:
 class ThreadTuner:
     """Chooses one thread or `limit`, whichever was faster, and tries the other now and then.
 
-    Just after a model was prepared, NumPy's BLAS threads spin for 0.1 s, and threads that slept take
+    After a model was prepared, BLAS threads spin for 0.1 s, and threads that have slept take
     some ms to get a core: a token then takes 10 times as long on two threads. So a choice lasts
     some calls, and `limit` threads that lost are tried again soon, then less and less often.
     """
