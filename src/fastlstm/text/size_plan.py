@@ -70,15 +70,11 @@ MIN_BUDGET_S = 10.0
 _SETUP_S = 0.1
 """Of a timing: the model and its first step beside its own time."""
 _MIN_STEPS_PER_EPOCH = 8
-_SIZES = (
-    "preset",
-    "rnn_size",
-    "num_layers",
-    "embed_size",
-    "tie_weights",
-    "output_rank",
-    "residual",
-)
+_SIZES = {
+    *("preset", "rnn_size", "num_layers", "embed_size"),
+    *("tie_weights", "output_rank", "residual"),
+}
+"""Options that fix the size: where one is given, the budget does not choose it."""
 _QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
 """Of the prediction, which a second layer, another batch or another optimizer must have."""
@@ -95,7 +91,6 @@ class SizeCandidate:
     @property
     def name(self) -> str:
         config = self.config
-        assert config.num_layers is not None
         layers = "" if config.num_layers == 1 else f"{config.num_layers} layers of "
         return f"{layers}{config.rnn_size} units, batch {config.batch_size}, {config.optimizer}"
 
@@ -108,7 +103,7 @@ def can_choose_size(
     return (
         stop.budget_s is not None
         and stop.budget_s >= MIN_BUDGET_S
-        and not any(name in chosen for name in _SIZES)
+        and _SIZES.isdisjoint(chosen)
         and config.vocab != "bpe"
         and not config.pipeline
         and config.order == "lanes"
@@ -158,13 +153,12 @@ class SizePlan:
             if not self._fits(1.0):
                 break
             best = _clearly_better(self._try(replace(best.config, **change)), best)
-        others = [c for c in sorted(self._tried, key=lambda c: c.bits) if c is not best][:4]
-        others = [c for c in others if math.isfinite(c.bits)]
+        others = [c for c in self._tried if c is not best and math.isfinite(c.bits)]
+        others = sorted(others, key=lambda c: c.bits)[:4]
         text = "; ".join(f"{c.name} {100 * (c.bits / best.bits - 1):+.1f} %" for c in others)
         precision = f" in {best.config.precision}" if self._device.type == "cuda" else ""
-        rate = f"{best.tokens_per_s:,.0f} tokens/s{precision}"
-        about = f"the budget is best used by {best.name}: {rate}"
-        return best, about + (f"; bits/char predicted of others: {text}" if text else "")
+        why = f"chose {best.name} ({best.tokens_per_s:,.0f} tokens/s{precision})"
+        return best, why + (f"; predicted bits/char of others: {text}" if text else "")
 
     def precision(
         self, best: SizeCandidate, asked: str, first: PrecisionChoice | None = None
@@ -177,17 +171,14 @@ class SizePlan:
             is_of_other = " ms" in first.why and config.rnn_size != self._first
             why = f"{first.why}, with {self._first} units" if is_of_other else first.why
             return replace(first, why=why, step_s=step_s)
-        names = ("rnn_size", "num_layers", "seq_length", "batch_size")
-        rates = {
-            own.precision: tried.tokens_per_s
-            for tried in self._tried
-            if all(getattr(own := tried.config, n) == getattr(config, n) for n in names)
-        }
         why = "as asked"
         if asked == "auto":
-            others = [f"{rate:,.0f} in {n}" for n, rate in rates.items() if n != config.precision]
-            why = f"{best.tokens_per_s:,.0f} tokens/s"
-            why += f", {', '.join(others)}" if others else ""
+            others = [
+                f"{tried.tokens_per_s:,.0f} in {tried.config.precision}"
+                for tried in self._tried
+                if tried is not best and replace(tried.config, precision=config.precision) == config
+            ]
+            why = ", ".join([f"{best.tokens_per_s:,.0f} tokens/s", *others])
         allow_tf32(config.precision)
         return PrecisionChoice(config.precision, why, step_s, self.is_recalled)
 
