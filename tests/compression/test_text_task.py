@@ -37,7 +37,7 @@ def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> 
     return CompressedTextTask(
         config=CONFIG, model=model or build(8, 1), loader=TextLoader(open_batches(CONFIG, IDS)),
         valid_ids=IDS[:300], tokenizer=TOKENIZER, device=torch.device("cpu"), model_files={},
-        publish_weights=lambda weights: None, report_s=1.5, final_test=None,
+        report_s=1.5,
         teaching=teaching, conclude=lambda trainer: {"concluded": True}, num_scored=200,
     )  # fmt: skip
 

@@ -331,10 +331,7 @@ def step_seconds(
         sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
         model = LanguageModel(sizes).to(device)
         loader = TextLoader(open_batches(config, ids))
-        task = TextTask(
-            config=config, model=model, loader=loader, valid_ids=ids[:2], tokenizer=tokenizer,
-            device=device, model_files={}, publish_weights=ignore, report_s=0.0, final_test=None,
-        )  # fmt: skip
+        task = TextTask(config, model, loader, ids[:2], tokenizer, device)
         plan = TrainingPlan(config, StopCriterion.of(config, loader.steps_per_epoch), device)
         return fastest_step_s(Trainer(task, plan, emit=ignore))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,16 +24,19 @@ from fastlstm.text.evaluation import (
     lane_nats,
     num_lanes,
 )
+from fastlstm.text.files import weights_file
 from fastlstm.text.lm import sample_text
 from fastlstm.text.model import LanguageModel, State, reset_state
 from fastlstm.text.plan import open_batches
 from fastlstm.text.quality_law import Length, QualityPrediction
+from fastlstm.text.stored_model import MODEL_FILE
 from fastlstm.training.callbacks import Callback
 from fastlstm.training.precision import autocast
 from fastlstm.training.state import Progress, require_like
 from fastlstm.training.task import Score, Task, Watch
 
 if TYPE_CHECKING:
+    from fastlstm.runs.run_directory import RunDirectory
     from fastlstm.training.trainer import Trainer
 
 _SAMPLE_LENGTH = 200
@@ -82,7 +85,7 @@ class FinalTest:
 
 @dataclass(eq=False)
 class TextTask(Task):
-    """A language model with its text; `publish_weights` writes the run's model.
+    """A language model with its text, which publishes models to `run`, if there is one.
 
     `report_s` of a budget is reserved for the report; `tested` is the result of `final_test`.
     """
@@ -99,10 +102,10 @@ class TextTask(Task):
     valid_ids: Ids
     tokenizer: Tokenizer
     device: torch.device
-    model_files: dict[str, bytes]
-    publish_weights: Callable[[Mapping[str, Tensor]], None]
-    report_s: float
-    final_test: FinalTest | None
+    model_files: dict[str, bytes] = field(default_factory=dict)
+    run: RunDirectory | None = None
+    report_s: float = 0.0
+    final_test: FinalTest | None = None
     tested: Evaluation | None = None
 
     def __post_init__(self) -> None:
@@ -180,7 +183,8 @@ class TextTask(Task):
         return self.model_files
 
     def publish(self, weights: Mapping[str, Tensor], trainer: Trainer) -> None:
-        self.publish_weights(weights)
+        if self.run is not None:
+            self.run.publish({**self.model_files, MODEL_FILE: weights_file(weights)})
 
     def reset_state(self) -> None:
         for tensor in self._state:
