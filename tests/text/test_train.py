@@ -108,9 +108,10 @@ class StopAt:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(text: Path, out: Path, **fields):
+def train(text: Path, out: Path, *observers, **fields):
+    ends = {"steps": 20} if "budget" not in fields else {}
     return fastlstm.train(
-        text, out=out, observers=(), **{**TINY, "steps": 20, "log_every": 1, **fields}
+        text, out=out, observers=observers, **{**TINY, **ends, "log_every": 1, **fields}
     )
 
 
