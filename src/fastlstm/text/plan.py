@@ -12,7 +12,7 @@ from fastlstm.distributed.share import Share
 from fastlstm.errors import DataError, counted
 from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig
-from fastlstm.text.data.lanes import LaneBatches, WindowBatches
+from fastlstm.text.data.lanes import TextBatches
 from fastlstm.text.data.tokenizer import Ids
 from fastlstm.training.evaluations import EVALUATION_SHARE
 from fastlstm.training.precision import PrecisionChoice
@@ -102,17 +102,14 @@ def fit_batch(config: TrainConfig, train_tokens: int) -> tuple[TrainConfig, tupl
     return replace(config, batch_size=batch, seq_length=length, accumulate=accumulate), (note,)
 
 
-def open_batches(
-    config: TrainConfig, ids: Ids, share: Share | None = None
-) -> LaneBatches | WindowBatches:
-    """Returns the batches of the training split in the configured order; of several processes the
-    lanes of this one."""
+def open_batches(config: TrainConfig, ids: Ids, share: Share | None = None) -> TextBatches:
+    """Returns the batches of the training split; of several processes the lanes of this one."""
     assert config.seq_length is not None
     num = config.batch_size * config.accumulate
-    lanes = None if share is None else share.rows(num)
-    if config.order == "windows":
-        return WindowBatches(ids, num, config.seq_length, config.seed, lanes=lanes)
-    return LaneBatches(ids, num, config.seq_length, config.seed, config.lane_reset, lanes=lanes)
+    return TextBatches(
+        ids, num, config.seq_length, config.seed, config.order, config.lane_reset,
+        None if share is None else share.rows(num),
+    )  # fmt: skip
 
 
 def resolve(
