@@ -308,7 +308,7 @@ class _Job:
     def find_unchanged(self) -> TextDataset | None:
         """Returns the entry of the same files, if `stat` shows them unchanged."""
         signature = self.work.source.signature()
-        content = self.cache.recall(self._stat_key(signature)) if signature else None
+        content = self.cache.recall(self._key("stat", signature)) if signature else None
         return self._find(content) if isinstance(content, str) else None
 
     def encode(self, directory: Path) -> tuple[TextDataset, bool]:
@@ -326,7 +326,7 @@ class _Job:
         if before and before == source.signature():
             changed_at = max(int(time_ns) for row in before for time_ns in row[3:5])
             if read_at - changed_at >= _RACY_NS:
-                self.cache.remember(self._stat_key(before), scanned.content)
+                self.cache.remember(self._key("stat", before), scanned.content)
         return entry, from_cache
 
     def _encode(self, scanned: Scan, directory: Path) -> TextDataset:
@@ -335,14 +335,15 @@ class _Job:
         with storage_errors(target, "write"):
             target.mkdir()
         count = write_ids(self.work, tokenizer, scanned, target / "ids.bin")
-        key = self._entry_key(scanned.content, tokenizer.fingerprint, bool(unknown))
+        kind = "known ids" if unknown else "ids"
+        key = self._key(kind, scanned.content, tokenizer.fingerprint)
         entry = self.cache.store(
             key, target, tokenizer, count, unknown,
             num_bytes=scanned.num_bytes, num_chars=scanned.num_chars,
             num_replaced=self.work.repairs["replaced"], num_skipped=self.work.repairs["skipped"],
         )  # fmt: skip
         if self.tokenizer is None:
-            self.cache.remember(self._choice_key(scanned.content), tokenizer.fingerprint)
+            self.cache.remember(self._vocab_key(scanned.content), tokenizer.fingerprint)
         if self.work.on_progress is not None:
             total = self.work.source.total_bytes
             self.work.on_progress(scanned.num_bytes if total is None else total, total)
@@ -371,29 +372,22 @@ class _Job:
 
     def _find(self, content: str) -> TextDataset | None:
         if self.tokenizer is None:
-            fingerprint = self.cache.recall(self._choice_key(content))
+            fingerprint = self.cache.recall(self._vocab_key(content))
         else:
             fingerprint = self.tokenizer.fingerprint
         if not isinstance(fingerprint, str):
             return None
-        entry = self.cache.find(self._entry_key(content, fingerprint))
+        entry = self.cache.find(self._key("ids", content, fingerprint))
         if entry is None and self.unknown == "count":
-            entry = self.cache.find(self._entry_key(content, fingerprint, True))
+            entry = self.cache.find(self._key("known ids", content, fingerprint))
         return entry
 
-    def _stat_key(self, signature: list[list[str | int]]) -> str:
-        return make_key("stat", signature, self._rules())
-
-    def _choice_key(self, content: str) -> str:
+    def _vocab_key(self, content: str) -> str:
         learned = (self.vocab_size, self.train_share) if self.kind == "bpe" else None
-        return make_key("vocab", content, self._rules(), self.kind, learned)
+        return self._key("vocab", content, self.kind, learned)
 
-    def _entry_key(self, content: str, fingerprint: str, is_part: bool = False) -> str:
-        kind = "known ids" if is_part else "ids"
-        return make_key(kind, content, self._rules(), fingerprint)
-
-    def _rules(self) -> dict[str, Any]:
-        return asdict(self.work.rules)
+    def _key(self, name: str, of: Any, *more: Any) -> str:
+        return make_key(name, of, asdict(self.work.rules), *more)
 
 
 def _spool(work: Pass, directory: Path) -> InputText:

@@ -200,12 +200,10 @@ class KnownCharacters(CharTokenizer):
     """A `CharTokenizer` that skips unknown characters."""
 
     def encode(self, text: str) -> Ids:
-        """Returns the ids of the known characters of `text`."""
         points = code_points(text)
         return self._table[points[self._known[points]]]
 
     def encode_utf8(self, data: bytes) -> Ids:
-        """Returns the ids of the known characters of UTF-8 text."""
         return self.encode(data.decode("utf-8"))
 
 
@@ -216,10 +214,10 @@ def shown_characters(characters: Sequence[tuple[str, int]]) -> str:
 
 def describe_unseen(characters: list[tuple[str, int]]) -> str:
     """Returns the message for unknown characters, as (character, position) pairs."""
-    listed = ", ".join(f"{char!r} at {position}" for char, position in characters[:10])
     more = f" and {len(characters) - 10} more" if len(characters) > 10 else ""
     return (
-        f"characters that are not in the vocabulary: {listed}{more}; remove them, or train with"
+        f"characters that are not in the vocabulary: {shown_characters(characters[:10])}{more};"
+        " remove them, or train with"
         " `vocab='byte'` or bpe, which encode any text"
     )
 
@@ -245,14 +243,10 @@ def load_tokenizer(data: bytes, origin: str = "tokenizer.json") -> Tokenizer:
     if not isinstance(record, dict) or record.get("format") != "fastlstm-tokenizer":
         raise CorruptFileError(f"{origin} is not a fastlstm tokenizer (no such format field)")
     version = record.get("format_version")
-    if type(version) is int and version > FORMAT_VERSION:
-        raise FormatError(
-            f"{origin} has format version {version!s:.60}, this fastlstm reads up to"
-            f" {FORMAT_VERSION}; update fastlstm"
-        )
     if type(version) is not int or version != FORMAT_VERSION:
-        raise CorruptFileError(
-            f"{origin}: format_version is {version!r:.60}, expected {FORMAT_VERSION}"
+        raise FormatError(
+            f"{origin} has format version {version!r:.60}, this fastlstm reads {FORMAT_VERSION};"
+            " use the fastlstm that wrote it"
         )
     kind = record.get("kind")
     if kind == "byte":
