@@ -140,7 +140,7 @@ class Decoder:
     ) -> Decoder:
         """Copies a model's weights as they are now, wherever it lives; raises as `make_decoder`.
 
-        A weight that is still what one of `stored` stands for is decoded with its codes and scales.
+        A weight that still equals a matrix of `stored` is decoded with its codes and scales.
         """
         floats = float_weights(model)
         whole = (stored or {}).items()
@@ -175,10 +175,10 @@ class Decoder:
         return Stream(self)
 
     def run(self, streams: Sequence[Stream], steps: int, threads: int | None = None) -> None:
-        """Has every running stream read up to `steps` tokens, and write after the last it was fed.
+        """Advances every running stream by up to `steps` tokens: it reads its prompt, then writes.
 
         A stream's text does not depend on the others, on `steps` or on `threads`. Without
-        `threads`, the recently fastest number is chosen: one, where other work keeps cores busy.
+        `threads`, the number that was fastest lately runs: one, if other work keeps cores busy.
 
         Raises:
             RuntimeError: another call has one of the streams, or it is given twice.
@@ -293,7 +293,7 @@ def _bias(weights: dict[str, NDArray[np.float32]], k: int) -> NDArray[np.float32
 
 
 def default_format(stored_format: str, config: ModelConfig) -> str:
-    """Returns the format in which weights are decoded that a file holds in `stored_format`."""
+    """Returns the default format to decode weights in that are stored in `stored_format`."""
     is_known = stored_format in FORMATS and native_refusal(config) is None
     return stored_format if is_known else "fp32"
 
@@ -497,8 +497,8 @@ class Stream:
         return list(self.native.take())
 
     def take_scores(self) -> tuple[list[float], list[int], list[float]]:
-        """Returns log probabilities of the tokens since the last call, the likeliest tokens,
-        theirs."""
+        """Returns the log probabilities of the tokens since the last call, then the likeliest
+        tokens at their places and the log probabilities of these."""
         log_probs, top_tokens, top_log_probs = self.native.take_scores()
         return log_probs, top_tokens, top_log_probs
 

@@ -81,7 +81,7 @@ class Evaluation:
         seconds: wall clock.
         num_unknown: characters of the text that are not in the vocabulary. They are left out of
             the context and of the figures above.
-        unknown_share: of the characters of the text.
+        unknown_share: `num_unknown` over all characters of the text.
         first_unknown: up to ten of them, with the first position of each.
         bits_per_char_with_unknown: bits per character of the whole text, see `with_unknown`; the
             same as `bits_per_char` where no character is unknown.
@@ -245,10 +245,10 @@ def lane_nats(
     should_stop: Callable[[], bool] | None = None,
     watch: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.float64]:
-    """Returns the nats that some of the lanes of `evaluate` cost, with its defaults.
+    """Returns the nats of some of the lanes of `evaluate`, with its defaults.
 
-    A lane costs the same, to the last bit, whichever others are computed with it. `watch` is called
-    with the tokens scored so far and the tokens of these lanes.
+    A lane's nats do not depend, to the last bit, on the others. `watch` is called with the tokens
+    scored so far and the tokens of these lanes.
     """
     piece = lanes_of(len(ids), num_lanes(len(ids))).part(lanes)
     return _nats_of(model, ids, [piece], CHUNK, should_stop, watch)

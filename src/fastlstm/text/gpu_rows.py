@@ -205,9 +205,9 @@ class GpuStream(Stream):
     Whatever asks for `native` brings the state to the CPU; the next run takes it back.
 
     Attributes:
-        row: of `GpuDecoder.rows`, or None: all lies in the native stream.
+        row: number of its row; None while the native stream holds the state.
         refusal: why the CPU must write the text, or None.
-        unread: tokens that the row has not read; `knows_first`: the first of these was written.
+        unread: tokens that the row has not read; with `knows_first` it wrote the first of them.
         room: tokens that may still be written.
         is_marked: the next run keeps the row as it is before it.
     """
@@ -305,8 +305,8 @@ class GpuStream(Stream):
         return len(self.unread) > (1 if self.knows_first else 0)
 
     def next_given(self, num: int) -> tuple[NDArray[Any], bool, bool]:
-        """Returns up to `num` tokens that the next launch is to be given; whether the first was
-        written before, and whether more remain."""
+        """Returns up to `num` tokens for the next launch, whether the row wrote the first of them,
+        and whether more remain."""
         if not self.has_unread:
             return self.unread[:0], False, False
         knows_first = self.knows_first
@@ -317,7 +317,7 @@ class GpuStream(Stream):
         return given, knows_first, len(self.unread) > last
 
     def add(self, tokens: list[int], status: int) -> None:
-        """Takes what a launch has written, and how it left the row."""
+        """Takes the tokens that a launch wrote, and the row's status after it."""
         if tokens:
             self._written += tokens
             self.room -= len(tokens)
@@ -325,5 +325,5 @@ class GpuStream(Stream):
         self._status = STATUS[status]
 
     def end(self) -> None:
-        """Ends a stream that has read all it is to read."""
+        """Ends a stream that has read all its tokens and may write none."""
         self._status = "length"

@@ -29,7 +29,7 @@ FEWEST_STREAMS = 64
 def device_for(
     device: Device, config: ModelConfig, weight_format: str | None, num_streams: int
 ) -> Literal["cpu", "cuda"]:
-    """Returns where so many texts at a time are written.
+    """Returns the device that writes so many texts at a time.
 
     Warns:
         UserWarning: a GPU was asked for and cannot write with this model, and why.
@@ -54,7 +54,7 @@ def placed_decoder(
     cpu_format: str,
     num_streams: int,
 ) -> Decoder:
-    """Returns the decoder for so many texts at a time; `cpu_format` is the weights' on a CPU."""
+    """Returns the decoder for so many texts at a time; on a CPU it decodes in `cpu_format`."""
     if device_for(device, config, weight_format, num_streams) == "cuda":
         decoder = gpu_decoder(weights, config, weight_format, is_required=device == "cuda")
         if decoder is not None:

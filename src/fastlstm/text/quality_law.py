@@ -29,17 +29,17 @@ _LAYERS = (1.0, 1.6086, 1.9009)
 """How many units of a model with one layer a unit is worth, with one, two and three layers."""
 MOST_LAYERS = len(_LAYERS)
 OPTIMIZERS: Final = {"muon": (1.0, 1.0), "adamw": (1.0457, 2.234)}
-"""Of each optimizer at its default rate: factor of the bits per character, and steps of Muon that a
-step of it is worth. AdamW needs fewer steps and ends higher (16 of the runs). Of those not listed
-nothing is known."""
+"""By optimizer, at its default rate: factor on the bits per character, and how many steps of Muon
+one step is worth. AdamW needs fewer steps and ends higher (16 of the runs). Others were not
+measured."""
 
 _SD_NEAR = 0.012
 """Standard deviation of the logarithm of a prediction at the length that was measured."""
 _SD_PER_DECADE = 0.022
-"""What is added to it, in quadrature, for ten times the characters."""
+"""Standard deviation that is added in quadrature for ten times the characters."""
 _Z90 = 1.645
 FEWEST_STEPS = 120
-"""Of the run that is measured; from fewer the law errs by 4 % (benchmarks/log)."""
+"""Least steps of the measured run; from fewer the law errs by 4 % (benchmarks/log)."""
 _LONGEST = 1e4
 """Times the characters measured: `seconds_to` looks no further."""
 

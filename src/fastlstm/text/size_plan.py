@@ -57,18 +57,18 @@ EMBED_SIZES = {96: 64, 128: 64, 192: 64, 256: 128, 384: 128, 512: 128, 768: 256,
 FIRST_SIZE = 256
 _GPU_SIZES, _FIRST_GPU_SIZE = (128, 256, 512, 1024), 512
 _BATCHES = {"cpu": (64, 16), "cuda": (64, 128, 256)}
-"""Tried beside the default."""
+"""Batch sizes that are tried beside the default."""
 _MIN_STEPS_OF_SMALL = 900
 """Below it a batch under the default loses at the default learning rate (benchmarks/log)."""
 PLANNING_SHARE = 0.05
-"""Of the budget; the search ends when the next timing may not fit."""
+"""Share of the budget; the search ends when the next timing may not fit."""
 _GPU_PLANNING_S = 1.2
-"""At most, after the first timing, which loads libraries and compiles kernels."""
+"""Limit on a GPU, after the first timing, which loads libraries and compiles kernels."""
 _GPU_TIMING_S = 0.4
-"""Of a timing on a GPU, about, while none but the first was made."""
+"""Expected seconds of the second timing on a GPU."""
 MIN_BUDGET_S = 10.0
 _SETUP_S = 0.1
-"""Of a timing: the model and its first step beside its own time."""
+"""Seconds to build a model and take its first step, before it is timed."""
 _MIN_STEPS_PER_EPOCH = 8
 _SIZES = {
     *("preset", "rnn_size", "num_layers", "embed_size"),
@@ -77,7 +77,7 @@ _SIZES = {
 """Options that fix the size: where one is given, the budget does not choose it."""
 _QUIET_SHARE = 0.7
 _CLEAR_GAIN = 0.01
-"""Of the prediction, which a second layer, another batch or another optimizer must have."""
+"""Predicted gain from which a second layer, another batch or another optimizer is chosen."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,7 @@ class SizePlan:
             yield from ({"optimizer": name} for name in OPTIMIZERS if name != config.optimizer)
 
     def _fits(self, growth: float) -> bool:
-        """Returns whether a timing fits into planning, of steps `growth` times as long as the last
-        ones."""
+        """Returns whether planning has time for steps `growth` times as long as the last ones."""
         if self._device.type == "cuda":
             return time.perf_counter() + self._last_timing_s < self._until
         steps_s = growth * self._last_step_s
@@ -387,8 +386,8 @@ def budget_plan(
 def _precision(
     config: TrainConfig, device: torch.device, ids: Ids, tokenizer: Tokenizer
 ) -> PrecisionChoice:
-    """Returns the precision to train in; `auto` times the candidates: passes of the real model on
-    a CPU, whole steps on a GPU, where the host may take longer to start kernels than they run."""
+    """Returns the precision to train in; `auto` times passes of the real model on a CPU and whole
+    steps on a GPU, where starting kernels may take longer than running them."""
     sizes = config.model_config(tokenizer.vocab_size, config.dropout or 0.0)
     shape = (config.seq_length or LONG, config.batch_size)
     about: dict[str, Any] = {"model": sizes.to_dict(), "batch": list(shape)}

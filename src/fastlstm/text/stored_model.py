@@ -150,7 +150,7 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
 
 
 def weights_record(directory: Path) -> FileRecord:
-    """Returns size and SHA-256 of the weights that were read in a directory, `StoredModel.path`."""
+    """Returns size and SHA-256 of the weights file in a directory, `StoredModel.path`."""
     records = read_manifest(directory).files
     return records.get(AVERAGE_FILE, records[MODEL_FILE])
 

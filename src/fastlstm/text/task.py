@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _SAMPLE_LENGTH = 200
 _COUNTED_TOKENS = 65_536
 _TEST_SHARE = 0.1
-"""Of a budget, for scoring a test text, at most."""
+"""Largest share of a budget for scoring a test text."""
 _MIN_TESTED = 1_000
 _DROP, _DROP_SD, _POWER = 0.21, 0.06, 1.5
 _NOISE = 0.01

@@ -125,13 +125,12 @@ def train(
             by default progress is shown on standard output, `()` is silent.
         callbacks: see `fastlstm.Callback`.
         stop: polled; by default the first SIGTERM or Ctrl-C sets it.
-        given: the fields of `config` that were chosen and are no defaults; a resumed run compares
-            them with those it was started with.
+        given: names of the fields of `config` that the caller set; a resumed run compares them
+            with its first start.
         began: `time.perf_counter()` from which a budget counts; default now.
         as_text: train on the characters of a table; else a table is refused.
-        start: a run, such as an imported one, to train on: its sizes, vocabulary and weights are
-            those that this run starts with, and settings that contradict them are refused. A run
-            that is resumed takes the same one, or none.
+        start: a run, such as an imported one, whose sizes, vocabulary and weights this run starts
+            with; contradicting settings are refused. To resume, give the same run or none.
         **fields: fields of TrainConfig.
 
     Returns:
@@ -188,7 +187,7 @@ class TextSession(RunSession):
     tokenizer: Tokenizer | None = None
     unknown: UnknownPolicy = "refuse"
     chosen: Collection[str] | None = None
-    """Names of the options that were given; with None a budget does not choose the others."""
+    """Names of the given options; with None a budget chooses no size."""
     place = Path()
     _first_model: LanguageModel | None = None
     _started_with: dict[str, str] | None = None
