@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from decoding import started
 from fastlstm.cli.main import main
 from fastlstm.compression.text import compressed_files
 from fastlstm.errors import CorruptFileError, FormatError
@@ -22,7 +23,6 @@ from fastlstm.text.files import save_language_model
 from fastlstm.text.lm import LM
 from fastlstm.text.loading import load_decoder
 from fastlstm.text.model import LanguageModel
-from fastlstm.text.sampling import Sampling
 from fastlstm.text.stored_model import load_stored_model
 from fastlstm.text.weight_report import score_tokens
 
@@ -66,10 +66,7 @@ def publish(
 
 
 def text_of(decoder: Decoder) -> tuple[list[int], bytes]:
-    stream = decoder.stream()
-    stream.set(Sampling(seed=3))
-    stream.feed([1, 2, 3])
-    stream.begin(60)
+    stream = started(decoder, [1, 2, 3], 60, seed=3)
     while stream.is_running:
         decoder.run([stream], 7)
     return stream.take(), stream.save()

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decoding import started
 from fastlstm.runs.weight_formats import block_grid, decode_weights, encode_weights, rounded
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.decoder import Decoder, block_sparse
-from fastlstm.text.sampling import Sampling
 from fastlstm.text.stored_model import parameter_shapes
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
@@ -75,14 +75,8 @@ def both(monkeypatch):
 
 
 def streams_of(decoder, count):
-    streams = []
-    for k in range(count):
-        stream = decoder.stream()
-        stream.set(Sampling(0.7, seed=k), num_top=3, scores_given=True)
-        stream.feed([k % 5, 2, 3])
-        stream.begin(12)
-        streams.append(stream)
-    return streams
+    settings = {"num_top": 3, "scores_given": True, "temperature": 0.7}
+    return [started(decoder, [k % 5, 2, 3], 12, seed=k, **settings) for k in range(count)]
 
 
 def texts(decoder, count, threads=1, steps=100):
@@ -139,10 +133,7 @@ def test_probabilities_are_those_of_the_weights(both, isa, weight_format, sparsi
     weights = pruned(config, sparsity)
     _, decoder = both(weights, config, weight_format)
     tokens = np.random.default_rng(0).integers(37, size=30).tolist()
-    stream = decoder.stream()
-    stream.set(Sampling(0.0), num_top=0, scores_given=True)
-    stream.feed(tokens)
-    stream.begin(1)
+    stream = started(decoder, tokens, 1, num_top=0, scores_given=True, temperature=0.0)
     while stream.is_running:
         decoder.run([stream], 7, 2)
     stored = rounded(weights, "int8") if weight_format == "int8" else weights
@@ -177,9 +168,7 @@ def test_an_embedding_that_is_not_finite_ends_its_stream(both, monkeypatch, weig
     weights["layers.0.weight_ih_l0"][:] = 0
     weights["embedding.weight"][3, 2] = value
     _, decoder = both(weights, config, weight_format)
-    stream = decoder.stream()
-    stream.feed([1, 3])
-    stream.begin(1)
+    stream = started(decoder, [1, 3], 1)
     decoder.run([stream], 100)
     assert stream.status == "not finite"
 
@@ -191,9 +180,7 @@ def test_a_weight_that_is_nan_is_met(both):
         weights[name][3, 5] = np.nan
         for weight_format in FORMATS:
             _, decoder = both(weights, config, weight_format)
-            stream = decoder.stream()
-            stream.feed([0, 1])
-            stream.begin(5)
+            stream = started(decoder, [0, 1], 5)
             decoder.run([stream], 100)
             assert stream.status == "not finite"
 

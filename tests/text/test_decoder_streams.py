@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from decoding import started
 from fastlstm.text.decoder import FORMATS, Decoder
 from fastlstm.text.sampling import Sampling
 
 
 def wrote(decoder, num=5):
     """A stream that has read three tokens and written some."""
-    stream = decoder.stream()
-    stream.set(Sampling(1.0, repetition_penalty=1.3, frequency_penalty=0.2, seed=1))
-    stream.feed([1, 2, 3])
-    stream.begin(num)
+    settings = {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "seed": 1}
+    stream = started(decoder, [1, 2, 3], num, **settings)
     decoder.run([stream], 1000)
     return stream
 
@@ -133,10 +132,7 @@ def test_forged_states_are_refused_or_written_on_from(random_model):
     ("recent", 64, "<i", 20), ("given", 448, "<i", 20), ("given", 448, "<i", -1),
 ])  # fmt: skip
 def test_no_field_of_a_state_is_trusted(random_model, name, at, code, value):
-    stream = Decoder.of(random_model()).stream()
-    stream.set(Sampling(1.0, seed=1))
-    stream.feed([1, 2, 3])
-    stream.begin(100)
+    stream = started(Decoder.of(random_model()), [1, 2, 3], 100, temperature=1.0, seed=1)
     stream.decoder.run([stream], 1000)
     blob = bytearray(stream.save())
     struct.pack_into(code, blob, at, value)
@@ -266,10 +262,7 @@ def test_a_stop_may_not_begin_in_the_prompt(random_model):
     decoder = Decoder.of(random_model())
 
     def written(stops):
-        stream = decoder.stream()
-        stream.set(Sampling(seed=3), stops=stops)
-        stream.feed([4, 5])
-        stream.begin(30)
+        stream = started(decoder, [4, 5], 30, stops=stops, seed=3)
         decoder.run([stream], 100)
         return stream.take(), stream.status
 
