@@ -271,8 +271,7 @@ class GpuDecoder(Decoder):
         blobs = [stream.leave_home() for stream in new]
         for stream, number in zip(new, free, strict=True):
             stream.row, self._streams[number] = number, stream
-        rows.load(free, blobs, [stream.settings for stream in new])
-        rows.set_rooms(free, [stream.room for stream in new])
+        rows.load(free, blobs, new)
         return rows
 
     def _rows_for(self, num: int) -> Rows:

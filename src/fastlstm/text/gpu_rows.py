@@ -109,8 +109,10 @@ class Rows:
         for kept, tensor in zip(self._before, self._memory(), strict=True):
             kept.index_copy_(0, at, tensor.index_select(0, at))
 
-    def load(self, rows: Sequence[int], blobs: Sequence[bytes], settings: Sequence[Any]) -> None:
-        """Sets rows to what `Stream.save` returned, and to settings of the kernels."""
+    def load(
+        self, rows: Sequence[int], blobs: Sequence[bytes], streams: Sequence[GpuStream]
+    ) -> None:
+        """Sets rows to what `Stream.save` returned for streams, with their settings and rooms."""
         L, H, V = self.config.num_layers, self.config.rnn_size, self.config.vocab_size
         heads = np.stack([np.frombuffer(blob, HEADER, 1)[0] for blob in blobs])
         start = HEADER.itemsize
@@ -119,12 +121,13 @@ class Rows:
         fields = np.zeros((len(rows), len(FIELDS)), np.int64)
         counts, biases = np.zeros((len(rows), V), np.int32), np.zeros((len(rows), V), np.float32)
         stops = np.zeros((len(rows), MAX_STOPS, 1 + PENALTY_WINDOW), np.int32)
+        settings = [stream.settings for stream in streams]
         for k, (blob, head, chosen) in enumerate(zip(blobs, heads, settings, strict=True)):
             newest = head["recent"][(head["num_recent"] - 1) % PENALTY_WINDOW]
             memory = [head[name] for name in ("num_drawn", "num_recent", "num_written")]
             fields[k] = [
-                np.uint64(chosen.seed).astype(np.int64), *memory, 0, newest, chosen.top_k,
-                len(chosen.stops), head["has_counts"], len(chosen.biases) > 0,
+                np.uint64(chosen.seed).astype(np.int64), *memory, streams[k].room, newest,
+                chosen.top_k, len(chosen.stops), head["has_counts"], len(chosen.biases) > 0,
             ]  # fmt: skip
             if head["has_counts"]:
                 counts[k] = np.frombuffer(blob[-2 * V :], np.uint16)
@@ -141,10 +144,6 @@ class Rows:
         for k in range(L):
             self._set(rows, self.operands[k][:, -H:], states[:, k, 0])
             self._set(rows, self.cells[k], states[:, k, 1])
-
-    def set_rooms(self, rows: Sequence[int], rooms: Sequence[int]) -> None:
-        """Sets how many tokens rows may write."""
-        self._set(rows, self.fields[:, FIELDS.index("room")], np.array(rooms, np.int64))
 
     def blobs(
         self,

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 
     from fastlstm.text.config import ModelConfig
 
-FORGET_BIAS = 1.0
 EMBEDDING_SHARE = 1 / 3
 """Dropout on embeddings over dropout elsewhere: a lost character costs more than a lost feature."""
-
-_MAX_VOCABULARY_BYTES = 512 << 20
 
 State = tuple[torch.Tensor, torch.Tensor]
 """`(h, c)`, each `(L, B, H)` float32."""
@@ -53,9 +50,8 @@ class LanguageModel(nn.Module):
     Parameters: `embedding.weight` `(V, E)`; `layers.<k>.weight_ih_l0`, `weight_hh_l0`,
     `bias_ih_l0`, `bias_hh_l0` and what options of the cell add (`fastlstm.LSTM`);
     `norms.<k>.weight`, `.bias` with output norm; `projection.weight` `(R, H)` with an output rank;
-    `output.weight` `(V, F)` (absent when tied: the embedding serves), where F is R or H;
-    `output.bias` `(V,)`. Built with torch's random initialisation;
-    `initialize` gives the one that trains well.
+    `output.weight` `(V, F)`, where F is R or H (tied: the embedding serves); `output.bias` `(V,)`.
+    Built with torch's random weights; `initialize` draws the ones that train well.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -258,7 +254,7 @@ def _initialize_layer(layer: LSTM, generator: torch.Generator) -> None:
             drawn = torch.empty(H, weight.shape[1])
             weight[start : start + H].copy_(fill(drawn, generator=generator))
     layer.bias_ih_l0.zero_()
-    layer.bias_ih_l0[H : 2 * H] = FORGET_BIAS
+    layer.bias_ih_l0[H : 2 * H] = 1.0  # the forget gate
     layer.bias_hh_l0.zero_()
     layer.reset_norms()
 
