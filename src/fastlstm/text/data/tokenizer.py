@@ -217,8 +217,7 @@ def describe_unseen(characters: list[tuple[str, int]]) -> str:
     more = f" and {len(characters) - 10} more" if len(characters) > 10 else ""
     return (
         f"characters that are not in the vocabulary: {shown_characters(characters[:10])}{more};"
-        " remove them, or train with"
-        " `vocab='byte'` or bpe, which encode any text"
+        " remove them, or train with `vocab='byte'` or bpe, which encode any text"
     )
 
 
