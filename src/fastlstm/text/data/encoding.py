@@ -26,9 +26,14 @@ from fastlstm.text.data.blocks import (
     find_invalid_byte,
     open_document,
 )
-from fastlstm.text.data.bpe import TRAINING_BYTES, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import InputText
-from fastlstm.text.data.tokenizer import Tokenizer, code_points
+from fastlstm.text.data.tokenizer import (
+    TRAINING_BYTES,
+    BpeTokenizer,
+    Tokenizer,
+    code_points,
+    train_bpe,
+)
 
 Result = TypeVar("Result")
 _NUM_CODE_POINTS = 0x110000

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import CorruptFileError, MissingExtraError
 from fastlstm.text.data.blocks import BlockReader, TextRules
-from fastlstm.text.data.bpe import BYTE_SYMBOLS, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import Document
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.data.tokenizer import load_tokenizer
+from fastlstm.text.data.tokenizer import BYTE_SYMBOLS, BpeTokenizer, load_tokenizer, train_bpe
 
 pytest.importorskip("tokenizers")
 
