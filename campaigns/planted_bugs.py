@@ -31,7 +31,7 @@ TESTS = [
     "tests/nn/test_lstm_lengths.py",
 ]
 TESTS_OF_DECODING = [
-    *("tests/text/test_decoder.py", "tests/text/test_decode_stream.py"),
+    *("tests/text/test_decoder.py", "tests/text/test_decoder_streams.py"),
     "tests/text/test_sampling.py",
 ]
 TESTS_OF_SERIES = [

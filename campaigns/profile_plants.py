@@ -36,7 +36,7 @@ Plant = tuple[str, tuple[str, ...], list[str], Callable[[], Any] | None]
 def slow_loader() -> None:
     """Every batch takes 40 ms longer, after it was made."""
     from fastlstm.forecast.data.window_loader import WindowLoader
-    from fastlstm.text.data.loader import TextLoader
+    from fastlstm.text.data.lanes import TextLoader
 
     def slowed(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def next_batch(self: Any) -> Any:

@@ -24,8 +24,7 @@ from fastlstm.errors import DataError
 from fastlstm.text.config import ModelConfig
 from fastlstm.text.data.tokenizer import CharTokenizer
 from fastlstm.text.files import build_model
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.model import LanguageModel, initialize
 
 TOKENIZER = CharTokenizer("\n abcdefghijklmnopqr")
 CONFIG = ModelConfig(vocab_size=20, embed_size=16, rnn_size=32)

@@ -13,10 +13,9 @@ from torch import Tensor
 from fastlstm.compression import text_training
 from fastlstm.compression.text_training import MEASURING_S, CompressedTextTask, Teaching
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.text.data.tokenizer import CharTokenizer
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.plan import open_batches
 from fastlstm.training.task import even_parts
 
@@ -38,7 +37,7 @@ def make_task(teaching: Teaching | None, model: LanguageModel | None = None) -> 
     return CompressedTextTask(
         config=CONFIG, model=model or build(8, 1), loader=TextLoader(open_batches(CONFIG, IDS)),
         valid_ids=IDS[:300], tokenizer=TOKENIZER, device=torch.device("cpu"), model_files={},
-        publish_weights=lambda weights: None, report_s=1.5, final_test=None,
+        report_s=1.5,
         teaching=teaching, conclude=lambda trainer: {"concluded": True}, num_scored=200,
     )  # fmt: skip
 

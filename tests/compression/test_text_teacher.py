@@ -22,9 +22,8 @@ from fastlstm.compression.text_training import (
 )
 from fastlstm.errors import Stopped
 from fastlstm.text.config import ModelConfig, TrainConfig
-from fastlstm.text.data.loader import TextLoader
-from fastlstm.text.initialization import initialize
-from fastlstm.text.model import LanguageModel
+from fastlstm.text.data.lanes import TextLoader
+from fastlstm.text.model import LanguageModel, initialize
 from fastlstm.text.plan import open_batches
 from fastlstm.training.task import even_parts
 

@@ -13,7 +13,7 @@ from fastlstm.cli.main import main
 from fastlstm.cli.predict import rows
 from fastlstm.errors import Stopped, UsageError
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_prediction import Length, QualityPrediction
+from fastlstm.text.quality_law import Length, QualityPrediction
 from fastlstm.tuning import planned_run, predict
 from fastlstm.tuning.planned_run import end_of_run, plan_run
 from fastlstm.tuning.predict import predict_run

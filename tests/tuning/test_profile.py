@@ -27,7 +27,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.train import train_forecaster
 from fastlstm.system import hardware
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import TextLoader
 from fastlstm.training.signals import StopFlag
 from fastlstm.tuning import op_times, profile
 from fastlstm.tuning.op_times import _by_name, _write_trace, check_trace

@@ -12,13 +12,12 @@ from fastlstm.errors import EXIT_OK, UsageError, counted
 from fastlstm.report.lines import labelled
 from fastlstm.report.terminal import clock, short_count
 from fastlstm.system.fields import parse_duration
-from fastlstm.text.quality_law import MOST_LAYERS
-from fastlstm.text.quality_prediction import FEWEST_STEPS
+from fastlstm.text.quality_law import FEWEST_STEPS, MOST_LAYERS
 from fastlstm.training.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from fastlstm.report.lines import Row
-    from fastlstm.text.quality_prediction import PredictedBits
+    from fastlstm.text.quality_law import PredictedBits
     from fastlstm.tuning.predict import PredictedLoss, Prediction, TablePrediction
 
 _MEASURE = "{}; default is a tenth of the budget,\n5s to 2m"

@@ -30,8 +30,7 @@ from fastlstm.runs.events import Event
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import built
 from fastlstm.text.config import PARTS, ModelConfig, TrainConfig
-from fastlstm.text.data.lanes import Batch
-from fastlstm.text.data.loader import TextLoader
+from fastlstm.text.data.lanes import Batch, TextLoader
 from fastlstm.text.data.sources import open_source
 from fastlstm.text.data.text import UnknownPolicy
 from fastlstm.text.held_out import RunText

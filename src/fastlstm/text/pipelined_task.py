@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -53,11 +53,8 @@ class PipelinedTextTask(TextTask):
 
     def passes(self, batch: Batch, trainer: Trainer) -> float:
         """Leaves the gradient of the mean loss in the parameters; returns the mean loss."""
-        started, world, begin = (
-            time.perf_counter(),
-            self.world,
-            reset_state(self._state, batch.reset),
-        )
+        started, world = time.perf_counter(), self.world
+        begin = reset_state(self._state, batch.reset)
         draw_anew(trainer)
         parts, works, waited_s, loss = [], [], 0.0, 0.0
         with world.naming():
@@ -168,13 +165,6 @@ def layers_of(config: ModelConfig, num_stages: int) -> list[range]:
     """Returns the layers of each process, nearly equal numbers."""
     layers = range(config.num_layers)
     return [layers[Share(rank, num_stages).rows(config.num_layers)] for rank in range(num_stages)]
-
-
-def text_task(world: World, config: TrainConfig, **parts: Any) -> TextTask:
-    """Returns what a process trains; `parts` are the other fields of `TextTask`."""
-    if config.pipeline and world.size > 1:
-        return PipelinedTextTask(config=config, world=world, **parts)
-    return TextTask(config=config, **parts)
 
 
 def check_pipeline(

@@ -7,7 +7,6 @@ them, and parsed from the same bytes.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,13 @@ from fastlstm.errors import (
     NonFiniteError,
     RunDirectoryError,
     counted,
-    nearest_hint,
 )
 from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST, FileRecord, read_manifest
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
 from fastlstm.runs.weight_formats import QuantizedMatrix, decode_weights
-from fastlstm.system.fields import BELOW_1, check_values
+from fastlstm.system.fields import BELOW_1, built, check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, require_format
 
@@ -149,7 +147,7 @@ def _assemble(directory: Path, files: dict[str, bytes], note: str | None) -> Sto
 
 
 def weights_record(directory: Path) -> FileRecord:
-    """Returns size and SHA-256 of the weights that were read in a directory, `StoredModel.path`."""
+    """Returns size and SHA-256 of the weights file in a directory, `StoredModel.path`."""
     records = read_manifest(directory).files
     return records.get(AVERAGE_FILE, records[MODEL_FILE])
 
@@ -200,18 +198,11 @@ def parse_config(data: bytes, origin: Path) -> tuple[dict[str, Any], ModelConfig
 
 
 def _model_config(values: dict[str, Any], origin: Path) -> ModelConfig:
-    fields = {field.name for field in dataclasses.fields(ModelConfig)}
-    unknown = next((name for name in values if name not in fields), None)
-    if unknown is not None:
-        raise FormatError(
-            f"{origin}: unknown key 'model.{unknown}'{nearest_hint(unknown, fields)}; a newer"
-            " fastlstm may have written it"
-        )
     try:
-        config = ModelConfig(**values)
+        config = built(ModelConfig, values, "model")
         check_values(config, MODEL_BOUNDS)
     except TypeError as error:
         raise FormatError(f"{origin}: 'model' is incomplete ({error})") from None
     except ConfigError as error:
-        raise FormatError(f"{origin}: model: {error!s:.200}") from None
+        raise FormatError(f"{origin}: {error!s:.200}") from None
     return config

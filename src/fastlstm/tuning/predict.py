@@ -1,6 +1,6 @@
 """`fastlstm predict`: the result of a training run, from short runs of the same model.
 
-A text needs one short run and the law of quality (`text/quality_prediction.py`). A table needs two:
+A text needs one short run and the law of quality (`text/quality_law.py`). A table needs two:
 doubling the length of a complete run gains a fixed share of the gain of the doubling before. Two
 complete runs, one twice as long as the other, measure that gain. If the longer run is no better,
 even longer runs will not be: a small table is learned within a hundred steps. The share and the
@@ -22,7 +22,7 @@ from fastlstm.forecast.config import ForecastConfig
 from fastlstm.forecast.task import ForecastTask
 from fastlstm.report.terminal import clock
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_prediction import FEWEST_STEPS, Length, QualityPrediction
+from fastlstm.text.quality_law import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.training.evaluations import SPREAD_SHARE
@@ -32,7 +32,7 @@ from fastlstm.tuning.table_job import TableJob
 
 if TYPE_CHECKING:
     from fastlstm.runs.events import Event
-    from fastlstm.text.quality_prediction import PredictedBits
+    from fastlstm.text.quality_law import PredictedBits
     from fastlstm.text.train import Source
     from fastlstm.training.trainer import Trainer
 

@@ -14,8 +14,13 @@ import torch
 from fastlstm.forecast.plan import LEARNING_RATES
 from fastlstm.system import environment, hardware
 from fastlstm.system.machine_usage import MachineUsage
-from fastlstm.text.quality_law import MOST_LAYERS, OPTIMIZERS, relative_bits
-from fastlstm.text.quality_prediction import Length, QualityPrediction
+from fastlstm.text.quality_law import (
+    MOST_LAYERS,
+    OPTIMIZERS,
+    Length,
+    QualityPrediction,
+    relative_bits,
+)
 from fastlstm.text.task import TextTask
 from fastlstm.training.events import PhaseTimes
 from fastlstm.training.optimizer import DEFAULT_LEARNING_RATE

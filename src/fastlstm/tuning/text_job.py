@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.text.config import TrainConfig
-from fastlstm.text.quality_law import OPTIMIZERS
-from fastlstm.text.quality_prediction import Length
+from fastlstm.text.quality_law import OPTIMIZERS, Length
 from fastlstm.text.size_plan import EMBED_SIZES, expected_bits, step_seconds
 from fastlstm.text.task import TextTask
 from fastlstm.text.train import train

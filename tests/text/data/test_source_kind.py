@@ -89,6 +89,6 @@ def test_what_many_files_are_is_looked_up_once_each(monkeypatch: pytest.MonkeyPa
             return super().__hash__()
 
     paths = [Counted(f"{n}.csv") for n in range(500)]
-    monkeypatch.setattr(source_kind, "_walk", lambda path: paths)
+    monkeypatch.setattr(source_kind, "walk", lambda path: paths)
     assert files_of("tables") == (paths, [])
     assert len(hashed) <= len(paths)

@@ -21,7 +21,7 @@ from fastlstm.serve.text.requests import CompletionRequest, completion_decoder, 
 from fastlstm.serve.text.scheduler import Advanced, Scheduler
 from fastlstm.text.loading import InferenceModel
 from fastlstm.text.sampling import MAX_SEED
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 from fastlstm.text.writing import prompt_ids, token_stops
 
 Result = TypeVar("Result")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fastlstm.system.object_store import is_url
-from fastlstm.text.data.sources import BUILT_IN, TEXT_SUFFIXES, text_suffix
+from fastlstm.text.data.sources import BUILT_IN, TEXT_SUFFIXES, text_suffix, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _BINARY_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".npy")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".zst"))
@@ -55,7 +55,7 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
     elif os.path.isdir(path):
         files = [
             p
-            for p in islice(_walk(path), _MAX_FILES)
+            for p in islice(walk(path), _MAX_FILES)
             if _is_binary(p) or text_suffix(p) in TEXT_SUFFIXES
         ]
     elif os.path.exists(path) or _is_binary(path):
@@ -68,12 +68,6 @@ def files_of(source: str) -> tuple[list[Path], list[Path]]:
     for file in files:
         (tables if _is_table(file) else texts).append(file)
     return tables, texts
-
-
-def _walk(directory: Path) -> Iterator[Path]:
-    for folder, names, files in os.walk(directory):
-        names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
 
 
 def _is_table(path: Path) -> bool:

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from fastlstm.errors import CorruptFileError, MissingExtraError
 from fastlstm.text.data.blocks import BlockReader, TextRules
-from fastlstm.text.data.bpe import BYTE_SYMBOLS, BpeTokenizer, train_bpe
 from fastlstm.text.data.sources import Document
 from fastlstm.text.data.text import prepare_text
-from fastlstm.text.data.tokenizer import load_tokenizer
+from fastlstm.text.data.tokenizer import BYTE_SYMBOLS, BpeTokenizer, load_tokenizer, train_bpe
 
 pytest.importorskip("tokenizers")
 
@@ -144,7 +143,8 @@ def test_every_way_to_read_a_text_gives_its_ids(
     with path.open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         source = "-" if kind == "stdin" else path
-        prepared = prepare_text(source, tokenizer=tokenizer, cache_dir=tmp_path, block_bytes=64)
+        monkeypatch.setattr("fastlstm.text.data.text.BLOCK_BYTES", 64)
+        prepared = prepare_text(source, tokenizer=tokenizer, cache_dir=tmp_path)
     assert prepared.ids.tolist() == tokenizer._engine.encode(text.replace("\r\n", "\n")).ids
 
 

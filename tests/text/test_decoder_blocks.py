@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decoding import started
 from fastlstm.runs.weight_formats import block_grid, decode_weights, encode_weights, rounded
 from fastlstm.system import environment, hardware
 from fastlstm.text import decoder as decoder_module
-from fastlstm.text.block_sparse import block_sparse
 from fastlstm.text.config import ModelConfig
-from fastlstm.text.decoder import Decoder
-from fastlstm.text.sampling import Sampling
+from fastlstm.text.decoder import Decoder, block_sparse
 from fastlstm.text.stored_model import parameter_shapes
 
 ISAS = environment.ISA_NAMES[: environment.ISA_NAMES.index(hardware.cpu().isa) + 1]
@@ -76,14 +75,8 @@ def both(monkeypatch):
 
 
 def streams_of(decoder, count):
-    streams = []
-    for k in range(count):
-        stream = decoder.stream()
-        stream.set(Sampling(0.7, seed=k), num_top=3, scores_given=True)
-        stream.feed([k % 5, 2, 3])
-        stream.begin(12)
-        streams.append(stream)
-    return streams
+    settings = {"num_top": 3, "scores_given": True, "temperature": 0.7}
+    return [started(decoder, [k % 5, 2, 3], 12, seed=k, **settings) for k in range(count)]
 
 
 def texts(decoder, count, threads=1, steps=100):
@@ -140,10 +133,7 @@ def test_probabilities_are_those_of_the_weights(both, isa, weight_format, sparsi
     weights = pruned(config, sparsity)
     _, decoder = both(weights, config, weight_format)
     tokens = np.random.default_rng(0).integers(37, size=30).tolist()
-    stream = decoder.stream()
-    stream.set(Sampling(0.0), num_top=0, scores_given=True)
-    stream.feed(tokens)
-    stream.begin(1)
+    stream = started(decoder, tokens, 1, num_top=0, scores_given=True, temperature=0.0)
     while stream.is_running:
         decoder.run([stream], 7, 2)
     stored = rounded(weights, "int8") if weight_format == "int8" else weights
@@ -178,9 +168,7 @@ def test_an_embedding_that_is_not_finite_ends_its_stream(both, monkeypatch, weig
     weights["layers.0.weight_ih_l0"][:] = 0
     weights["embedding.weight"][3, 2] = value
     _, decoder = both(weights, config, weight_format)
-    stream = decoder.stream()
-    stream.feed([1, 3])
-    stream.begin(1)
+    stream = started(decoder, [1, 3], 1)
     decoder.run([stream], 100)
     assert stream.status == "not finite"
 
@@ -192,9 +180,7 @@ def test_a_weight_that_is_nan_is_met(both):
         weights[name][3, 5] = np.nan
         for weight_format in FORMATS:
             _, decoder = both(weights, config, weight_format)
-            stream = decoder.stream()
-            stream.feed([0, 1])
-            stream.begin(5)
+            stream = started(decoder, [0, 1], 5)
             decoder.run([stream], 100)
             assert stream.status == "not finite"
 
@@ -228,14 +214,21 @@ def test_a_stored_file_gives_the_bits_of_its_source(both, is_sparse):
     assert texts(sparse, 7) == texts(dense, 7) == texts(expected, 7)
 
 
-def test_too_few_zero_blocks_stay_dense():
+def test_too_few_zero_blocks_stay_dense(monkeypatch):
+    def needs(share):
+        monkeypatch.setattr(decoder_module, "MIN_ZERO_SHARE", share)
+
     w = pruned(ModelConfig(20, 8, 64, 1), 0.4)["layers.0.weight_hh_l0"]
     share = 1 - block_grid(w, 4).any(axis=(2, 3)).mean()
-    assert block_sparse(w, "fp32", share + 1e-9, is_gates=True) is None
-    assert block_sparse(w, "fp32", share, is_gates=True) is not None
+    needs(share + 1e-9)
+    assert block_sparse(w, "fp32", is_gates=True) is None
+    needs(share)
+    assert block_sparse(w, "fp32", is_gates=True) is not None
     scattered = np.where(np.random.default_rng(0).random(w.shape) < 0.9, 0, w)
-    assert block_sparse(scattered, "fp32", 0.5, is_gates=True) is None
+    needs(0.5)
+    assert block_sparse(scattered, "fp32", is_gates=True) is None
+    needs(share)
     minus = np.where(w == 0, np.float32(-0.0), w)
     for weight_format in ("fp32", "bf16"):
-        found = block_sparse(minus, weight_format, share, is_gates=True)
+        found = block_sparse(minus, weight_format, is_gates=True)
         assert len(found.lines) == round((1 - share) * found.num_blocks)

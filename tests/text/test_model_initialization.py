@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastlstm.errors import ShapeError
-from fastlstm.text.initialization import initialize
+from fastlstm.text.model import initialize
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def test_layers(make_model):
-    model = make_model(embed_size=12, rnn_size=32)
+    model = make_model(embed_size=12, rnn_size=32, layer_norm=True)
     for layer in model.layers:
         for gate in range(4):
             block = layer.weight_hh_l0[gate * 32 : gate * 32 + 32].detach()
@@ -22,6 +21,8 @@ def test_layers(make_model):
         expected[32:64] = 1.0
         assert torch.equal(layer.bias_ih_l0.detach(), expected)
         assert not layer.bias_hh_l0.any()
+        assert layer.gamma_hh_l0.eq(1).all()
+        assert not layer.beta_c_l0.any()
         bound = math.sqrt(6 / (layer.input_size + 32))
         assert 0.9 * bound < float(layer.weight_ih_l0.detach().abs().max()) <= bound
     gates = model.layers[0].weight_hh_l0.detach().chunk(4)
@@ -75,33 +76,3 @@ def test_fills_everything(make_model):
     initialize(model, None, 0)
     for name, parameter in model.named_parameters():
         assert torch.isfinite(parameter).all(), name
-
-
-def test_counts_of_another_vocabulary(make_model):
-    with pytest.raises(ShapeError, match=r"token_counts has shape \(19,\), expected \(20,\)"):
-        initialize(make_model(), np.ones(19, dtype=np.int64))
-
-
-@pytest.mark.parametrize(
-    ("initializer", "is_orthogonal"),
-    [
-        ("xavier_orthogonal", (False, True)),
-        ("xavier", (False, False)),
-        ("orthogonal", (True, True)),
-        ("torch", (False, False)),
-    ],
-)
-def test_initializers(make_model, initializer, is_orthogonal):
-    model = make_model(embed_size=24, rnn_size=24, layer_norm=True)
-    initialize(model, None, 5, initializer)
-    for layer in model.layers:
-        weights = (layer.weight_ih_l0.detach(), layer.weight_hh_l0.detach())
-        for weight, orthogonal in zip(weights, is_orthogonal, strict=True):
-            gate = weight[24:48]
-            assert torch.allclose(gate @ gate.T, torch.eye(24), atol=1e-5) == orthogonal
-            if not orthogonal:
-                bound = 24**-0.5 if initializer == "torch" else math.sqrt(6 / 48)
-                assert 0.95 * bound < float(weight.abs().max()) <= bound
-        assert layer.bias_ih_l0[24:48].eq(1).all()
-        assert layer.gamma_hh_l0.eq(1).all()
-        assert not layer.beta_c_l0.any()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fastlstm.errors import CorruptFileError, PromptError
-from fastlstm.text.seal import Seal
+from fastlstm.text.session import Seal
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 
