@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fastlstm.cli.main import main
-from fastlstm.distributed import joining, meeting
+from fastlstm.distributed import joining
 from fastlstm.distributed.share import Share
 from fastlstm.distributed.world import World
 from fastlstm.errors import ConfigError, Dismissed, LostProcessError, UsageError
@@ -20,7 +20,6 @@ from fastlstm.system import hardware, processes
 from fastlstm.text.config import TrainConfig
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.pipelined_task import check_pipeline, layers_of, pipeline_notes, stage_names
-from fastlstm.training.data_parallel import round_steps
 from fastlstm.training.session import RunSession
 from fastlstm.training.trainer import Trainer
 from linear_task import LinearTask, trainer_of
@@ -93,9 +92,8 @@ def test_of_one_process_local_steps_have_no_effect():
     ("step", "done", "steps"), [(0, 0.0, 5), (5, 0.05, 5), (9, 0.09, 1), (10, 0.97, 3)]
 )
 def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
-    trainer = trainer_of(LinearTask(), sync_every=5, eval_every=1000)
-    trainer.progress.step = step
-    assert round_steps(trainer, done, 0.01) == steps
+    plan = trainer_of(LinearTask(), sync_every=5, eval_every=1000).plan
+    assert plan.round_steps(step, done, 0.01) == steps
 
 
 @pytest.mark.parametrize(
@@ -184,8 +182,8 @@ def test_processes_meet_that_agents_have_started_unequally_often():
     names = list[str]()
     for _ in range(2):
         with ThreadPoolExecutor(2) as pool:
-            follower = pool.submit(meeting._agreed, store, 1, 2)
-            leader = meeting._agreed(store, 0, 2)
+            follower = pool.submit(joining._agreed, store, 1, 2)
+            leader = joining._agreed(store, 0, 2)
             assert follower.result() == leader
         names.append(leader)
     assert names[0] != names[1]

@@ -35,8 +35,7 @@ from fastlstm.text.task import TextTask
 from fastlstm.training import checkpoint as checkpoints
 from fastlstm.training import evaluations
 from fastlstm.training import trainer as trainer_module
-from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import EvaluationSchedule, StopCriterion
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
 from simulated_disk import FailingOs, RecordingOs

@@ -13,10 +13,18 @@ import torch
 from fastlstm.errors import Stopped
 from fastlstm.forecast.model.categorical import CategoryEmbedding
 from fastlstm.training import state
-from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.options import TrainingOptions
-from fastlstm.training.state import Progress, Tensors, TrainingState
+from fastlstm.training.state import (
+    NonFiniteGuard,
+    Progress,
+    Tensors,
+    TrainingState,
+    WeightAverage,
+    bad_gradient,
+    bad_weight,
+    first_non_finite,
+)
 
 
 def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +153,69 @@ def test_tensors_of_another_model_are_refused(
         tensors[stem]["weight"] = value
     with pytest.raises(ValueError, match=error):
         state.restore(tensors, meta)
+
+
+def test_the_first_bad_tensor_is_named() -> None:
+    good, bad = torch.ones(3), torch.tensor([1.0, float("nan")])
+    assert first_non_finite([("a", good), ("b", bad), ("c", bad)]) == "b"
+    assert first_non_finite([("a", good), ("n", torch.tensor([1, 2]))]) is None
+
+
+def test_weights_and_gradients_by_name() -> None:
+    layer = torch.nn.Linear(2, 2)
+    assert bad_weight(layer) is None
+    layer.bias.grad = torch.tensor([float("inf"), 0.0])
+    assert bad_gradient(layer) == "bias"
+    with torch.no_grad():
+        layer.weight[0, 0] = float("nan")
+    assert bad_weight(layer) == "weight"
+
+
+def test_five_in_a_row_ask_for_a_roll_back_and_four_roll_backs_stop() -> None:
+    guard = NonFiniteGuard()
+    assert [guard.bad_step(n, "loss") for n in range(5)] == [False] * 4 + [True]
+    guard.good_step()
+    assert not guard.bad_step(9, "loss")
+    assert [guard.roll_back() for _ in range(4)] == [False, False, False, True]
+    assert guard.culprits[-1] == "step 9: loss"
+
+
+def test_average_follows_the_formula_and_swaps_in_and_out() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(0.0)
+    average = WeightAverage(layer, decay=0.5)
+    for _ in range(3):
+        with torch.no_grad():
+            layer.weight.add_(1.0)
+        average.update()
+    expected = 0.0
+    for n, weight in enumerate((1.0, 2.0, 3.0), start=1):
+        decay = min(0.5, (1 + n) / (10 + n))
+        expected = decay * expected + (1 - decay) * weight
+    with average.applied():
+        assert abs(layer.weight.item() - expected) < 1e-6
+    assert layer.weight.item() == 3.0
+
+
+def test_weights_come_back_after_an_error() -> None:
+    layer = torch.nn.Linear(1, 1)
+    before = layer.weight.item()
+    average = WeightAverage(layer, decay=0.9)
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    try:
+        with average.applied():
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    assert layer.weight.item() == before + 1.0
+
+
+def test_weights_stay_where_they_are_while_averages_are_in_use() -> None:
+    layer = torch.nn.Linear(1, 1)
+    average = WeightAverage(layer, decay=0.9)
+    place = layer.weight.data_ptr()  # cuDNN has the weights of a layer in one buffer
+    with average.applied():
+        assert layer.weight.data_ptr() == place
+    assert layer.weight.data_ptr() == place

@@ -15,7 +15,7 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.callbacks import RiseStopping
 from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, find_checkpoint
-from fastlstm.training.throughput import ThroughputMeter
+from fastlstm.training.events import ThroughputMeter
 from fastlstm.training.trainer import Trainer
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
 

@@ -161,7 +161,7 @@ def test_a_bad_evaluation_rolls_back_to_weights_and_no_averages(
     whole.fit()
     own = whole.snapshots.last_good()
     assert own is not None
-    trainer.callbacks._callbacks.append(Keep())
+    trainer.callbacks.all += (Keep(),)
     assert trainer.fit().steps == 10
     assert [skip["step"] for skip in of_kind(events, "skip")] == [10]
     assert torch.equal(weights[0], own.tensors["model"]["1.weight"])

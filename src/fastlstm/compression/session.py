@@ -34,8 +34,7 @@ from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system.fields import built
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
-from fastlstm.training.session import locked_run
+from fastlstm.training.session import checkpoint_to_resume, locked_run, resumed_config
 from fastlstm.training.trainer import Trainer
 
 NEW_ROUNDING_BEGIN = 0.6

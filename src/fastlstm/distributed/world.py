@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -89,6 +89,20 @@ class World:
             with self.naming():
                 dist.all_reduce(numbers)
         return numbers
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Gives all processes the tensors of rank 0, in place."""
+        if self.size > 1:
+            with self.naming():
+                for tensor in tensors:
+                    dist.broadcast(tensor.detach(), 0)
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Moves tensors to their mean over all processes, in place."""
+        from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+        with self.naming():
+            average_parameters(iter(tensors), None)  # type: ignore[arg-type]
 
     def heard(self, seconds: Tensor) -> None:
         """Takes in the seconds of the passes of a step on each rank."""

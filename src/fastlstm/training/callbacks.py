@@ -203,8 +203,7 @@ class CallbackList:
     """The callbacks of a run, called in their order."""
 
     def __init__(self, trainer: Trainer, callbacks: Sequence[Callback]) -> None:
-        self._trainer, self._callbacks = trainer, list(callbacks)
-        self.all = tuple(callbacks)
+        self._trainer, self.all = trainer, tuple(callbacks)
         for callback in callbacks:
             own = type(callback).weights_in_use is not Callback.weights_in_use
             if trainer.world.size > 1 and own:
@@ -215,32 +214,32 @@ class CallbackList:
 
     def call(self, method: str, *args: object) -> None:
         """Calls a method of every callback, with the trainer first."""
-        for callback in self._callbacks:
+        for callback in self.all:
             getattr(callback, method)(self._trainer, *args)
 
     def evaluate(self, metrics: Event) -> Event:
         """Returns the metrics and what callbacks add."""
-        for callback in self._callbacks:
+        for callback in self.all:
             returned = callback.on_evaluate(self._trainer, dict(metrics))
             metrics = {**metrics, **_added(callback, returned, metrics)}
         return metrics
 
     def refusing(self) -> list[str]:
         """Returns the classes of the callbacks that accept no evaluation now."""
-        return [type(c).__name__ for c in self._callbacks if not c.accepts(self._trainer)]
+        return [type(c).__name__ for c in self.all if not c.accepts(self._trainer)]
 
     @contextmanager
     def weights_in_use(self) -> Iterator[None]:
         """The blocks of all callbacks, the first callback's outermost."""
         with ExitStack() as stack:
-            for callback in self._callbacks:
+            for callback in self.all:
                 stack.enter_context(callback.weights_in_use(self._trainer))
             yield
 
     def _named(self) -> dict[str, Callback]:
         """Returns the callbacks by class; of several of one class, numbered."""
         named: dict[str, Callback] = {}
-        for callback in self._callbacks:
+        for callback in self.all:
             name = type(callback).__name__
             number = sum(key.split("-")[0] == name for key in named)
             named[f"{name}-{number + 1}" if number else name] = callback

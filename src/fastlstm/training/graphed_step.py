@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastlstm.ops.cuda.training import StepEnd
-from fastlstm.training.callbacks import Callback
-from fastlstm.training.task import even_parts
-
-if TYPE_CHECKING:
-    from fastlstm.training.trainer import Trainer
+from fastlstm.training.callbacks import Callback, CallbackList
+from fastlstm.training.plan import TrainingPlan
+from fastlstm.training.state import TrainingState
+from fastlstm.training.task import Task, even_parts
 
 NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
@@ -55,16 +54,16 @@ class StepResult(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-def graph_refusal(trainer: Trainer) -> str | None:
+def graph_refusal(plan: TrainingPlan, callbacks: CallbackList) -> str | None:
     """Returns why the steps of a run cannot be one CUDA graph each, or None."""
-    plan, options = trainer.plan, trainer.plan.options
+    options = plan.options
     if plan.device.type != "cuda":
         return NO_GPU
     if plan.world.size > 1:
         return "several processes share a step"
     if options.optimizer not in _CAPTURED:
         return f"the optimizer {options.optimizer} is not recorded"
-    for callback in trainer.callbacks.all:
+    for callback in callbacks.all:
         for hook in _SEEING:
             if getattr(type(callback), hook) is not getattr(Callback, hook):
                 return f"the callback {type(callback).__name__} has {hook}"
@@ -184,24 +183,26 @@ class _Recorded:
 
 
 class GraphedStep:
-    """Records the step of a trainer once for each shape of a batch, and replays it.
+    """Records the step of a run once for each shape of a batch, and replays it.
 
     Args:
-        trainer: whose steps `graph_refusal` accepts.
+        plan: of a run whose steps `graph_refusal` accepts.
         num_parts: parts that a batch runs in.
     """
 
-    def __init__(self, trainer: Trainer, num_parts: int, recorder: Recorder | None = None) -> None:
-        self._trainer, self._num_parts = trainer, num_parts
-        self._device = device = trainer.plan.device
-        self._recorder = recorder = Recorder(device) if recorder is None else recorder
-        named = [(n, p) for n, p in trainer.model.named_parameters() if p.requires_grad]
+    def __init__(
+        self, task: Task, plan: TrainingPlan, state: TrainingState, num_parts: int
+    ) -> None:
+        self._task, self._state, self._num_parts = task, state, num_parts
+        self._device, self._max_norm = plan.device, plan.options.grad_clip
+        self._recorder = recorder = Recorder(plan.device)
+        named = [(n, p) for n, p in task.model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        members = trainer.optimizers.members
+        members = state.optimizers.members
         ratios = [g.get("lr_ratio", 1.0) for o in members for g in o.param_groups]
-        base = [trainer.optimizers.learning_rate * ratio for ratio in ratios]
-        self._end = StepEnd(len(named), base, device)
+        base = [state.optimizers.learning_rate * ratio for ratio in ratios]
+        self._end = StepEnd(len(named), base, plan.device)
         self._host = [recorder.pinned((2 + len(named),), torch.float32) for _ in range(2)]
         self._events = [recorder.event() for _ in range(2)]
         self._recorded = dict[Any, _Recorded]()
@@ -245,8 +246,8 @@ class GraphedStep:
             loss, norm, *norms = self._host[turn].tolist()
             bad = (n for n, size in zip(self._names, norms, strict=True) if not math.isfinite(size))
             result = StepResult(loss, norm, next(bad, None))
-            if self._trainer.state.average is not None:
-                self._trainer.state.average.updates -= not result.is_finite
+            if self._state.average is not None:
+                self._state.average.updates -= not result.is_finite
             yield result
         del self._waiting[:num]
 
@@ -257,8 +258,8 @@ class GraphedStep:
         own = _Inputs([*inputs, torch.zeros(4)], self._device, self._recorder)
         own.fill(0, [*inputs, torch.zeros(4)])
         *tensors, scalars = own.tensors
-        static = self._trainer.task.graph_batch(batch, tensors)
-        self._trainer.optimizers.prepare(self._end.rates)
+        static = self._task.graph_batch(batch, tensors)
+        self._state.optimizers.prepare(self._end.rates)
         with self._unchanged():
             self._warm_up(static)
             replay = self._recorder.record(lambda: self._step(static, scalars))
@@ -268,7 +269,7 @@ class GraphedStep:
     def _unchanged(self) -> Iterator[None]:
         """Puts carried state and random numbers back, and leaves no gradients: those of a graph are
         in its own memory, and an eager step would add to them."""
-        random, carried = self._recorder.random_state(), self._trainer.task.carried()
+        random, carried = self._recorder.random_state(), self._task.carried()
         kept = {name: tensor.clone() for name, tensor in carried.items()}
         try:
             yield
@@ -276,7 +277,7 @@ class GraphedStep:
             self._recorder.set_random_state(random)
             for name, tensor in carried.items():
                 tensor.copy_(kept[name])
-            self._trainer.optimizers.zero_grad()
+            self._state.optimizers.zero_grad()
 
     def _warm_up(self, batch: Any) -> None:
         """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
@@ -286,13 +287,13 @@ class GraphedStep:
         """
         with self._recorder.apart():
             for _ in range(2):
-                self._trainer.optimizers.zero_grad()
+                self._state.optimizers.zero_grad()
                 self._passes(batch)
-            self._trainer.optimizers.zero_grad()
+            self._state.optimizers.zero_grad()
 
     def _passes(self, batch: Any) -> Tensor:
         """Forms the gradients, times the loss scale; returns the mean loss."""
-        task, scale, losses = self._trainer.task, self._scale(), []
+        task, scale, losses = self._task, self._scale(), []
         parts = even_parts(task.num_rows(batch), self._num_parts)
         for loss in task.losses(batch, parts):
             (loss if scale is None else loss * scale).backward()
@@ -300,17 +301,16 @@ class GraphedStep:
         return torch.stack(losses).sum()
 
     def _step(self, batch: Any, scalars: Tensor) -> None:
-        state, scale = self._trainer.state, self._scale()
+        state, scale = self._state, self._scale()
         loss = self._passes(batch)
         with torch.no_grad():
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             norms, end = torch.stack(torch._foreach_norm(gradients)), self._end
-            max_norm = self._trainer.plan.options.grad_clip
-            end.decide(loss.float(), self._by_name(norms), scalars, scale, max_norm)
-            self._trainer.optimizers.step_recorded(end.inverse, end.is_bad)
+            end.decide(loss.float(), self._by_name(norms), scalars, scale, self._max_norm)
+            self._state.optimizers.step_recorded(end.inverse, end.is_bad)
             if state.average is not None:
                 state.average.update_recorded(end.average)
-            for tensor in self._trainer.task.carried().values():
+            for tensor in self._task.carried().values():
                 tensor.masked_fill_(end.resets, 0.0)
             if state.scaler is not None:
                 state.scaler.update_recorded(end.is_bad)
@@ -323,13 +323,13 @@ class GraphedStep:
         return torch.stack([zero if p.grad is None else next(found) for p in self._parameters])
 
     def _scale(self) -> Tensor | None:
-        scaler = self._trainer.state.scaler
+        scaler = self._state.scaler
         return None if scaler is None else scaler.on(self._device)
 
     def _average_weights(self) -> tuple[float, float]:
         """Counts an update of the average; returns the weight of the new values in it, and the same
         if the step before, of unknown result yet, has changed nothing."""
-        average = self._trainer.state.average
+        average = self._state.average
         if average is None:
             return 0.0, 0.0
         average.updates += 1
@@ -338,8 +338,8 @@ class GraphedStep:
 
     def _tensors_in_use(self) -> tuple[object, ...]:
         """Returns where each tensor lies that a step changes: a graph is for these places."""
-        trainer, average = self._trainer, self._trainer.state.average
-        groups = [trainer.task.carried(), trainer.optimizers.tensors()]
+        average = self._state.average
+        groups = [self._task.carried(), self._state.optimizers.tensors()]
         groups += [] if average is None else [average.tensors()]
         places = [sorted((name, t.data_ptr()) for name, t in group.items()) for group in groups]
         weights = [p.data_ptr() for p in self._parameters]

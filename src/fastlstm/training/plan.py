@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -49,6 +50,21 @@ class TrainingPlan:
     def share(self) -> Share:
         """The rows of every batch that this process has."""
         return self.world.share if self.options.divides_batch else Share()
+
+    def round_steps(self, step: int, done: float, each: float) -> int:
+        """Returns the local steps until weights are averaged: at the latest before an evaluation, a
+        checkpoint and the end.
+
+        Args:
+            step: optimizer steps taken.
+            done: share of the run that is done, 0..1.
+            each: share of the run that a step is.
+        """
+        every = [self.options.sync_every, self.eval_every, self.options.checkpoint_every]
+        steps = min(number - step % number for number in every if number is not None)
+        if each > 0.0:
+            steps = min(steps, max(1, math.ceil((1.0 - done) / each - 1e-6)))
+        return steps
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from fastlstm.training.averaging import WeightAverage
-from fastlstm.training.guard import NonFiniteGuard
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.precision import LossScaler
 
+SKIPS_BEFORE_ROLLBACK = 5
+ROLLBACKS_BEFORE_STOP = 3
 Tensors = dict[str, dict[str, torch.Tensor]]
 BuiltT = TypeVar("BuiltT")
 _NUMBER = (int, float)
@@ -90,6 +91,96 @@ class Progress:
     def to_meta(self) -> dict[str, Any]:
         """Returns the counters that have a value; JSON knows no infinity."""
         return {name: value for name, value in asdict(self).items() if value != float("inf")}
+
+
+@dataclass
+class NonFiniteGuard:
+    """Counts trouble: five skipped steps in a row ask for a roll-back, three roll-backs for a stop.
+
+    Attributes:
+        skipped: steps skipped in all.
+        in_a_row: steps skipped since the last good one.
+        rollbacks: roll-backs so far.
+        culprits: name of each bad tensor with its step, oldest first.
+    """
+
+    skipped: int = 0
+    in_a_row: int = 0
+    rollbacks: int = 0
+    culprits: list[str] = field(default_factory=list)
+
+    def good_step(self) -> None:
+        self.in_a_row = 0
+
+    def bad_step(self, step: int, culprit: str) -> bool:
+        """Records a skipped step; True when it is time to roll back."""
+        self.skipped += 1
+        self.in_a_row += 1
+        self.culprits.append(f"step {step}: {culprit}")
+        return self.in_a_row >= SKIPS_BEFORE_ROLLBACK
+
+    def roll_back(self) -> bool:
+        """Records a roll-back; True when there were too many and the run must stop."""
+        self.rollbacks += 1
+        self.in_a_row = 0
+        return self.rollbacks > ROLLBACKS_BEFORE_STOP
+
+
+class WeightAverage:
+    """Exponential moving average of the weights (EMA): `decay * average + (1 - decay) * weight`.
+
+    The effective decay is `min(decay, (1 + n) / (10 + n))` after n updates, so that early averages
+    do not remember the initialisation.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self._weights = dict(model.named_parameters())
+        self._average = {name: p.detach().clone() for name, p in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.updates += 1
+        averages, weight = list(self._average.values()), self.weight_of(self.updates)
+        torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], weight)
+
+    def weight_of(self, update: int) -> float:
+        """Returns the weight of the new values in an update, counted from 1."""
+        return 1 - min(self.decay, (1 + update) / (10 + update))
+
+    @torch.no_grad()
+    def update_recorded(self, weight: torch.Tensor) -> None:
+        """As `update`, with the weight of the new values as a scalar on the GPU."""
+        averages = list(self._average.values())
+        moves = torch._foreach_sub([p.detach() for p in self._weights.values()], averages)
+        torch._foreach_mul_(moves, weight)
+        torch._foreach_add_(averages, moves)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Puts the averaged weights into the model for the length of the block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        # In place: cuDNN wants the weights of a layer to stay in one buffer, a CUDA graph both.
+        for name, parameter in self._weights.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self._average[name])
+            self._average[name].copy_(kept)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return dict(self._average)
+
+    def load(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
+        self.updates = updates
+        for name, value in tensors.items():
+            self._average[name].copy_(value)
 
 
 def require_like(
@@ -195,3 +286,23 @@ class TrainingState:
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns parameters and buffers by name; of tied weights one."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def first_non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """Returns the name of the first tensor that holds NaN or Inf, or None."""
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def bad_weight(model: nn.Module) -> str | None:
+    """Returns the name of the first weight that holds NaN or Inf, or None."""
+    return first_non_finite((name, p.detach()) for name, p in model.named_parameters())
+
+
+def bad_gradient(model: nn.Module) -> str | None:
+    """Returns the name of the first gradient that holds NaN or Inf, or None."""
+    return first_non_finite(
+        (name, p.grad) for name, p in model.named_parameters() if p.grad is not None
+    )

@@ -15,22 +15,37 @@ from torch import Tensor
 from fastlstm.errors import Dismissed, FastLSTMError, NonFiniteError, Stopped, counted
 from fastlstm.runs.events import Event, Observer
 from fastlstm.system.ceilings import doubt_ceilings
-from fastlstm.training.averaging import WeightAverage
 from fastlstm.training.callbacks import Callback, CallbackList, EarlyStopping
-from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots, Snapshots
-from fastlstm.training.data_parallel import broadcast, finish_round, round_steps
-from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.events import MachineEvents, PhaseTimes, end_event, step_event
-from fastlstm.training.guard import bad_gradient, bad_weight, first_non_finite
+from fastlstm.training.checkpoint import (
+    COUNTERS,
+    BestWeights,
+    Checkpoint,
+    MemorySnapshots,
+    Saver,
+    Snapshots,
+)
+from fastlstm.training.device import set_seed
+from fastlstm.training.events import (
+    MachineEvents,
+    PhaseTimes,
+    ThroughputMeter,
+    end_event,
+    step_event,
+)
 from fastlstm.training.optimizer import OptimizerSet
 from fastlstm.training.plan import TrainingPlan, TrainingResult
 from fastlstm.training.precision import LossScaler
-from fastlstm.training.saver import COUNTERS, BestWeights, Saver
-from fastlstm.training.schedule import learning_rate_factor
-from fastlstm.training.state import Progress, TrainingState
+from fastlstm.training.schedule import EvaluationSchedule, learning_rate_factor
+from fastlstm.training.state import (
+    Progress,
+    TrainingState,
+    WeightAverage,
+    bad_gradient,
+    bad_weight,
+    first_non_finite,
+)
 from fastlstm.training.stepper import Stepper
 from fastlstm.training.task import Score, Task, Watch
-from fastlstm.training.throughput import ThroughputMeter
 
 CLOSING_S = 0.5
 """Kept of a budget beside what the evaluation, the checkpoint and the task need at its end."""
@@ -77,7 +92,6 @@ class Trainer:
         saver: saves the state.
         stepper: takes the optimizer steps.
         meter: how fast the run is.
-        culprit: of local steps, what all go back for at the end of the round; or None.
     """
 
     def __init__(
@@ -105,8 +119,9 @@ class Trainer:
         )
         patience = [EarlyStopping(options.patience)] if options.patience else []
         self.callbacks = CallbackList(self, [*callbacks, *patience])
-        self.best, self.saver, self.stepper = BestWeights(self), Saver(self), Stepper(self)
-        self.culprit: str | None = None
+        self.best, self.saver = BestWeights(self), Saver(self)
+        self.stepper = Stepper(task, plan, self.state, self.callbacks, self.say)
+        self._culprit: str | None = None  # of local steps: why all go back at the end of the round
         self.meter = ThroughputMeter(task, plan.ceiling_gflops)
         self._phases = PhaseTimes(self)
         self._evaluations = EvaluationSchedule(
@@ -145,10 +160,8 @@ class Trainer:
             StorageError: the last checkpoint or the best model could not be written.
             BudgetError: the budget was over before the first step.
         """
-        torch.default_generator.manual_seed(self.plan.options.seed)
-        if self.plan.device.type == "cuda":
-            torch.cuda.manual_seed(self.plan.options.seed)
-        broadcast(self)
+        set_seed(self.plan.options.seed, self.plan.device)
+        self.world.broadcast([*self.model.parameters(), *self.model.buffers()])
         if self.world.decided(checkpoint is not None)[0]:
             self.restore(checkpoint)
         progress = self.progress
@@ -266,11 +279,22 @@ class Trainer:
         return _Turn(*self.world.summed(own).tolist())
 
     def _take_round(self, done: float, each: float) -> None:
-        """Takes local steps and averages the weights of all processes."""
-        first, num = self.progress.step, round_steps(self, done, each)
+        """Takes local steps; averages the weights of all processes, or all of them go back."""
+        first = self.progress.step
+        num = self.plan.round_steps(first, done, each)
         while self.progress.step < first + num:
             self.take_step(min(done + each * (self.progress.step - first), 1.0))
-        finish_round(self)
+        told = torch.zeros(1 + self.world.size, dtype=torch.float64)
+        told[0] = self._culprit is not None
+        told[1 + self.world.rank] = self.meter.seconds_per_step
+        self.world.heard(self.world.summed(told)[1:])
+        if told[0]:
+            culprit, self._culprit = self._culprit or "a tensor of another process", None
+            self.roll_back(culprit)
+            return
+        average = self.state.average
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        self.world.average([*weights, *(() if average is None else average.tensors().values())])
 
     def _stopped(self) -> NoReturn:
         """Saves the state after a stop and raises Stopped."""
@@ -469,7 +493,7 @@ class Trainer:
         if not (state.guard.bad_step(state.progress.step, culprit) or weight is not None):
             self._emit_skip(culprit, "step skipped, state reset")
         elif self.plan.is_local:
-            self.culprit = culprit  # all go back at the end of the round
+            self._culprit = culprit  # all go back at the end of the round
         else:
             self.roll_back(culprit)
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.forecast.closing import Closing
 from fastlstm.forecast.task import ForecastTask
-from fastlstm.training.evaluations import SPREAD_SHARE
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import SPREAD_SHARE, StopCriterion
 from fastlstm.tuning.planned_run import chosen_sizes, end_of_run, plan_run
 from fastlstm.tuning.predict import RunPrediction, short_run_s, short_steps
 from fastlstm.tuning.table_job import TableJob

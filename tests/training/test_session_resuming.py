@@ -21,13 +21,13 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from fastlstm.training.options import MAY_CHANGE, TrainingOptions
-from fastlstm.training.resuming import (
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import (
     checkpoint_to_resume,
     notes_of_changes,
     remaining,
     resumed_config,
 )
-from fastlstm.training.schedule import StopCriterion
 
 
 @pytest.fixture
