@@ -1,6 +1,7 @@
 """What a file of weights gives back is what was rounded; nothing else is accepted."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fastlstm.runs.weight_formats import (
     QuantizedMatrix,
     as_floats,
     block_grid,
+    checked_compression,
     decode_weights,
     encode_weights,
     may_be_blocks,
@@ -320,3 +322,22 @@ def test_columns_that_16_bits_cannot_number() -> None:
     assert may_be_blocks(np.zeros((1, 4 * 65_536), np.int8))
     assert not may_be_blocks(np.zeros((1, 4 * 65_536 + 1), np.int8))
     assert not may_be_blocks(np.zeros(4, np.int8))
+
+
+COMPRESSED: dict[str, Any] = {
+    "weights": "int8", "prune": None, "structured": None, "options": {},
+    "source": {"path": "runs/a", "model_sha256": "0"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [None, 0.01, 0.0, 1])
+def test_learning_rates_that_training_takes(rate: float | None) -> None:
+    record = {**COMPRESSED, "source": {**COMPRESSED["source"], "learning_rate": rate}}
+    assert checked_compression(record) is record
+
+
+@pytest.mark.parametrize("rate", ["0.1", -1.0, float("nan"), True, [1]])
+def test_other_learning_rates(rate: Any) -> None:
+    record = {**COMPRESSED, "source": {**COMPRESSED["source"], "learning_rate": rate}}
+    with pytest.raises(ValueError, match=r"compression\.source\.learning_rate is"):
+        checked_compression(record)

@@ -26,7 +26,7 @@ from fastlstm.errors import (
     Stopped,
     StorageError,
 )
-from fastlstm.runs import publication
+from fastlstm.runs import run_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
@@ -520,7 +520,7 @@ class NoPublication(RecordingOs):
     """A disk that is full when a model is to be published, and at no other time."""
 
     def mkdir(self, path: Path) -> None:
-        if path.name.startswith(publication.JOURNAL):
+        if path.name.startswith(run_directory.JOURNAL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().mkdir(path)
 

@@ -7,7 +7,7 @@
     ├── manifest.json        sizes and SHA-256 of these, the published model
     ├── metrics.jsonl · report.html · tensorboard/
     ├── checkpoint-<step>/   a complete state with the same four files: usable in place of RUN
-    ├── .publish/            a published set on its way to the top level, see `publication`
+    ├── .publish/            a set of files on its way to the top level, see `RunDirectory.publish`
     └── .lock                held by the writing process
 """
 
@@ -32,15 +32,17 @@ from fastlstm.errors import (
     RunDirectoryError,
     kind_of_value,
 )
-from fastlstm.runs import publication
 from fastlstm.runs.manifest import (
     MANIFEST,
+    FileRecord,
     Manifest,
+    check_name,
     metrics_mark,
     read_file,
     read_manifest,
     verify_manifest,
     verify_metrics_mark,
+    write_directory,
 )
 from fastlstm.system import storage
 
@@ -51,6 +53,8 @@ SEQUENCE = "sequence"
 TEXT_RUN = "fastlstm-run"
 """`format` in config.json of a language model."""
 METRICS_KEY = "metrics"
+JOURNAL = ".publish"
+_READ_ATTEMPTS = 4
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _MARK_BYTES = 40
 _WORD = secrets.token_hex(8)
@@ -237,7 +241,7 @@ class RunDirectory:
             StorageError: the clean-up failed.
         """
         with storage.storage_errors(self.path, "clean up"):
-            publication.finish(self.path)
+            self.finish_publication()
             for path in sorted(self.path.iterdir()):
                 if _SET_ASIDE.fullmatch(path.name):
                     self._settle(path)
@@ -294,20 +298,104 @@ class RunDirectory:
             return CorruptFileError(f"{error}. {self.path} has no intact checkpoint to use instead")
         return CorruptFileError(f"{error}. Use {intact} instead, which is intact")
 
+    # the published model ------------------------------------------------------------------------
+
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
-        """Replaces top-level files as one set; see `publication.publish`, `require_owned`."""
+        """Replaces top-level files as one set; other published files stay.
+
+        The new set is written to `.publish.tmp-<pid>/`; renaming that to `.publish/` commits it,
+        like a write-ahead log. Then its files move into place, the manifest last. After a kill or
+        power cut at any instant, readers find the old set or the new one.
+
+        Raises:
+            StorageError: a write failed; the old set is intact.
+            RunDirectoryError: another process writes the run now.
+        """
         self.require_owned()
-        publication.publish(self.path, files, extra or {})
+        storage.require_space(self.path, sum(map(len, files.values())))
+        staged = self.path / f"{JOURNAL}.tmp-{os.getpid()}"
+        with storage.storage_errors(self.path, "publish the model"):
+            self.finish_publication()
+            records = self._published_records()
+            for name, data in files.items():
+                check_name(name, self.manifest_path)
+                records[name] = FileRecord.of(data)
+            try:
+                write_directory(staged, files, Manifest(records, extra=dict(extra or {})))
+                storage.rename(staged, self.path / JOURNAL)  # the commit
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    storage.remove_tree(staged)
+                raise
+            self.finish_publication()
+
+    def _published_records(self) -> dict[str, FileRecord]:
+        try:
+            return dict(read_manifest(self.path).files)
+        except CorruptFileError:
+            return {}  # none yet, or damaged: the new set replaces it
+
+    def finish_publication(self) -> None:
+        """Moves a committed set into place; can be repeated at any point. Raises OSError."""
+        journal = self.path / JOURNAL
+        if journal.is_symlink():
+            storage.remove_file(journal)  # not made by a publication
+        if not journal.is_dir():
+            return
+        try:
+            names = [name for name in read_manifest(journal).files if (journal / name).exists()]
+        except CorruptFileError:
+            storage.discard(journal)  # damaged on disk: the top-level manifest decides
+            return
+        for name in (*names, MANIFEST):
+            storage.place(journal / name, self.path / name)
+        storage.fsync_dir(self.path)
+        storage.discard(journal)
 
     def has_published(self) -> bool:
         """Returns whether files are published here, intact or damaged."""
-        return publication.is_published(self.path)
+        return self.manifest_path.exists() or (self.path / JOURNAL).exists()
 
     def read_published(
         self, names: Collection[str] | None = None
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """Reads and checks published files; see `publication.read_published`."""
-        return publication.read_published(self.path, names)
+        """Reads and checks published files of one set, even while another process publishes.
+
+        Args:
+            names: files to read, if the manifest lists them; default all.
+
+        Returns:
+            The manifest and the content of the files.
+
+        Raises:
+            CorruptFileError: names the damaged or missing file.
+            FormatError: published by a newer fastlstm.
+            StorageError: a file is not readable.
+        """
+        for _ in range(_READ_ATTEMPTS):
+            base = self._base()
+            before = _identity(base)
+            try:
+                return self._read_set(base, names)
+            except CorruptFileError:
+                if self._base() == base and _identity(base) == before:
+                    raise  # nothing was published meanwhile: this is damage
+        return self._read_set(self._base(), names)
+
+    def _read_set(
+        self, base: Path, names: Collection[str] | None
+    ) -> tuple[Manifest, dict[str, bytes]]:
+        manifest = read_manifest(base)
+        files = {}
+        for name, record in manifest.files.items():
+            if names is None or name in names:
+                path = base / name
+                files[name] = read_file(path if path.exists() else self.path / name, record)
+        return manifest, files
+
+    def _base(self) -> Path:
+        journal = self.path / JOURNAL
+        return journal if journal.is_dir() and not journal.is_symlink() else self.path
 
     def verify(self) -> list[CorruptFileError]:
         """Checks published files, checkpoints and metrics; returns all damage.
@@ -369,6 +457,14 @@ def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
     return None
 
 
+def _identity(base: Path) -> tuple[int, int, int] | None:
+    try:
+        info = (base / MANIFEST).stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
+
+
 def _damage(check: Callable[[], object]) -> list[CorruptFileError]:
     try:
         check()
@@ -383,3 +479,49 @@ def checkpoint_step(path: Path) -> int:
     if match is None:
         raise ValueError(f"{path} is not named checkpoint-<step>")
     return int(match[1])
+
+
+def held_locks() -> set[int]:
+    """Returns the inodes of the locked files of this machine."""
+    found = set[int]()
+    try:
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and "->" not in words:
+                found.add(int(words[5].rpartition(":")[2]))
+    except (OSError, ValueError, IndexError):
+        return found
+    return found
+
+
+def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
+    """Returns whether a process holds the lock; None: not known, such as of a missing file.
+
+    /proc/locks is asked first, so that a run that is just starting never finds its lock taken.
+
+    Args:
+        lock: the file that is locked.
+        held: a new result of `held_locks`, for looks at many runs; what it lacks is asked for.
+    """
+    if held is not None:
+        try:
+            if os.lstat(lock).st_ino in held:
+                return True
+        except OSError:
+            return None
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_ino in held_locks():
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # seen from another container
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False

@@ -22,6 +22,7 @@ import safetensors
 import safetensors.numpy
 
 from fastlstm.errors import ConfigError, CorruptFileError, FormatError, NonFiniteError, nearest_hint
+from fastlstm.system.fields import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -40,6 +41,7 @@ _NUMPY_DTYPES = {
     **{"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8},
     **{"U16": np.uint16, "I32": np.int32},
 }
+_STRUCTURES = ("none", "blocks", "units")
 _FREE_BYTES, _MAX_GROWTH = 64 << 20, 2000
 """A block-sparse file may describe so many bytes, or so many times its own size."""
 
@@ -384,3 +386,34 @@ class _WeightReader:
     def _check(self, is_good: Any, name: str, problem: str) -> None:
         if not is_good:
             raise CorruptFileError(f"{self.origin}: '{name}' {problem}")
+
+
+def checked_compression(value: Any) -> dict[str, Any]:
+    """Returns `compression` of a config.json; raises ValueError where it is invalid."""
+    about = _object(value, "compression")
+    weights, share, structured = (about.get(n) for n in ("weights", "prune", "structured"))
+    if weights not in FORMATS_IN_FILES:
+        raise ValueError(
+            f"compression.weights is {weights!r:.80}, expected one of {', '.join(FORMATS_IN_FILES)}"
+        )
+    is_share = isinstance(share, float) and 0 < share < 1
+    if not ((share is None and structured is None) or (is_share and structured in _STRUCTURES)):
+        raise ValueError(
+            f"compression.prune is {share!r:.80} and compression.structured {structured!r:.80},"
+            f" expected a share and one of {', '.join(_STRUCTURES)}"
+        )
+    _object(about.get("options"), "compression.options")
+    source = _object(about.get("source"), "compression.source")
+    for name in ("path", "model_sha256"):
+        if not isinstance(text := source.get(name), str):
+            raise ValueError(f"compression.source.{name} is {text!r:.80}, expected a text")
+    rate = source.get("learning_rate")
+    if rate is not None and not (is_number(rate) and 0 <= rate < 1e3):
+        raise ValueError(f"compression.source.learning_rate is {rate!r:.80}, expected a number")
+    return about
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r:.80}, expected a JSON object")
+    return value
