@@ -24,7 +24,7 @@ TRAINER_BUGS = (
     (
         "the last weights are kept",
         "checkpoint.py",
-        "            self._trainer.task.model.load_state_dict(self.weights, strict=False)",
+        "            self._trainer.model.load_state_dict(self.weights, strict=False)",
         "            pass",
     ),
     (
@@ -175,8 +175,8 @@ TRAINER_BUGS = (
     (
         "a state with NaN is good",
         "checkpoint.py",
-        "is_finite, place = self.is_finite(tensors), Path",
-        "is_finite, place = True, Path",
+        "is_finite = first_non_finite(",
+        "is_finite = bool(named) or first_non_finite(",
     ),
     (
         "carried state is not restored",

@@ -1,4 +1,4 @@
-"""How a process joins the others that torchrun started, and leaves them."""
+"""How a process joins the others of a run, which torchrun or a scheduler has started."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fastlstm.system.signal_handlers import STOP_SIGNALS, handling, is_not_ignor
 
 _SAID_AFTER_S = 15.0
 MEETING = timedelta(minutes=10)
-"""For all processes to come, from the first on."""
+"""Limit for all processes to come, from the first on."""
 _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
 _OPEN = (
     "{} listens at port {} of all addresses without authentication: whoever reaches it can change"
@@ -46,17 +46,16 @@ _ISA = "instruction set"
 MAY_DIFFER = frozenset(
     {"cache_dir", "valid", "test", "log_every", "tensorboard", "keep_checkpoints", "sample_every"}
 )
-"""Options: where a process finds files, and what rank 0 alone shows and writes."""
+"""Options that may differ between processes: paths, and what only rank 0 shows and writes."""
 
 
 @contextmanager
 def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Iterator[World]:
-    """Joins the processes that torchrun started, for the length of the block.
+    """Joins the processes of a run for the block.
 
     Args:
         options: of the run, a dataclass; all processes must have the same.
-        stop: of the run. If its `name` says that a signal has come already, the others are not
-            waited for.
+        stop: of the run; with a `name`, a signal has come already, and the process ends.
     """
     if not dist.is_initialized():
         environment.require_torchrun()
@@ -74,7 +73,7 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
         torch.cuda.set_device(environment.local_rank() % torch.cuda.device_count())
     world = World(environment.rank(), environment.world_size(), environment.num_restarts())
     try:
-        # Nothing is to be saved yet, and the wait for a process that died is long.
+        # A signal ends the process: there is nothing to save, and it may wait long for the others.
         ended = handling(dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL), is_not_ignored)
         with ended, _waiting(world):
             world.store = _met()
@@ -88,7 +87,7 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
         world.num_machines = len(hosts)
         world.threads = max(1, hardware.cores() // hosts[socket.gethostname()])
         world.names = [f"{own['host']}, process {own['process']}" for own in about]
-        world.attempt = max(own["attempt"] for own in about)  # an agent counts its own failures
+        world.attempt = max(own["attempt"] for own in about)  # each agent counts its restarts
         with world.saying_errors():
             _require_alike(world, [own["alike"] for own in about])
             if options is not None:
@@ -101,7 +100,7 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
 
 
 def _own() -> dict[str, Any]:
-    """Returns what the others are to know of this process, and what its results depend on."""
+    """Returns facts about this process for the others; under "alike" those its bits depend on."""
     alike = {
         "fastlstm": importlib.metadata.version("fastlstm"),
         "torch": torch.__version__,
@@ -115,7 +114,7 @@ def _own() -> dict[str, Any]:
 
 
 def _require_alike(world: World, own: Sequence[Mapping[str, str]]) -> None:
-    """Raises UsageError unless all ranks compute alike; `own` is what each computes with."""
+    """Raises UsageError unless all ranks have the same versions and instruction sets."""
     for rank, other in enumerate(own):
         for what, value in other.items():
             if value != own[0][what]:
@@ -143,7 +142,7 @@ def _spelt(name: str, value: Any) -> str:
 
 
 def _require_own_gpus(gpus: Sequence[str], device: str) -> None:
-    """Raises ConfigError where processes would share a GPU, which NCCL cannot sum over."""
+    """Raises ConfigError if processes would share a GPU, which NCCL does not support."""
     shared = Counter(gpu for gpu in gpus if gpu).most_common(1)
     if device == "cpu" or not shared or shared[0][1] == 1:
         return
@@ -157,7 +156,7 @@ def _require_own_gpus(gpus: Sequence[str], device: str) -> None:
 
 @contextmanager
 def _waiting(world: World) -> Iterator[None]:
-    """Says that the other processes are waited for, and where, if they take long to come."""
+    """Warns if the other processes take long to come."""
     place = "{}:{}".format(*environment.master())
     here = f"rank {world.rank} waits at {place} for {world.size} processes"
     timer = threading.Timer(
@@ -180,8 +179,8 @@ def _waiting(world: World) -> Iterator[None]:
 def _met() -> Store:
     """Returns a store that the processes of this start share.
 
-    On one machine nothing listens beyond it: gloo and NCCL use the loopback device, and
-    `--nproc` has a file in place of a port.
+    On one machine no port is open to others: gloo and NCCL use the loopback device, and `--nproc`
+    uses a file.
     """
     is_local = environment.is_one_machine() or _is_loopback(environment.master()[0])
     if environment.verdict_file() is not None or is_local:
@@ -220,11 +219,10 @@ def _store() -> Store:
 
 
 def _agreed(store: Store, rank: int, size: int) -> str:
-    """Returns a name that the processes of this start, and only they, agree upon.
+    """Returns a name that only the processes of this start know.
 
-    The store of the agents still has what earlier starts wrote, and the agents of several machines
-    need not have started their processes equally often. So rank 0 invites, the others answer, each
-    with a word of its own, and rank 0 repeats all words.
+    The agents' store still holds keys of earlier starts, and agents may count starts differently.
+    So rank 0 writes a random word, each other rank answers with one, and rank 0 repeats them all.
     """
     own = secrets.token_hex(8)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""The run directory: layout, lock, cleanup after kills, published model, checkpoints.
+"""The run directory: layout, lock, clean-up after kills, published model, checkpoints.
 
 ::
 
@@ -7,7 +7,7 @@
     ├── manifest.json        sizes and SHA-256 of these, the published model
     ├── metrics.jsonl · report.html · tensorboard/
     ├── checkpoint-<step>/   a complete state with the same four files: usable in place of RUN
-    ├── .publish/            a set of files on its way to the top level, see `RunDirectory.publish`
+    ├── .publish/            files that move to the top level, see `RunDirectory.publish`
     └── .lock                held by the writing process
 """
 
@@ -49,7 +49,7 @@ from fastlstm.system import storage
 TRAINER_FILE = "trainer.json"
 FORECASTER = "forecaster"
 SEQUENCE = "sequence"
-"""`kind` in config.json of forecasters and sequence models; language models have none."""
+"""`kind` in config.json; language models have none."""
 TEXT_RUN = "fastlstm-run"
 """`format` in config.json of a language model."""
 METRICS_KEY = "metrics"
@@ -58,7 +58,7 @@ _READ_ATTEMPTS = 4
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _MARK_BYTES = 40
 _WORD = secrets.token_hex(8)
-"""Tells this process from processes of the same number on other machines."""
+"""Tells this process from one with the same number on another machine."""
 _SET_ASIDE = re.compile(r"(checkpoint-(?:0|[1-9][0-9]{0,17}))\.old-[0-9a-f-]+")
 _LEFT_OVER = re.compile(r"(checkpoint-[0-9]+(\.old-[0-9a-f-]+)?|\.publish)\.(tmp|del)-[0-9a-f-]+")
 _LEFT_OVER_FILE = re.compile(r"\..+\.tmp-[0-9]+-[0-9a-f]{8}")
@@ -72,13 +72,13 @@ class RunLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Releases the lock, also for forked children; can be repeated."""
+        """Releases the lock, also of forked children; can be repeated."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
 
     def forget(self) -> None:
-        """Closes the descriptor without releasing the lock of other processes."""
+        """Closes the descriptor without releasing the parent's lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -95,16 +95,16 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 def _forget_in_child() -> None:
     for lock in list(_held):
-        lock.forget()  # a worker that outlives its parent must not keep the run locked
+        lock.forget()  # a child that outlives its parent must not keep the run locked
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _lock_now(descriptor: int) -> None:
-    """Locks a file for this process; raises BlockingIOError where another process has it.
+    """Locks a file; raises BlockingIOError if another process keeps the lock.
 
-    `is_locked` has it for an instant while it looks, so a refusal is tried again.
+    Tries again: `is_locked` takes the lock for an instant.
     """
     for wait_s in (0.01, 0.05):
         with contextlib.suppress(BlockingIOError):
@@ -142,11 +142,7 @@ class RunDirectory:
         self._mark = b""
 
     def create(self) -> None:
-        """Creates the directory and its parents, and checks that it is writable.
-
-        Raises:
-            RunDirectoryError: it is a file, or not writable.
-        """
+        """Creates the directory; raises RunDirectoryError if it is a file or not writable."""
         if os.path.exists(self.path) and not os.path.isdir(self.path):
             raise RunDirectoryError(
                 f"{self.path} is a file, expected a directory; choose another `out`"
@@ -163,7 +159,7 @@ class RunDirectory:
             ) from error
 
     def remove_if_empty(self) -> None:
-        """Removes the directory if it has nothing but the lock, after a refused start."""
+        """Removes the directory if it holds only the lock, after a refused start."""
         names = {path.name for path in self.path.iterdir()} if os.path.isdir(self.path) else {""}
         if names <= {self._lock_path.name}:
             with contextlib.suppress(OSError):
@@ -171,10 +167,10 @@ class RunDirectory:
                 self.path.rmdir()
 
     def lock(self) -> RunLock:
-        """Takes the lock and cleans up after killed processes; use it in a `with` block.
+        """Takes the lock and cleans up after killed processes; for a `with` block.
 
         Raises:
-            RunDirectoryError: another process holds the lock; names its pid.
+            RunDirectoryError: another process, whose number it names, holds the lock.
             StorageError: the clean-up failed.
         """
         lock = RunLock(self._acquire())
@@ -205,21 +201,18 @@ class RunDirectory:
                 " place on a local disk"
             ) from error
         mark = f"{os.getpid()} {_WORD}\n".encode()
-        with contextlib.suppress(OSError):  # without it a message lacks the process
+        with contextlib.suppress(OSError):  # only messages need it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, mark, 0)
             self._mark = mark
         return descriptor
 
     def require_owned(self) -> None:
-        """Checks that no other process has locked the run since: some shared disks let two.
-
-        Raises:
-            RunDirectoryError: one has. This one must not write any more.
-        """
+        """Raises RunDirectoryError if another process has locked the run since: some shared disks
+        let two lock."""
         with storage.storage_errors(self._lock_path, "read"):
             if not self._lock_path.exists():
-                return  # somebody has removed it
+                return  # removed by hand
             now = self._lock_path.read_bytes()[:_MARK_BYTES]
         if self._mark and now != self._mark:
             raise RunDirectoryError(
@@ -234,11 +227,8 @@ class RunDirectory:
     def sweep(self) -> None:
         """Cleans up after killed processes; only for the holder of the lock.
 
-        Completes a committed publication, restores a checkpoint set aside unless its replacement
-        is intact, and removes temporaries.
-
-        Raises:
-            StorageError: the clean-up failed.
+        Completes a publication, restores a checkpoint set aside unless its replacement is intact,
+        and removes temporary files. Raises StorageError.
         """
         with storage.storage_errors(self.path, "clean up"):
             self.finish_publication()
@@ -261,11 +251,7 @@ class RunDirectory:
         storage.rename(aside, successor)
 
     def checkpoints(self) -> list[Path]:
-        """Returns the checkpoint directories, largest step first, unverified.
-
-        Raises:
-            StorageError: the directory cannot be read.
-        """
+        """Returns the checkpoint directories, largest step first. Raises StorageError."""
         by_name: dict[str, Path] = {}
         with storage.storage_errors(self.path, "read"):
             places = sorted(self.path.iterdir()) if os.path.isdir(self.path) else []
@@ -278,7 +264,7 @@ class RunDirectory:
         return sorted(by_name.values(), key=checkpoint_step, reverse=True)
 
     def intact_checkpoint(self, besides: Path | None = None) -> Path | None:
-        """Returns an intact, finite checkpoint to fall back to, the next older one if any."""
+        """Returns an intact, finite checkpoint, if possible the next older one than `besides`."""
         candidates = [p for p in self.checkpoints() if besides is None or p.name != besides.name]
         if besides is not None and _CHECKPOINT.match(besides.name):
             step = checkpoint_step(besides)
@@ -292,7 +278,7 @@ class RunDirectory:
         return None
 
     def with_offer(self, error: CorruptFileError, besides: Path | None = None) -> CorruptFileError:
-        """Returns the error with an intact checkpoint to use instead."""
+        """Returns the error with the name of an intact checkpoint to use instead."""
         intact = self.intact_checkpoint(besides)
         if intact is None:
             return CorruptFileError(f"{error}. {self.path} has no intact checkpoint to use instead")
@@ -301,14 +287,14 @@ class RunDirectory:
     # the published model ------------------------------------------------------------------------
 
     def publish(self, files: Mapping[str, bytes], extra: Mapping[str, Any] | None = None) -> None:
-        """Replaces top-level files as one set; other published files stay.
+        """Replaces top-level files at once; other published files stay.
 
-        The new set is written to `.publish.tmp-<pid>/`; renaming that to `.publish/` commits it,
-        like a write-ahead log. Then its files move into place, the manifest last. After a kill or
-        power cut at any instant, readers find the old set or the new one.
+        The files are written to `.publish.tmp-<pid>/`; renaming that to `.publish/` commits them,
+        like a write-ahead log. Then they move into place, the manifest last. After a kill or power
+        cut at any instant, readers find all old files or all new ones.
 
         Raises:
-            StorageError: a write failed; the old set is intact.
+            StorageError: a write failed; the old files are intact.
             RunDirectoryError: another process writes the run now.
         """
         self.require_owned()
@@ -333,10 +319,10 @@ class RunDirectory:
         try:
             return dict(read_manifest(self.path).files)
         except CorruptFileError:
-            return {}  # none yet, or damaged: the new set replaces it
+            return {}  # none yet, or damaged and replaced now
 
     def finish_publication(self) -> None:
-        """Moves a committed set into place; can be repeated at any point. Raises OSError."""
+        """Moves committed files into place; can be repeated at any point. Raises OSError."""
         journal = self.path / JOURNAL
         if journal.is_symlink():
             storage.remove_file(journal)  # not made by a publication
@@ -359,7 +345,7 @@ class RunDirectory:
     def read_published(
         self, names: Collection[str] | None = None
     ) -> tuple[Manifest, dict[str, bytes]]:
-        """Reads and checks published files of one set, even while another process publishes.
+        """Reads published files of one publication, even while another process publishes.
 
         Args:
             names: files to read, if the manifest lists them; default all.
@@ -398,11 +384,8 @@ class RunDirectory:
         return journal if journal.is_dir() and not journal.is_symlink() else self.path
 
     def verify(self) -> list[CorruptFileError]:
-        """Checks published files, checkpoints and metrics; returns all damage.
-
-        metrics.jsonl is compared with the marks (`manifest.metrics_mark`) in `extra["metrics"]` of
-        the published manifest and `meta["metrics"]` of the newest checkpoint.
-        """
+        """Returns all damage of published files, checkpoints and metrics.jsonl, whose marks are in
+        the published manifest and the newest checkpoint."""
         damage = []
         if self.has_published() or self.model_path.exists():
             damage += _damage(self.read_published)
@@ -411,12 +394,12 @@ class RunDirectory:
         return damage + _damage(self._verify_metrics)
 
     def seal_metrics(self) -> None:
-        """Records the state of metrics.jsonl in the published manifest, to detect damage."""
+        """Adds a mark of metrics.jsonl to the published manifest, to detect damage."""
         if self.has_published():
             self.publish({}, extra={METRICS_KEY: metrics_mark(self.metrics_path)})
 
     def unseal_metrics(self) -> None:
-        """Removes the record of `seal_metrics`, for a run that continues."""
+        """Removes the mark of `seal_metrics`, for a run that continues."""
         if self.has_published():
             self.publish({})
 
@@ -440,7 +423,7 @@ Kind = Literal["text", "forecaster", "sequence"]
 
 
 def kind_of_run(path: str | os.PathLike[str]) -> Kind | None:
-    """Returns the kind in config.json of a run or a checkpoint; None if it is not one."""
+    """Returns the kind in config.json of a run or checkpoint, or None."""
     run = RunDirectory(path)
     for directory in (run.path, *run.checkpoints()):
         try:
@@ -482,7 +465,7 @@ def checkpoint_step(path: Path) -> int:
 
 
 def held_locks() -> set[int]:
-    """Returns the inodes of the locked files of this machine."""
+    """Returns the inodes of the locked files on this machine."""
     found = set[int]()
     try:
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -495,13 +478,13 @@ def held_locks() -> set[int]:
 
 
 def is_locked(lock: Path, held: Collection[int] | None = None) -> bool | None:
-    """Returns whether a process holds the lock; None: not known, such as of a missing file.
+    """Returns whether a process holds a lock; None if unknown, such as for a missing file.
 
-    /proc/locks is asked first, so that a run that is just starting never finds its lock taken.
+    Reads /proc/locks before it tries the lock, which a starting run could find taken.
 
     Args:
-        lock: the file that is locked.
-        held: a new result of `held_locks`, for looks at many runs; what it lacks is asked for.
+        lock: the lock file.
+        held: a recent result of `held_locks`, to look at many runs.
     """
     if held is not None:
         try:

@@ -50,22 +50,22 @@ _BAD_VALUE = (TypeError, ValueError, AttributeError, IndexError, OverflowError, 
 BEST = "best"
 """File stem of the best weights."""
 COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
-"""Counters of `Progress` that belong to them."""
+"""Counters of `Progress` about the best weights."""
 _FINITE = ("model", "optimizer", "average", "carried")
-"""Stems of the tensors without NaN and Inf in a state that can be restored."""
+"""File stems whose tensors must be finite for a roll-back to them."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, verified and read.
+    """A training state, as a checkpoint holds it.
 
     Attributes:
-        path: its directory.
+        path: directory of the checkpoint, or words for a state that is in memory.
         step: optimizer steps done.
-        tensors: named tensors by file stem ("model", "optimizer", "state"), on the CPU.
-        meta: plain values of the trainer.
-        files: content of its other files (config.json, tokenizer.json, generation_config.json).
-        finite: False when a weight is NaN or Inf.
+        tensors: named tensors by file stem: "model", "optimizer", "state", ….
+        meta: plain values.
+        files: content of other files: config.json, tokenizer.json, ….
+        finite: False if a weight is NaN or Inf.
     """
 
     path: Path
@@ -77,15 +77,15 @@ class Checkpoint:
 
 
 def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
-    """Writes `checkpoint-<step>`, reads it back, then removes the checkpoints beyond `keep`.
+    """Writes `checkpoint-<step>`, reads it back, then removes all but `keep` checkpoints.
 
-    A checkpoint of the same step is replaced. Checkpoints of later steps, which a roll-back or a
-    resume past damage left behind, are removed. The newest finite checkpoint always stays.
+    Replaces a checkpoint of the same step. Removes later ones, which a roll-back or a resume past
+    damage left behind. The newest finite checkpoint always stays.
 
     Args:
         run: the run directory, locked.
-        state: its tensors may be on any device; its path is not used.
-        keep: how many checkpoints to keep, at least 1.
+        state: with tensors on any device.
+        keep: at least 1.
 
     Raises:
         StorageError: the disk refused or returned other bytes; older checkpoints are intact.
@@ -98,14 +98,13 @@ def save_checkpoint(run: RunDirectory, state: Checkpoint, keep: int) -> Path:
     for name in contents:
         check_name(name, Path(name))
     records = {name: FileRecord.of(data) for name, data in contents.items()}
-    finite = state.finite and first_non_finite(state.tensors.get("model", {}).items()) is None
     path = run.path / f"checkpoint-{state.step}"
     storage.require_space(run.path, sum(map(len, contents.values())))
     with storage.storage_errors(path, "write the checkpoint"):
-        _write(run, path, contents, Manifest(records, finite, {"step": state.step}))
-    run.require_owned()  # later checkpoints are another process's, if there is one
-    with contextlib.suppress(OSError):  # what cannot be removed now is swept at the next start
-        _rotate(run, path, finite, keep)
+        _write(run, path, contents, Manifest(records, state.finite, {"step": state.step}))
+    run.require_owned()  # else later checkpoints belong to another process
+    with contextlib.suppress(OSError):  # the next start sweeps what cannot be removed now
+        _rotate(run, path, state.finite, keep)
     return path
 
 
@@ -138,12 +137,12 @@ def _write(
 
 
 def _undo(path: Path, staged: Path, aside: Path, *, bad: bool) -> None:
-    """Removes what a failed save left and puts the checkpoint it was to replace back."""
+    """Removes what a failed save left; puts the checkpoint of the same step back."""
     if staged.exists():
         storage.remove_tree(staged)
     if bad and path.exists():
         storage.discard(path)
-    if aside.exists() and not path.exists():  # where both exist, the next sweep looks at both
+    if aside.exists() and not path.exists():  # if both exist, the next sweep decides
         storage.rename(aside, path)
 
 
@@ -169,11 +168,8 @@ def _is_good(path: Path) -> bool:
 
 @contextlib.contextmanager
 def reading(checkpoint: Checkpoint) -> Iterator[None]:
-    """Turns errors from impossible values of a checkpoint into one that names the checkpoint.
-
-    Raises:
-        CorruptFileError: in place of what Python, torch or a configuration raised.
-    """
+    """Turns errors of Python, torch or a configuration about values of a checkpoint into a
+    CorruptFileError that names it."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -189,11 +185,11 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def load_checkpoint(directory: Path) -> Checkpoint:
-    """Reads a checkpoint; every byte is checked against its manifest before it is used.
+    """Reads a checkpoint and checks every byte against its manifest.
 
     Raises:
         CorruptFileError: names the damaged file.
-        FormatError: no checkpoint, or written by a newer fastlstm.
+        FormatError: no checkpoint, or of a newer fastlstm.
     """
     manifest = read_manifest(directory)
     refuse_unlisted(directory, manifest)
@@ -231,7 +227,7 @@ def find_checkpoint(
     """Returns the newest intact checkpoint, finite if asked, and the damage of newer ones.
 
     Raises:
-        FormatError: the newest is of a newer format; going back silently would lose work.
+        FormatError: the newest is of a newer fastlstm; an older one would silently lose work.
     """
     checkpoint: Checkpoint | None = None
     damage: list[CorruptFileError] = []
@@ -250,13 +246,13 @@ def find_checkpoint(
 
 
 class RunSnapshots:
-    """The newest `keep` checkpoints of a locked run directory."""
+    """Stores states as the newest `keep` checkpoints of a locked run directory."""
 
     def __init__(self, run: RunDirectory, keep: int) -> None:
         self._run, self._keep = run, keep
 
     def save(self, state: Checkpoint) -> Event:
-        """Writes a state; returns more of the `checkpoint` event."""
+        """Writes a state; returns its part of the `checkpoint` event."""
         mark = metrics_mark(self._run.metrics_path)
         marked = replace(state, meta={**state.meta, METRICS_KEY: mark})
         path = save_checkpoint(self._run, marked, self._keep)
@@ -268,7 +264,7 @@ class RunSnapshots:
 
 
 class MemorySnapshots:
-    """The newest finite state of a run without a directory."""
+    """Stores the newest finite state of a run without a directory."""
 
     def __init__(self) -> None:
         self._newest: Checkpoint | None = None
@@ -288,18 +284,18 @@ class MemorySnapshots:
 
 
 Snapshots = RunSnapshots | MemorySnapshots
-"""Where a run keeps its state to go back to."""
+"""Where a run stores its state, to go back to it."""
 
 
 class BestWeights:
     """The weights of the best evaluation.
 
-    A task that publishes at once has its best weights in the run directory; they are held here,
-    and in checkpoints, only until they are published. Other tasks need them at the end.
+    A task that publishes at once has them in the run directory; memory and checkpoints hold them
+    only until they are published. Other tasks need them at the end.
 
     Attributes:
-        weights: by name; empty where there are none to publish.
-        published_step: step of the weights that were published last, -1 before.
+        weights: by name; empty if there are none to publish.
+        published_step: step of the last publication, -1 before the first.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -309,31 +305,31 @@ class BestWeights:
         self._refusal: StorageError | None = None
 
     def keep(self) -> None:
-        """Keeps a copy of the weights that are in the model now."""
-        own = weights_of(self._trainer.task.model)
+        """Copies the weights of the model."""
+        own = weights_of(self._trainer.model)
         self.weights = {name: tensor.detach().clone() for name, tensor in own.items()}
         self.published_step = -1  # a roll-back may find a better model at an earlier step
         if self._trainer.task.publishes_at_once:
             self.publish_if_possible()
 
     def forget(self) -> None:
-        """Starts anew: nothing is the best so far. What was published stays published."""
+        """Starts anew: no evaluation is the best so far. Published files stay."""
         progress, first = self._trainer.progress, Progress()
         for name in COUNTERS:
             setattr(progress, name, getattr(first, name))
         self.weights, self.published_step, self._refusal = {}, -1, None
 
     def restore(self, stored: Mapping[str, Tensor], published_step: int) -> None:
-        """Puts the weights of a checkpoint back; raises ValueError if they do not fit the model."""
+        """Restores the weights of a checkpoint; raises ValueError if they do not fit the model."""
         if stored:
-            require_like(weights_of(self._trainer.task.model), stored, BEST)
+            require_like(weights_of(self._trainer.model), stored, BEST)
         self.weights = {name: tensor.clone() for name, tensor in stored.items()}
         self.published_step = published_step
 
     def into_model(self) -> None:
-        """Puts the weights, if there are any, into the model."""
+        """Loads the weights, if any, into the model."""
         if self.weights:
-            self._trainer.task.model.load_state_dict(self.weights, strict=False)
+            self._trainer.model.load_state_dict(self.weights, strict=False)
 
     def publish(self) -> None:
         """Publishes the weights unless they are published; raises StorageError."""
@@ -349,7 +345,7 @@ class BestWeights:
             self.weights = {}
 
     def publish_if_possible(self) -> None:
-        """Publishes the weights; a refusal is a warning, and tried again at the next checkpoint."""
+        """Publishes the weights; warns if the disk refuses, and the next checkpoint tries again."""
         try:
             self.publish()
         except StorageError as error:
@@ -357,7 +353,7 @@ class BestWeights:
             self._trainer.say("warning", f"the best model is not published yet: {error}")
 
     def require_published(self, saved_step: int) -> None:
-        """Raises StorageError when the weights are still not published."""
+        """Raises StorageError if the weights are still not published."""
         if self._refusal is not None:
             raise StorageError(
                 f"{self._refusal} The best model (step {self._trainer.progress.best_step}) is not"
@@ -382,10 +378,10 @@ def _told(world: World, own: Checkpoint | None) -> Checkpoint:
 
 
 class Saver:
-    """Saves the state of a trainer.
+    """Saves the state of a trainer when it is due, and restores it.
 
     Attributes:
-        saved_step: step of the state that was saved last, -1 where it must be saved again.
+        saved_step: step of the saved state, -1 if it must be saved again.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -410,17 +406,15 @@ class Saver:
         return tensors, meta
 
     def _average_optimizers(self) -> None:
-        """Moves the optimizers' state to its mean: a checkpoint has no rank in it."""
+        """Moves the optimizers' state to its mean over the processes: a checkpoint holds one."""
         world, named = self._trainer.world, self._trainer.optimizers.tensors()
-        own = [
-            named[name] for name in sorted(named) if named[name].dim() > 0
-        ]  # others are counters
+        own = [named[name] for name in sorted(named) if named[name].dim() > 0]  # no counters
         num = world.summed(torch.tensor([float(len(own))]))
-        if own and float(num) == len(own) * world.size:  # else one has taken no step yet
+        if own and float(num) == len(own) * world.size:  # else a process has taken no step yet
             world.average(own)
 
     def _carried(self) -> dict[str, Tensor]:
-        """Returns the carried state of the rows of all processes, in order of rank."""
+        """Returns the carried state of the rows of all processes."""
         own, axis = self._trainer.task.carried(), self._trainer.task.row_axis
         if self._trainer.plan.share.size == 1:
             return own
@@ -428,7 +422,7 @@ class Saver:
         return {name: torch.cat([part[name] for part in parts], axis[name]) for name in own}
 
     def _own_rows(self, carried: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the part of the carried state that belongs to the rows of this process."""
+        """Returns the carried state of the rows of this process."""
         share, task = self._trainer.plan.share, self._trainer.task
         if share.size == 1:
             return carried
@@ -441,8 +435,7 @@ class Saver:
         return own
 
     def restore(self, own: Checkpoint | None, is_roll_back: bool) -> None:
-        """Puts a state of rank 0 back; a roll-back keeps the trouble counters and best weights of
-        now.
+        """Restores the checkpoint of rank 0; a roll-back keeps the present guard and best weights.
 
         Raises:
             CorruptFileError: the checkpoint's values make no sense.
@@ -461,17 +454,17 @@ class Saver:
         if trainer.world.is_leader:
             trainer.callbacks.restore(tensors, callbacks)
         self.saved_step = trainer.progress.step
-        if is_roll_back:  # the state is saved again, with its new rate
+        if is_roll_back:  # the next state has half the learning rate
             self.saved_step = -1
             self._times.rolled_back()
 
     def is_due(self) -> bool:
-        """Returns whether the state is to be saved at this step."""
+        """Returns whether to save the state at this step."""
         step = self._trainer.progress.step
         return step != self.saved_step and self._times.is_due(step)
 
     def save_if_possible(self) -> None:
-        """Saves the state; a refusal is a warning, and tried again later."""
+        """Saves the state; warns if the disk refuses, and tries again later."""
         try:
             self.save()
         except (StorageError, CorruptFileError) as error:
@@ -479,26 +472,22 @@ class Saver:
             self._trainer.say("warning", f"checkpoint not written, training continues: {error}")
 
     def save(self) -> None:
-        """Saves the state and publishes the best weights, unless that is done.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Saves the state and publishes the best weights, if not done. Raises StorageError."""
         trainer = self._trainer
-        if trainer.task.publishes_at_once:  # what the disk refused before is not in the checkpoint
+        if trainer.task.publishes_at_once:  # first: the checkpoint need not hold the weights then
             trainer.best.publish_if_possible()
         if trainer.world.decided(self.saved_step != trainer.progress.step)[0]:
             self._save()
-        if not trainer.task.publishes_at_once:  # it may take long, and the state is safe now
+        if not trainer.task.publishes_at_once:  # last: it may take long
             with trainer.progress.counted("saving"):
                 trainer.best.publish_if_possible()
 
     def save_last(self) -> None:
-        """Saves the state; a task that does not publish at once does so when it finishes."""
+        """Saves the state at the end; a task that does not publish at once does so in `finish`."""
         best, at_once = self._trainer.best, self._trainer.task.publishes_at_once
         if at_once:
             best.publish_if_possible()
-        self._save()  # the last evaluation belongs to it, even where the step is saved
+        self._save()  # with the last evaluation, even if this step is saved
         if at_once:
             best.require_published(self.saved_step)
 
@@ -509,7 +498,11 @@ class Saver:
         if not trainer.world.is_leader:
             self.saved_step = step
             return
-        is_finite, place = self.is_finite(tensors), Path(f"the state of step {step}")
+        named = (item for stem in _FINITE for item in tensors.get(stem, {}).items())
+        is_finite = (
+            first_non_finite(t for t in named if t[0] not in trainer.task.may_be_nan) is None
+        )
+        place = Path(f"the state of step {step}")
         state = Checkpoint(place, step, tensors, meta, trainer.task.files(), is_finite)
         about = trainer.snapshots.save(state)
         self.saved_step = step
@@ -518,13 +511,3 @@ class Saver:
         trainer.progress.add("saving", seconds)
         if about is not None:
             trainer.emit({"event": "checkpoint", "step": step, "seconds": seconds, **about})
-
-    def is_finite(self, tensors: Tensors) -> bool:
-        """Returns whether a state has no NaN and Inf, so that a run can go back to it."""
-        named = (
-            (name, tensor)
-            for stem in _FINITE
-            for name, tensor in tensors.get(stem, {}).items()
-            if name not in self._trainer.task.may_be_nan
-        )
-        return first_non_finite(named) is None

@@ -1,9 +1,8 @@
 """The whole training step on a GPU as one CUDA graph: passes, clipping, update, average.
 
-Launched one by one, the kernels of a small model wait for the host nine tenths of the time. A graph
-holds all kernels of a step and takes one launch. Inputs are copied into tensors that stay in place;
-loss and norm are read while the next step runs. A step that is not finite changes nothing, which
-the graph decides by itself.
+Launched one by one, the kernels of a small model wait for the host nine tenths of the time; a graph
+of all kernels takes one launch. Inputs are copied into tensors that stay in place. Loss and norm
+are read while the next step runs. The graph itself skips the update if a step is not finite.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -28,25 +27,19 @@ from fastlstm.training.task import Task, even_parts
 
 NO_GPU = "only a GPU has them"
 _MAX_SHAPES = 3
-"""Shapes of batches that have a graph: whole ones, and the last of an epoch."""
+"""Shapes of batches that get a graph, such as whole ones and the last of an epoch."""
 _ALIGNMENT = 256
 _CAPTURED = frozenset({"muon", "adam", "adamw"})
 _SEEING = ("on_gradients", "on_update", "weights_in_use")
-"""Hooks of callbacks that see a step from inside."""
+"""Hooks of callbacks that run within a step."""
 
 
 class StepResult(NamedTuple):
-    """What a step has found.
-
-    Attributes:
-        loss: mean over the batch.
-        norm: of the gradient before clipping.
-        gradient: name of the first gradient that is not finite, or None.
-    """
+    """The mean loss and the gradient norm before clipping of a step."""
 
     loss: float
     norm: float
-    gradient: str | None = None
+    gradient: str | None = None  # the name of the first one that is not finite
 
     @property
     def is_finite(self) -> bool:
@@ -55,7 +48,7 @@ class StepResult(NamedTuple):
 
 
 def graph_refusal(plan: TrainingPlan, callbacks: CallbackList) -> str | None:
-    """Returns why the steps of a run cannot be one CUDA graph each, or None."""
+    """Returns why steps of this plan cannot be CUDA graphs, or None."""
     options = plan.options
     if plan.device.type != "cuda":
         return NO_GPU
@@ -71,25 +64,21 @@ def graph_refusal(plan: TrainingPlan, callbacks: CallbackList) -> str | None:
 
 
 _RECORDING = threading.RLock()
-"""torch records one graph at a time in a process."""
+"""torch records one graph at a time."""
 
 
 class Recorder:
-    """Records work on a GPU as a CUDA graph; tests replace it by one that runs anywhere.
-
-    Args:
-        device: the GPU.
-    """
+    """Records work on a GPU as a CUDA graph; tests replace it by one that runs anywhere."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Returns a function that does `work` again, on the same memory."""
+        """Returns a function that repeats `work` on the same memory."""
         with _RECORDING:
             gc.collect()
-            # Beside it torch finds room for the state of random numbers: a CUDAGraph that has no
-            # memory for that ends the process.
+            # Reserves memory for the state of random numbers: without it CUDAGraph ends the
+            # process.
             spare = torch.empty(1, device=self._device)
             torch.cuda.empty_cache()
             graph, stream = torch.cuda.CUDAGraph(), _stream(self._device, "recording")
@@ -98,16 +87,22 @@ class Recorder:
             del spare
         return graph.replay
 
-    def apart(self) -> AbstractContextManager[object]:
-        """Returns a block on a stream of its own, as work needs it before it is recorded."""
-        return _ordered_stream(self._device)
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Runs the block on another stream, as work must before it is recorded; after all earlier
+        work and before all later work."""
+        current, own = torch.cuda.current_stream(self._device), _stream(self._device, "warm-up")
+        own.wait_stream(current)
+        with torch.cuda.stream(own):
+            yield
+        current.wait_stream(own)
 
     def event(self) -> torch.cuda.Event:
-        """Returns an event, not recorded yet."""
+        """Returns a new event."""
         return torch.cuda.Event()
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns host memory that the GPU reads and writes by itself."""
+        """Returns host memory that the GPU can read and write."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def random_state(self) -> Tensor:
@@ -115,23 +110,13 @@ class Recorder:
         return torch.cuda.get_rng_state(self._device)
 
     def set_random_state(self, state: Tensor) -> None:
-        """Puts what `random_state` returned back."""
+        """Restores a state of `random_state`."""
         torch.cuda.set_rng_state(state, self._device)
 
 
-@contextmanager
-def _ordered_stream(device: torch.device) -> Iterator[None]:
-    """A stream that runs after all work before the block, and before all work behind it."""
-    current, own = torch.cuda.current_stream(device), _stream(device, "warm-up")
-    own.wait_stream(current)
-    with torch.cuda.stream(own):
-        yield
-    current.wait_stream(own)
-
-
 def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
-    """Returns always the same stream for one use: for each cuBLAS keeps a workspace of 32 MiB, and
-    a stream that one thread records must not get another thread's warm-up."""
+    """Returns the same stream each time for one use: cuBLAS keeps 32 MiB for each stream, and no
+    warm-up of another thread may get into a recording."""
     number = torch.cuda.current_device() if device.index is None else device.index
     return _stream_of(number, use)
 
@@ -143,11 +128,7 @@ def _stream_of(number: int, use: str) -> torch.cuda.Stream:
 
 
 class _Inputs:
-    """Tensors on a GPU that get new values by one copy; in turns from two places of the host.
-
-    Attributes:
-        tensors: on the GPU.
-    """
+    """Tensors on a GPU that one copy fills, in turns from two buffers of the host."""
 
     def __init__(self, like: Sequence[Tensor], device: torch.device, recorder: Recorder) -> None:
         starts, size = list[int](), 0
@@ -167,7 +148,7 @@ class _Inputs:
         self._staging = [views(host) for host in self._host]
 
     def fill(self, turn: int, values: Sequence[Tensor]) -> None:
-        """Starts the copy; `turn`, 0 or 1, is a place that no copy is reading."""
+        """Starts the copy from buffer `turn`, 0 or 1, which no copy may be reading."""
         for own, value in zip(self._staging[turn], values, strict=True):
             own.copy_(value)
         self._device.copy_(self._host[turn], non_blocking=True)
@@ -175,7 +156,7 @@ class _Inputs:
 
 @dataclass
 class _Recorded:
-    """A recorded step, with the tensors that it reads and where all lies that it changes."""
+    """A recorded step, the tensors that it reads and the addresses of those that it changes."""
 
     replay: Callable[[], None]
     inputs: _Inputs
@@ -185,9 +166,7 @@ class _Recorded:
 class GraphedStep:
     """Records the step of a run once for each shape of a batch, and replays it.
 
-    Args:
-        plan: of a run whose steps `graph_refusal` accepts.
-        num_parts: parts that a batch runs in.
+    `num_parts` are the parts that a batch runs in.
     """
 
     def __init__(
@@ -209,25 +188,18 @@ class GraphedStep:
         self._turn, self._waiting = 0, list[int]()
 
     def refusal(self, inputs: Sequence[Tensor]) -> str | None:
-        """Returns why a batch of these tensors gets no graph, or None."""
+        """Returns why a batch of these tensors has no graph, or None."""
         if _shape(inputs) in self._recorded or len(self._recorded) < _MAX_SHAPES:
             return None
         return f"batches have more than {_MAX_SHAPES} shapes"
 
     def launch(self, batch: Any, inputs: Sequence[Tensor], factor: float, after_bad: float) -> None:
-        """Starts a step; `result` waits for it.
-
-        Args:
-            batch: of the loader.
-            inputs: its tensors, of `Task.graph_inputs`.
-            factor: share of the peak learning rate.
-            after_bad: the same if the step before has changed nothing.
-        """
+        """Starts a step on a batch with these `Task.graph_inputs`; see `Stepper.launch`."""
         key, in_use = _shape(inputs), self._tensors_in_use()
         recorded = self._recorded.get(key)
         if recorded is not None and recorded.in_use != in_use:
             recorded = None
-            self._recorded.clear()  # all are stale; torch frees with them what a new one would use
+            self._recorded.clear()  # all are stale; this frees their memory for the new one
         if recorded is None:
             recorded = self._recorded[key] = self._record(batch, inputs)
         turn = self._turn = 1 - self._turn
@@ -239,8 +211,7 @@ class GraphedStep:
         self._waiting.append(turn)
 
     def results(self, num: int = 2) -> Iterator[StepResult]:
-        """Waits for the oldest steps that were started and not asked for yet; yields what each
-        has found."""
+        """Waits for the oldest launched steps and yields their results."""
         for turn in self._waiting[:num]:
             self._events[turn].synchronize()
             loss, norm, *norms = self._host[turn].tolist()
@@ -254,7 +225,7 @@ class GraphedStep:
     # recording ----------------------------------------------------------------------------------
 
     def _record(self, batch: Any, inputs: Sequence[Tensor]) -> _Recorded:
-        """Records a step; weights, state and random numbers stay as they are."""
+        """Records a step without changing weights, state or random numbers."""
         own = _Inputs([*inputs, torch.zeros(4)], self._device, self._recorder)
         own.fill(0, [*inputs, torch.zeros(4)])
         *tensors, scalars = own.tensors
@@ -267,8 +238,8 @@ class GraphedStep:
 
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
-        """Puts carried state and random numbers back, and leaves no gradients: those of a graph are
-        in its own memory, and an eager step would add to them."""
+        """Restores carried state and random numbers, and drops the gradients, which are in the
+        graph's memory: an eager step would add to them."""
         random, carried = self._recorder.random_state(), self._task.carried()
         kept = {name: tensor.clone() for name, tensor in carried.items()}
         try:
@@ -280,11 +251,7 @@ class GraphedStep:
             self._state.optimizers.zero_grad()
 
     def _warm_up(self, batch: Any) -> None:
-        """Runs passes whose gradients are thrown away: libraries load, memory is there or is not.
-
-        Raises:
-            torch.cuda.OutOfMemoryError: there is too little.
-        """
+        """Runs passes that load libraries and raise OutOfMemoryError if memory is short."""
         with self._recorder.apart():
             for _ in range(2):
                 self._state.optimizers.zero_grad()
@@ -292,7 +259,7 @@ class GraphedStep:
             self._state.optimizers.zero_grad()
 
     def _passes(self, batch: Any) -> Tensor:
-        """Forms the gradients, times the loss scale; returns the mean loss."""
+        """Computes the gradients, times the loss scale; returns the mean loss."""
         task, scale, losses = self._task, self._scale(), []
         parts = even_parts(task.num_rows(batch), self._num_parts)
         for loss in task.losses(batch, parts):
@@ -316,7 +283,7 @@ class GraphedStep:
                 state.scaler.update_recorded(end.is_bad)
 
     def _by_name(self, norms: Tensor) -> Tensor:
-        """Returns the norm of every parameter's gradient; 0 where it has none."""
+        """Returns the gradient norm of every parameter, 0 without a gradient."""
         if all(p.grad is not None for p in self._parameters):
             return norms
         found, zero = iter(norms.unbind()), norms.new_zeros(())
@@ -327,8 +294,8 @@ class GraphedStep:
         return None if scaler is None else scaler.on(self._device)
 
     def _average_weights(self) -> tuple[float, float]:
-        """Counts an update of the average; returns the weight of the new values in it, and the same
-        if the step before, of unknown result yet, has changed nothing."""
+        """Counts an update of the average; returns the weight of the new values, and that weight if
+        the previous step, still running, changes nothing."""
         average = self._state.average
         if average is None:
             return 0.0, 0.0
@@ -337,7 +304,7 @@ class GraphedStep:
         return average.weight_of(update), average.weight_of(update - len(self._waiting))
 
     def _tensors_in_use(self) -> tuple[object, ...]:
-        """Returns where each tensor lies that a step changes: a graph is for these places."""
+        """Returns the addresses of the tensors that a step changes, which a graph is bound to."""
         average = self._state.average
         groups = [self._task.carried(), self._state.optimizers.tensors()]
         groups += [] if average is None else [average.tensors()]

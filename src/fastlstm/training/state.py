@@ -1,4 +1,4 @@
-"""All that a run needs to continue exactly where it stopped, as tensors and plain values."""
+"""The state of a run, with which it continues exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "list[str]": (list, str),
     "dict[str, float]": (dict, _NUMBER),
 }
-"""Types of a counter, and of what it holds, by how its field is annotated."""
+"""Types of a counter, and of its elements, by the annotation of its field."""
 
 
 @dataclass
@@ -34,20 +34,19 @@ class Progress:
 
     Attributes:
         step: optimizer steps done.
-        tokens: training tokens seen; of a forecaster, windows.
-        elapsed_s: wall clock of the run over all its starts.
-        train_s: the part of it spent in steps.
-        spent: seconds of the other parts: setup (before the first step of each start),
-            evaluations, saving.
+        tokens: training units seen: tokens, windows or sequences.
+        elapsed_s: wall-clock seconds over all starts.
+        train_s: seconds spent in steps.
+        spent: other seconds: setup (before the first step of each start), evaluations, saving.
         best_step: step of the best evaluation, -1 before the first.
-        best_loss: its loss, of a language model nats per token.
-        best_bits_per_char: the same in bits per character; of a forecaster nothing.
+        best_loss: its loss.
+        best_bits_per_char: its loss in bits per character, for texts.
         evaluated_step: step of the newest evaluation, -1 before the first.
         evaluations: number of evaluations.
         without_gain: evaluations since the best one.
-        lr_scale: lowered by roll-backs.
-        scored: validation units that each evaluation scores; 0 before the first.
-        slot: of evaluations spread evenly over a run, how many were due at the last one.
+        lr_scale: factor of the learning rate, which roll-backs halve.
+        scored: validation units per evaluation, 0 before the first.
+        slot: evaluations due by the last one, if they are spread evenly over the run.
     """
 
     step: int = 0
@@ -67,17 +66,17 @@ class Progress:
 
     @property
     def setup_s(self) -> float:
-        """Returns the seconds before the first step, of all starts together."""
+        """Seconds before the first step, over all starts."""
         return self.spent.get("setup", 0.0)
 
     def count(self, units: int) -> None:
-        """Counts a step of so many units; negative takes one back."""
+        """Counts a step; negative units take one back."""
         self.step += 1 if units > 0 else -1
         self.tokens += units
 
     @contextmanager
     def counted(self, part: str) -> Iterator[None]:
-        """Adds the seconds that the block takes to a part of `spent`."""
+        """Adds the seconds of the block to a part of `spent`."""
         started = time.perf_counter()
         try:
             yield
@@ -89,38 +88,31 @@ class Progress:
         self.spent[part] = self.spent.get(part, 0.0) + seconds
 
     def to_meta(self) -> dict[str, Any]:
-        """Returns the counters that have a value; JSON knows no infinity."""
+        """Returns the counters for JSON, which has no infinity: infinite ones are left out."""
         return {name: value for name, value in asdict(self).items() if value != float("inf")}
 
 
 @dataclass
 class NonFiniteGuard:
-    """Counts trouble: five skipped steps in a row ask for a roll-back, three roll-backs for a stop.
-
-    Attributes:
-        skipped: steps skipped in all.
-        in_a_row: steps skipped since the last good one.
-        rollbacks: roll-backs so far.
-        culprits: name of each bad tensor with its step, oldest first.
-    """
+    """Counts skipped steps: five in a row ask for a roll-back, a fourth roll-back for a stop."""
 
     skipped: int = 0
     in_a_row: int = 0
     rollbacks: int = 0
-    culprits: list[str] = field(default_factory=list)
+    culprits: list[str] = field(default_factory=list)  # "step 7: gradient of layers.0.weight_hh_l0"
 
     def good_step(self) -> None:
         self.in_a_row = 0
 
     def bad_step(self, step: int, culprit: str) -> bool:
-        """Records a skipped step; True when it is time to roll back."""
+        """Records a skipped step; returns whether to roll back."""
         self.skipped += 1
         self.in_a_row += 1
         self.culprits.append(f"step {step}: {culprit}")
         return self.in_a_row >= SKIPS_BEFORE_ROLLBACK
 
     def roll_back(self) -> bool:
-        """Records a roll-back; True when there were too many and the run must stop."""
+        """Records a roll-back; returns whether the run must stop instead."""
         self.rollbacks += 1
         self.in_a_row = 0
         return self.rollbacks > ROLLBACKS_BEFORE_STOP
@@ -129,8 +121,7 @@ class NonFiniteGuard:
 class WeightAverage:
     """Exponential moving average of the weights (EMA): `decay * average + (1 - decay) * weight`.
 
-    The effective decay is `min(decay, (1 + n) / (10 + n))` after n updates, so that early averages
-    do not remember the initialisation.
+    The decay is at most (1 + n) / (10 + n) in update n: early averages forget the initial weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -146,12 +137,12 @@ class WeightAverage:
         torch._foreach_lerp_(averages, [p.detach() for p in self._weights.values()], weight)
 
     def weight_of(self, update: int) -> float:
-        """Returns the weight of the new values in an update, counted from 1."""
+        """Returns the weight of the new values in update 1, 2, …."""
         return 1 - min(self.decay, (1 + update) / (10 + update))
 
     @torch.no_grad()
     def update_recorded(self, weight: torch.Tensor) -> None:
-        """As `update`, with the weight of the new values as a scalar on the GPU."""
+        """`update` with the weight of the new values in a scalar on the GPU."""
         averages = list(self._average.values())
         moves = torch._foreach_sub([p.detach() for p in self._weights.values()], averages)
         torch._foreach_mul_(moves, weight)
@@ -159,7 +150,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Puts the averaged weights into the model for the length of the block."""
+        """Has the model use the averaged weights within the block."""
         self._swap()
         try:
             yield
@@ -168,7 +159,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        # In place: cuDNN wants the weights of a layer to stay in one buffer, a CUDA graph both.
+        # In place: cuDNN and CUDA graphs need the addresses.
         for name, parameter in self._weights.items():
             kept = parameter.detach().clone()
             parameter.copy_(self._average[name])
@@ -186,11 +177,8 @@ class WeightAverage:
 def require_like(
     own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], stem: str
 ) -> None:
-    """Checks the shapes of stored tensors by name; torch would broadcast some.
-
-    Raises:
-        ValueError: one is missing, or of another shape or kind of number.
-    """
+    """Raises ValueError if a stored tensor is missing or has another shape or kind of number: torch
+    would broadcast some."""
     for name, tensor in own.items():
         value, expected = stored.get(name), f"expected {tuple(tensor.shape)} {tensor.dtype}"
         if value is None:
@@ -202,7 +190,7 @@ def require_like(
 
 
 def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
-    """Returns counters from a checkpoint's values; raises TypeError where one is of another type"""
+    """Returns a dataclass of counters; raises TypeError if a value has another type."""
     built = kind(**values)
     for each in fields(built):  # type: ignore[arg-type]
         value, allowed = getattr(built, each.name), _TYPES[str(each.type)]
@@ -217,19 +205,12 @@ def _built(kind: type[BuiltT], values: dict[str, Any]) -> BuiltT:
 
 @dataclass
 class TrainingState:
-    """The mutable parts of a run.
-
-    Attributes:
-        model: the model.
-        optimizers: its optimizers.
-        average: its averaged weights, or None.
-        scaler: fp16 loss scaler, or None.
-    """
+    """The parts of a run that training changes."""
 
     model: torch.nn.Module
     optimizers: OptimizerSet
     average: WeightAverage | None
-    scaler: LossScaler | None = None
+    scaler: LossScaler | None = None  # for fp16
     progress: Progress = field(default_factory=Progress)
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
 
@@ -259,12 +240,12 @@ class TrainingState:
     def restore(
         self, tensors: Tensors, meta: dict[str, Any], keep_guard: bool = False
     ) -> dict[str, int]:
-        """Puts what `capture` returned back and returns the loader's position.
+        """Restores what `capture` returned; returns the loader's position.
 
-        A roll-back keeps the counters of `guard`, or it would be repeated for ever.
+        A roll-back keeps the guard: it could repeat for ever otherwise.
         """
         require_like(dict(self.model.named_parameters()), tensors["model"], "model")
-        # Not strict: of tied weights one is stored.
+        # Not strict: tied weights are stored once.
         self.model.load_state_dict(tensors["model"], strict=False)
         self.optimizers.load(tensors["optimizer"])
         torch.set_rng_state(tensors["state"]["rng_cpu"].clone())
@@ -284,7 +265,7 @@ class TrainingState:
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns parameters and buffers by name; of tied weights one."""
+    """Returns parameters and buffers by name; tied weights once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

@@ -24,17 +24,14 @@ from fastlstm.training.task import PipelinedTask, Task, even_parts
 class Stepper:
     """Takes optimizer steps; `say` gets its messages.
 
-    A batch runs in `accumulate` parts whose losses add up to the mean loss of the whole, so the
-    gradient equals the big batch's. A GPU that runs out of memory gets the same batch again in
-    twice as many parts, where no other process takes part in the step. Callbacks see the gradients
-    before they are clipped, and the weights before they are averaged.
+    A batch runs in `accumulate` parts whose gradients add up to the gradient of the whole batch. If
+    a GPU runs out of memory, the batch runs again in twice as many parts, unless other processes
+    share the step. Callbacks see gradients before clipping and weights before averaging.
 
-    On a GPU a step is one CUDA graph where it can be (`GraphedStep`); `launch` then returns before
-    it is over.
+    On a GPU a step is one CUDA graph if possible (`GraphedStep`): `launch` returns before its end.
 
     Attributes:
-        seconds: spent so far in forward and backward passes, and in the rest of the steps; of a
-            graph all is in the first.
+        seconds: of all forward and backward passes, with whole graphs, and of all updates.
     """
 
     def __init__(
@@ -59,12 +56,12 @@ class Stepper:
         self._results, self._has_told = deque[StepResult](), False
 
     def launch(self, batch: Any, factor: float, after_bad: float) -> bool:
-        """Starts a step where it is a CUDA graph, else returns False.
+        """Starts a step if it can be a CUDA graph, else returns False.
 
         Args:
             batch: of the task's loader.
             factor: share of the peak learning rate.
-            after_bad: the same if the step before, of unknown result yet, has changed nothing.
+            after_bad: the share if the previous step, still running, changes nothing.
         """
         started, why, level = time.perf_counter(), self._no_graph, "info"
         inputs = None if why is not None else self._task.graph_inputs(batch)
@@ -110,7 +107,7 @@ class Stepper:
         return GraphedStep(self._task, self._plan, self._state, self._num_parts)
 
     def result(self) -> StepResult | None:
-        """Waits for the oldest step that was launched; None where there is none."""
+        """Waits for the oldest launched step; returns None if there is none."""
         started = time.perf_counter()
         if not self._results and self._graphed is not None:
             self._results += self._graphed.results(1)
@@ -118,16 +115,13 @@ class Stepper:
         return self._results.popleft() if self._results else None
 
     def forget(self) -> None:
-        """Waits for the steps that were launched, whose results nobody needs."""
+        """Waits for the launched steps and drops their results."""
         if self._graphed is not None:
             self._results += self._graphed.results()
         self._results.clear()
 
     def step(self, batch: Any, factor: float) -> tuple[float, float]:
-        """Takes one step unless something is not finite; then the gradients stay for inspection.
-
-        Returns the mean loss and the gradient norm before clipping; see `Trainer.step`.
-        """
+        """Takes a step; see `Trainer.step`. If something is not finite, only gradients change."""
         if self.launch(batch, factor, factor):
             result = self.result()
             assert result is not None
@@ -141,7 +135,7 @@ class Stepper:
         return loss, norm
 
     def _update(self, loss: float, factor: float) -> float:
-        """Clips the gradients and updates the weights; returns the norm before."""
+        """Clips the gradients and updates the weights; returns the norm before clipping."""
         scaler, optimizers = self._state.scaler, self._state.optimizers
         if scaler is not None:
             for optimizer in optimizers.members:
@@ -173,8 +167,8 @@ class Stepper:
                 self._use_more_parts(batch)
 
     def _use_more_parts(self, batch: Any) -> None:
-        """Has batches run in twice as many parts; within the handling of OutOfMemoryError, which
-        it raises again where there are no more."""
+        """Doubles the parts of a batch; called while OutOfMemoryError is handled, which it raises
+        again if a part has one row already or other processes share the step."""
         limit = self._task.num_rows(batch)
         if self._num_parts >= limit or self._plan.world.size > 1:
             raise
@@ -185,16 +179,16 @@ class Stepper:
         self._say("warning", f"{text}, with the same result")
 
     def drop_graphs(self) -> None:
-        """Gives the memory of recorded steps back: a trainer may wait long for its collection."""
+        """Frees the memory of recorded steps."""
         self._graphed = None
 
     def gather(self) -> None:
-        """Brings what the stages of a pipeline have, if it is one, to every process."""
+        """Gathers the weights and states of the stages of a pipeline in every process."""
         if self._pipeline is not None:
             self._pipeline.gather(self._state)
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the state of the optimizers, of all processes of a pipeline."""
+        """Returns the state of the optimizers, of all stages of a pipeline."""
         if self._pipeline is not None:
             return self._pipeline.optimizer_tensors(self._state)
         return self._state.optimizers.tensors()
@@ -214,12 +208,12 @@ class Stepper:
 
 
 class _Passes(nn.Module):
-    """Calls what computes a loss of `model`; DistributedDataParallel wraps a `forward`."""
+    """A module whose `forward` calls a function: DistributedDataParallel wraps modules."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        # DDP warns where it looks for unused parameters and finds none.
+        # DDP warns if it looks for unused parameters and finds none.
         self.unused = nn.Parameter(next(model.parameters()).detach().new_zeros(1))
 
     def forward(self, loss: Callable[[], Tensor]) -> Tensor:
@@ -229,11 +223,9 @@ class _Passes(nn.Module):
 class DataParallel:
     """Runs the passes of a batch of which each process has its own rows.
 
-    The gradient is of the *sum* of the losses, which is divided by the targets of all
-    processes: missing values and small batches have their weight. Random numbers follow from the
-    seed, the step and the rank.
-
-    With local steps nothing is sent in a step: a gradient is the mean over the own targets.
+    The gradient is of the sum of the losses over the number of targets in all processes, so that
+    missing values and small batches get their weight. Local steps send nothing: their gradient is
+    the mean over the process's own targets.
     """
 
     def __init__(self, task: Task, plan: TrainingPlan, state: TrainingState) -> None:
@@ -245,8 +237,8 @@ class DataParallel:
         self._scale = 2.0 ** rows.bit_length()
         self._passes: Any = _Passes(task.model)
         if not self._is_local:
-            # Where unused parameters are looked for, buckets stay as they are: the sums of a run
-            # that continues have the same order.
+            # With `find_unused_parameters` DDP does not rebuild its buckets: the sums of a resumed
+            # run keep their order.
             self._passes = nn.parallel.DistributedDataParallel(
                 self._passes, find_unused_parameters=True, gradient_as_bucket_view=True,
                 init_sync=False,
@@ -256,7 +248,7 @@ class DataParallel:
                     bf16_compress_hook,
                 )
 
-                # DDP refuses the hook by its name without NCCL; gloo sums bf16 too.
+                # Without NCCL DDP refuses the hook by its name, but gloo sums bf16 too.
                 self._passes.register_comm_hook(
                     None, lambda state, bucket: bf16_compress_hook(state, bucket)
                 )
@@ -269,7 +261,7 @@ class DataParallel:
         parts = even_parts(task.num_rows(batch), num_parts)
         losses = task.losses(batch, parts, self._scale)
         sum_, num = torch.zeros((), dtype=torch.float64), max(len(parts), 1)
-        for number in range(num):  # a process that has no rows takes part too
+        for number in range(num):  # a process without rows takes part too
             is_last = number == num - 1
             with nullcontext() if is_last or self._is_local else self._passes.no_sync():
                 loss = self._passes(lambda: next(losses) if parts else self._no_loss())
@@ -284,12 +276,10 @@ class DataParallel:
         if not self._is_local:
             world.summed(told)
             world.heard(told[2:])
-        of_processes = 1 if self._is_local else world.size  # whose mean the gradient is
+        num_averaged = 1 if self._is_local else world.size  # DDP divides gradients by the processes
         targets = max(float(told[1]), 1.0)
-        torch._foreach_mul_(
-            [p.grad for p in self._parameters if p.grad is not None],
-            self._scale * of_processes / targets,
-        )
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, self._scale * num_averaged / targets)
         return self._scale * float(told[0]) / targets
 
     def _no_loss(self) -> Tensor:
@@ -297,7 +287,7 @@ class DataParallel:
 
 
 def draw_anew(plan: TrainingPlan, step: int) -> None:
-    """Has the random numbers of a step follow from the seed, the step and the rank."""
+    """Seeds the random numbers of a step by the seed of the run, the step and the rank."""
     words = [plan.options.seed, step, plan.world.rank]
     drawn = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
     set_seed(int(drawn >> np.uint64(1)), plan.device)
