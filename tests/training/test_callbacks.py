@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,12 +212,9 @@ class Sum(Callback):
 
 
 @pytest.mark.parametrize("step", [1, 5, 9])
-def test_state_survives_a_resume_bit_exactly(tmp_path: Path, step: int) -> None:
+def test_state_survives_a_resume_bit_exactly(run: RunDirectory, step: int) -> None:
     whole = [Sum(), Sum()]
     trainer_of(LinearTask(), callbacks=whole).fit()
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
     first = trainer_of(
         LinearTask(), snapshots=RunSnapshots(run, 2), callbacks=[Sum(), Sum()],
         stop=lambda: first.progress.step == step, run_path="run",
@@ -353,10 +349,7 @@ def test_a_run_without_an_accepted_evaluation_says_so(accepted: tuple[int, ...])
     assert torch.equal(task.weight, task.seen[-1]), "the last weights stay in the model"
 
 
-def test_what_was_accepted_survives_a_resume(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
+def test_what_was_accepted_survives_a_resume(run: RunDirectory) -> None:
     for steps, best_step, scores in ((3, -1, [0.5]), (5, 4, [1.0, 9.0]), (8, 4, [9.0])):
         task = LinearTask()
         task.scores = list(scores)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,14 +22,6 @@ class Refuse(Callback):
 
     def on_update(self, trainer: Any) -> None:
         trainer.task.is_refused = self._first <= trainer.progress.step + 1 < self._last
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    return found
 
 
 def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation() -> None:
@@ -124,11 +115,8 @@ def test_a_better_model_at_an_earlier_step_is_published() -> None:
     assert [step for step, _ in task.published] == [4, 4]
 
 
-def test_the_last_evaluation_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+def test_the_last_evaluation_is_in_the_last_checkpoint(run: RunDirectory) -> None:
     """The step may be saved before it is evaluated: stopped there, and resumed with no more."""
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
     snapshots, stops = RunSnapshots(run, 2), iter([False] * 7 + [True] * 9)
     task = LinearTask(at_once=True)
     task.scores = [2.0]

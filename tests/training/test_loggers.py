@@ -126,10 +126,8 @@ def test_a_tracker_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPa
     may_go_on.set()
 
 
-def test_a_resumed_run_has_the_same_id_and_a_new_one_another(tmp_path: Path) -> None:
-    run, kept = RunDirectory(tmp_path / "run"), Kept()
-    run.create()
-    store = RunSnapshots(run, 2)
+def test_a_resumed_run_has_the_same_id_and_a_new_one_another(run: RunDirectory) -> None:
+    kept, store = Kept(), RunSnapshots(run, 2)
     trainer_of(LinearTask(), callbacks=[kept], snapshots=store).fit()
     checkpoint, _ = find_checkpoint(run)
     assert checkpoint is not None

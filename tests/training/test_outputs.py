@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,6 @@ from fastlstm.runs.manifest import metrics_mark
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.checkpoint import Checkpoint
 from fastlstm.training.outputs import EventHub, is_still_improving
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with directory.lock():
-        yield directory
 
 
 def message(text: str) -> dict[str, str]:

@@ -83,15 +83,20 @@ def test_the_end_is_shown_when_the_report_is_written(tmp_path: Path, clock: Cloc
     assert end["still_improving"] is True
 
 
-@pytest.mark.parametrize(("last", "is_so"), [(1.9, False), (1.2, True)])
-def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
-    tmp_path: Path, last: float, is_so: bool
+@pytest.mark.parametrize(
+    ("first", "last", "is_so"), [(2.0, 1.9, False), (2.0, 1.2, True), (None, 1.4, True)]
+)
+def test_a_resumed_run_is_still_improving_beside_accepted_evaluations_before_it(
+    tmp_path: Path, first: float | None, last: float, is_so: bool
 ) -> None:
     events: list[dict[str, Any]] = []
     session = session_in(tmp_path, events)
+    best = {"loss": 1.0, "bits_per_char": 1.0, "is_accepted": False}
+    if first is not None:
+        best = {"loss": first, "bits_per_char": first}
     with session.files(None, tensorboard=False):
-        for step, loss in ((10, 2.0), (20, 1.5)):
-            session.emit({"event": "eval", "step": step, "loss": loss, "bits_per_char": loss})
+        session.emit({"event": "eval", "step": 10, **best})
+        session.emit({"event": "eval", "step": 20, "loss": 1.5, "bits_per_char": 1.5})
     mark = metrics_mark(session.run.metrics_path)
     found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
     again = RunSession(session.run, [events.append])
@@ -99,22 +104,6 @@ def test_a_resumed_run_is_still_improving_beside_the_evaluations_before_it(
         again.emit({"event": "eval", "step": 30, "loss": last, "bits_per_char": last})
         again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
     assert events[-1]["still_improving"] is is_so
-
-
-def test_evaluations_that_callbacks_did_not_accept_do_not_count_as_better(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    session = session_in(tmp_path, events)
-    scores = {"bits_per_char": 1.0, "is_accepted": False}
-    with session.files(None, tensorboard=False):
-        session.emit({"event": "eval", "step": 10, "loss": 1.0, **scores})
-        session.emit({"event": "eval", "step": 20, "loss": 2.0, "bits_per_char": 2.0})
-    mark = metrics_mark(session.run.metrics_path)
-    found = Checkpoint(session.run.path, 20, {}, {"metrics": mark}, {}, finite=True)
-    again = RunSession(session.run, [events.append])
-    with again.files(found, tensorboard=False):
-        again.emit({"event": "eval", "step": 30, "loss": 1.5, "bits_per_char": 1.5})
-        again.emit({"event": "end", "reason": "30 steps", "elapsed_s": 1.0})
-    assert events[-1]["still_improving"] is True
 
 
 @pytest.mark.parametrize(("wall_s", "factor"), [(1.0, 1.0), (2.0, 2.0), (50.0, 3.0), (0.5, 1.0)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,14 +26,6 @@ from fastlstm.training.session import (
     remaining,
     resumed_config,
 )
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with directory.lock():
-        yield directory
 
 
 def resume(run: RunDirectory, resume: bool = True) -> tuple[int | None, list[str]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +16,6 @@ from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, find_che
 from fastlstm.training.events import ThroughputMeter
 from fastlstm.training.trainer import Trainer
 from linear_task import ROWS, LinearTask, of_kind, trainer_of
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    with found.lock():
-        yield found
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

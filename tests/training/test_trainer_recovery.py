@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from fastlstm.errors import NonFiniteError
-from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.checkpoint import MemorySnapshots, RunSnapshots, Snapshots
+from fastlstm.training.checkpoint import MemorySnapshots, Snapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
 NAN = float("nan")
-
-
-@pytest.fixture(params=["memory", "disk"])
-def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> Snapshots:
-    if request.param == "memory":
-        return MemorySnapshots()
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
-    return RunSnapshots(run, 2)
 
 
 class BadWeight(Callback):

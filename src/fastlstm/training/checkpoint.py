@@ -499,11 +499,9 @@ class Saver:
             self.saved_step = step
             return
         named = (item for stem in _FINITE for item in tensors.get(stem, {}).items())
-        is_finite = (
-            first_non_finite(t for t in named if t[0] not in trainer.task.may_be_nan) is None
-        )
+        bad = first_non_finite(item for item in named if item[0] not in trainer.task.may_be_nan)
         place = Path(f"the state of step {step}")
-        state = Checkpoint(place, step, tensors, meta, trainer.task.files(), is_finite)
+        state = Checkpoint(place, step, tensors, meta, trainer.task.files(), bad is None)
         about = trainer.snapshots.save(state)
         self.saved_step = step
         self._times.tried(step)
