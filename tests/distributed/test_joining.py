@@ -49,7 +49,7 @@ def set_all(monkeypatch):
         ({"RANK": "0", "WORLD_SIZE": "2", **PLACE, "MASTER_PORT": "y"}, "MASTER_PORT is y"),
     ],
 )
-def test_variables_that_are_left_over_are_refused(set_all, values, shown):
+def test_left_over_variables_are_refused(set_all, values, shown):
     set_all(**values)
     with pytest.raises(ConfigError) as raised, joined():
         pass
@@ -84,7 +84,7 @@ def test_one_process_in_an_allocation_trains_as_elsewhere(set_all, values):
 
 
 @pytest.mark.parametrize("values", [{}, {"RANK": "3"}, {"WORLD_SIZE": "8"}])
-def test_one_variable_alone_says_nothing(set_all, values):
+def test_a_single_variable_is_ignored(set_all, values):
     set_all(**values)
     with joined() as world:
         assert world.size == 1
@@ -95,7 +95,7 @@ def test_one_variable_alone_says_nothing(set_all, values):
     [{"RANK": "5"}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}],
     ids=["left over", "another machine"],
 )
-def test_bad_usage_is_said_on_every_machine(set_all, capsys, values):
+def test_bad_usage_is_reported_once_per_machine(set_all, capsys, values):
     set_all(**values)
     assert main(["train", "book.txt", "--bogus"]) == 2
     assert capsys.readouterr().err.startswith("fastlstm: error: unknown flag '--bogus'")
@@ -104,7 +104,7 @@ def test_bad_usage_is_said_on_every_machine(set_all, capsys, values):
     assert capsys.readouterr().err == ""
 
 
-def test_what_one_rank_alone_finds_while_they_train_is_said_by_it(set_all, monkeypatch, capsys):
+def test_a_rank_reports_an_error_that_it_alone_finds_during_training(set_all, monkeypatch, capsys):
     set_all(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
 
     def find(arguments):
@@ -116,7 +116,7 @@ def test_what_one_rank_alone_finds_while_they_train_is_said_by_it(set_all, monke
     assert capsys.readouterr().err == "fastlstm: error: the text has changed\n"
 
 
-def test_a_process_that_is_left_alone_says_what_it_waits_for(set_all, monkeypatch):
+def test_a_process_that_is_left_alone_names_the_address_it_waits_at(set_all, monkeypatch):
     set_all(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
     monkeypatch.setattr(joining, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(joining, "die_with_parent", lambda: None)
@@ -145,7 +145,7 @@ def test_a_shell_with_left_over_variables_is_not_ended(tmp_path):
     assert done.stdout == "alive 2\n"
 
 
-def test_an_exit_code_is_left_where_the_output_is_closed(tmp_path):
+def test_the_exit_code_is_stored_even_if_the_output_is_closed(tmp_path):
     verdict = tmp_path / "verdict"
     code = "import sys; from fastlstm.distributed.launch import end_process as end; "
     subprocess.run(
@@ -156,9 +156,7 @@ def test_an_exit_code_is_left_where_the_output_is_closed(tmp_path):
 
 
 @pytest.mark.parametrize(("rank", "seen"), [("0", ["exit 2"]), ("1", ["wait", "exit 2"])])
-def test_rank_0_can_say_why_before_an_agent_sees_that_another_has_ended(
-    set_all, monkeypatch, rank, seen
-):
+def test_other_ranks_wait_so_that_rank_0_reports_the_error(set_all, monkeypatch, rank, seen):
     set_all(RANK=rank, WORLD_SIZE="2", **PLACE)
     found = []
     monkeypatch.setattr(launch.time, "sleep", lambda seconds: found.append("wait"))
@@ -167,7 +165,7 @@ def test_rank_0_can_say_why_before_an_agent_sees_that_another_has_ended(
     assert found == seen
 
 
-def test_a_group_of_the_script_itself_is_told_that_each_process_trains_alone(monkeypatch):
+def test_a_process_group_of_the_script_gets_a_warning(monkeypatch):
     monkeypatch.setattr(joining.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(joining.dist, "get_world_size", lambda: 2)
     with pytest.warns(UserWarning, match="each of them trains a model of its own"), joined() as own:
@@ -221,7 +219,7 @@ def test_a_second_rank_0_hears_that_the_port_is_in_use(rank_0):
             joining._met()
 
 
-def test_torchruns_open_store_is_said(rank_0, monkeypatch):
+def test_the_open_port_of_torchrun_gets_a_warning(rank_0, monkeypatch):
     rank_0("node-1", 29400, TORCHELASTIC_USE_AGENT_STORE="True")
     monkeypatch.setattr(joining, "rendezvous", lambda *_, **__: iter([(None, 0, 2)]))
     with pytest.warns(UserWarning, match="torchrun listens at port 29400 of all addresses without"):

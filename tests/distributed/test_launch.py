@@ -61,7 +61,7 @@ def stopped(worker: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_the_second_signal_kills_what_still_saves(tmp_path, worker, exits, monkeypatch):
+def test_the_second_signal_kills_processes_that_still_save(tmp_path, worker, exits, monkeypatch):
     signals, place = StopSignals(tmp_path / "place" / "code"), tmp_path / "place"
     place.mkdir()
     monkeypatch.setattr(launching, "ONE_SIGNAL_S", 0.0)
@@ -120,7 +120,7 @@ def test_the_agent_waits_for_the_exit_code_after_a_signal(left, code, exits, mon
     assert launch(["train"], 2) == code
 
 
-def test_where_torch_keeps_the_signals_its_agent_is_as_before(monkeypatch):
+def test_an_older_torch_handles_the_signals_itself(monkeypatch):
     seen = []
 
     def elastic_launch(config, _):

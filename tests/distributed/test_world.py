@@ -73,14 +73,14 @@ def test_a_slow_stage_of_a_pipeline_is_no_fault(is_pipelined, num_told):
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(options, told):
+def test_options_that_several_processes_cannot_train_with_are_refused(options, told):
     session = RunSession(None, [], world=world_of(2))
     with pytest.raises(ConfigError) as raised:
         session.check_processes(TrainConfig(**options))
     assert told in str(raised.value)
 
 
-def test_of_one_process_local_steps_have_no_effect():
+def test_local_steps_of_one_process_have_no_effect():
     session = RunSession(None, [])
     session.check_processes(TrainConfig(sync_every=25))
     assert [str(note) for note in session.notes] == [
@@ -91,7 +91,7 @@ def test_of_one_process_local_steps_have_no_effect():
 @pytest.mark.parametrize(
     ("step", "done", "steps"), [(0, 0.0, 5), (5, 0.05, 5), (9, 0.09, 1), (10, 0.97, 3)]
 )
-def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
+def test_a_round_ends_with_sync_every_or_the_run(step, done, steps):
     plan = trainer_of(LinearTask(), sync_every=5, eval_every=1000).plan
     assert plan.round_steps(step, done, 0.01) == steps
 
@@ -104,7 +104,7 @@ def test_a_round_ends_where_all_rounds_do_or_the_run(step, done, steps):
         ("2", "no such file or directory: none.txt"),
     ],
 )
-def test_what_cannot_train_is_refused_before_processes_start(given, told, monkeypatch, capsys):
+def test_bad_input_is_refused_before_processes_start(given, told, monkeypatch, capsys):
     monkeypatch.setattr("fastlstm.cli.train.launch", None)
     source = "none.txt" if given == "2" else __file__
     assert main(["train", source, "--out", "run", "--batch-size", "32", "--nproc", given]) == 2
@@ -133,7 +133,7 @@ def test_only_train_runs_in_several_processes(monkeypatch, capsys):
         (4, "[gloo] Connection closed by peer", "another process exited"),
     ],
 )
-def test_the_process_that_is_waited_for_is_named(size, text, named):
+def test_the_lost_process_is_named(size, text, named):
     world = world_of(size, rank=1)
     with pytest.raises(LostProcessError) as raised, world.naming():
         raise RuntimeError(text)
@@ -153,7 +153,7 @@ def test_the_process_that_is_waited_for_is_named(size, text, named):
         (1, LostProcessError("lost"), None, LostProcessError),
     ],
 )
-def test_one_process_says_the_error_that_ends_a_run(rank, error, before, raised, monkeypatch):
+def test_one_process_reports_the_error_that_ends_a_run(rank, error, before, raised, monkeypatch):
     monkeypatch.setattr("fastlstm.distributed.world._ERROR_SAID_S", 0.05)
     world = world_of(2, rank)
     world.store = dist.HashStore()
@@ -175,7 +175,7 @@ def test_the_agent_may_be_process_1_of_a_container(monkeypatch):
     processes.die_with_parent()
 
 
-def test_processes_meet_that_agents_have_started_unequally_often():
+def test_processes_meet_after_different_numbers_of_restarts():
     """The store still has what an earlier start wrote, in which rank 1 had answered."""
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=20))
@@ -215,7 +215,7 @@ SIZES = {"rnn_size": 12, "embed_size": 8, "seq_length": 10, "batch_size": 6, "nu
         ({"pipeline": 7}, "cpu", 2, "a batch of 6 rows cannot be cut into 7 parts"),
     ],
 )
-def test_a_pipeline_that_cannot_be_is_refused(options, device, size, told):
+def test_an_impossible_pipeline_is_refused(options, device, size, told):
     with pytest.raises(ConfigError, match=told):
         check_pipeline(TrainConfig(**SIZES, **options), 3, torch.device(device), size)
 

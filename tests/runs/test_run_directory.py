@@ -99,7 +99,7 @@ def test_a_forked_worker_neither_keeps_nor_gives_up_the_lock(run, end):
         worker.join()
 
 
-def test_who_lost_the_run_to_a_later_process_writes_no_more(run, monkeypatch):
+def test_a_process_that_lost_the_run_to_another_writes_no_more(run, monkeypatch):
     monkeypatch.setattr(run_directory.fcntl, "flock", lambda *args: None)  # as some shared disks
     later = RunDirectory(run.path)
     with run.lock():
@@ -246,7 +246,7 @@ def test_a_configuration_nested_without_end_is_no_run(tmp_path: Path) -> None:
     "name",
     [".publish", ".publish.tmp-1", "checkpoint-5", "checkpoint-5.old-a", "checkpoint-7.old-a"],
 )
-def test_a_link_in_a_run_takes_nothing_from_where_it_leads(run, tmp_path, name):
+def test_a_link_in_a_run_leaves_its_target_alone(run, tmp_path, name):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_bytes(b"precious")
@@ -298,7 +298,7 @@ def test_a_locked_file_is_seen(tmp_path: Path):
         assert is_locked(tmp_path / "none", held) is None
 
 
-def test_a_run_that_is_looked_at_can_be_locked(tmp_path: Path):
+def test_a_run_can_be_locked_while_is_locked_looks(tmp_path: Path):
     """Where /proc/locks does not tell, looking takes the lock for an instant."""
     run = RunDirectory(tmp_path / "run")
     run.create()

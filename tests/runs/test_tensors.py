@@ -26,7 +26,7 @@ def test_tensors_are_read_back() -> None:
         assert torch.equal(found[name], tensor)
 
 
-def test_views_and_shared_memory_are_stored_as_they_look() -> None:
+def test_views_and_shared_memory_are_stored_as_copies() -> None:
     whole = torch.arange(6.0).view(2, 3)
     tensors = {"transposed": whole.t(), "row": whole[1], "same": whole, "again": whole}
     found = decode_tensors(encode_tensors(tensors), ORIGIN)

@@ -99,7 +99,7 @@ def test_zeros_stay_zeros(weight_format):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("weight_format", ["int8", "int4"])
-def test_what_is_not_finite_stays_so(weight_format, bad):
+def test_values_that_are_not_finite_get_the_scale_nan(weight_format, bad):
     w = matrix((4, 130))
     w[1, 70] = bad
     floats = quantize(w, weight_format).dequantized()
@@ -294,7 +294,7 @@ def test_forged_files_are_named(weight_format, is_sparse, changes, error, match)
     assert str(ORIGIN) in str(caught.value)
 
 
-def test_a_file_that_is_none(tmp_path):
+def test_other_data_than_a_safetensors_file_is_refused(tmp_path):
     data = encode_weights({"w": matrix((3, 4))}, "int8")
     for damaged in (b"", b"abc", data[:-1], data[:20], b"\xff" * 100):
         with pytest.raises(CorruptFileError, match="not a valid safetensors file"):
@@ -331,13 +331,13 @@ COMPRESSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("rate", [None, 0.01, 0.0, 1])
-def test_learning_rates_that_training_takes(rate: float | None) -> None:
+def test_learning_rates_of_a_compression(rate: float | None) -> None:
     record = {**COMPRESSED, "source": {**COMPRESSED["source"], "learning_rate": rate}}
     assert checked_compression(record) is record
 
 
 @pytest.mark.parametrize("rate", ["0.1", -1.0, float("nan"), True, [1]])
-def test_other_learning_rates(rate: Any) -> None:
+def test_invalid_learning_rates_of_a_compression(rate: Any) -> None:
     record = {**COMPRESSED, "source": {**COMPRESSED["source"], "learning_rate": rate}}
     with pytest.raises(ValueError, match=r"compression\.source\.learning_rate is"):
         checked_compression(record)

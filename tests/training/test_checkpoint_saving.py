@@ -45,7 +45,7 @@ def test_a_state_has_all_parts_and_empty_ones_are_left_out() -> None:
     assert meta["progress"]["elapsed_s"] > 0
 
 
-def test_a_refusal_is_a_warning_unless_it_is_the_last_state() -> None:
+def test_a_failed_save_is_a_warning_except_at_the_end() -> None:
     events: list[Any] = []
     snapshots = Recording(0, 4)
     trainer_of(LinearTask(), events, snapshots=snapshots, checkpoint_every=4).fit()
@@ -66,7 +66,7 @@ def test_a_state_with_nan_is_marked() -> None:
     assert snapshots.last_good() is None
 
 
-def test_a_saved_step_is_not_saved_again_until_it_is_rolled_back_to() -> None:
+def test_a_step_is_saved_once_unless_a_roll_back_returns_to_it() -> None:
     snapshots = Recording()
     trainer = trainer_of(LinearTask(), snapshots=snapshots)
     for _ in range(2):

@@ -63,7 +63,7 @@ def test_a_memory_limit_above_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatc
     assert seen == []
 
 
-def test_memory_of_other_processes_is_said_where_it_matters(
+def test_memory_of_other_processes_is_noted_from_one_gb_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for free_gb, said in ((79.3, []), (48.0, ["31.0 of the 80.0 GB"])):
@@ -72,7 +72,7 @@ def test_memory_of_other_processes_is_said_where_it_matters(
         assert notes == [f"other processes hold {text} of this GPU" for text in said]
 
 
-def test_too_little_memory_becomes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gpu(monkeypatch, free_gb=48.0)
     with (
         pytest.raises(DeviceMemoryError) as caught,
@@ -122,7 +122,7 @@ def test_a_driver_that_is_too_old_is_named_in_every_call(monkeypatch: pytest.Mon
     assert note.endswith("The NVIDIA driver on your system is too old (found version 11040)")
 
 
-def test_no_gpu_is_nothing_to_speak_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_gets_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert notes_on_device(TrainConfig(), CPU) == []
@@ -171,7 +171,7 @@ def test_one_and_two_threads_are_timed_within_one_and_a_half_cores(
         (0.5, 4, (1, "the CPU quota is 0.5 cores of 4: 1 thread")),
     ],
 )
-def test_where_there_is_no_choice_nothing_is_timed(limit, monkeypatch, quota, allowed, expected):
+def test_nothing_is_timed_without_a_choice(limit, monkeypatch, quota, allowed, expected):
     monkeypatch.setattr(device, "_gain", lambda *_: pytest.fail("timed"))
     limit(quota, allowed)
     assert threads_within_quota() == expected

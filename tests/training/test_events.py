@@ -34,7 +34,7 @@ def test_the_start_of_a_run_and_of_a_resumed_one() -> None:
         start_event(trainer.task, trainer.plan, None, bad)
 
 
-def test_the_start_says_which_processes_train_where_there_are_several() -> None:
+def test_the_start_event_describes_several_processes() -> None:
     trainer = trainer_of(LinearTask())
     assert "processes" not in start_event(trainer.task, trainer.plan, None, None)
     world = World(0, 4)
@@ -78,9 +78,7 @@ def test_the_end_has_the_totals_and_its_best_evaluation() -> None:
     assert event["peak_memory_bytes"] > 1 << 20
 
 
-def test_the_seconds_of_a_unit_are_of_the_steps_of_this_start_until_an_evaluation_is_timed() -> (
-    None
-):
+def test_the_seconds_of_a_unit_come_from_steps_until_an_evaluation_is_timed() -> None:
     task: Any = SimpleNamespace(forward_share=1 / 3, step_units=2, flop_per_unit=0)
     meter = ThroughputMeter(task, 0.0)
     assert meter.unit_s == 0.0
@@ -96,7 +94,7 @@ def meter_of(gflops: float) -> ThroughputMeter:
     return ThroughputMeter(task, gflops)
 
 
-def test_a_ceiling_that_steps_exceed_is_none_from_then_on() -> None:
+def test_a_ceiling_below_the_speed_of_steps_is_ignored() -> None:
     meter = meter_of(100.0)
     found = list[float | None]()
     for seconds in (2.0, 0.98, 0.5, 2.0):  # 50, 102, 200 and 50 GFLOP/s

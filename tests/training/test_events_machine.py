@@ -44,7 +44,7 @@ def test_events_come_when_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (None, 0.5, False),
     ],
 )
-def test_a_run_that_waits_for_cores_says_so_once_where_others_have_them(
+def test_a_run_that_waits_for_the_cores_of_others_warns_once(
     waiting: float | None,
     others: float | None,
     is_told: bool,

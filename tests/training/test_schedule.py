@@ -49,7 +49,7 @@ def test_budget_counts_wall_clock_and_keeps_a_reserve():
     )
 
 
-def test_of_a_budget_the_steps_get_what_set_up_left():
+def test_steps_get_the_part_of_a_budget_that_set_up_leaves():
     ending = StopCriterion.of(TrainConfig(budget="2m"), 100)
     assert ending.progress(0, 20, setup_s=20) == 0.0
     assert ending.progress(5, 70, setup_s=20) == 0.5
@@ -83,7 +83,7 @@ def test_without_an_end_the_default_budget_holds():
 BUDGET = StopCriterion("budget", None, 100.0, "budget 100s")
 
 
-def test_set_up_gives_evaluations_no_time() -> None:
+def test_the_time_of_set_up_does_not_count_for_evaluations() -> None:
     progress = Progress(step=5, spent={"setup": 50.0, "evaluations": 1.0})
     schedule = EvaluationSchedule(None, 5, BUDGET)
     assert not schedule.is_due(progress, 0.5, 60.0)
@@ -94,7 +94,7 @@ def test_set_up_gives_evaluations_no_time() -> None:
 STEPS = StopCriterion("steps", 100, None, "100 steps")
 
 
-def test_every_so_many_steps_once_each() -> None:
+def test_an_evaluation_is_due_once_every_so_many_steps() -> None:
     schedule = EvaluationSchedule(10, 16, STEPS)
     due = [step for step in range(41) if schedule.is_due(Progress(step=step), step / 100, 0.0)]
     assert due == [10, 20, 30, 40]
@@ -124,7 +124,7 @@ def test_slots_are_spread_evenly_over_the_run() -> None:
     assert schedule.left(Progress(slot=1)) == 3
 
 
-def test_a_slot_that_was_missed_is_not_made_up_for() -> None:
+def test_a_missed_evaluation_is_not_made_up_for() -> None:
     schedule = EvaluationSchedule(None, 4, STEPS)
     assert schedule.slot(0.8) == 3
     assert not schedule.is_due(Progress(step=80, slot=3), 0.8, 0.0)
@@ -146,7 +146,7 @@ def test_spread_evaluations_take_a_share_of_a_budget() -> None:
         )
 
 
-def test_how_much_an_evaluation_scores() -> None:
+def test_the_units_that_an_evaluation_scores() -> None:
     task: Any = SimpleNamespace(
         num_valid=10**6, min_scored=10, max_scored=None, step_units=8.0, forward_share=0.5
     )
@@ -180,7 +180,7 @@ def test_as_many_evaluations_as_the_steps_have_time_for(steps: int, count: int) 
     assert scored / 3 <= max(256 / 3, 0.03 * 64 * steps), "the time of 3 % of the steps, or of one"
 
 
-def test_patience_has_the_evaluations_that_it_counts() -> None:
+def test_patience_has_all_evaluations() -> None:
     task: Any = SimpleNamespace(num_valid=500, min_scored=256, step_units=1.0, forward_share=0.5)
     assert default_evaluations(task, steps_of(10), 3) == 16
     assert default_evaluations(task, BUDGET, 0) == 16, "of a budget their time is measured"

@@ -52,7 +52,7 @@ def session_in(path: Path, events: list[dict[str, Any]]) -> RunSession:
 
 
 @pytest.mark.parametrize(("budget_s", "is_said"), [(60.0, True), (100.0, False), (None, False)])
-def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_said(
+def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(
     clock: Clock, budget_s: float | None, is_said: bool
 ) -> None:
     session = RunSession(None, [])
@@ -134,7 +134,7 @@ def test_a_machine_is_not_busy_because_the_run_waits_for_its_own_threads(
             assert session.report_s() == pytest.approx(2.5 * factor)
 
 
-def test_what_takes_long_shows_how_far_it_is(tmp_path: Path, clock: Clock) -> None:
+def test_long_work_shows_its_progress(tmp_path: Path, clock: Clock) -> None:
     events: list[dict[str, Any]] = []
     show = session_in(tmp_path, events).watch("evaluating", "windows")
     for done in range(1, 11):
@@ -167,7 +167,7 @@ def test_more_threads_than_cores_are_noted(
 
 
 @pytest.mark.parametrize(("forced", "is_said"), [("scalar", True), ("avx2", False), ("", False)])
-def test_a_ceiling_is_said_to_be_that_of_all_instructions(
+def test_a_ceiling_is_marked_as_not_limited_by_the_instruction_set(
     forced: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is measured by torch, which does not know FASTLSTM_ISA."""
@@ -181,7 +181,7 @@ def test_a_ceiling_is_said_to_be_that_of_all_instructions(
 
 
 @pytest.mark.parametrize(("size", "is_recalled"), [(1, True), (4, False)])
-def test_the_ceiling_is_that_of_all_processes(
+def test_the_ceiling_is_the_sum_of_all_processes(
     size: int, is_recalled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Ceilings(120.0, "torch.mm", 20.0, is_recalled=is_recalled)
@@ -223,7 +223,7 @@ def test_local_steps_have_a_higher_learning_rate_by_default(options, size, rate)
         ("2.0x faster here", False, True, "2.0x faster here"),
     ],
 )
-def test_a_precision_that_was_not_asked_for_now_is_not_said_to_be(
+def test_the_reason_of_a_precision_is_asked_only_if_this_start_asks(
     why: str, is_given: bool, is_resumed: bool, told: str
 ) -> None:
     checkpoint: Any = object() if is_resumed else None

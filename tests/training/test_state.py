@@ -27,7 +27,7 @@ from fastlstm.training.state import (
 )
 
 
-def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_block_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(state.time, "perf_counter", lambda: now_s[0])
     progress = Progress()
@@ -44,7 +44,7 @@ def test_a_part_that_is_stopped_counts_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert progress.spent == {"evaluations": 5.0}
 
 
-def test_what_a_model_keeps_beside_its_weights_is_stored_and_put_back() -> None:
+def test_buffers_of_a_model_are_stored_and_restored() -> None:
     """Without it a resumed forecaster took the categories it had read for unknown ones."""
 
     def made(*codes: int) -> TrainingState:
@@ -102,7 +102,7 @@ def test_a_restored_state_continues_bit_equal() -> None:
     assert all(torch.equal(after[s][n], again[s][n]) for s in after for n in after[s])
 
 
-def test_a_roll_back_keeps_the_counters_of_trouble() -> None:
+def test_a_roll_back_keeps_the_guard() -> None:
     state = state_of()
     taken(state, 1)
     tensors, meta = captured(state)
@@ -171,7 +171,7 @@ def test_weights_and_gradients_by_name() -> None:
     assert bad_weight(layer) == "weight"
 
 
-def test_five_in_a_row_ask_for_a_roll_back_and_four_roll_backs_stop() -> None:
+def test_five_bad_steps_in_a_row_roll_back_and_a_fourth_roll_back_stops() -> None:
     guard = NonFiniteGuard()
     assert [guard.bad_step(n, "loss") for n in range(5)] == [False] * 4 + [True]
     guard.good_step()
@@ -180,7 +180,7 @@ def test_five_in_a_row_ask_for_a_roll_back_and_four_roll_backs_stop() -> None:
     assert guard.culprits[-1] == "step 9: loss"
 
 
-def test_average_follows_the_formula_and_swaps_in_and_out() -> None:
+def test_the_average_follows_the_formula_and_swaps_in_and_out() -> None:
     layer = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         layer.weight.fill_(0.0)

@@ -56,7 +56,7 @@ def slow_task() -> Any:
     return task
 
 
-def test_steps_after_a_pause_find_no_batches_made_ahead() -> None:
+def test_steps_after_a_pause_find_no_prepared_batches() -> None:
     task = slow_task()
     trainer = trainer_of(task)
     with task.loader:

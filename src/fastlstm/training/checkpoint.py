@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fastlstm.distributed.world import World
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError, FormatError, StorageError
+from fastlstm.errors import ConfigError, CorruptFileError, FormatError, StorageError
 from fastlstm.runs.events import Event
 from fastlstm.runs.manifest import (
     MANIFEST,
@@ -152,18 +152,11 @@ def _rotate(run: RunDirectory, newest: Path, finite: bool, keep: int) -> None:
     earlier = [path for path in others if checkpoint_step(path) < step]
     keepers = {newest, *earlier[: max(keep, 1) - 1]}
     if not finite:
-        good = next((path for path in others if _is_good(path)), None)
+        good = run.intact_checkpoint(besides=newest)
         keepers |= {good} if good is not None else set(others)
     for path in others:
         if path not in keepers:
             storage.discard(path)
-
-
-def _is_good(path: Path) -> bool:
-    try:
-        return verify_manifest(path, strict=True).finite
-    except FastLSTMError:
-        return False
 
 
 @contextlib.contextmanager

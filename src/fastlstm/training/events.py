@@ -207,7 +207,7 @@ class MachineEvents:
         self._trainer.say("warning", f"other processes use the CPU: {text}; {advice}")
 
     def watching(self, watch: Watch | None) -> Watch:
-        """Returns `watch`, for the progress of an evaluation, with events that are due."""
+        """Returns a watch of an evaluation that emits due events and calls `watch`."""
 
         def tell(done: int, total: int) -> None:
             self.emit_if_due()

@@ -75,7 +75,7 @@ class Start(Generic[OptionsT]):
         first: options of the first start, as the user set them.
         device: where it runs.
         checkpoint: the checkpoint that it continues from, or None.
-        given: names of the options that are no defaults in this start.
+        given: names of the options with values other than the defaults in this start.
     """
 
     options: OptionsT
@@ -183,7 +183,7 @@ class RunSession(EventHub):
         """Returns the plan; measures the ceiling of the device if the run has a directory.
 
         Raises:
-            BudgetError: the resumed run has used this budget before.
+            BudgetError: the resumed run has used this budget before, and `needs_steps`.
         """
         end, ceiling = StopCriterion.of(options, steps_per_epoch), Event()
         if self.run is not None:

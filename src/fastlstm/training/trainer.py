@@ -135,7 +135,7 @@ class Trainer:
     def fit(self, checkpoint: Checkpoint | None = None) -> TrainingResult:
         """Trains to the end, from the start or from a checkpoint.
 
-        Afterwards the model has the best weights, unless the task has published them before.
+        Afterwards the model has the best weights, unless the task publishes them at once.
 
         Raises:
             Stopped: `stop` returned True; the state is saved.
