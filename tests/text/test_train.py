@@ -33,7 +33,7 @@ from fastlstm.text import task as task_module
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import TextTask
 from fastlstm.training import checkpoint as checkpoints
-from fastlstm.training import evaluations
+from fastlstm.training import schedule
 from fastlstm.training import trainer as trainer_module
 from fastlstm.training.schedule import EvaluationSchedule, StopCriterion
 from fastlstm.training.state import Progress
@@ -406,7 +406,7 @@ def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(TextTask, "min_scored", 50)
-    monkeypatch.setattr(evaluations, "_SHARE_OF_ONE", 0.0)
+    monkeypatch.setattr(schedule, "_SHARE_OF_ONE", 0.0)
     events: list[dict] = []
     fields = {**TINY, "budget": "8s", "eval_every": 3}
     fastlstm.train(text, out=tmp_path / "run", observers=[events.append], **fields)

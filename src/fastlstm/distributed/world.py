@@ -29,7 +29,7 @@ PATIENCE = timedelta(days=7)
 """The same for rank 0 before and after training."""
 _ERROR_SAID_S = 2.0
 _SETTLED, _SLOW = 30, 1.4
-"""Steps before a rank can be slow; from so many times the median of all ranks on it is."""
+"""Least steps before a rank counts as slow, and its least time over the median of all ranks."""
 _TRANSPORT = ("gloo", "NCCL", "onnection", "imed out")
 """Every error of the transport contains one of these."""
 

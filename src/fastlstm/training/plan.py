@@ -1,4 +1,4 @@
-"""How a run goes, and its result."""
+"""The plan of a run, and its result."""
 
 from __future__ import annotations
 

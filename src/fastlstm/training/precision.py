@@ -1,4 +1,4 @@
-"""The number format of the steps: as asked, or the fastest measured on this machine."""
+"""The number format of the steps: the given one, or the fastest on this machine."""
 
 from __future__ import annotations
 
