@@ -61,8 +61,8 @@ def test_buffers_of_a_model_are_stored_and_restored() -> None:
 
 def state_of(decay: float = 0.5) -> TrainingState:
     model = torch.nn.Linear(3, 2)
-    options = TrainingOptions(optimizer="adamw")
-    return TrainingState(model, OptimizerSet(model, options, 0.1), WeightAverage(model, decay))
+    options = TrainingOptions(optimizer="adamw", learning_rate=0.1)
+    return TrainingState(model, OptimizerSet(model, options), WeightAverage(model, decay))
 
 
 def taken(state: TrainingState, steps: int) -> None:

@@ -34,14 +34,6 @@ _SAID_AFTER_S = 15.0
 MEETING = timedelta(minutes=10)
 """Limit for all processes to come, from the first on."""
 _INVITATION, _POLL_S = "fastlstm-invitation", 0.02
-_OPEN = (
-    "{} listens at port {} of all addresses without authentication: whoever reaches it can change"
-    " the run and execute code; use a trusted network only"
-)
-_ALONE = (
-    "torch.distributed is already initialized with {} processes: each of them trains a model of its"
-    " own; to train one model together, leave init_process_group to fastlstm"
-)
 _ISA = "instruction set"
 MAY_DIFFER = frozenset(
     {"cache_dir", "valid", "test", "log_every", "tensorboard", "keep_checkpoints", "sample_every"}
@@ -61,7 +53,11 @@ def joined(options: Any = None, stop: Callable[[], bool] | None = None) -> Itera
         environment.require_torchrun()
     if not is_started_by_torchrun() or dist.is_initialized():
         if dist.is_initialized() and dist.get_world_size() > 1:
-            warnings.warn(_ALONE.format(dist.get_world_size()), stacklevel=2)
+            warnings.warn(
+                f"torch.distributed is already initialized with {dist.get_world_size()} processes:"
+                " each of them trains a model of its own; to train one model together, leave"
+                " init_process_group to fastlstm", stacklevel=2,
+            )  # fmt: skip
         yield World()
         return
     die_with_parent()
@@ -213,7 +209,10 @@ def _store() -> Store:
         size = environment.world_size()
         return TCPStore(address, port, size, True, MEETING, master_listen_fd=listener.detach())
     if rank == 0:
-        warnings.warn(_OPEN.format(who, port), stacklevel=2)
+        warnings.warn(
+            f"{who} listens at port {port} of all addresses without authentication: whoever reaches"
+            " it can change the run and execute code; use a trusted network only", stacklevel=2,
+        )  # fmt: skip
     store: Store = next(rendezvous("env://", timeout=MEETING))[0]
     return store
 

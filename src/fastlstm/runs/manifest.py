@@ -139,12 +139,11 @@ def read_manifest(directory: Path) -> Manifest:
     return Manifest.from_bytes(storage.read_bytes(path, limit=storage.MAX_JSON_BYTES), path)
 
 
-def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = False) -> Manifest:
-    """Checks size and SHA-256 of every listed file.
+def verify_manifest(directory: Path, *, from_disk: bool = False) -> Manifest:
+    """Checks size and SHA-256 of every listed file; refuses unlisted ones, except hidden ones.
 
     Args:
         directory: of manifest.json and the files.
-        strict: also refuse unlisted files, except hidden ones.
         from_disk: read the disk, not the page cache.
 
     Raises:
@@ -153,8 +152,7 @@ def verify_manifest(directory: Path, *, strict: bool = False, from_disk: bool = 
         StorageError: a file is not readable.
     """
     manifest = read_manifest(directory)
-    if strict:
-        refuse_unlisted(directory, manifest)
+    refuse_unlisted(directory, manifest)
     for name, record in manifest.files.items():
         path = directory / name
         with storage.open_regular(path) as (descriptor, size):

@@ -244,7 +244,7 @@ class RunDirectory:
         """Keeps a checkpoint set aside, or its replacement if that is intact."""
         successor = self.path / aside.name.split(".")[0]
         if successor.exists():
-            if not _damage(partial(verify_manifest, successor, strict=True)):
+            if not _damage(partial(verify_manifest, successor)):
                 storage.discard(aside)
                 return
             storage.discard(successor)
@@ -273,7 +273,7 @@ class RunDirectory:
             )
         for path in candidates:
             with contextlib.suppress(FastLSTMError):
-                if verify_manifest(path, strict=True).finite:
+                if verify_manifest(path).finite:
                     return path
         return None
 
@@ -390,7 +390,7 @@ class RunDirectory:
         if self.has_published() or self.model_path.exists():
             damage += _damage(self.read_published)
         for path in self.checkpoints():
-            damage += _damage(partial(verify_manifest, path, strict=True))
+            damage += _damage(partial(verify_manifest, path))
         return damage + _damage(self._verify_metrics)
 
     def seal_metrics(self) -> None:

@@ -121,7 +121,7 @@ def _write(
                 storage.discard(aside)
             storage.rename(path, aside)
         storage.rename(staged, path)
-        verify_manifest(path, strict=True, from_disk=True)
+        verify_manifest(path, from_disk=True)
     except BaseException as error:
         with contextlib.suppress(OSError):
             _undo(path, staged, aside, bad=isinstance(error, CorruptFileError))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -87,6 +87,10 @@ class Branches:
         return torch.cuda.stream(stream)
 
 
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and refusal(device.index) is None
+
+
 @functools.cache
 def _streams(device: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(_NUM_STREAMS)]
@@ -115,15 +119,9 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Applies one update to every parameter that has a gradient."""
-        loss = closure() if closure is not None else None
         moved = [
             (parameter, group)
             for group in self.param_groups
@@ -132,7 +130,7 @@ class Muon(torch.optim.Optimizer):
         ]
         if moved and isinstance(moved[0][1]["lr"], torch.Tensor):
             self._step_recorded(moved)
-            return loss
+            return
         running = deque[torch.Tensor]()
         updates = (
             self._update(parameter, group["momentum"], running) for parameter, group in moved
@@ -149,7 +147,6 @@ class Muon(torch.optim.Optimizer):
             scale = max(1.0, direction.shape[1] / direction.shape[2]) ** 0.5
             direction = direction.to(parameter.dtype).reshape(parameter.shape)
             parameter.add_(direction, alpha=-group["lr"] * scale)
-        return loss
 
     def _step_recorded(self, moved: list[tuple[torch.Tensor, dict[str, Any]]]) -> None:
         """An update within a CUDA graph, in place.
@@ -158,7 +155,7 @@ class Muon(torch.optim.Optimizer):
         `found_inf` is 1. Weights of one shape are orthogonalised together.
         """
         device = moved[0][0].device
-        if device.type != "cuda" or refusal(device.index) is not None:  # no kernels of this package
+        if not _has_kernels(device):
             for parameter, group in moved:
                 self._move_recorded(parameter, group)
             return

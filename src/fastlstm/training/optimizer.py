@@ -35,17 +35,13 @@ _STATES = {
 class OptimizerSet:
     """One or two torch optimizers with one `step` and a state by parameter names."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        options: TrainingOptions,
-        learning_rate: float,
-    ) -> None:
-        self.learning_rate = learning_rate
+    def __init__(self, model: nn.Module, options: TrainingOptions) -> None:
+        assert options.learning_rate is not None
+        self.learning_rate = options.learning_rate
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         with _compiler_left_out():
-            self.members = _build(named, options, learning_rate)
+            self.members = _build(named, options, self.learning_rate)
         self._rates: tuple[torch.Tensor, ...] = ()
 
     def step(self, factor: float, scaler: torch.amp.GradScaler | None = None) -> None:

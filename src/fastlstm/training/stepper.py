@@ -66,14 +66,9 @@ class Stepper:
         started, why, level = time.perf_counter(), self._no_graph, "info"
         inputs = None if why is not None else self._task.graph_inputs(batch)
         if inputs is not None:
-            if self._graphed is None:
-                self._graphed = self._new_graph()
-            why = self._graphed.refusal(inputs)
+            why = None if self._graphed is None else self._graphed.refusal(inputs)
             if why is None:
-                why, level = (
-                    self._launch(self._graphed, batch, inputs, factor, after_bad),
-                    "warning",
-                )
+                level, why = "warning", self._launch(batch, inputs, factor, after_bad)
         elif why is None:
             why = "batches of this task are not recorded"
         if why is None:
@@ -84,27 +79,25 @@ class Stepper:
             self._say(level, f"{text} ({why:.200})")
         return why is None
 
-    def _launch(
-        self, graphed: GraphedStep, batch: Any, inputs: Any, factor: float, after_bad: float
-    ) -> str | None:
+    def _launch(self, batch: Any, inputs: Any, factor: float, after_bad: float) -> str | None:
         """Starts a step; returns why it cannot be recorded, or None."""
         while True:
+            if self._graphed is None:
+                self._graphed = GraphedStep(self._task, self._plan, self._state, self._num_parts)
+            graphed = self._graphed
             try:
                 graphed.launch(batch, inputs, factor, after_bad)
                 return None
             except torch.cuda.OutOfMemoryError:
                 self._results += graphed.results()
                 self._use_more_parts(batch)
-                graphed = self._graphed = self._new_graph()
+                self._graphed = None
                 if self._results and not self._results[-1].is_finite:
                     factor = after_bad
             except RuntimeError as error:  # what cannot be recorded, such as a kernel of cuDNN
                 self._results += graphed.results()
                 self._no_graph, self._graphed = (str(error).splitlines() or [""])[0], None
                 return self._no_graph
-
-    def _new_graph(self) -> GraphedStep:
-        return GraphedStep(self._task, self._plan, self._state, self._num_parts)
 
     def result(self) -> StepResult | None:
         """Waits for the oldest launched step; returns None if there is none."""

@@ -96,11 +96,10 @@ class Trainer:
         watch: Watch | None = None,
     ) -> None:
         options = plan.options
-        assert options.learning_rate is not None
         self.task, self.plan, self.stop, self.model = task, plan, stop, task.model
         self.world = plan.world
         self.snapshots: Snapshots = MemorySnapshots() if snapshots is None else snapshots
-        self.optimizers = OptimizerSet(task.model, options, options.learning_rate)
+        self.optimizers = OptimizerSet(task.model, options)
         self.state = TrainingState(
             model=task.model,
             optimizers=self.optimizers,
