@@ -350,7 +350,7 @@ def test_the_error_says_if_there_is_no_intact_checkpoint(run):
     )
     found, damage = find_checkpoint(run)
     assert found is None
-    assert "No intact one is in" in str(damage[0])
+    assert "has no intact checkpoint" in str(damage[0])
 
 
 def hostile(run, contents):

@@ -99,11 +99,11 @@ def test_a_state_rolled_back_to_before_the_first_save_is_saved_again() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loader": None}, "its content makes no sense"),
-        ({"callbacks": [1]}, "its content makes no sense .callbacks is no object"),
-        ({"callbacks": {"Sum": 1}}, "its content makes no sense .the state of a callback is no"),
-        ({"published_step": "x"}, "its content makes no sense"),
-        ({"progress": {"step": "x"}}, "its content makes no sense .step is 'x'"),
+        ({"loader": None}, "it holds invalid values"),
+        ({"callbacks": [1]}, "it holds invalid values .callbacks is no object"),
+        ({"callbacks": {"Sum": 1}}, "it holds invalid values .the state of a callback is no"),
+        ({"published_step": "x"}, "it holds invalid values"),
+        ({"progress": {"step": "x"}}, "it holds invalid values .step is 'x'"),
     ],
 )
 def test_impossible_values_name_the_checkpoint(change: dict[str, Any], message: str) -> None:

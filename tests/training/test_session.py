@@ -61,7 +61,7 @@ def test_a_set_up_of_more_than_a_tenth_of_a_budget_is_noted(
     clock.wall_s += 2
     plan: Any = SimpleNamespace(stop_criterion=SimpleNamespace(budget_s=budget_s))
     text = "set-up took 9.0 s of the budget of 60 s: the plan 7.0 s, the rest 2.0 s"
-    waited = "this process computed for 6.0 s of it and waited otherwise"
+    waited = "this process computed for 6.0 s of it and waited for the rest"
     assert session._notes_on_setup(plan) == ([f"{text}; {waited}"] if is_said else [])
     clock.own_s += 3
     assert session._notes_on_setup(plan) == ([text] if is_said else [])

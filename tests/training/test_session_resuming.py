@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> No
     assert "checkpoint-7" in message
     assert message.endswith("continuing from checkpoint-3")
     (run.path / "checkpoint-3" / "config.json").write_bytes(b"")
-    with pytest.raises(CorruptFileError, match=r"checkpoint-7.*No intact one is in"):
+    with pytest.raises(CorruptFileError, match=r"checkpoint-7.*has no intact checkpoint"):
         resume(run)
 
 

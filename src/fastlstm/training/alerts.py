@@ -262,7 +262,7 @@ def slip() -> Rule:
         first += 0.05 * min(total - first, 0.0)  # slowly down: one fast minute is no promise
         share = total / max(first, 1.0) - 1.0
         if share > _SLIP:
-            told = f"{clock(total)} in all, it first said {clock(first)}"
+            told = f"{clock(total)} in all, predicted {clock(first)} at first"
             return f"the run will take {percent(share)} longer: {told}"
         return "" if share < _SLIP / 2 else None
 

@@ -172,7 +172,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[None]:
     except (ConfigError, *_BAD_VALUE) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CorruptFileError(
-            f"{checkpoint.path}: its content makes no sense ({reason}); continue from another"
+            f"{checkpoint.path}: it holds invalid values ({reason}); continue from another"
             " checkpoint or start a new run"
         ) from error
 
@@ -232,7 +232,7 @@ def find_checkpoint(
             break
         except CorruptFileError as error:
             damage.append(error)
-    end = f"No intact one is in {run.path}"
+    end = f"{run.path} has no intact checkpoint"
     if checkpoint is not None:
         end = f"Using {checkpoint.path}, which is intact"
     return checkpoint, [CorruptFileError(f"{error}. {end}") for error in damage]
@@ -431,7 +431,7 @@ class Saver:
         """Restores the checkpoint of rank 0; a roll-back keeps the present guard and best weights.
 
         Raises:
-            CorruptFileError: the checkpoint's values make no sense.
+            CorruptFileError: the checkpoint holds invalid values.
         """
         trainer, checkpoint = self._trainer, _told(self._trainer.world, own)
         tensors, meta = checkpoint.tensors, checkpoint.meta

@@ -200,7 +200,7 @@ class MachineEvents:
         threads = torch.get_num_threads()
         waiting = min(waiting, float(threads))  # other threads of the process may wait too
         fewer = threads_with_cores(threads, waiting)
-        advice = "end them for full speed"
+        advice = "end those processes for full speed"
         advice += f", or give the run --threads {fewer}" if fewer < threads else ""
         verb = "waits" if threads == 1 else "wait"
         text = f"{waiting:.1f} of {counted(threads, 'thread')} {verb} for a core"

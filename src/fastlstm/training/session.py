@@ -315,7 +315,7 @@ class RunSession(EventHub):
         text = f"set-up took {wall_s:.1f} s of the budget of {budget_s:g} s"
         text += f": {shown}" if shown else ""
         if own_s < _QUIET_SHARE * wall_s:
-            text += f"; this process computed for {own_s:.1f} s of it and waited otherwise"
+            text += f"; this process computed for {own_s:.1f} s of it and waited for the rest"
         return [text]
 
     def mark(self) -> None:
