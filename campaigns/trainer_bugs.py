@@ -199,8 +199,8 @@ TRAINER_BUGS = (
     (
         "a refused write ends training",
         "checkpoint.py",
-        "        except (StorageError, CorruptFileError) as error:\n            self._times.tried",
-        "        except CorruptFileError as error:\n            self._times.tried",
+        "        except (StorageError, CorruptFileError) as error:\n            self._note_attempt",
+        "        except CorruptFileError as error:\n            self._note_attempt",
     ),
     (
         "the elapsed time is not saved",
@@ -238,7 +238,7 @@ TRAINER_BUGS = (
     ("warm-up from nothing", "schedule.py", "max(progress / warmup, 0.01)", "progress / warmup"),
     (
         "checkpoints a step late",
-        "schedule.py",
+        "checkpoint.py",
         "step % self._every == 0",
         "step % self._every == 1",
     ),

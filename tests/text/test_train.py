@@ -740,7 +740,7 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monk
         return save(*args, **kwargs)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    monkeypatch.setattr("fastlstm.training.checkpoint._FIRST_SAVE_S", 0.0)
     train(text, tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"
 

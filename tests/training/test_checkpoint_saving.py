@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastlstm.errors import CorruptFileError, StorageError
+from fastlstm.training import checkpoint
 from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
@@ -32,6 +33,21 @@ def test_states_are_saved_before_the_first_step_when_due_and_at_the_end() -> Non
     snapshots = Recording()
     trainer_of(LinearTask(), snapshots=snapshots, checkpoint_every=4).fit()
     assert snapshots.saved == [(step, True) for step in (0, 4, 8, 10)]
+
+
+def test_the_first_checkpoint_comes_after_fifteen_seconds_and_later_ones_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, saved = [100.0], list[int]()
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now_s[0])
+    trainer = trainer_of(LinearTask())
+    trainer.saver.save()  # before the first step
+    for trainer.progress.step in range(1, 200):
+        now_s[0] += 1.0
+        if trainer.saver.is_due():
+            saved.append(trainer.progress.step)
+            trainer.saver.save()
+    assert saved == [16, 77, 138, 199]
 
 
 def test_a_state_has_all_parts_and_empty_ones_are_left_out() -> None:

@@ -1,4 +1,4 @@
-"""When a run evaluates, saves and ends, and its learning rate."""
+"""When a run evaluates and ends, and its learning rate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 
 from fastlstm.errors import BudgetError
 from fastlstm.text.config import TrainConfig
-from fastlstm.training import schedule
 from fastlstm.training.schedule import (
     EvaluationSchedule,
-    SaveTimes,
     StopCriterion,
     default_evaluations,
     learning_rate_factor,
@@ -59,20 +57,6 @@ def test_steps_get_the_part_of_a_budget_that_set_up_leaves():
     with pytest.raises(BudgetError, match=r"took 121.0 s \(budget 2m\); give a larger budget"):
         ending.require_steps(0, 121.0)
     ending.require_steps(1, 121.0)
-
-
-def test_the_first_checkpoint_comes_after_fifteen_seconds(monkeypatch):
-    now_s = [100.0]
-    monkeypatch.setattr(schedule.time, "perf_counter", lambda: now_s[0])
-    times, saved = SaveTimes(None), []
-    times.tried(0)  # before the first step
-    for step in range(1, 200):
-        now_s[0] += 1.0
-        if times.is_due(step):
-            saved.append(step)
-            times.tried(step)
-    assert saved == [16, 77, 138, 199]
-    assert [step for step in range(1, 10) if SaveTimes(4).is_due(step)] == [4, 8]
 
 
 def test_without_an_end_the_default_budget_holds():

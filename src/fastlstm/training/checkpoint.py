@@ -37,7 +37,6 @@ from fastlstm.runs.manifest import (
 from fastlstm.runs.run_directory import METRICS_KEY, TRAINER_FILE, RunDirectory, checkpoint_step
 from fastlstm.runs.tensors import decode_tensors, encode_tensors
 from fastlstm.system import storage
-from fastlstm.training.schedule import SaveTimes
 from fastlstm.training.state import Progress, Tensors, first_non_finite, require_like, weights_of
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ COUNTERS = ("best_step", "best_loss", "best_bits_per_char")
 """Counters of `Progress` about the best weights."""
 _FINITE = ("model", "optimizer", "average", "carried")
 """File stems whose tensors must be finite for a roll-back to them."""
+_FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
+"""Seconds to the first checkpoint after the start, and between later ones."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,8 @@ class Saver:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.saved_step = trainer, -1
-        self._times = SaveTimes(trainer.plan.options.checkpoint_every)
+        self._every, self._tried_step = trainer.plan.options.checkpoint_every, -1
+        self._interval_s, self._tried_s = _FIRST_SAVE_S, time.perf_counter()
 
     def capture(self) -> tuple[Tensors, dict[str, Any]]:
         """Returns (tensors by file stem, plain values) for a checkpoint."""
@@ -449,19 +451,27 @@ class Saver:
         self.saved_step = trainer.progress.step
         if is_roll_back:  # the next state has half the learning rate
             self.saved_step = -1
-            self._times.rolled_back()
+            self._tried_step = -1
 
     def is_due(self) -> bool:
         """Returns whether to save the state at this step."""
         step = self._trainer.progress.step
-        return step != self.saved_step and self._times.is_due(step)
+        if step == self.saved_step:
+            return False
+        if self._every is not None:
+            return step % self._every == 0 and step != self._tried_step
+        return time.perf_counter() - self._tried_s > self._interval_s
+
+    def _note_attempt(self) -> None:
+        self._tried_step, self._tried_s = self._trainer.progress.step, time.perf_counter()
+        self._interval_s = _SAVE_S if self._tried_step else _FIRST_SAVE_S
 
     def save_if_possible(self) -> None:
         """Saves the state; warns if the disk refuses, and tries again later."""
         try:
             self.save()
         except (StorageError, CorruptFileError) as error:
-            self._times.tried(self._trainer.progress.step)
+            self._note_attempt()
             self._trainer.say("warning", f"checkpoint not written, training continues: {error}")
 
     def save(self) -> None:
@@ -497,7 +507,7 @@ class Saver:
         state = Checkpoint(place, step, tensors, meta, trainer.task.files(), bad is None)
         about = trainer.snapshots.save(state)
         self.saved_step = step
-        self._times.tried(step)
+        self._note_attempt()
         seconds = trainer.meter.save_s = time.perf_counter() - started
         trainer.progress.add("saving", seconds)
         if about is not None:

@@ -1,9 +1,8 @@
-"""When a run evaluates, saves and ends, and the learning rate on the way."""
+"""When a run evaluates and ends, and the learning rate on the way."""
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from fastlstm.training.state import Progress
     from fastlstm.training.task import Task
 
-_FIRST_SAVE_S, _SAVE_S = 15.0, 60.0
 _FIRST = 0.5
 """Share of a budget before the first evaluation: it measures the time to reserve for the last one,
 which is a guess from steps before, often twice too much on a busy machine."""
@@ -88,29 +86,6 @@ class StopCriterion:
             raise BudgetError(
                 f"trained 0 further steps: the run has used its {self.text}; give a larger `budget`"
             )
-
-
-class SaveTimes:
-    """When checkpoints are due: every so many steps, or after 15 s and then once a minute."""
-
-    def __init__(self, every: int | None) -> None:
-        self._every, self._interval_s, self._last_s = every, _FIRST_SAVE_S, time.perf_counter()
-        self._tried = -1
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether to write a checkpoint after so many steps."""
-        if self._every is not None:
-            return step % self._every == 0 and step != self._tried
-        return time.perf_counter() - self._last_s > self._interval_s
-
-    def tried(self, step: int) -> None:
-        """Notes an attempt to write a checkpoint after so many steps."""
-        self._interval_s = _SAVE_S if step else _FIRST_SAVE_S
-        self._last_s, self._tried = time.perf_counter(), step
-
-    def rolled_back(self) -> None:
-        """Notes a roll-back, after which the same step may be due again."""
-        self._tried = -1
 
 
 def learning_rate_factor(progress: float, warmup: float, cooldown: float) -> float:
