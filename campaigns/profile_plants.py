@@ -51,7 +51,7 @@ def slow_loader() -> None:
 
 def slow_disk() -> None:
     """Every checkpoint takes half a second longer."""
-    from fastlstm.training.saver import Saver
+    from fastlstm.training.checkpoint import Saver
 
     save = Saver.save
 

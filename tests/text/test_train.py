@@ -26,17 +26,16 @@ from fastlstm.errors import (
     Stopped,
     StorageError,
 )
-from fastlstm.runs import publication
+from fastlstm.runs import run_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import hardware, measurements, storage
 from fastlstm.text import task as task_module
 from fastlstm.text.model import LanguageModel
 from fastlstm.text.task import TextTask
 from fastlstm.training import checkpoint as checkpoints
-from fastlstm.training import evaluations
+from fastlstm.training import schedule
 from fastlstm.training import trainer as trainer_module
-from fastlstm.training.evaluations import EvaluationSchedule
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import EvaluationSchedule, StopCriterion
 from fastlstm.training.state import Progress
 from fastlstm.training.stepper import Stepper
 from simulated_disk import FailingOs, RecordingOs
@@ -390,7 +389,7 @@ def test_of_a_budget_an_evaluation_takes_a_part_of_the_text_and_says_so(
     text, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(TextTask, "min_scored", 50)
-    monkeypatch.setattr(evaluations, "_SHARE_OF_ONE", 0.0)
+    monkeypatch.setattr(schedule, "_SHARE_OF_ONE", 0.0)
     events: list[dict] = []
     train(text, tmp_path / "run", events.append, budget="8s", eval_every=3)
     said = [event.get("text", "") for event in events]
@@ -502,7 +501,7 @@ class NoPublication(RecordingOs):
     """A disk that is full when a model is to be published, and at no other time."""
 
     def mkdir(self, path: Path) -> None:
-        if path.name.startswith(publication.JOURNAL):
+        if path.name.startswith(run_directory.JOURNAL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().mkdir(path)
 
@@ -725,7 +724,7 @@ def test_a_checkpoint_that_was_refused_is_tried_again_later(text, tmp_path, monk
         return save(*args, **kwargs)
 
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
-    monkeypatch.setattr("fastlstm.training.schedule._FIRST_SAVE_S", 0.0)
+    monkeypatch.setattr("fastlstm.training.checkpoint._FIRST_SAVE_S", 0.0)
     train(text, tmp_path / "run")
     assert refused == [1], "after a minute, and not at every step"
 

@@ -28,14 +28,13 @@ from fastlstm.compression.report import (
 from fastlstm.compression.units import Config, num_units, smaller_size
 from fastlstm.errors import ConfigError, FastLSTMError, FormatError
 from fastlstm.report.page import write_report
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.events import Event, Observer
 from fastlstm.runs.run_directory import RunDirectory
+from fastlstm.runs.weight_formats import checked_compression
 from fastlstm.system.fields import built
 from fastlstm.system.storage import encode_json
 from fastlstm.training.callbacks import Callback
-from fastlstm.training.resuming import checkpoint_to_resume, resumed_config
-from fastlstm.training.session import locked_run
+from fastlstm.training.session import checkpoint_to_resume, locked_run, resumed_config
 from fastlstm.training.trainer import Trainer
 
 NEW_ROUNDING_BEGIN = 0.6

@@ -29,7 +29,6 @@ from fastlstm.forecast.weights_file import (
     read_weights_file,
     weights_file,
 )
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import read_model
 from fastlstm.runs.run_directory import FORECASTER
 from fastlstm.runs.stored_values import (
@@ -39,6 +38,7 @@ from fastlstm.runs.stored_values import (
     stored_options,
     stored_text,
 )
+from fastlstm.runs.weight_formats import checked_compression
 
 CONFIG_FILE = "config.json"
 SCHEMA_FILE = "schema.json"

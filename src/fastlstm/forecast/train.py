@@ -51,7 +51,6 @@ from fastlstm.report.history import read_history
 from fastlstm.runs.events import Event, Observer
 from fastlstm.training.callbacks import Callback, RiseStopping, checked_callbacks
 from fastlstm.training.checkpoint import Checkpoint
-from fastlstm.training.evaluations import default_evaluations
 from fastlstm.training.options import MAY_CHANGE
 from fastlstm.training.plan import TrainingResult
 from fastlstm.training.precision import (
@@ -63,7 +62,7 @@ from fastlstm.training.precision import (
     require_fast_kernels,
 )
 from fastlstm.training.remembered_plan import ChosenPlan, changes, remembered_plan
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import StopCriterion, default_evaluations
 from fastlstm.training.session import RunSession, Start, locked_run, torch_settings_kept
 
 MakeTask = Callable[..., ForecastTask]

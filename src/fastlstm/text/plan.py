@@ -14,9 +14,8 @@ from fastlstm.system.fields import Precision
 from fastlstm.text.config import PRESETS, TrainConfig
 from fastlstm.text.data.lanes import TextBatches
 from fastlstm.text.data.tokenizer import Ids
-from fastlstm.training.evaluations import EVALUATION_SHARE
 from fastlstm.training.precision import PrecisionChoice
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import EVALUATION_SHARE, StopCriterion
 
 _EVALUATION_COST = 0.7
 """Cost of scoring a token in float32 relative to training on it in bf16."""

@@ -21,11 +21,10 @@ from fastlstm.errors import (
     RunDirectoryError,
     counted,
 )
-from fastlstm.runs.compression_record import checked_compression
 from fastlstm.runs.find_run import require_run
 from fastlstm.runs.manifest import MANIFEST, FileRecord, read_manifest
 from fastlstm.runs.run_directory import TEXT_RUN, RunDirectory
-from fastlstm.runs.weight_formats import QuantizedMatrix, decode_weights
+from fastlstm.runs.weight_formats import QuantizedMatrix, checked_compression, decode_weights
 from fastlstm.system.fields import BELOW_1, built, check_values
 from fastlstm.system.storage import parse_json
 from fastlstm.text.config import ModelConfig, require_format

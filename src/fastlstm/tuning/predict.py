@@ -25,8 +25,7 @@ from fastlstm.text.config import TrainConfig
 from fastlstm.text.quality_law import FEWEST_STEPS, Length, QualityPrediction
 from fastlstm.text.size_plan import step_seconds
 from fastlstm.text.task import TextTask
-from fastlstm.training.evaluations import SPREAD_SHARE
-from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.schedule import SPREAD_SHARE, StopCriterion
 from fastlstm.tuning.planned_run import chosen_sizes, describe_machine, end_of_run, plan_run
 from fastlstm.tuning.table_job import TableJob
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastlstm.training.evaluations import SPREAD_SHARE, EvaluationSchedule
+from fastlstm.training.schedule import SPREAD_SHARE, EvaluationSchedule
 from fastlstm.tuning.turns import MIN_PAIRS, estimate
 from fastlstm.tuning.variants import CHANGES_LEARNING, EXACT, Variant
 

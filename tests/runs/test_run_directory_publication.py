@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from fastlstm.errors import CorruptFileError, StorageError
-from fastlstm.runs import publication
+from fastlstm.runs import run_directory
 from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.system import storage
 from simulated_disk import FailingOs, RecordingOs, crash_states, snapshot
@@ -99,36 +99,36 @@ def test_publish_keeps_a_whole_set_when_any_call_fails(run, monkeypatch, code, l
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_a_reader_overtaken_by_a_writer_gets_one_whole_set(run, monkeypatch, staged):
-    read, finish = publication.read_manifest, publication.finish
+    read, finish = run_directory.read_manifest, RunDirectory.finish_publication
 
     def read_and_be_overtaken(directory):
         manifest = read(directory)
         monkeypatch.undo()
         if staged:  # the writer has committed and moved nothing yet
-            monkeypatch.setattr(publication, "finish", lambda directory: None)
+            monkeypatch.setattr(RunDirectory, "finish_publication", lambda run: None)
         run.publish(NEW)
         return manifest
 
-    monkeypatch.setattr(publication, "read_manifest", read_and_be_overtaken)
+    monkeypatch.setattr(run_directory, "read_manifest", read_and_be_overtaken)
     files = run.read_published()[1]
     assert files == (OLD if staged else AFTER)
-    monkeypatch.setattr(publication, "finish", finish)
+    monkeypatch.setattr(RunDirectory, "finish_publication", finish)
     assert run.read_published()[1] == AFTER
 
 
 def test_a_reader_of_the_journal_overtaken_by_its_removal_reads_the_top_level(run, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(publication, "finish", lambda directory: None)
+        patch.setattr(RunDirectory, "finish_publication", lambda run: None)
         run.publish(NEW)
-    read = publication.read_manifest
+    read = run_directory.read_manifest
 
     def read_and_be_overtaken(directory):
         manifest = read(directory)
         monkeypatch.undo()
-        publication.finish(run.path)
+        run.finish_publication()
         return manifest
 
-    monkeypatch.setattr(publication, "read_manifest", read_and_be_overtaken)
+    monkeypatch.setattr(run_directory, "read_manifest", read_and_be_overtaken)
     assert run.read_published()[1] == AFTER
 
 
@@ -170,7 +170,7 @@ def test_damage_is_named_and_healed_by_the_next_publication(run):
 
 
 def test_a_damaged_journal_is_dropped(run):
-    journal = run.path / publication.JOURNAL
+    journal = run.path / run_directory.JOURNAL
     journal.mkdir()
     (journal / "manifest.json").write_bytes(b"rubbish")
     with pytest.raises(CorruptFileError, match=r"\.publish/manifest\.json"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fastlstm.errors import CorruptFileError, StorageError
+from fastlstm.training import checkpoint
 from fastlstm.training.checkpoint import Checkpoint, MemorySnapshots
 from linear_task import LinearTask, of_kind, trainer_of
 
@@ -34,6 +35,21 @@ def test_states_are_saved_before_the_first_step_when_due_and_at_the_end() -> Non
     assert snapshots.saved == [(step, True) for step in (0, 4, 8, 10)]
 
 
+def test_the_first_checkpoint_comes_after_fifteen_seconds_and_later_ones_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, saved = [100.0], list[int]()
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: now_s[0])
+    trainer = trainer_of(LinearTask())
+    trainer.saver.save()  # before the first step
+    for trainer.progress.step in range(1, 200):
+        now_s[0] += 1.0
+        if trainer.saver.is_due():
+            saved.append(trainer.progress.step)
+            trainer.saver.save()
+    assert saved == [16, 77, 138, 199]
+
+
 def test_a_state_has_all_parts_and_empty_ones_are_left_out() -> None:
     trainer = trainer_of(LinearTask(), ema=0.5, optimizer="adamw")
     before, _ = trainer.saver.capture()
@@ -45,7 +61,7 @@ def test_a_state_has_all_parts_and_empty_ones_are_left_out() -> None:
     assert meta["progress"]["elapsed_s"] > 0
 
 
-def test_a_refusal_is_a_warning_unless_it_is_the_last_state() -> None:
+def test_a_failed_save_is_a_warning_except_at_the_end() -> None:
     events: list[Any] = []
     snapshots = Recording(0, 4)
     trainer_of(LinearTask(), events, snapshots=snapshots, checkpoint_every=4).fit()
@@ -66,7 +82,7 @@ def test_a_state_with_nan_is_marked() -> None:
     assert snapshots.last_good() is None
 
 
-def test_a_saved_step_is_not_saved_again_until_it_is_rolled_back_to() -> None:
+def test_a_step_is_saved_once_unless_a_roll_back_returns_to_it() -> None:
     snapshots = Recording()
     trainer = trainer_of(LinearTask(), snapshots=snapshots)
     for _ in range(2):
@@ -99,11 +115,11 @@ def test_a_state_rolled_back_to_before_the_first_save_is_saved_again() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loader": None}, "its content makes no sense"),
-        ({"callbacks": [1]}, "its content makes no sense .callbacks is no object"),
-        ({"callbacks": {"Sum": 1}}, "its content makes no sense .the state of a callback is no"),
-        ({"published_step": "x"}, "its content makes no sense"),
-        ({"progress": {"step": "x"}}, "its content makes no sense .step is 'x'"),
+        ({"loader": None}, "it holds invalid values"),
+        ({"callbacks": [1]}, "it holds invalid values .callbacks is no object"),
+        ({"callbacks": {"Sum": 1}}, "it holds invalid values .the state of a callback is no"),
+        ({"published_step": "x"}, "it holds invalid values"),
+        ({"progress": {"step": "x"}}, "it holds invalid values .step is 'x'"),
     ],
 )
 def test_impossible_values_name_the_checkpoint(change: dict[str, Any], message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ class Refuse(Callback):
         trainer.task.is_refused = self._first <= trainer.progress.step + 1 < self._last
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    found = RunDirectory(tmp_path / "run")
-    found.create()
-    found.metrics_path.touch()
-    return found
-
-
 def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation() -> None:
     task = LinearTask(at_once=True)
     task.scores = [3.0, 4.0, 2.0, 2.0]
@@ -45,7 +36,7 @@ def test_a_task_that_publishes_at_once_does_so_at_each_better_evaluation() -> No
     assert "best" not in trainer.saver.capture()[0]
 
 
-def test_others_publish_with_checkpoints_and_at_the_end() -> None:
+def test_other_tasks_publish_with_checkpoints_and_at_the_end() -> None:
     task = LinearTask()
     task.scores = [3.0, 2.0, 1.0, 5.0]
     trainer = trainer_of(task, eval_every=2, steps=8, checkpoint_every=5)
@@ -55,7 +46,7 @@ def test_others_publish_with_checkpoints_and_at_the_end() -> None:
     assert torch.equal(trainer.saver.capture()[0]["best"]["1.weight"], task.seen[2])
 
 
-def test_a_refusal_is_said_and_tried_again_at_the_next_checkpoint() -> None:
+def test_a_refused_publication_warns_and_is_tried_again_at_the_next_checkpoint() -> None:
     task, events = LinearTask(at_once=True), list[Any]()
     task.scores = [1.0, 2.0, 3.0]
     trainer = trainer_of(task, events, callbacks=[Refuse(4, 6)], checkpoint_every=3)
@@ -67,7 +58,7 @@ def test_a_refusal_is_said_and_tried_again_at_the_next_checkpoint() -> None:
     assert torch.equal(weights["1.weight"], task.seen[0]), "those of then, not of now"
 
 
-def test_what_stays_refused_is_in_the_checkpoint_and_a_resume_publishes_it(
+def test_a_checkpoint_keeps_unpublished_weights_and_a_resume_publishes_them(
     run: RunDirectory,
 ) -> None:
     task = LinearTask(at_once=True)
@@ -124,11 +115,8 @@ def test_a_better_model_at_an_earlier_step_is_published() -> None:
     assert [step for step, _ in task.published] == [4, 4]
 
 
-def test_the_last_evaluation_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+def test_the_last_evaluation_is_in_the_last_checkpoint(run: RunDirectory) -> None:
     """The step may be saved before it is evaluated: stopped there, and resumed with no more."""
-    run = RunDirectory(tmp_path / "run")
-    run.create()
-    run.metrics_path.touch()
     snapshots, stops = RunSnapshots(run, 2), iter([False] * 7 + [True] * 9)
     task = LinearTask(at_once=True)
     task.scores = [2.0]

@@ -12,9 +12,7 @@ import pytest
 import torch.distributed.launcher.api as torch_launcher
 
 import fastlstm.distributed.launch as launching
-import fastlstm.distributed.stop_signals as stop_signals
-from fastlstm.distributed.launch import end_process, launch
-from fastlstm.distributed.stop_signals import StopSignals
+from fastlstm.distributed.launch import StopSignals, end_process, launch
 from fastlstm.system.processes import children
 
 HANDS_SIGNALS_OVER = "signals_to_handle" in torch_launcher.LaunchConfig.__dataclass_fields__
@@ -38,7 +36,7 @@ def exits(monkeypatch):
 def worker(monkeypatch):
     with subprocess.Popen(["sleep", "30"]) as process:
         assert process.pid in children()
-        monkeypatch.setattr(stop_signals, "children", lambda: [process.pid])
+        monkeypatch.setattr(launching, "children", lambda: [process.pid])
         try:
             yield process
         finally:
@@ -63,10 +61,10 @@ def stopped(worker: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def test_the_second_signal_kills_what_still_saves(tmp_path, worker, exits, monkeypatch):
+def test_the_second_signal_kills_processes_that_still_save(tmp_path, worker, exits, monkeypatch):
     signals, place = StopSignals(tmp_path / "place" / "code"), tmp_path / "place"
     place.mkdir()
-    monkeypatch.setattr(stop_signals, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(launching, "ONE_SIGNAL_S", 0.0)
     stopped(worker)
     with signals.handled():
         signal.raise_signal(signal.SIGTERM)
@@ -81,7 +79,7 @@ def test_the_second_signal_kills_what_still_saves(tmp_path, worker, exits, monke
 def test_a_second_sighup_kills_nothing_and_an_ignored_one_stops_nothing(
     tmp_path, worker, exits, monkeypatch
 ):
-    monkeypatch.setattr(stop_signals, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(launching, "ONE_SIGNAL_S", 0.0)
     signals = StopSignals(tmp_path / "code")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals.handled():  # as below nohup
@@ -118,11 +116,11 @@ def test_the_agent_waits_for_the_exit_code_after_a_signal(left, code, exits, mon
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     monkeypatch.setenv("FASTLSTM_VERDICT", "")  # and as it was afterwards
     monkeypatch.setattr(torch_launcher, "elastic_launch", elastic_launch)
-    monkeypatch.setattr(stop_signals, "children", list)
+    monkeypatch.setattr(launching, "children", list)
     assert launch(["train"], 2) == code
 
 
-def test_where_torch_keeps_the_signals_its_agent_is_as_before(monkeypatch):
+def test_an_older_torch_handles_the_signals_itself(monkeypatch):
     seen = []
 
     def elastic_launch(config, _):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,21 +19,13 @@ from fastlstm.runs.run_directory import RunDirectory
 from fastlstm.text.config import TrainConfig
 from fastlstm.training.checkpoint import Checkpoint, save_checkpoint
 from fastlstm.training.options import MAY_CHANGE, TrainingOptions
-from fastlstm.training.resuming import (
+from fastlstm.training.schedule import StopCriterion
+from fastlstm.training.session import (
     checkpoint_to_resume,
     notes_of_changes,
     remaining,
     resumed_config,
 )
-from fastlstm.training.schedule import StopCriterion
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    directory = RunDirectory(tmp_path / "run")
-    directory.create()
-    with directory.lock():
-        yield directory
 
 
 def resume(run: RunDirectory, resume: bool = True) -> tuple[int | None, list[str]]:
@@ -56,7 +46,7 @@ def test_a_new_directory_has_nothing_to_resume(run: RunDirectory) -> None:
     assert resume(run) == resume(run, False) == (None, [])
 
 
-def test_a_run_is_continued_only_where_it_is_asked_for(run: RunDirectory) -> None:
+def test_a_run_is_continued_only_on_request(run: RunDirectory) -> None:
     saved(run, 3, 7)
     assert resume(run) == (7, [])
     with pytest.raises(RunDirectoryError) as caught:
@@ -65,7 +55,7 @@ def test_a_run_is_continued_only_where_it_is_asked_for(run: RunDirectory) -> Non
     assert str(caught.value).startswith(text)
 
 
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(run: RunDirectory) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(run: RunDirectory) -> None:
     saved(run, 3, 7)
     (run.path / "checkpoint-7" / "config.json").write_bytes(b"")
     step, (message,) = resume(run)
@@ -73,7 +63,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(run: RunDirectory) -
     assert "checkpoint-7" in message
     assert message.endswith("continuing from checkpoint-3")
     (run.path / "checkpoint-3" / "config.json").write_bytes(b"")
-    with pytest.raises(CorruptFileError, match=r"checkpoint-7.*No intact one is in"):
+    with pytest.raises(CorruptFileError, match=r"checkpoint-7.*has no intact checkpoint"):
         resume(run)
 
 
@@ -113,7 +103,7 @@ def budget(seconds: float) -> StopCriterion:
 
 @pytest.mark.parametrize("kind", ["steps", "epochs"])
 @pytest.mark.parametrize(("total", "is_said"), [(20, True), (10, True), (30, False)])
-def test_a_resumed_run_says_that_it_is_complete(
+def test_a_complete_run_that_is_resumed_says_so(
     run: RunDirectory, kind: Any, total: int, is_said: bool
 ) -> None:
     checkpoint = ended(run, "20 steps")
@@ -126,7 +116,7 @@ def test_a_resumed_run_says_that_it_is_complete(
     assert notes == ([text] if is_said else [])
 
 
-def test_a_budget_that_is_used_is_no_end_to_reach_again(run: RunDirectory) -> None:
+def test_a_used_budget_cannot_end_another_start(run: RunDirectory) -> None:
     checkpoint = ended(run, "budget 30s")
     with pytest.raises(BudgetError) as caught:
         remaining(run, checkpoint, budget(30.0), [])
@@ -139,7 +129,7 @@ def test_a_budget_that_is_used_is_no_end_to_reach_again(run: RunDirectory) -> No
     larger.require_steps(21, 5.0)
 
 
-def test_what_follows_training_is_done_again_after_a_used_budget(run: RunDirectory) -> None:
+def test_the_work_after_training_is_repeated_after_a_used_budget(run: RunDirectory) -> None:
     checkpoint, notes = ended(run, "budget 30s"), list[str]()
     same = remaining(run, checkpoint, budget(30.0), notes, needs_steps=False)
     same.require_steps(20, 5.0)
@@ -168,7 +158,7 @@ def test_a_run_that_has_not_used_its_budget_may_end_without_a_step(
         ({}, {"sync_every": 9}, "`sync_every=9`: the run had 1 before; from here on its weights"),
     ],
 )
-def test_a_resumed_run_says_what_changes_its_weights(
+def test_a_resumed_run_notes_options_that_change_its_weights(
     before: dict[str, Any], now: dict[str, Any], told: str
 ) -> None:
     notes = notes_of_changes(TrainConfig(**before), TrainConfig(**now))
