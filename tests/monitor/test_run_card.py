@@ -127,7 +127,7 @@ def test_memory_of_others_and_visible_devices_are_said() -> None:
     }  # fmt: skip
     html = gpu_lines({"gpus": [gpu, {"index": 1}], "cuda_visible_devices": "0"})
     assert "GPU 0: 60.0 GB of 80.0 GB, others hold 20.0 GB, 97% busy, 301 W, slowed down" in html
-    assert "GPU 1: tells nothing" in html
+    assert "GPU 1: no figures" in html
     assert "CUDA_VISIBLE_DEVICES: 0" in html
     assert "CUDA_VISIBLE_DEVICES: not set" in gpu_lines({"gpus": [gpu]})
     assert gpu_lines({}) == ""

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.drawing import Band, DrawnCurve, Panel, draw, tick_text
+from fastlstm.report.drawing import Band, DrawnCurve, Panel, draw
 from fastlstm.report.history import read_history
 
 
@@ -116,9 +116,8 @@ def test_losses_of_either_sign_are_drawn_on_a_plain_axis(run_dir: Path) -> None:
     assert "log scale" not in draw_charts(history)[0].svg
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0"), (1.5, "1.5"), (20_000, "20k"), (2_500_000, "2.5M"), (0.005, "0.005")],
-)
-def test_tick_text(value: float, text: str) -> None:
-    assert tick_text(value) == text
+def test_years_on_an_axis_are_not_thousands() -> None:
+    years = DrawnCurve([0, 1], [2015.5, 2022.5], "a", "a")
+    shown = texts(chart(years))
+    assert {"2016", "2020", "2022"} <= set(shown)
+    assert not any(text.endswith("k") for text in shown)

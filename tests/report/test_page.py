@@ -280,18 +280,21 @@ def test_the_policy_leaves_no_place_to_send_to(report: Path) -> None:
     assert "form-action 'none'" in head
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(99.94, "99.9 s"), (100, "1:40 min"), (3599.4, "59:59 min"), (3599.6, "1:00 h"),
-     (7530.0, "2:05 h")],
-)  # fmt: skip
-def test_the_time_of_a_run(seconds: float, shown: str) -> None:
-    assert " ".join(page_module._duration(seconds)) == shown
+def test_settings_are_the_ones_of_the_run_and_the_time_of_an_event_is_none(run_dir: Path) -> None:
+    start = {"event": "start", "time": 1_795_780_000.5, "seed": 7, "batch_size": 64}
+    (run_dir / "metrics.jsonl").write_text(json.dumps(start))
+    train = {"time": None, "seed": None, "batch_size": 32, "steps": 20_000, "grad_clip": 2.5e6}
+    (run_dir / "config.json").write_text(json.dumps({"train": train}))
+    source = write_report(run_dir).read_text(encoding="utf-8")
+    shown = dict(re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", source))
+    assert shown == {
+        "seed": "7", "batch_size": "32", "steps": "20,000", "grad_clip": "2,500,000",
+    }  # fmt: skip
 
 
 def test_every_class_of_the_page_has_a_rule_and_every_rule_a_class() -> None:
     package = Path(page_module.__file__).parent
-    code = (package / "page.py").read_text()
+    code = (package / "page.py").read_text() + (package / "html.py").read_text()
     styles = (package / "report.css").read_text()
     used = {name for names in re.findall(r'class="([a-z ]+)["{]', code) for name in names.split()}
     used |= set(re.findall(r"class=([a-z]+)", code)) | {"good", "warn"}  # the state of a run

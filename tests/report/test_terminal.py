@@ -9,6 +9,7 @@ from fastlstm.report.terminal import (
     percent,
     short_bytes,
     short_count,
+    tick_texts,
     wrap,
 )
 
@@ -46,6 +47,20 @@ def test_clock(seconds: float, text: str) -> None:
 )
 def test_percent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([0.0, 0.005, 1.5], ["0", "0.005", "1.5"]),
+        ([0, 20_000, 2_500_000], ["0", "20k", "2.5M"]),
+        ([2018, 2019], ["2018", "2019"]),
+        ([12_345.1, 12_345.2], ["12.3451k", "12.3452k"]),
+        ([], []),
+    ],
+)
+def test_labels_of_an_axis_differ(values: list[float], texts: list[str]) -> None:
+    assert tick_texts(values) == texts
 
 
 def test_short_bytes() -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import ConfigError, RunDirectoryError, counted
 from fastlstm.monitor.overlay import COLOURS
-from fastlstm.monitor.page import charts, difference_table, page
+from fastlstm.monitor.page import charts, difference_table, page, shown
 from fastlstm.monitor.run_summary import RunSummary, differences
 from fastlstm.report.events import number, text_of
+from fastlstm.report.html import Html, quiet, table
 from fastlstm.report.markup import to_html
 from fastlstm.report.terminal import clock, percent
 
@@ -158,14 +159,12 @@ def _load(run: RunSummary) -> str:
 def comparison_page(result: RunComparison) -> bytes:
     """Returns the whole HTML of a comparison."""
     names = _names([run.path for run in result.runs])
-    heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-    rows = "".join(_row(result, run, names[run.path]) for run in result.runs)
+    rows = [_row(result, run, names[run.path]) for run in result.runs]
     notes = "".join(f"<li>{to_html(note)}</li>" for note in result.notes)
     body = (
         '<p class="eyebrow">fastlstm compare</p>\n'
         f"<h1>{counted(len(result.runs), 'run')}</h1>\n"
-        f'<div class="scroll runs"><table><tr>{heads}</tr>{rows}</table></div>\n'
-        f'<p class="quiet">{to_html(_at(result))}</p>\n'
+        f"{table(_HEADS, rows, kind='runs')}{quiet(_at(result))}"
         + (f"<h2>Notes</h2>\n<ul>{notes}</ul>\n" if notes else "")
         + charts(result.runs[: len(COLOURS)], names)
         + difference_table(result.runs, names)
@@ -188,15 +187,13 @@ def _at(result: RunComparison) -> str:
     return f"best: lowest validation figure ({labels}); lower is better{at}."
 
 
-def _row(result: RunComparison, run: RunSummary, name: str) -> str:
-    share = run.last.get("ceiling_share")
+def _row(result: RunComparison, run: RunSummary, name: str) -> list[str]:
     figures = [run.best, result.figure(run, "seconds"), result.figure(run, "chars")]
-    cells = [
-        *("" if figure is None else f"{figure:.4f}" for figure in figures),
+    return [
+        name,
+        Html(f'<span class="{run.state}">{run.state}</span>'),
+        *(shown(figure, "{:.4f}".format) for figure in figures),
         clock(run.seconds),
-        "" if run.rate is None else f"{run.rate:,.0f}",
-        "" if share is None else percent(share),
+        shown(run.rate, "{:,.0f}".format),
+        shown(run.last.get("ceiling_share"), percent),
     ]
-    state = run.state
-    rest = "".join(f"<td>{cell}</td>" for cell in cells)
-    return f'<tr><td>{to_html(name)}</td><td class="{state}">{state}</td>{rest}</tr>\n'

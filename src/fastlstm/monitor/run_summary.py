@@ -15,7 +15,7 @@ from fastlstm.monitor.curve import MAX_POINTS, Curve, CurvePoint
 from fastlstm.monitor.event_tail import EventTail
 from fastlstm.monitor.machine_use import MachineUse
 from fastlstm.report.events import decode_event, measure_of, number, text_of, unit_of
-from fastlstm.report.lines import is_unfinished, skip_text
+from fastlstm.report.lines import is_unfinished, rate_of, skip_text
 from fastlstm.runs.lock_holder import is_locked
 from fastlstm.runs.run_directory import RunDirectory
 
@@ -229,8 +229,7 @@ class RunSummary:
     @property
     def rate(self) -> float | None:
         """Units per second of stepping."""
-        units, train_s = (number(self.end or {}, key) for key in ("units", "train_s"))
-        return units / train_s if units and train_s else self.last.get("units_per_s")
+        return rate_of(self.end or {}) or self.last.get("units_per_s")
 
     @property
     def slip(self) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from fastlstm.report.markup import visible
+from fastlstm.report.terminal import tick_texts
 
 # Stand-ins that matplotlib can parse; each becomes var(--name) in the SVG.
 _COLOURS = {"ink": "#010203", "muted": "#010205", "grid": "#010207", "a": "#010209", "b": "#01020b"}
@@ -24,7 +25,7 @@ SMALL_INCHES = (3.6, 2.3)
 """A panel of several, or a chart that stands beside two others."""
 _ALPHAS = {1: (0.18,), 2: (0.12, 0.22), 3: (0.16, 0.26, 0.4)}
 """Of bands, widest first, by how many there are."""
-_LOG_RATIO = 2.0
+LOG_RATIO = 2.0
 """A curve whose ends are further apart than this is shown on a logarithmic axis."""
 _SETTINGS: Any = {
     "svg.fonttype": "none",
@@ -215,7 +216,7 @@ def _add_legend(axes: Any, palette: Mapping[str, str]) -> None:
 
 
 def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     if unit == "date":
         import matplotlib.dates
@@ -230,7 +231,7 @@ def _label_x(axes: Any, unit: str, palette: Mapping[str, str]) -> None:
     steps: list[float] = [1, 2, 3, 5, 6, 10] if unit == "minutes" else [1, 2, 2.5, 5, 10]
     is_count = unit not in ("seconds", "minutes", "hours")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=is_count))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tick_text(x)))
+    axes.xaxis.set_major_formatter(_tick_formatter())
 
 
 def _label_y(
@@ -240,11 +241,11 @@ def _label_y(
     may_be_log: bool,
     palette: Mapping[str, str],
 ) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
     low, high = min(values, default=0.0), max(values, default=0.0)
-    if may_be_log and 0 < low * _LOG_RATIO < high:
+    if may_be_log and 0 < low * LOG_RATIO < high:
         axes.set_yscale("log")
         decades = math.log10(high / low)
         fine = (1, 1.5, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 3 else (1,)
@@ -254,8 +255,16 @@ def _label_y(
         label = f"{label}, log scale"
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: tick_text(y)))
+    axes.yaxis.set_major_formatter(_tick_formatter())
     axes.set_ylabel(label, color=palette["muted"])
+
+
+def _tick_formatter() -> Any:
+    from matplotlib.ticker import FuncFormatter
+
+    formatter: Any = FuncFormatter(lambda value, _: tick_texts([value])[0])
+    formatter.format_ticks = tick_texts
+    return formatter
 
 
 def _in_time(curves: Sequence[DrawnCurve]) -> tuple[list[DrawnCurve], str]:
@@ -275,14 +284,6 @@ def _style_axes(axes: Any, palette: Mapping[str, str]) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(palette["grid"])
     axes.spines["left"].set_visible(False)
-
-
-def tick_text(value: float) -> str:
-    """Returns an axis label: 1.5, 20k, 3M; no zeros at the end."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{unit}"
-    return f"{value:.4g}"
 
 
 def embed(svg: bytes, name: str, title: str) -> str:

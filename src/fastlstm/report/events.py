@@ -7,11 +7,13 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastlstm.errors import FastLSTMError
 from fastlstm.report.markup import name_text, visible
-from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper
+from fastlstm.system.storage import MAX_JSON_DEPTH, is_deeper, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 Event = dict[str, Any]
 
@@ -61,6 +63,14 @@ def decode_event(line: bytes) -> Event | None:
     if line.count(b"[") + line.count(b"{") > MAX_JSON_DEPTH and is_deeper(event, MAX_JSON_DEPTH):
         return None
     return event if isinstance(event, dict) else None
+
+
+def stored_json(path: Path) -> Any:
+    """Returns the content of a JSON file of a run, None where it cannot be read."""
+    try:
+        return read_json(path)
+    except FastLSTMError:
+        return None
 
 
 def number(event: Event, key: str) -> float | None:

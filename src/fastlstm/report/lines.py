@@ -242,11 +242,13 @@ def eval_parts(event: Event) -> list[str]:
 
 
 def outlook_text(event: Event) -> str:
-    """Returns ``predicted final validation: 1.612 ± 0.021 bits/char; …``."""
-    bits, error = number(event, "bits_per_char") or 0.0, number(event, "error") or 0.0
-    longer = number(event, "hour_more_bits_per_char") or 0.0
-    told = f"predicted final validation: {bits:.3f} ± {error:.3f} bits/char"
-    return f"{told}; with one hour more {longer:.3f}"
+    """Returns ``predicted final validation: 1.612 ± 0.021 bits/char``, empty where unknown."""
+    bits, error = number(event, "bits_per_char"), number(event, "error")
+    if bits is None:
+        return ""
+    within = "" if error is None else f" ± {error:.3f}"
+    longer = _filled("; with one hour more {:.3f}", number(event, "hour_more_bits_per_char"))
+    return f"predicted final validation: {bits:.3f}{within} bits/char{longer}"
 
 
 def sample_lines(event: Event, max_lines: int = 8) -> list[str]:

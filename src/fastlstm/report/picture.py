@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import re
 import zlib
 from pathlib import Path
@@ -12,6 +11,7 @@ from fastlstm.errors import ConfigError
 from fastlstm.report import drawing
 from fastlstm.report.charts import forecast_panel
 from fastlstm.report.drawing import SMALL_INCHES, Panel, embed
+from fastlstm.report.html import STYLE
 from fastlstm.report.markup import name_text
 from fastlstm.system.storage import write_file
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from fastlstm.report.events import Event
 
-STYLE = (importlib.resources.files("fastlstm.report") / "report.css").read_text("utf-8")
-"""Of pages; its first colours are light, then dark."""
 _LARGE_INCHES = (7.2, 3.4)
 _VARIABLE = re.compile(r"--(\w+): (#\w+);")
 

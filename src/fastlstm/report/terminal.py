@@ -1,4 +1,4 @@
-"""What a terminal can show: colour, width in columns, box-drawing characters, short numbers."""
+"""What a terminal can show, and how numbers, sizes, times and shares are written everywhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -131,9 +131,12 @@ def _chop(word: str, width: int) -> list[str]:
     return pieces
 
 
+_UNITS = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
+
+
 def short_count(value: float) -> str:
     """Returns at most five characters: 950, 12.3k, 999k, 1.23M, 45.6G."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in _UNITS.items():
         if value >= 0.9995 * size:
             scaled = value / size
             digits = 2 if scaled < 9.995 and unit != "k" else 1 if scaled < 99.95 else 0
@@ -145,6 +148,26 @@ def short_bytes(value: float) -> str:
     """Returns a size in decimal units: 950 B, 12.3 kB, 1.23 GB."""
     short = short_count(value)
     return f"{short[:-1]} {short[-1]}B" if short[-1] in "kMGT" else f"{short} B"
+
+
+def tick_texts(values: Iterable[float]) -> list[str]:
+    """Returns the labels of an axis: 1.5, 2018, 20k, 3M; with enough digits to tell them apart.
+
+    Below 10,000 no label has a unit: a year is not 2.018k.
+    """
+    values = list(values)
+    units = _UNITS if max(map(abs, values), default=0.0) >= 10_000 else {}
+    texts: list[str] = []
+    for digits in range(4, 18):
+        texts = [_tick_text(value, digits, units) for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+def _tick_text(value: float, digits: int, units: Mapping[str, float]) -> str:
+    unit, size = next(((u, s) for u, s in units.items() if abs(value) >= s), ("", 1.0))
+    return f"{value / size:.{digits}g}{unit}"
 
 
 def clock(seconds: float) -> str:
