@@ -9,8 +9,7 @@ import pytest
 
 from fastlstm.errors import DataError, StorageError
 from fastlstm.system import object_store
-from fastlstm.system.object_store import is_url, open_store, remote_files, store_error
-from fastlstm.system.whole_file import write_whole
+from fastlstm.system.object_store import is_url, open_store, remote_files, store_error, write_whole
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("pyarrow")

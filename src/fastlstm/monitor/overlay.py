@@ -18,7 +18,7 @@ COLOURS = (
 )
 """Seen on white and on black."""
 _WIDTH, _HEIGHT = 540, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 8, 10, 40
 
 
 def overlay(

@@ -176,7 +176,7 @@ def _targets(test: Event) -> str:
         + [figure_text(part, "mae", ".4g") for part in event["by_step"]]
         for event in targets
     ]
-    heads = ["target", *(name.replace("seasonal_naive", "seasonal naive") for name in figures)]
+    heads = ["target", *(name.replace("seasonal_naive_", "seasonal naive ") for name in figures)]
     heads += [_steps_text(part) for part in targets[0]["by_step"]]
     remark = "Each target in its own unit; the columns on the right are the MAE by steps ahead."
     return f"<h3>By target</h3>\n{quiet(remark)}{table(heads, rows)}"
@@ -196,7 +196,7 @@ def _series(test: Event) -> str:
         ]
         for row in series["worst"]
     ]
-    heads = ["series", "target", "num_values", "mae", "seasonal naive_mae", "mae / naive"]
+    heads = ["series", "target", "num_values", "mae", "seasonal naive mae", "mae / naive"]
     remark = (
         f"{series['num_worse']:,} of {series['num_compared']:,} are forecast worse than by the"
         f" seasonal naive forecast (mae / naive above 1: 0.8 is an error 20 % below it). The"
@@ -254,10 +254,10 @@ def _samples(history: History) -> str:
     shown = [_sample(event) for event in reversed(history.samples) if event.get("text")]
     if not shown:
         return ""
-    older = "".join(shown[OPEN_SAMPLES:])
-    count = len(shown) - OPEN_SAMPLES
-    fold = f"<details><summary>{count} earlier samples</summary>{older}</details>" if older else ""
-    return f"{''.join(shown[:OPEN_SAMPLES])}{fold}"
+    newest, older = "".join(shown[:OPEN_SAMPLES]), shown[OPEN_SAMPLES:]
+    title = counted(len(older), "earlier sample")
+    fold = f"<details><summary>{title}</summary>{''.join(older)}</details>" if older else ""
+    return newest + fold
 
 
 def _sample(event: Event) -> str:

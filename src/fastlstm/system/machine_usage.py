@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fastlstm.errors import StorageError
 from fastlstm.system import cgroup, hardware
+from fastlstm.system.cgroup import first_words, lines_of
+from fastlstm.system.storage import free_bytes
 
 CORE_WAIT = 0.25
 """Threads of a process that wait for a core, in the mean, above which it is slow for that reason.
@@ -69,7 +73,7 @@ class MachineUsage:
         """Returns counters of the process in seconds: of its cores, of waiting."""
         found = {"time": time.monotonic()}
         tick = os.sysconf("SC_CLK_TCK")
-        words = text_of(self._process / "stat").rpartition(")")[2].split()[11:15]
+        words = "".join(lines_of(self._process / "stat")).rpartition(")")[2].split()[11:15]
         if len(words) == 4:
             found["own"] = sum(int(word) / tick for word in words)
         waits = [first_words(path, 3) for path in self._process.glob("task/*/schedstat")]
@@ -79,7 +83,7 @@ class MachineUsage:
 
     def _left(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        lines = text_of(self._root / "proc/meminfo").splitlines()
+        lines = lines_of(self._root / "proc/meminfo")
         free = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         if (limit := cgroup.available_memory(self._root)) is not None:
             free.append(limit)
@@ -90,23 +94,15 @@ class MachineUsage:
             size = os.sysconf("SC_PAGE_SIZE")
             found["rss_bytes"] = int(pages[1]) * size
             found["anonymous_bytes"] = (int(pages[1]) - int(pages[2])) * size
-        if self._directory is not None and (disk := free_bytes(self._directory)) is not None:
-            found["disk_free_bytes"] = disk
+        if self._directory is not None:
+            with suppress(StorageError):
+                found["disk_free_bytes"] = free_bytes(self._directory)
         return found
 
 
 def threads_with_cores(threads: int, waiting: float) -> int:
     """Returns how many of so many threads have a core when `waiting` of them wait for one."""
     return max(1, threads - math.ceil(waiting))
-
-
-def free_bytes(directory: Path) -> int | None:
-    """Returns the bytes that may still be written to the disk of a directory."""
-    try:
-        disk = os.statvfs(directory)
-    except OSError:
-        return None
-    return disk.f_bavail * disk.f_frsize
 
 
 def _change(now: dict[str, float], before: dict[str, float]) -> dict[str, float]:
@@ -147,22 +143,8 @@ def _machine(root: Path) -> dict[str, float]:
         ticks = [int(word) / tick for word in words[1:]]
         found |= {"all": sum(ticks), "idle": ticks[3] + ticks[4], "steal": ticks[7]}
     for name in PRESSURES:
-        total = text_of(root / "proc/pressure" / name).partition("\n")[0]
-        total = total.rpartition("total=")[2]
+        total = "".join(lines_of(root / "proc/pressure" / name)[:1]).rpartition("total=")[2]
         if total.isdecimal():
             found[f"{name}_pressure"] = int(total) / 1e6
     throttled = cgroup.throttled_s(root)
     return found if throttled is None else {**found, "throttled": throttled}
-
-
-def first_words(path: Path, count: int) -> list[str]:
-    """Returns so many words of a file's first line."""
-    return text_of(path).partition("\n")[0].split()[:count]
-
-
-def text_of(path: Path) -> str:
-    """Returns the text of a file; empty where it cannot be read."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

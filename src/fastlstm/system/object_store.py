@@ -1,21 +1,24 @@
 """Files of object stores: ``s3://bucket/key``, ``gs://…``, and any other URL that fsspec opens.
 
-pyarrow's file systems are used where they know the scheme, fsspec's elsewhere. Keys and the
-address of a store come from where its own tools take them (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
-``AWS_ENDPOINT_URL``; a service account). A URL may end in parameters of pyarrow:
+pyarrow's file systems open the schemes they know, fsspec's the others. Keys and address of a store
+come from the places its own tools read (``AWS_ACCESS_KEY_ID``, ``AWS_PROFILE``,
+``AWS_ENDPOINT_URL``, a service account). A URL may end in parameters of pyarrow:
 ``s3://bucket/key?endpoint_override=localhost:9000&scheme=http``.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from fastlstm.errors import DataError, StorageError
+from fastlstm.system import storage
 from fastlstm.system.redaction import redacted
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -196,3 +199,29 @@ def _version(store: Any, path: str) -> str:
         return str(inner.ukey(path))
     with store_errors(path, "read"), store.open_input_stream(path) as stream:
         return bytes(stream.metadata().get("ETag", b"")).decode("ascii", "replace")
+
+
+def write_whole(place: str, produce: Callable[[Any], object]) -> None:
+    """Writes a whole file, or nothing, at a path or a URL; `produce` writes to the open file.
+
+    On a disk the file is written under a hidden name, synced and renamed. A store shows a file once
+    all of it has arrived.
+
+    Raises:
+        StorageError: the disk or the store refused.
+    """
+    if is_url(place):
+        with store_errors(place, "write"):
+            store, key = open_store(place)
+            if store.type_name == "local":  # file://
+                store.create_dir(key.rpartition("/")[0])
+            with store.open_output_stream(key) as stream:
+                produce(stream)
+        return
+    path = Path(os.path.expanduser(place))
+    with storage.storage_errors(path, "write"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with storage.staged(path, Path.touch) as temporary, temporary.open("wb") as file:
+            produce(file)
+            file.flush()
+            os.fsync(file.fileno())

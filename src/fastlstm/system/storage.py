@@ -283,11 +283,20 @@ def place(source: Path, target: Path) -> None:
     os.replace(temporary, target)
 
 
-def require_space(directory: Path, num_bytes: int) -> None:
-    """Raises StorageError unless the disk has space for `num_bytes` and a margin."""
+def free_bytes(directory: Path) -> int:
+    """Returns the bytes that may still be written to the disk of a directory.
+
+    Raises:
+        StorageError: the disk does not say.
+    """
     with storage_errors(directory, "ask for the free space"):
         info = os.statvfs(directory)
-    free = info.f_bavail * info.f_frsize
+    return info.f_bavail * info.f_frsize
+
+
+def require_space(directory: Path, num_bytes: int) -> None:
+    """Raises StorageError unless the disk has space for `num_bytes` and a margin."""
+    free = free_bytes(directory)
     needed = num_bytes + num_bytes // 20 + (1 << 20)
     if free < needed:
         raise StorageError(
