@@ -1,19 +1,19 @@
-"""The encoding of a text that is not UTF-8, as the charset-normalizer library finds it."""
+"""The encoding of a text that is not UTF-8, guessed by charset-normalizer."""
 
 from __future__ import annotations
 
 _SAMPLE_BYTES = 1 << 16
 _FEWEST = 2
-"""Invalid bytes from which a text may be of another encoding."""
+"""Least number of invalid bytes of a text in another encoding."""
 _UNICODE = ("utf_8", "ascii")
 _USUAL = {"gb2312": "gb18030", "gbk": "gb18030", "mac_cyrillic": "cp1251"}
-"""Encodings that read the same bytes and more, or that are far more usual."""
+"""A superset, or a far more usual encoding, for some that the library returns."""
 _LATIN = ("latin_1", "iso8859_", "cp125", "mac_", "cp437", "cp85", "cp1140")
-_WITH_ONE_OF_ITS_OWN = {
+_NOT_CP1252 = {
     *("Polish", "Czech", "Hungarian", "Slovak", "Slovene", "Croatian", "Romanian"),
     *("Russian", "Ukrainian", "Bulgarian", "Serbian", "Greek", "Hebrew", "Arabic", "Turkish"),
 }
-"""Languages whose letters cp1252 lacks; it has the letters of all other Latin texts."""
+"""Languages with letters that cp1252 lacks; it has those of all other Latin texts."""
 
 
 def encoding_of(data: bytes) -> str | None:
@@ -37,12 +37,12 @@ def encoding_of(data: bytes) -> str | None:
     best = from_bytes(sample).best()
     if best is None or best.encoding in _UNICODE:
         return None
-    is_latin = best.encoding.startswith(_LATIN) and best.language not in _WITH_ONE_OF_ITS_OWN
+    is_latin = best.encoding.startswith(_LATIN) and best.language not in _NOT_CP1252
     return "cp1252" if is_latin else _USUAL.get(best.encoding, best.encoding)
 
 
 def _cut(data: bytes) -> int:
-    """Returns the number of bytes at the end that may begin a character of UTF-8."""
+    """Returns the number of last bytes that may be an incomplete UTF-8 character."""
     for back in range(1, min(3, len(data)) + 1):
         if data[-back] >= 0xC0:
             return back

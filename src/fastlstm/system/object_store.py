@@ -23,7 +23,7 @@ from fastlstm.system.redaction import redacted
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs"}
-"""Packages with which fsspec opens a scheme that this build of pyarrow does not."""
+"""Packages for fsspec to open a scheme that a build of pyarrow lacks."""
 
 
 def is_url(source: object) -> bool:
@@ -36,7 +36,7 @@ class RemoteFile:
     """A file of an object store.
 
     Attributes:
-        url: its address, as given or as a directory of it was.
+        url: its address, or its directory's as given.
         path: its path in `store`.
         store: pyarrow's file system.
     """
@@ -59,14 +59,14 @@ class RemoteFile:
         return re.search(r"(\.[^.]*)?$", self.name)[0]  # type: ignore[index]
 
     def open(self) -> Any:
-        """Opens it to be read at any place. Raises OSError, also where it is not there."""
+        """Opens it for random reads. Raises OSError, also if it is missing."""
         return self.store.open_input_file(self.path)
 
     def signature(self) -> list[str | int]:
-        """Returns what the store knows of its content: URL, size, time or version.
+        """Returns URL, size, time and version, which identify its content.
 
         Raises:
-            DataError: it is not there.
+            DataError: it is missing.
         """
         info = _info(self.store, self.path, self.url)
         if not info.is_file:
@@ -78,7 +78,7 @@ def open_store(url: str) -> tuple[Any, str]:
     """Returns pyarrow's file system of a URL, and the path in it.
 
     Raises:
-        DataError: no installed package opens it, or it holds keys.
+        DataError: no installed package opens the URL, or the URL holds keys.
     """
     if redacted(url) != url:
         raise DataError(
@@ -127,7 +127,7 @@ def store_errors(url: str, doing: str) -> Iterator[None]:
 
 
 def store_error(url: str, doing: str, error: Exception) -> DataError | StorageError:
-    """Returns the error for a store that refused; says which key or setting is missing."""
+    """Returns the error for a store's refusal, with the key or setting that is missing."""
     text = " ".join(str(error).split())
     if any(word in text for word in ("NO_SUCH_BUCKET", "NoSuchBucket")):
         advice = "there is no such bucket; check its name and the region"
@@ -143,14 +143,14 @@ def store_error(url: str, doing: str, error: Exception) -> DataError | StorageEr
 
 
 def remote_files(url: str, suffixes: tuple[str, ...]) -> list[RemoteFile]:
-    """Returns the files that a URL names: one, all below a directory, or all of a pattern.
+    """Returns the files of a URL: one file, all below a directory, or all that match a pattern.
 
     Args:
-        url: its path may hold ``*``, which stays within a directory, and ``**``.
-        suffixes: of the names that count in a directory or a pattern.
+        url: its path may hold ``*``, which matches within a directory, and ``**``.
+        suffixes: endings of the names to return from a directory or a pattern.
 
     Raises:
-        DataError: there is none, or the store refused.
+        DataError: there is no file, or the store refused.
     """
     from pyarrow import fs
 

@@ -54,7 +54,7 @@ class OpTime:
 def op_times(trainer: Trainer, trace: Path | None = None) -> list[OpTime]:
     """Records a few training steps with torch's profiler; returns their operations, longest first.
     The `trace` is Chrome's trace JSON; StorageError is raised where it cannot be written."""
-    environment.quiet_profiler()
+    environment.quiet("profiler")
     for _ in range(_TRIES):  # on a busy machine torch's profiler sometimes returns nothing
         if found := _recorded(trainer, trace):
             return found
