@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastlstm.errors import counted
@@ -14,12 +13,6 @@ if TYPE_CHECKING:
     from fastlstm.report.lines import Row
 
 MEASURES = {"bits_per_char": "bits/char"}
-_SIZES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("num_parameters", "parameters", "{:,}".format),
-    ("num_nonzero", "not zero", "{:,}".format),
-    ("file_bytes", "on disk", short_bytes),
-    ("resident_bytes", "in memory", short_bytes),
-)
 
 
 def compression_rows(report: dict[str, Any]) -> list[Row]:
@@ -110,25 +103,6 @@ def _training_text(training: dict[str, Any] | None) -> str:
     steps = counted(training["steps"], "step")
     ended = [training["reason"]] if training["reason"] != steps else []
     return joined(*ended, steps, clock(training["seconds"]), teacher)
-
-
-def compression_table(report: dict[str, Any]) -> list[list[str]]:
-    """Returns the rows of a table: label, source, result, result over source."""
-    source, result = report["source"], report["result"]
-    rows = [["weights", source["weights"], result["weights"], ""]]
-    if report["change"] is not None:
-        before, after = source["quality"], result["quality"]
-        label = MEASURES.get(report["measure"], report["measure"])
-        rows.append([label, f"{before:.4f}", f"{after:.4f}", f"{after / before:.4f}"])
-    for key, label, form in _SIZES:
-        before, after = source[key], result[key]
-        rows.append([label, form(before), form(after), f"{after / max(1, before):.3f}"])
-    for number, before in source["speed"].items():
-        after = result["speed"][number]
-        label = f"{report['speed_unit']}/s, {_counted_streams(report, number)}"
-        ratio = f"{after / max(before, 1e-9):.2f}"
-        rows.append([label, short_count(before), short_count(after), ratio])
-    return rows
 
 
 def _counted_streams(report: dict[str, Any], number: str | int) -> str:

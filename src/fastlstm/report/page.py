@@ -12,12 +12,13 @@ from typing import Any
 
 from fastlstm.errors import MissingExtraError, counted
 from fastlstm.report.charts import draw_charts
-from fastlstm.report.compression import compression_charts, compression_rows, compression_table
+from fastlstm.report.compression import compression_charts, compression_rows
 from fastlstm.report.drawing import Chart
 from fastlstm.report.events import SPLITS, Event, metrics_of, number, stored_json, text_of
 from fastlstm.report.history import History, read_history
 from fastlstm.report.html import document, figure, quiet, table
 from fastlstm.report.lines import (
+    Row,
     ceiling_share,
     end_notes,
     figure_text,
@@ -36,8 +37,8 @@ from fastlstm.system.storage import write_file
 _MAX_LISTED = 20
 """Names shown of a longer list."""
 _FAN = (
-    "Windows of the test set: the darker the area, the likelier the value; an 80 % interval should"
-    " hold four of five actual values. The axis on the left has the unit of the table."
+    "Windows of the test set. A darker area is likelier; an 80 % interval should hold four of five"
+    " actual values. The y axis has the unit of the table."
 )
 OPEN_SAMPLES = 2
 """Newest samples shown; the older ones are folded away."""
@@ -142,7 +143,7 @@ def _numbers(history: History) -> str:
 
 
 def _test(test: Event) -> str:
-    """Errors of a forecaster and of naive forecasts."""
+    """Returns the errors of a forecaster and of naive forecasts."""
     scores = test.get("scores")
     if not isinstance(scores, dict) or not scores:
         return ""
@@ -154,8 +155,8 @@ def _test(test: Event) -> str:
     best = list(scores).index("forecaster") if "forecaster" in scores else None
     remark = (
         f"{windows_text(test)} of the test set, all targets together, in units of the table."
-        " Lower errors are better; rel_mae 0.8: the error is 20 % below naive's. A coverage should"
-        " be close to its level: 0.8 for coverage_80."
+        " Lower errors are better; rel_mae 0.8 is an error 20 % below the naive forecast's. A"
+        " coverage should be close to its level: 0.8 for coverage_80."
     )
     errors = table(["", *map(name_text, names)], rows, best)
     return f"{quiet(remark)}{errors}{_targets(test)}{_series(test)}"
@@ -166,7 +167,7 @@ def _scores(event: Event, names: Sequence[str]) -> list[str]:
 
 
 def _targets(test: Event) -> str:
-    """Errors of each target, and by the number of steps ahead."""
+    """Returns the errors of each target, also by the number of steps ahead."""
     targets = test.get("targets")
     if not isinstance(targets, list) or not targets:
         return ""
@@ -183,7 +184,7 @@ def _targets(test: Event) -> str:
 
 
 def _series(test: Event) -> str:
-    """The series with the largest errors, and the seasonal naive forecast's errors."""
+    """Returns the series with the largest errors beside the seasonal naive forecast's."""
     series = test.get("series")
     if not isinstance(series, dict) or not series.get("worst"):
         return ""
@@ -198,9 +199,9 @@ def _series(test: Event) -> str:
     ]
     heads = ["series", "target", "num_values", "mae", "seasonal naive mae", "mae / naive"]
     remark = (
-        f"{series['num_worse']:,} of {series['num_compared']:,} are forecast worse than by the"
-        f" seasonal naive forecast (mae / naive above 1: 0.8 is an error 20 % below it). The"
-        f" {len(rows)} with the largest ratio:"
+        f"The seasonal naive forecast is better for {series['num_worse']:,} of"
+        f" {series['num_compared']:,} series (mae / naive above 1; 0.8 is an error 20 % below)."
+        f" The {len(rows)} series with the largest ratio:"
     )
     return f"<h3>By series</h3>\n{quiet(remark)}{table(heads, rows)}"
 
@@ -211,14 +212,11 @@ def _steps_text(part: Event) -> str:
 
 
 def _compression(report: Any) -> str:
-    """What a compressed run's source was, and what the compression cost and brought."""
+    """Returns the rows that the terminal showed, and the charts."""
     if not isinstance(report, dict) or not report:
         return ""
-    sizes = table(["", "source", "result", "result / source"], compression_table(report))
-    rows = dict(compression_rows(report))
-    told = ("source", "result", "methods", "outputs")
-    lines = "".join(quiet(f"{label}: {rows[label]}") for label in told if label in rows)
-    return f'{lines}{sizes}<div class="charts">{_figures(compression_charts(report))}</div>'
+    charts = f'<div class="charts">{_figures(compression_charts(report))}</div>'
+    return _rows(compression_rows(report)) + charts
 
 
 def _number(label: str, value: str, unit: str, note: str) -> str:
@@ -285,8 +283,11 @@ def _evaluations(history: History) -> str:
 
 
 def _setup(history: History) -> str:
-    """What the terminal showed at the start of the run."""
-    rows = header_rows(history.start, Glyphs()) if history.start else []
+    """Returns the rows that the terminal showed at the start of the run."""
+    return _rows(header_rows(history.start, Glyphs()) if history.start else [])
+
+
+def _rows(rows: list[Row]) -> str:
     lines = "".join(to_html(clipped(f"{label:<12}{text}", MAX_TEXT)) + "\n" for label, text in rows)
     return f"<pre>{lines}</pre>" if rows else ""
 

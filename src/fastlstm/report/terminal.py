@@ -47,7 +47,7 @@ ASCII_GLYPHS = Glyphs(done="=", todo="-", dot="|", bar="|", best="*", times="x")
 def is_terminal(stream: TextIO) -> bool:
     """True when `stream` is a terminal that understands carriage return and erase."""
     try:
-        return stream.isatty() and environment.terminal_name() != "dumb"
+        return stream.isatty() and environment.value("TERM") != "dumb"
     except (AttributeError, ValueError):
         return False
 
@@ -63,7 +63,7 @@ def notebook_display() -> Callable[..., Any] | None:
 
 def style_for(stream: TextIO) -> Style:
     """Colours on a terminal, none elsewhere or where NO_COLOR is set."""
-    return Style(is_terminal(stream) and not environment.no_color())
+    return Style(is_terminal(stream) and not environment.value("NO_COLOR"))
 
 
 def glyphs_for(stream: TextIO) -> Glyphs:

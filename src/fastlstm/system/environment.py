@@ -105,11 +105,6 @@ def thread_limit() -> int | None:
     return int(text)
 
 
-def is_debug() -> bool:
-    """Returns whether ``FASTLSTM_DEBUG`` is set; 0 counts as not set."""
-    return os.environ.get("FASTLSTM_DEBUG", "") not in ("", "0")
-
-
 def rank() -> int:
     """Returns ``RANK``, the number of this process in a run; 0 if it is alone."""
     return _from_torchrun("RANK", 0)
@@ -229,14 +224,9 @@ def with_variables(values: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **values}
 
 
-def api_key() -> str:
-    """Returns ``FASTLSTM_API_KEY``, or an empty string."""
-    return os.environ.get("FASTLSTM_API_KEY", "")
-
-
-def session_key() -> str:
-    """Returns ``FASTLSTM_SESSION_KEY``, or an empty string."""
-    return os.environ.get("FASTLSTM_SESSION_KEY", "")
+def value(name: str) -> str:
+    """Returns a variable of the table above, or an empty string."""
+    return os.environ.get(name, "")
 
 
 def secrets() -> list[str]:
@@ -249,16 +239,6 @@ def tracker_project(tracker: str) -> str:
     """Returns the project in a tracker's own variable, or an empty string."""
     name = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}.get(tracker)
     return os.environ.get(name, "") if name else ""
-
-
-def no_color() -> bool:
-    """Returns whether ``NO_COLOR`` is set."""
-    return bool(os.environ.get("NO_COLOR"))
-
-
-def terminal_name() -> str:
-    """Returns ``TERM``, or an empty string."""
-    return os.environ.get("TERM", "")
 
 
 _QUIET = {
