@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastlstm.errors import MissingExtraError, counted
+from fastlstm.errors import counted
 from fastlstm.report.charts import draw_charts
 from fastlstm.report.compression import compression_charts, compression_rows
 from fastlstm.report.drawing import Chart
@@ -232,10 +232,7 @@ def _at(event: Event) -> str:
 
 
 def _charts(history: History) -> str:
-    try:
-        charts = draw_charts(history)
-    except MissingExtraError as error:
-        return quiet(str(error))
+    charts = draw_charts(history)
     if not charts:
         return ""
     small = _figures(chart for chart in charts if chart.is_small)
