@@ -101,7 +101,7 @@ def test_a_damaged_profile_is_left_out(write_run: Any, content: str, tmp_path: P
     html_of(run, tmp_path)
 
 
-def test_texts_and_odd_values_of_new_events_are_escaped(write_run: Any, tmp_path: Path) -> None:
+def test_texts_and_odd_values_of_events_are_escaped(write_run: Any, tmp_path: Path) -> None:
     for value in (EVIL, None, [], {"a": [1]}, True, 10**400, -1, 0, 1e308, -1.7e308, 1e-300):
         run = write_run(f"a{abs(hash(str(value)))}", is_ended=False)
         names = ("time", "elapsed_s", "cores", "own_cores", "others_share", "steal_share")
@@ -120,7 +120,7 @@ def test_texts_and_odd_values_of_new_events_are_escaped(write_run: Any, tmp_path
         assert "<h4>" in html
 
 
-def test_memory_of_others_and_visible_devices_are_said() -> None:
+def test_gpu_lines_name_memory_of_others_and_visible_devices() -> None:
     gpu = {
         "index": 0, "busy_share": 0.97, "used_bytes": 60_000_000_000, "power_w": 301.2,
         "others_bytes": 20_000_000_000, "total_bytes": 80_000_000_000, "is_held_back": True,

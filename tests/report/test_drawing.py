@@ -45,7 +45,7 @@ def test_a_logarithmic_axis_is_for_positive_values_far_apart(
     assert "y, log scale" not in texts(chart(curve))
 
 
-def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
+def test_ids_have_the_name_of_the_chart_and_references_resolve() -> None:
     svg = chart(bands=[Band([0, 1], [0.5, 1.0], [1.5, 3.0], "80 %")])
     root = ElementTree.fromstring(svg)
     ids = {element.get("id") for element in root.iter()} - {None}
@@ -56,7 +56,7 @@ def test_ids_are_of_the_chart_and_every_reference_has_one() -> None:
     assert set(references) <= ids
 
 
-def test_colours_are_variables_of_the_page_and_nothing_is_fetched() -> None:
+def test_colours_are_variables_of_the_page_and_nothing_is_loaded() -> None:
     curves = [
         DrawnCurve([0, 1], [1.0, 2.0], "one", "a"),
         DrawnCurve([0, 1], [2.0, 3.0], "two", "b"),

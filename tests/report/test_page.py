@@ -103,11 +103,12 @@ def test_text_of_the_run_is_escaped(report: Path) -> None:
     assert source.count("&lt;script&gt;") >= 6
 
 
-def test_a_policy_forbids_scripts_and_loading(report: Path) -> None:
+def test_a_policy_forbids_scripts_loading_and_sending(report: Path) -> None:
     head = report.read_text(encoding="utf-8").partition("<style>")[0]
     policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', head)
     assert len(policy) == 1
     assert policy[0].startswith("default-src 'none'; style-src 'unsafe-inline';")
+    assert policy[0].endswith("base-uri 'none'; form-action 'none'")
     assert "script" not in policy[0]
 
 
@@ -166,32 +167,12 @@ def test_a_section_that_fails_says_so_and_the_others_are_there(
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)
     page = outline(write_report(run_dir))
+    titles = ["Quality by time", "Throughput", "Share of the ceiling", "Learning rate"]
+    assert sorted(titles, key=page.text.rindex) == titles
     assert "This chart could not be drawn: ZeroDivisionError" in page.text
     assert "Test set" in page.text
     assert "This section could not be written: TypeError" in page.text
     assert "Evaluations" in page.text
-
-
-def test_ids_are_unique_and_references_resolve(report: Path) -> None:
-    source = report.read_text(encoding="utf-8")
-    page = outline(report)
-    assert len(page.ids) == len(set(page.ids))
-    used = re.findall(r"url\(#([^)]+)\)", source) + re.findall(r'href="#([^"]+)"', source)
-    assert used
-    assert set(used) <= set(page.ids)
-
-
-def test_charts_take_their_colours_from_the_page(report: Path) -> None:
-    source = report.read_text(encoding="utf-8")
-    charts = "".join(re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL))
-    assert "var(--a)" in charts
-    assert "prefers-color-scheme: dark" in source
-    visible = {
-        colour
-        for colour in re.findall(r"(?:fill|stroke): ?(#\w+)", charts)
-        if colour not in ("#ffffff",)
-    }
-    assert visible == set()
 
 
 def test_axes_have_names_and_units(report: Path) -> None:
@@ -272,12 +253,6 @@ def test_what_a_section_names_is_escaped(run_dir: Path, monkeypatch: pytest.Monk
     assert "img" not in page.tags
     for place in "xyz":
         assert f"<img src={place}>" in page.text
-
-
-def test_the_policy_leaves_no_place_to_send_to(report: Path) -> None:
-    head = report.read_text(encoding="utf-8").partition("<style>")[0]
-    assert "base-uri 'none'" in head
-    assert "form-action 'none'" in head
 
 
 def test_settings_are_the_ones_of_the_run_and_the_time_of_an_event_is_none(run_dir: Path) -> None:

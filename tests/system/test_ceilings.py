@@ -76,7 +76,7 @@ def test_ceilings_are_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch
         measured_ceilings("fp32", 1, shape=SMALL)
 
 
-def test_without_bf16_instructions_the_ceiling_is_that_of_fp32(
+def test_without_bf16_instructions_the_fp32_ceiling_counts(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN could not create a primitive descriptor, and torch.mm took minutes."""
@@ -125,12 +125,8 @@ def test_a_measurement_on_a_busy_machine_is_made_again(
     results = [Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in figures]
     monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
     seen = [measured_ceilings("fp32", 1) for _ in range(4)]
-    assert [(c.gemm_gflops, c.is_busy) for c in seen] == [
-        (40.0, True),
-        (40.0, True),
-        (50.0, False),
-        (50.0, False),
-    ]
+    expected = [(40.0, True), (40.0, True), (50.0, False), (50.0, False)]
+    assert [(c.gemm_gflops, c.is_busy) for c in seen] == expected
 
 
 @pytest.mark.parametrize(("cpu_rate", "is_busy"), [(0.0, True), (1.7, True), (1.9, False)])
@@ -200,7 +196,7 @@ def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
     assert [(c.gemm_gflops, c.is_recalled) for c in seen] == [(90.0, False), (90.0, True)]
 
 
-def test_what_another_process_measured_meanwhile_is_not_lost(
+def test_a_measurement_of_another_process_meanwhile_is_kept(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def beside(*_: Any) -> Ceilings:

@@ -16,26 +16,20 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_cache_dir_is_below_home_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "xdg", "expected"),
+    [
+        ("", "", "/somewhere/.cache/fastlstm"),
+        ("", "/var/kept", "/var/kept/fastlstm"),
+        ("", "relative", "/somewhere/.cache/fastlstm"),
+        ("~/mine", "/var/kept", "/somewhere/mine"),
+    ],
+)
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, own: str, xdg: str, expected: str) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert environment.cache_dir() == Path("/somewhere/.cache/fastlstm")
-
-
-def test_cache_dir_follows_xdg_when_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/kept")
-    assert environment.cache_dir() == Path("/var/kept/fastlstm")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert environment.cache_dir() == Path("/somewhere/.cache/fastlstm")
-
-
-def test_own_variable_wins_and_empty_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/kept")
-    monkeypatch.setenv("FASTLSTM_CACHE", "~/mine")
-    assert environment.cache_dir() == Path("/somewhere/mine")
-    monkeypatch.setenv("FASTLSTM_CACHE", "")
-    assert environment.cache_dir() == Path("/var/kept/fastlstm")
+    monkeypatch.setenv("XDG_CACHE_HOME", xdg)
+    monkeypatch.setenv("FASTLSTM_CACHE", own)
+    assert environment.cache_dir() == Path(expected)
 
 
 def test_forced_isa(monkeypatch: pytest.MonkeyPatch) -> None:
