@@ -139,6 +139,6 @@ def test_runs_of_two_machines_and_beside_load_are_said(write_run: Any) -> None:
     result = compare_runs([one, two])
     first, second = result.notes
     assert "different machines" in first
-    assert "b was trained beside others' load, 40% of the machine" in second
+    assert "b was trained beside other processes, which used 40% of the machine" in second
     assert compare_runs([one, write_run("old")]).notes == []
     assert [run["others_share"] for run in result.to_dict()["runs"]] == [None, pytest.approx(0.4)]

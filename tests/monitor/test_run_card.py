@@ -50,7 +50,7 @@ def test_phases_machine_and_outlook_of_a_run(write_run: Any, tmp_path: Path) -> 
     add(run, event="outlook", step=9, bits_per_char=1.61, **more)
     html = html_of(run, tmp_path)
     assert "forward backward 75%" in html
-    assert "more than a tenth of the machine in 45% of the time" in html
+    assert "more than a tenth of the machine for 45% of the time" in html
     assert "predicted final validation: 1.610 ± 0.020 bits/char; with one hour more 1.570" in html
     add(run, event="end", reason="done")
     assert "ends at" not in html_of(run, tmp_path)

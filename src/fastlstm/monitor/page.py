@@ -34,7 +34,7 @@ _HEADS = (
 )
 _COLUMNS = (
     "units/s: tokens, windows or sequences a second; ceiling: share of the arithmetic that this"
-    " machine can do; ETA: time left; slip: how much later the run ends than it first said"
+    " machine can do; ETA: time left; slip: delay of the end beyond the first prediction"
 )
 _WHAT_CURVES = "Validation; training where there is no evaluation yet."
 
@@ -49,7 +49,7 @@ def page(body: str, is_live: bool, title: str = "fastlstm monitor") -> bytes:
 
 
 def body(runs: Sequence[RunSummary], root: Path) -> str:
-    """Returns the inner HTML for some runs, named by their paths below `root`."""
+    """Returns the HTML of the body; runs are named by their paths below `root`."""
     held = held_locks()
     states = {run.path: run.state_by(held) for run in runs}
     newest_first = sorted(runs, key=lambda run: -run.changed_at)
@@ -84,7 +84,7 @@ def _cards(runs: Sequence[RunSummary], names: dict[Path, str], states: dict[Path
 
 
 def _common_s(runs: Sequence[RunSummary], measure: Measure) -> float | None:
-    """Returns the median time of the last evaluation of the runs with a figure."""
+    """Returns the median time of the last evaluation of the runs with this figure."""
     reached = [run.reach("seconds") for run in runs if run.measure == measure]
     known = [seconds for seconds in reached if seconds is not None]
     return median(known) if known else None
@@ -129,7 +129,7 @@ def shown(value: float | None, form: Callable[[float], str]) -> str:
 
 
 def charts(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
-    """Returns the curves of up to eight runs over seconds and over what they count."""
+    """Returns the curves of up to eight runs over seconds and over tokens or windows."""
     figures, measures = [], dict.fromkeys(run.measure for run in runs)
     for measure in measures:
         units = " or ".join(dict.fromkeys(r.unit for r in runs if r.measure == measure))
@@ -159,7 +159,7 @@ def _key(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
 
 
 def difference_table(runs: Sequence[RunSummary], names: dict[Path, str]) -> str:
-    """Returns the table of settings that are not the same in all the charted runs."""
+    """Returns the table of settings that are not equal in all charted runs."""
     rows: dict[str, list[Any]] = differences(runs) if len(runs) > 1 else {}
     if not rows:
         return ""

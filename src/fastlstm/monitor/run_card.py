@@ -1,4 +1,4 @@
-"""One run in some detail: how it will end, its warnings, its time, its machine, its profile."""
+"""The card of one run: predicted end, warnings, phases, machine, GPUs, profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SILENT_S = 60.0
 
 
 def run_card(run: RunSummary, name: str, state: str) -> str:
-    """Returns the HTML of a run; empty where there is nothing but its line in the table."""
+    """Returns the HTML of a run; empty if it has no more than its line in the table."""
     silent_s = time.time() - run.changed_at if state == "running" else 0.0
     silent = [f"no event for {clock(silent_s)}"] if silent_s > _SILENT_S else []
     warnings = [*run.warnings[-_MAX_WARNINGS:], *silent]
@@ -49,7 +49,7 @@ def _titled(title: str, html: str) -> str:
 
 
 def phase_bar(phases: Mapping[str, float]) -> str:
-    """Returns one bar of the seconds of each phase, largest first; empty where there are none."""
+    """Returns one bar of the seconds of each phase, largest first; empty without phases."""
     total = sum(phases.values())
     if not total > 0.0:
         return ""
@@ -65,7 +65,7 @@ def phase_bar(phases: Mapping[str, float]) -> str:
 
 
 def gpu_lines(event: Event) -> str:
-    """Returns what a `machine` event says of GPUs, and which of them the run may use."""
+    """Returns the GPUs of a `machine` event, and those that the run may use."""
     gpus = event.get("gpus")
     if not isinstance(gpus, list) or not gpus:
         return ""
@@ -91,7 +91,7 @@ def _gpu(gpu: Event) -> str:
 
 
 def profile_cards(run: Path) -> str:
-    """Returns the recommended verdicts of a run's profile as HTML; empty where there is none."""
+    """Returns the recommended verdicts of a run's profile as HTML; empty without a profile."""
     found = stored_json(run / PROFILE_FILE)
     verdicts = found.get("verdicts") if isinstance(found, dict) else None
     if not isinstance(verdicts, list):

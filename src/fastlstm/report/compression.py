@@ -1,4 +1,4 @@
-"""The figures of a compression, as rows and charts: functions of what compression.json holds."""
+"""The rows and charts of a compression, from the content of compression.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURES = {"bits_per_char": "bits/char"}
 
 
 def compression_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns the rows that the terminal shows for a report, source -> result."""
+    """Returns the rows of a report, source -> result."""
     source, result = report["source"], report["result"]
     zeros = result["num_parameters"] - result["num_nonzero"]
     share = f"{100 * zeros / max(1, result['num_parameters']):.1f} % zeros"
@@ -60,7 +60,7 @@ def _quality_text(report: dict[str, Any]) -> str:
 
 
 def _score_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns a row per part of a forecaster's table, every measure before and after."""
+    """Returns a row per part of a forecaster's table, with every measure before and after."""
     rows = []
     for part, scores in report.get("scores", {}).items():
         before, after = scores["source"], scores["result"]
@@ -110,7 +110,7 @@ def _counted_streams(report: dict[str, Any], number: str | int) -> str:
 
 
 def compression_charts(report: dict[str, Any]) -> list[Chart]:
-    """Returns the charts of quality against speed and bytes; none where it was not measured."""
+    """Returns the charts of quality against speed and bytes; none without a measured quality."""
     if report["change"] is None:
         return []
     unit = report["speed_unit"]

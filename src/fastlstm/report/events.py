@@ -1,4 +1,4 @@
-"""The events of a run, read safely: a key may be missing, and a stored file may hold anything."""
+"""Safe access to events: a key may be missing, and a stored file may hold any value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_OWN_METRICS = 8
 
 
 class Measure(NamedTuple):
-    """The figure that evaluations are compared by: key, label in a line, name as a heading."""
+    """The figure by which evaluations are compared: key, label in a line, heading."""
 
     key: str
     label: str
@@ -50,12 +50,12 @@ def metrics_of(events: Iterable[Event]) -> dict[str, str]:
 
 
 def unit_of(start: Event) -> str:
-    """Returns what a run counts: tokens, windows or sequences."""
+    """Returns the unit of a run's counts: tokens, windows or sequences."""
     return text_of(start, "unit") or "tokens"
 
 
 def decode_event(line: bytes) -> Event | None:
-    """Returns the event of a line of metrics.jsonl; None of a damaged line."""
+    """Returns the event of a line of metrics.jsonl; None for a damaged line."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -91,8 +91,7 @@ def text_of(event: Event, key: str) -> str:
 
 
 def rank_seconds(event: Event) -> list[float]:
-    """Returns the seconds that the passes of a step take on each process of a run; empty where it
-    has one."""
+    """Returns the seconds of a step's passes on each of several processes; empty for one."""
     seconds = event.get("rank_s")
     own = seconds if isinstance(seconds, list) else []
     is_known = all(type(s) in (int, float) and math.isfinite(s) and s >= 0 for s in own)

@@ -1,4 +1,4 @@
-"""The figures of an export, as rows: functions of what export.json holds."""
+"""The rows of an export, from the content of export.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS = {
 
 
 def export_rows(report: dict[str, Any]) -> list[Row]:
-    """Returns the rows that the terminal shows for a report."""
+    """Returns the rows of a report."""
     proof = report["proof"]
     form = ", one step per call" if report["is_step"] else ""
     return [

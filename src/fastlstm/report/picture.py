@@ -1,4 +1,4 @@
-"""Pictures of forecasts for a notebook or a file: a panel per series, light or dark."""
+"""Pictures of forecasts for a notebook or a file, a panel per series, light or dark."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Picture:
     """A figure of forecasts. A notebook shows it; `save` writes it.
 
     Args:
-        events: events `forecast`, a panel each; without ``actual`` where it is not known.
+        events: events `forecast`, a panel each; without ``actual`` if it is unknown.
 
     Attributes:
-        panels: what is drawn.
+        panels: the panels, row by row.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -41,7 +41,7 @@ class Picture:
         self._size = _LARGE_INCHES if len(panels) == 1 else SMALL_INCHES
 
     def save(self, path: str | Path, dark: bool = False) -> Path:
-        """Writes an SVG or a PNG, by the suffix of the name, and returns its path.
+        """Writes an SVG or a PNG, by the suffix of the path, and returns the path.
 
         Raises:
             ConfigError: another suffix.
@@ -68,7 +68,7 @@ class Picture:
 
 
 def form_of(path: str | Path) -> Literal["svg", "png"]:
-    """Returns the kind of picture that a file's name asks for. Raises ConfigError for another."""
+    """Returns the kind of picture by a file's suffix. Raises ConfigError for another suffix."""
     suffix = Path(path).suffix.lower()
     if suffix == ".svg":
         return "svg"

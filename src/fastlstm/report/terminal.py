@@ -18,7 +18,7 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 @dataclass(frozen=True)
 class Style:
-    """Wraps text in colour codes, or leaves it alone where colour is off."""
+    """Wraps text in colour codes if colour is on."""
 
     is_on: bool
 
@@ -31,7 +31,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Glyphs:
-    """The few characters beyond ASCII, with a plain form for terminals that lack them."""
+    """Characters beyond ASCII; `ASCII_GLYPHS` replaces them on terminals that lack them."""
 
     done: str = "━"
     todo: str = "─"
@@ -45,7 +45,7 @@ ASCII_GLYPHS = Glyphs(done="=", todo="-", dot="|", bar="|", best="*", times="x")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """True when `stream` is a terminal that understands carriage return and erase."""
+    """Returns whether `stream` is a terminal with carriage return and erase."""
     try:
         return stream.isatty() and environment.value("TERM") != "dumb"
     except (AttributeError, ValueError):
@@ -53,7 +53,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """Returns IPython's `display` where the code runs in a notebook, else None."""
+    """Returns IPython's `display` in a notebook, else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
@@ -62,12 +62,12 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 def style_for(stream: TextIO) -> Style:
-    """Colours on a terminal, none elsewhere or where NO_COLOR is set."""
+    """Returns colours on a terminal without NO_COLOR, else none."""
     return Style(is_terminal(stream) and not environment.value("NO_COLOR"))
 
 
 def glyphs_for(stream: TextIO) -> Glyphs:
-    """Box-drawing characters where the stream's encoding has them, ASCII elsewhere."""
+    """Returns box-drawing characters if the stream's encoding has them, else ASCII."""
     try:
         "━─·│★×".encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -76,12 +76,12 @@ def glyphs_for(stream: TextIO) -> Glyphs:
 
 
 def columns() -> int:
-    """Columns that may be written without wrapping: one less than the terminal has."""
+    """Returns the columns that can be written without wrapping, one less than the terminal's."""
     return max(MIN_COLUMNS, shutil.get_terminal_size((80, 24)).columns) - 1
 
 
 def cell_width(text: str) -> int:
-    """Columns that `text` takes: 2 for East Asian wide characters, 0 for combining ones."""
+    """Returns the columns of `text`: 2 for East Asian wide characters, 0 for combining ones."""
     if text.isascii():
         return len(text)
     return sum(_char_width(char) for char in text)
@@ -94,14 +94,14 @@ def _char_width(char: str) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Returns at most `width` columns of `text`, the end replaced by an ellipsis."""
+    """Returns at most `width` columns of `text`; a cut text ends with an ellipsis."""
     return text if cell_width(text) <= width else _chop(text, width - 3)[0] + "..."
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Breaks one paragraph into lines of at most `width` columns, at spaces where there are any.
+    """Breaks a paragraph into lines of at most `width` columns, at spaces if possible.
 
-    Spaces at the start of the paragraph are kept.
+    Keeps spaces at the start of the paragraph.
     """
     lines: list[str] = []
     body = text.lstrip(" ")
