@@ -10,6 +10,7 @@ import pytest
 from fastlstm.cli.main import main
 from fastlstm.errors import ConfigError, RunDirectoryError
 from fastlstm.monitor.comparison import compare_runs
+from recorded_run import add_event
 
 
 def test_quality_at_equal_seconds_and_at_equal_chars(write_run: Any) -> None:
@@ -134,8 +135,8 @@ def test_characters_that_are_not_known_are_not_guessed(write_run: Any) -> None:
 def test_runs_of_two_machines_and_beside_load_are_said(write_run: Any) -> None:
     one, two = write_run("a", machine="CPU X"), write_run("b", machine="CPU Y")
     event = {"event": "machine", "elapsed_s": 10.0, "cores": 2, "own_cores": 1.0}
-    with (two / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps({**event, "others_share": s}) + "\n" for s in (0.3, 0.5))
+    for share in (0.3, 0.5):
+        add_event(two, **event, others_share=share)
     result = compare_runs([one, two])
     first, second = result.notes
     assert "different machines" in first

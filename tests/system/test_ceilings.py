@@ -57,6 +57,12 @@ def test_every_way_to_multiply_gives_the_product() -> None:
         assert torch.allclose(result.double(), expected, atol=1e-5)
 
 
+def measuring(monkeypatch: pytest.MonkeyPatch, *results: tuple[float, bool]) -> None:
+    """Lets the next measurements find these GFLOP/s on a machine that is busy or not."""
+    found = iter([Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in results])
+    monkeypatch.setattr(ceilings, "_measure", lambda *_: next(found))
+
+
 def _never(*_: Any) -> Ceilings:
     raise AssertionError("measured although the result was stored")
 
@@ -110,9 +116,7 @@ def test_without_onednn_it_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_fresh_measurement_keeps_the_better_one(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(100.0, "oneDNN", 9.0), Ceilings(60.0, "oneDNN", 9.0)]
-    results.append(Ceilings(120.0, "torch.mm", 9.0))
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (100.0, False), (60.0, False), (120.0, False))
     seen = [measured_ceilings("fp32", 1, fresh=fresh).gemm_gflops for fresh in (False, True, True)]
     assert seen == [100.0, 100.0, 120.0]
     assert measured_ceilings("fp32", 1).gemm_gflops == 120.0
@@ -121,9 +125,7 @@ def test_fresh_measurement_keeps_the_better_one(
 def test_a_measurement_on_a_busy_machine_is_made_again(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = [(40.0, True), (30.0, True), (50.0, False), (99.0, False)]
-    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy) for gflops, is_busy in figures]
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, False))
     seen = [measured_ceilings("fp32", 1) for _ in range(4)]
     expected = [(40.0, True), (40.0, True), (50.0, False), (50.0, False)]
     assert [(c.gemm_gflops, c.is_busy) for c in seen] == expected
@@ -145,8 +147,7 @@ def test_busy_means_that_the_threads_lacked_cpu_time(
 def test_a_machine_that_is_always_busy_is_measured_three_times(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(gflops, "oneDNN", 9.0, is_busy=True) for gflops in (40.0, 30.0, 50.0, 99.0)]
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, True), (99.0, True))
     seen = [measured_ceilings("fp32", 1) for _ in range(5)]
     assert [c.gemm_gflops for c in seen] == [40.0, 40.0, 50.0, 50.0, 50.0]
     assert [c.is_recalled for c in seen] == [False, False, False, True, True]
@@ -187,8 +188,7 @@ def test_a_gpu_is_measured(quick: Path) -> None:
 def test_a_doubted_ceiling_is_measured_again_and_the_best_is_kept(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = [Ceilings(gflops, "oneDNN", 9.0) for gflops in (40.0, 90.0)]
-    monkeypatch.setattr(ceilings, "_measure", lambda *_: results.pop(0))
+    measuring(monkeypatch, (40.0, False), (90.0, False))
     doubt_ceilings("fp32", 1)  # of nothing
     assert measured_ceilings("fp32", 1).gemm_gflops == 40.0
     doubt_ceilings("fp32", 1)

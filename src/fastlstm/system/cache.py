@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastlstm.errors import ConfigError, CorruptFileError, FastLSTMError
+from fastlstm.errors import ConfigError, CorruptFileError
 from fastlstm.system import hardware, storage
 
 if TYPE_CHECKING:
@@ -116,11 +116,7 @@ class Cache:
 
     def recall(self, key: str) -> Any:
         """Returns what `remember` stored under `key`, or None."""
-        try:
-            path = self._memos / f"{key}.json"
-            return storage.read_json(path) if storage.is_own(path) else None
-        except (OSError, FastLSTMError):
-            return None
+        return storage.read_own_json(self._memos / f"{key}.json")
 
     def remember(self, key: str, value: Any) -> None:
         """Stores a small JSON value."""

@@ -34,9 +34,8 @@ def recall(kind: str, of: Mapping[str, object]) -> dict[str, Any] | None:
     `of` holds plain JSON values: machine, versions, shapes.
     """
     try:
-        path = _path(kind, of)
-        content = storage.read_json(path) if storage.is_own(path) else None
-    except (OSError, FastLSTMError):
+        content = storage.read_own_json(_path(kind, of))
+    except FastLSTMError:  # no home directory for the cache
         return None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return None

@@ -397,6 +397,14 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, limit=MAX_JSON_BYTES), path)
 
 
+def read_own_json(path: Path) -> Any:
+    """Returns the JSON of a file that only this user may write; else None."""
+    try:
+        return read_json(path) if is_own(path) else None
+    except (OSError, CorruptFileError, StorageError):
+        return None
+
+
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[tuple[int, int]]:
     """Yields (descriptor, size) of a regular file; links, pipes and devices are refused."""
