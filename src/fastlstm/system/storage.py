@@ -398,7 +398,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_own_json(path: Path) -> Any:
-    """Returns the JSON of a file that only this user may write; else None."""
+    """Returns the JSON of a file; None if it is missing, damaged or writable by other users."""
     try:
         return read_json(path) if is_own(path) else None
     except (OSError, CorruptFileError, StorageError):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fastlstm.errors import ConfigError, KernelError, counted, nearest_hint
 from fastlstm.ops.cell_options import ACTIVATIONS
+from fastlstm.report.terminal import short_bytes
 from fastlstm.runs.weight_formats import QuantizedMatrix, as_floats, quantize
 from fastlstm.system import hardware
 from fastlstm.text.block_sparse import BlockSparse, block_sparse
@@ -151,7 +152,7 @@ class Decoder:
     def describe(self, num_streams: int = 1, threads: int | None = None) -> str:
         """Describes what a call runs on."""
         where = counted(self.num_threads(num_streams) if threads is None else threads, "thread")
-        size = f"{self.nbytes / 1e6:.1f} MB of weights"
+        size = f"{short_bytes(self.nbytes)} of weights"
         weights = self.weight_format
         if (share := self.zero_blocks) > 0:
             weights += f", block-sparse {100 * share:.0f} %"
