@@ -8,8 +8,8 @@
 `curves` trains a text, a table and sequences (AdamW, fp32) and compares every loss with that of one
 process, and the weights of two runs of two processes. `moved` trains in 1, then 4, then 2 processes
 and compares the rows with those of one. `kills` ends workers and agents of runs of two processes at
-random times; the weights at the end must be those of a run left alone. `links` trains one layer of 512
-units in 4 network namespaces, whose links `tc` limits to MBIT (1000); a sleep of COMPUTE_MS (80)
+random times; the weights at the end must be those of a run left alone. `links` trains one layer of
+512 units in 4 network namespaces with links of MBIT (1000) by `tc`; a sleep of COMPUTE_MS (80)
 takes the place of a large batch, which 4 processes cannot compute at once on a few cores. It prints
 the step of one process over the step of four. Needs root, `ip` and `tc`.
 """

@@ -48,10 +48,11 @@ def test_percent(share: float, text: str) -> None:
         ([0, 20_000, 2_500_000], ["0", "20k", "2.5M"]),
         ([2018, 2019], ["2018", "2019"]),
         ([12_345.1, 12_345.2], ["12.3451k", "12.3452k"]),
+        ([0.16205, 0.162025, 0.162], ["0.16205", "0.162025", "0.162"]),
         ([], []),
     ],
 )
-def test_labels_of_an_axis_differ(values: list[float], texts: list[str]) -> None:
+def test_labels_of_an_axis_are_precise(values: list[float], texts: list[str]) -> None:
     assert tick_texts(values) == texts
 
 

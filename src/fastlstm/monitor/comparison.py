@@ -151,7 +151,7 @@ def _load(run: RunSummary) -> str:
         return ""
     return (
         f"{run.path} was trained beside other processes, which used {percent(others)} of the"
-        " machine: its seconds and rates are too slow; compare at equal chars"
+        " machine: its seconds and rates are not comparable; compare at equal chars"
     )
 
 

@@ -21,7 +21,7 @@ COLOURS = (
 )
 """Visible on white and on black."""
 _WIDTH, _HEIGHT = 540, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 8, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 8, 10, 40
 
 
 def overlay(
@@ -100,7 +100,5 @@ def _line(points: Sequence[tuple[float, float]], colour: str) -> str:
     if len(points) == 1:
         ((x, y),) = points
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
-    path = " ".join(
-        map("%.1f,%.1f".__mod__, points)
-    )  # fastest of several ways: a page has thousands
+    path = " ".join(map("%.1f,%.1f".__mod__, points))  # fastest: a page has thousands of points
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'

@@ -36,16 +36,15 @@ _COLUMNS = (
     "units/s: tokens, windows or sequences a second; ceiling: share of the arithmetic that this"
     " machine can do; ETA: time left; slip: delay of the end beyond the first prediction"
 )
-_WHAT_CURVES = "Validation; training where there is no evaluation yet."
+_WHAT_CURVES = "Validation; training for runs without an evaluation."
 
 
 def page(body: str, is_live: bool, title: str = "fastlstm monitor") -> bytes:
     """Returns a whole page; the live one asks for its body once a second."""
     files = importlib.resources.files("fastlstm.monitor")
     style = (files / "monitor.css").read_text("utf-8")
-    return document(
-        title, body, style, (files / "monitor.js").read_text("utf-8") if is_live else ""
-    )
+    script = (files / "monitor.js").read_text("utf-8") if is_live else ""
+    return document(title, body, style, script)
 
 
 def body(runs: Sequence[RunSummary], root: Path) -> str:

@@ -68,7 +68,7 @@ class Cache:
         try:
             for path in (self._root, self._entries, self._memos):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _make_private(path)  # others may have made it
+                _make_private(path)  # it may exist with other permissions
                 if not storage.is_own(path):
                     raise ConfigError(
                         f"the cache directory {path} belongs to another user or may be written by"
