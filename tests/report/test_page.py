@@ -181,18 +181,13 @@ def test_axes_have_names_and_units(report: Path) -> None:
     assert {"tokens", "seconds", "bits/char, log scale", "tokens/s", "%", "learning rate"} <= labels
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.95])
-def test_half_written_metrics_still_make_a_report(run_dir: Path, share: float) -> None:
+@pytest.mark.parametrize("share", [None, 0.001, 0.1, 0.95])
+def test_half_written_metrics_still_make_a_report(run_dir: Path, share: float | None) -> None:
     metrics = run_dir / "metrics.jsonl"
     data = metrics.read_bytes()
-    metrics.write_bytes(data[: int(share * len(data))])
+    metrics.unlink() if share is None else metrics.write_bytes(data[: int(share * len(data))])
     page = outline(write_report(run_dir))
-    assert "No steps recorded yet" in page.text or "No end recorded" in page.text
-
-
-def test_an_empty_run_makes_a_report(tmp_path: Path) -> None:
-    page = outline(write_report(tmp_path))
-    assert "No steps recorded yet" in page.text
+    assert ("No end recorded" if (share or 0.0) > 0.01 else "No steps recorded yet") in page.text
 
 
 def test_events_of_odd_types_make_a_report(run_dir: Path) -> None:
