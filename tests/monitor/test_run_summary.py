@@ -68,7 +68,7 @@ def test_the_steps_that_a_resumed_run_repeats_are_dropped(write_run: Any) -> Non
     assert [point.step for point in run.validation] == [100, 200, 300]
 
 
-def test_a_cut_file_is_summarised_anew(write_run: Any) -> None:
+def test_a_cut_file_is_summarised_again(write_run: Any) -> None:
     path = write_run("a")
     run = read(path)
     os.truncate(path / "metrics.jsonl", 3000)

@@ -96,7 +96,7 @@ def test_a_port_that_is_taken_is_refused(server: MonitorServer) -> None:
             MonitorServer(server.live, port)
 
 
-def test_a_client_that_goes_away_is_no_traceback(
+def test_a_disconnect_prints_no_traceback(
     server: MonitorServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     others = threading.enumerate()  # those of kept connections do not end

@@ -25,7 +25,7 @@ def test_a_chart_without_a_visible_curve_is_left_out(run_dir: Path) -> None:
     assert "Share of the ceiling" not in titles
 
 
-def test_a_history_without_some_numbers_lacks_those_charts(run_dir: Path) -> None:
+def test_charts_without_numbers_are_left_out(run_dir: Path) -> None:
     history = read_history(run_dir / "metrics.jsonl")
     for event in history.steps:
         event["ceiling_share"] = event["input_wait_share"] = event["lr"] = None

@@ -48,7 +48,7 @@ def test_a_difference_that_is_rounded_to_zero_has_no_minus() -> None:
     assert "(+0.0000, 95 % interval +0.0000 to +0.0000)" in text
 
 
-def test_rows_of_what_was_not_measured() -> None:
+def test_rows_without_measurements() -> None:
     report = dataclasses.replace(
         REPORT, change=None, not_measured="no text", outputs=None, training=None, lacks=[],
         notes=[], is_published=False,

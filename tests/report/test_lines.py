@@ -148,7 +148,7 @@ def test_a_forecaster_that_naive_forecasts_beat_has_a_warning(
     assert lines.end_notes({**end, "reason": "stopped by SIGTERM"}) == []
 
 
-def test_what_to_type_next() -> None:
+def test_next_commands() -> None:
     commands = lines.next_commands(END, START)
     assert commands == [
         "fastlstm generate 'runs/a book' --length 500", "fastlstm evaluate 'runs/a book' TEXT",

@@ -87,7 +87,7 @@ def test_the_report_has_everything(run_dir: Path) -> None:
     assert page.tags.count("tr") == 1 + 3
 
 
-def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(report: Path) -> None:
+def test_nothing_is_loaded_and_nothing_runs(report: Path) -> None:
     source = report.read_text(encoding="utf-8")
     page = outline(report)
     assert re.findall(r"https?:|@import|url\((?!#)|\bsrc=", source) == []
@@ -232,7 +232,7 @@ def test_the_warnings_of_the_end_and_notes_once(run_dir: Path) -> None:
     assert text.count("said at every start") == 1
 
 
-def test_what_a_section_names_is_escaped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_sections_are_escaped(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key of the configuration, a failure, and a time zone, which stands in a caption."""
 
     def fail(history: History) -> str:

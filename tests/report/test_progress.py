@@ -113,7 +113,7 @@ def test_permanent_lines_scroll_above_the_live_line(events: list[Any], terminal:
     assert shown_rows(terminal.getvalue())[1] == ""
 
 
-def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
+def test_end_has_the_next_commands(events: list[Any], terminal: Any) -> None:
     output = LiveOutput(terminal)
     for event in events:
         output(event)
@@ -124,7 +124,7 @@ def test_end_says_what_to_type_next(events: list[Any], terminal: Any) -> None:
     assert "fastlstm generate 'runs/a book' --length 500" in text
 
 
-def test_the_share_of_the_ceiling_is_that_of_the_speed_beside_it(events: list[Any]) -> None:
+def test_the_share_of_the_ceiling_matches_the_speed(events: list[Any]) -> None:
     start = {**events[1], "flop_per_unit": 1_000_000, "ceiling_gflops": 100.0}
     assert start["event"] == "start"
     step = step_of(events)
@@ -164,7 +164,7 @@ def test_one_is_no_plural(events: list[Any]) -> None:
     assert "test: 1 window, errors in units" in test
 
 
-def test_what_is_under_way_has_a_bar_of_its_own(terminal: Any) -> None:
+def test_progress_has_a_bar(terminal: Any) -> None:
     about = {"doing": "evaluating the test set", "unit": "windows", "done": 512, "total": 2048}
     event = {"event": "progress", **about}
     text = "evaluating the test set: 512 of 2,048 windows, 25%"
@@ -328,7 +328,7 @@ def test_figures_beside_a_long_label_are_wrapped(terminal: Any) -> None:
     assert sum(line.count("0.1235") for line in lines) == 9
 
 
-def test_a_log_gets_few_lines_of_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_gets_few_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
     stream = io.StringIO()

@@ -45,7 +45,7 @@ def test_ceilings_are_measured_and_leave_threads_alone(quick: Path, dtype: str) 
 
 
 @pytest.mark.isa
-def test_every_way_to_multiply_gives_the_product() -> None:
+def test_every_product_is_right() -> None:
     x, weight = torch.randn(5, 7), torch.randn(3, 7)
     expected = x.double() @ weight.double().t()
     products = ceilings._cpu_products(x, weight)
@@ -144,7 +144,7 @@ def test_busy_means_that_the_threads_lacked_cpu_time(
     assert measured_ceilings("fp32", 2, shape=SMALL).is_busy is is_busy
 
 
-def test_a_machine_that_is_always_busy_is_measured_three_times(
+def test_an_always_busy_machine_is_measured_three_times(
     quick: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measuring(monkeypatch, (40.0, True), (30.0, True), (50.0, True), (99.0, True))

@@ -111,7 +111,7 @@ def test_missing_cpu_time_means_that_the_machine_was_busy(
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_a_machine_is_busy_where_this_process_gets_too_little_cpu_time(
+def test_a_machine_is_busy_if_this_process_gets_too_little_cpu_time(
     monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
     shares = list[float]()

@@ -106,7 +106,7 @@ def test_close_ends_a_waiting_thread_and_may_be_repeated() -> None:
         loader.next()
 
 
-def test_depth_bounds_what_is_made_ahead() -> None:
+def test_depth_limits_the_batches_made_ahead() -> None:
     made = Made(blank)
     with Prefetcher(made, depth=3) as loader:
         for _ in range(10):

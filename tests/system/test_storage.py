@@ -110,13 +110,13 @@ def test_a_directory_that_cannot_be_fsynced_is_accepted(tmp_path, monkeypatch):
     assert (tmp_path / "a.bin").read_bytes() == b"x"
 
 
-def test_require_space_names_what_is_needed(tmp_path):
+def test_require_space_names_the_needed_space(tmp_path):
     storage.require_space(tmp_path, 10)
     with pytest.raises(StorageError, match=r"needs .* MB for this save, the disk has .* MB free"):
         storage.require_space(tmp_path, 10**18)
 
 
-def test_place_copies_where_links_are_not_allowed(tmp_path, monkeypatch):
+def test_place_copies_if_links_are_not_allowed(tmp_path, monkeypatch):
     class NoLinks(RecordingOs):
         def link(self, source, target, **options):
             raise OSError(errno.EPERM, "Operation not permitted")
